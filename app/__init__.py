@@ -1,0 +1,1 @@
+"""Flower's doors, assembly, engines, run folder and reports (floor 4)."""

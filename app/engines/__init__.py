@@ -1,0 +1,1 @@
+"""The three ways to run one federation: inline, ray, deployment."""

@@ -1,0 +1,1 @@
+"""The schema of an experiment and its one reader."""

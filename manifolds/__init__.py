@@ -1,0 +1,1 @@
+"""Riemannian manifolds as geoopt.Manifold subclasses with exact numerics (floor 1)."""

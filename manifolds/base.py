@@ -1,0 +1,111 @@
+"""The interface every manifold of manifed implements: geoopt.Manifold, completed.
+
+geoopt gives the names (projx, proju, inner, retr, expmap, logmap, transp, dist); added here are
+what differential privacy and federated averaging need on top:
+
+* ``dim(shape)``: the dimension of the manifold whose points have that shape;
+* ``coords_shape(shape)`` and ``from_coords(x, c)``: a linear map R^m -> T_xM whose matrix J in a
+  metric-orthonormal basis satisfies J J^T = I, so i.i.d. standard normals become the isotropic
+  tangent Gaussian of the metric (Utpala et al. 2023, Claim 2);
+* ``invretr``: the inverse of ``retr``;
+* ``frechet_mean``; capabilities as data (``has_logmap``, ``is_transp_isometric``).
+
+Conventions: float64; every method broadcasts over leading dimensions (shape ``(..., *point)``);
+nothing mutates its arguments; points `x, y`, tangents `u, v`.
+"""
+
+import math
+from abc import abstractmethod
+from typing import Any, ClassVar
+
+import geoopt
+import torch
+from torch import Tensor
+
+
+class Manifold(geoopt.Manifold):
+    """A Riemannian manifold with a metric; points have ``ndim`` trailing dimensions."""
+
+    name: str = "manifold"
+    ndim: int = 1
+    reversible: bool = False
+    has_logmap: ClassVar[bool] = True
+    """Whether ``expmap``, ``logmap`` and ``dist`` exist (fixed-rank matrices: no)."""
+    is_transp_isometric: ClassVar[bool] = True
+    """Whether ``transp(x, y, ·)`` is a linear isometry T_xM -> T_yM."""
+    is_transp_parallel: ClassVar[bool] = True
+    """Whether it is parallel transport along the minimising geodesic."""
+
+    # -- what privacy and averaging add ------------------------------------------------------
+    @abstractmethod
+    def dim(self, shape: tuple[int, ...]) -> int:
+        """Dimension of the manifold whose points have shape ``shape`` (no leading dimensions)."""
+
+    def coords_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Shape of the i.i.d. normals that ``from_coords`` consumes for one point."""
+        return tuple(shape)
+
+    @abstractmethod
+    def from_coords(self, x: Tensor, c: Tensor) -> Tensor:
+        """The tangent vector at ``x`` of coordinates ``c``, shape ``(..., *point)``; linear in c.
+
+        Guarantees: in any metric-orthonormal basis of T_xM its matrix J has J J^T = I, so for
+        c ~ N(0, I) the result is N_x(0, 1) and ``stddev * from_coords(x, c)`` is N_x(0, stddev^2).
+        """
+
+    def invretr(self, x: Tensor, y: Tensor) -> Tensor:
+        """The tangent vector u at x with ``retr(x, u) = y``, shape ``(..., *point)``."""
+        raise NotImplementedError(f"{self.name} has no inverse of its retraction")
+
+    def random_point(
+        self, *shape: int, generator: torch.Generator, dtype: torch.dtype = torch.float64
+    ) -> Tensor:
+        """A random point of shape ``shape`` (leading dimensions first), from ``generator``."""
+        return self.random(*shape, dtype=dtype, generator=generator)
+
+    def frechet_mean(
+        self,
+        points: Tensor,
+        weights: Tensor | None = None,
+        *,
+        max_iterations: int = 100,
+        tolerance: float = 1e-12,
+    ) -> Tensor:
+        """Weighted Fréchet mean of ``points`` (n, ..., *point), by Karcher flow from the first.
+
+        x <- expmap(x, step * sum_i w_i logmap(x, p_i)); the step is halved whenever the gradient
+        norm grows (Bini and Iannazzo 2013).
+        """
+        count = points.shape[0]
+        if weights is None:
+            weights = points.new_full((count,), 1.0 / count)
+        share = (weights / weights.sum()).reshape(count, *[1] * (points.dim() - 1))
+        x, step, last = points[0], 1.0, math.inf
+        for _ in range(max_iterations):
+            u = (share * self.logmap(x.unsqueeze(0), points)).sum(0)
+            size = float(self.norm(x, u).max())
+            if size <= tolerance:
+                break
+            if size > last:
+                step /= 2
+            last = size
+            x = self.projx(self.expmap(x, step * u))
+        return x
+
+    # -- shared by all -----------------------------------------------------------------------
+    def norm(self, x: Tensor, u: Tensor, *, keepdim: bool = False) -> Tensor:
+        """Metric norm of u at x; the square root of a clamped inner product (never NaN)."""
+        return self.inner(x, u, u, keepdim=keepdim).clamp_min(0.0).sqrt()
+
+    def point_dims(self) -> tuple[int, ...]:
+        """The trailing dimensions that make one point, as negative indices."""
+        return tuple(range(-self.ndim, 0))
+
+    def expand_scalar(self, scalar: Tensor) -> Tensor:
+        """Append ``ndim`` singleton dimensions, so that (...,) scalars multiply (..., *point)."""
+        return scalar.reshape(*scalar.shape, *[1] * self.ndim)
+
+    def random(self, *size: Any, dtype: torch.dtype = torch.float64, device: Any = None,
+               generator: torch.Generator | None = None, **kwargs: Any) -> Tensor:
+        """A random point; a ``torch.Generator`` must be handed in (no global randomness)."""
+        raise NotImplementedError(f"{self.name} has no random points")

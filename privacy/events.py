@@ -1,0 +1,63 @@
+"""What was released, as data: the events that accountants price.
+
+A mechanism never computes an epsilon. It states which Gaussian releases it made, about whom, under
+which neighbouring relation and which sampling; ``privacy.accountant`` prices them. Every event
+converts to a ``dp_accounting.DpEvent``.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+PrivacyUnit = Literal["example", "client"]
+NeighboringRelation = Literal["add-or-remove", "replace-one"]
+
+
+class Frozen(BaseModel):
+    """An immutable value object that refuses unknown fields."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class Unsampled(Frozen):
+    """Every unit takes part in the release."""
+
+    kind: Literal["unsampled"] = "unsampled"
+
+
+class PoissonSampled(Frozen):
+    """Each unit takes part independently with ``sampling_probability``."""
+
+    kind: Literal["poisson"] = "poisson"
+    sampling_probability: float = Field(gt=0, le=1)
+
+
+class SampledWithoutReplacement(Frozen):
+    """A uniform subset of ``sample_size`` out of ``population`` units takes part."""
+
+    kind: Literal["without-replacement"] = "without-replacement"
+    sample_size: int = Field(ge=1)
+    population: int = Field(ge=1)
+
+
+Sampling = Annotated[
+    Unsampled | PoissonSampled | SampledWithoutReplacement, Field(discriminator="kind")
+]
+
+
+class GaussianRelease(Frozen):
+    """``count`` adaptively chosen Gaussian releases with one noise multiplier.
+
+    ``noise_multiplier`` is the noise's standard deviation over the L2 sensitivity of the query
+    *under the stated neighbouring relation*, for the worst pair of neighbours that the sampling
+    selects. 0 means that nothing was added: an infinite epsilon.
+    """
+
+    kind: Literal["gaussian"] = "gaussian"
+    unit: PrivacyUnit
+    neighboring_relation: NeighboringRelation
+    noise_multiplier: float = Field(ge=0)
+    sampling: Sampling = Unsampled()
+    count: int = Field(default=1, ge=0)
+    label: str = "gradient"
+    """Which query it was ("gradient", "anchor", "correction", "upload", "quantile")."""

@@ -1,0 +1,81 @@
+"""What travels between server and clients: all of it, on one page.
+
+In a star, points go down and tangent (or ambient) vectors go up. Nothing un-noised rides along: no
+loss, no norm, no example count. Each payload is a frozen record of tensors; with a leading
+dimension it is the stacked payload of a cohort.
+"""
+
+from dataclasses import dataclass, fields
+from typing import Self
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Payload:
+    """A frozen record whose fields are all tensors of one dtype."""
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The fields by name, in declaration order."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    @classmethod
+    def names(cls) -> tuple[str, ...]:
+        """The names of the fields."""
+        return tuple(field.name for field in fields(cls))
+
+    def num_bytes(self) -> int:
+        """Size of the tensors in bytes."""
+        return sum(t.numel() * t.element_size() for t in self.tensors().values())
+
+    @classmethod
+    def stack(cls, payloads: "list[Self]") -> Self:
+        """The payloads of a cohort in one, leading dimension C."""
+        columns = [[p.tensors()[name] for p in payloads] for name in cls.names()]
+        return cls(*[torch.stack(column) for column in columns])
+
+    def take(self, index: int | Tensor) -> Self:
+        """The payload of the client(s) at ``index`` of a stacked one."""
+        return type(self)(*[t[index] for t in self.tensors().values()])
+
+    def to(self, device: str | torch.device) -> Self:
+        """The same payload on ``device``."""
+        return type(self)(*[t.to(device) for t in self.tensors().values()])
+
+
+@dataclass(frozen=True)
+class Point(Payload):
+    """Down: the broadcast point x, on the manifold or (projected FL) near it."""
+
+    x: Tensor
+
+
+@dataclass(frozen=True)
+class PointAndGradient(Payload):
+    """Down, second phase of RFedSVRG: the point and the mean gradient at it."""
+
+    x: Tensor
+    gradient: Tensor
+
+
+@dataclass(frozen=True)
+class Displacement(Payload):
+    """Up: a vector at the broadcast point (tangent, or ambient for projected FL)."""
+
+    u: Tensor
+
+
+@dataclass(frozen=True)
+class DisplacementAndIterate(Payload):
+    """Up, Option 2 of PriRFed: the last iterate and a uniformly drawn one, as tangent vectors."""
+
+    u: Tensor
+    drawn: Tensor
+
+
+@dataclass(frozen=True)
+class LocalGradient(Payload):
+    """Up, first phase of RFedSVRG: the local gradient at the broadcast point."""
+
+    u: Tensor
