@@ -1,0 +1,110 @@
+"""Progress of a run on standard error: a bar on a terminal, else at most about 20 plain lines.
+
+with progress_of(num_rounds) as progress:
+    progress(1, {"cost": 0.3, "gradient_norm": 0.1, "epsilon": 0.5})
+"""
+
+import math
+import sys
+from collections.abc import Mapping
+from typing import Protocol, Self, TextIO
+
+LINES = 20
+SHOWN = (("cost", "cost"), ("gradient_norm", "gradient norm"), ("epsilon", "epsilon"))
+
+SHORT = (("cost", "cost", 9), ("gradient_norm", "gradient", 9), ("epsilon", "epsilon", 5))
+"""Key, word and width on the bar, which has to fit 80 columns."""
+
+Row = Mapping[str, float | int | None]
+
+
+class Progress(Protocol):
+    """What a round loop tells: the rounds that are done and the row of the newest one."""
+
+    def __call__(self, server_round: int, row: Row) -> None:
+        """Show that ``server_round`` is done."""
+        ...
+
+    def __enter__(self) -> Self:
+        """Start showing."""
+        ...
+
+    def __exit__(self, *error: object) -> None:
+        """Stop showing; what is on the screen stays."""
+        ...
+
+
+def progress_of(num_rounds: int, *, plain: bool = False, stream: TextIO | None = None) -> Progress:
+    """A bar when ``stream`` (standard error) is a terminal and not ``plain``, else lines."""
+    target = stream if stream is not None else sys.stderr
+    if plain or not target.isatty():
+        return PlainLines(num_rounds, target)
+    return Bar(num_rounds, target)
+
+
+class PlainLines:
+    """One line for the first round told, the last, and about ``LINES`` in between."""
+
+    def __init__(self, num_rounds: int, stream: TextIO) -> None:
+        self._num_rounds = num_rounds
+        self._every = max(1, math.ceil(num_rounds / LINES))
+        self._next = 0
+        self._stream = stream
+
+    def __call__(self, server_round: int, row: Row) -> None:
+        """Write the line of ``server_round`` if it is one of those shown."""
+        if server_round < min(self._next, self._num_rounds):
+            return
+        self._next = (server_round // self._every + 1) * self._every
+        width = len(str(self._num_rounds))
+        cells = [f"{label} {_number(row.get(key)):<10}" for key, label in SHOWN]
+        line = f"round {server_round:>{width}}/{self._num_rounds}  " + "  ".join(cells)
+        self._stream.write(line.rstrip() + "\n")
+        self._stream.flush()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stream.flush()
+
+
+class Bar:
+    """rich's progress bar with the newest cost, gradient norm and epsilon beside it."""
+
+    def __init__(self, num_rounds: int, stream: TextIO) -> None:
+        from rich import progress as rich
+        from rich.console import Console
+
+        fields = [
+            rich.TextColumn(f"{word} [bold]{{task.fields[cells][{key}]}}") for key, word, _ in SHORT
+        ]
+        self._bar = rich.Progress(
+            rich.TextColumn("round"),
+            rich.MofNCompleteColumn(),
+            rich.BarColumn(bar_width=24),
+            *fields,
+            rich.TimeRemainingColumn(),
+            console=Console(file=stream),
+        )
+        self._task = self._bar.add_task("run", total=num_rounds, cells=_cells({}))
+
+    def __call__(self, server_round: int, row: Row) -> None:
+        """Move the bar to ``server_round``."""
+        self._bar.update(self._task, completed=server_round, cells=_cells(row))
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._bar.stop()
+
+
+def _cells(row: Row) -> dict[str, str]:
+    return {key: f"{_number(row.get(key), 3):<{width}}" for key, _, width in SHORT}
+
+
+def _number(value: float | int | None, digits: int = 4) -> str:
+    """``digits`` significant digits; a dash for what was not measured (epsilon: privacy is off)."""
+    return "-" if value is None else f"{value:.{digits}g}"
