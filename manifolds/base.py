@@ -74,7 +74,13 @@ class Manifold(geoopt.Manifold):
         """Weighted Fréchet mean of ``points`` (n, ..., *point), by Karcher flow from the first.
 
         x <- expmap(x, step * sum_i w_i logmap(x, p_i)); the step is halved whenever the gradient
-        norm grows (Bini and Iannazzo 2013).
+        norm grows (Bini and Iannazzo 2013). Leading dimensions share the step.
+
+        Args:
+            points: the points, along the first dimension.
+            weights: their weights (n,), normalised here; equal where absent.
+            max_iterations: iterations at most.
+            tolerance: gradient norm at which to stop.
         """
         count = points.shape[0]
         if weights is None:
@@ -94,8 +100,24 @@ class Manifold(geoopt.Manifold):
 
     # -- shared by all -----------------------------------------------------------------------
     def norm(self, x: Tensor, u: Tensor, *, keepdim: bool = False) -> Tensor:
-        """Metric norm of u at x; the square root of a clamped inner product (never NaN)."""
-        return self.inner(x, u, u, keepdim=keepdim).clamp_min(0.0).sqrt()
+        """Metric norm of u at x; never NaN, and its gradient at u = 0 is 0."""
+        return safe_sqrt(self.inner(x, u, u, keepdim=keepdim))
+
+    def settings(self) -> tuple[object, ...]:
+        """What distinguishes two manifolds of one class; equal settings make equal manifolds."""
+        return ()
+
+    def __eq__(self, other: object) -> bool:
+        """Same class and settings: manifolds have no state."""
+        return type(self) is type(other) and self.settings() == other.settings()  # type: ignore[attr-defined]
+
+    def __hash__(self) -> int:
+        """Consistent with equality."""
+        return hash((type(self), self.settings()))
+
+    def extra_repr(self) -> str:
+        """The settings, for ``repr``."""
+        return ", ".join(str(setting) for setting in self.settings())
 
     def point_dims(self) -> tuple[int, ...]:
         """The trailing dimensions that make one point, as negative indices."""
@@ -105,7 +127,27 @@ class Manifold(geoopt.Manifold):
         """Append ``ndim`` singleton dimensions, so that (...,) scalars multiply (..., *point)."""
         return scalar.reshape(*scalar.shape, *[1] * self.ndim)
 
-    def random(self, *size: Any, dtype: torch.dtype = torch.float64, device: Any = None,
-               generator: torch.Generator | None = None, **kwargs: Any) -> Tensor:
+    def random(
+        self,
+        *size: Any,
+        dtype: torch.dtype = torch.float64,
+        device: Any = None,
+        generator: torch.Generator | None = None,
+        **kwargs: Any,
+    ) -> Tensor:
         """A random point; a ``torch.Generator`` must be handed in (no global randomness)."""
         raise NotImplementedError(f"{self.name} has no random points")
+
+
+def safe_sqrt(squared: Tensor) -> Tensor:
+    """The square root of max(squared, 0), whose gradient at 0 is 0 instead of infinite."""
+    if not squared.requires_grad:
+        return squared.clamp_min(0.0).sqrt()
+    is_positive = squared > 0
+    root = torch.where(is_positive, squared, 1.0).sqrt()
+    return torch.where(is_positive, root, 0.0)
+
+
+def verdict(is_ok: bool, reason: str) -> tuple[bool, str | None]:
+    """The answer of geoopt's ``_check_*`` methods: the reason only where the check fails."""
+    return is_ok, None if is_ok else reason

@@ -1,0 +1,201 @@
+"""Matrix functions that several manifolds share, batched over leading dimensions.
+
+Symmetric matrix functions differentiate by the Daleckii–Krein formula with closed divided
+differences, so their gradients are finite and exact at repeated eigenvalues, where torch's eigh
+gradient is NaN.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+TINY = 1e-150
+"""Lower bound of a divisor whose quotient (sin t / t, ...) is exact there in float64."""
+
+
+def standard_normal(
+    size: tuple[int, ...],
+    generator: torch.Generator | None,
+    dtype: torch.dtype = torch.float64,
+    device: Any = None,
+) -> Tensor:
+    """I.i.d. standard normals of shape ``size`` from ``generator``.
+
+    Raises:
+        ValueError: if there is no generator (no global randomness).
+    """
+    if generator is None:
+        raise ValueError("Expected a torch.Generator, got None: pass generator=...")
+    where = generator.device if device is None else device
+    return torch.randn(size, generator=generator, dtype=dtype, device=where)
+
+
+def sym(a: Tensor) -> Tensor:
+    """The symmetric part (a + a^T) / 2, shape (..., k, k)."""
+    return (a + a.mT) * 0.5
+
+
+def skew(a: Tensor) -> Tensor:
+    """The skew part (a - a^T) / 2, shape (..., k, k)."""
+    return (a - a.mT) * 0.5
+
+
+def identity_like(a: Tensor) -> Tensor:
+    """The k x k identity with the dtype and device of ``a`` (..., k, k)."""
+    return torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
+
+
+def quotient(numerator: Callable[[Tensor], Tensor], t: Tensor) -> Tensor:
+    """numerator(t) / t for an odd numerator of slope 1 at 0, such as sin or sinh; 1 at t = 0."""
+    t = t.abs().clamp_min(TINY)
+    return numerator(t) / t
+
+
+# -- functions of symmetric matrices -----------------------------------------------------------
+@dataclass(frozen=True)
+class ScalarFunction:
+    """A scalar function with its divided difference (f(a) - f(b)) / (a - b), f'(a) at a = b."""
+
+    value: Callable[[Tensor], Tensor]
+    divided_difference: Callable[[Tensor, Tensor], Tensor]
+
+
+def _exp_difference(a: Tensor, b: Tensor) -> Tensor:
+    return ((a + b) / 2).exp() * quotient(torch.sinh, (a - b) / 2)
+
+
+def _log_difference(a: Tensor, b: Tensor) -> Tensor:
+    return 2 * quotient(torch.atanh, (a - b) / (a + b)) / (a + b)
+
+
+def _sqrt_difference(a: Tensor, b: Tensor) -> Tensor:
+    return 1 / (a.sqrt() + b.sqrt())
+
+
+def _rsqrt_difference(a: Tensor, b: Tensor) -> Tensor:
+    return -1 / ((a * b).sqrt() * (a.sqrt() + b.sqrt()))
+
+
+EXP = ScalarFunction(torch.exp, _exp_difference)
+LOG = ScalarFunction(torch.log, _log_difference)
+SQRT = ScalarFunction(torch.sqrt, _sqrt_difference)
+RSQRT = ScalarFunction(torch.rsqrt, _rsqrt_difference)
+
+
+def divided_differences(w: Tensor, function: ScalarFunction) -> Tensor:
+    """The Daleckii–Krein matrix f[w_i, w_j] of eigenvalues ``w`` (..., k), shape (..., k, k)."""
+    return function.divided_difference(w.unsqueeze(-1), w.unsqueeze(-2))
+
+
+class _SymFunction(torch.autograd.Function):
+    """V f(w) V^T; backward V (f[w_i, w_j] o V^T sym(G) V) V^T (Higham 2008, Theorem 3.11)."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(a: Tensor, function: ScalarFunction) -> tuple[Tensor, Tensor, Tensor]:
+        w, v = torch.linalg.eigh(a)
+        return (v * function.value(w).unsqueeze(-2)) @ v.mT, w, v
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        ctx.function = inputs[1]
+        ctx.mark_non_differentiable(output[1], output[2])
+        ctx.save_for_backward(output[1], output[2])
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None]:
+        w, v = ctx.saved_tensors
+        inner = v.mT @ sym(grad_outputs[0]) @ v
+        return v @ (divided_differences(w, ctx.function) * inner) @ v.mT, None
+
+
+def sym_function(a: Tensor, function: ScalarFunction) -> Tensor:
+    """f(a) of a symmetric matrix, shape (..., k, k); differentiable once, everywhere.
+
+    Only the lower triangle of ``a`` is read.
+    """
+    if a.requires_grad:
+        return _SymFunction.apply(a, function)[0]  # pyright: ignore[reportOptionalSubscript]
+    w, v = torch.linalg.eigh(a)
+    return (v * function.value(w).unsqueeze(-2)) @ v.mT
+
+
+# -- polar factor ------------------------------------------------------------------------------
+def _thin_svd(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """U, s, V^T; a stack of tall matrices goes through QR first (backward stable, faster)."""
+    if x.dim() == 2 or x.shape[-2] < 2 * x.shape[-1]:
+        return torch.linalg.svd(x, full_matrices=False)
+    q, r = torch.linalg.qr(x)
+    u, s, vt = torch.linalg.svd(r)
+    return q @ u, s, vt
+
+
+class _Polar(torch.autograd.Function):
+    """Polar factor P = U V^T; backward by the Lyapunov equation of its differential.
+
+    dP = P V (2 skew(V^T P^T dX V) / (s_i + s_j)) V^T + (I - P P^T) dX H^{-1}, H = V s V^T.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        u, s, vt = _thin_svd(x)
+        return u @ vt, s, vt
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        ctx.mark_non_differentiable(output[1], output[2])
+        ctx.save_for_backward(*output)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> Tensor:
+        p, s, vt = ctx.saved_tensors
+        gradient = grad_outputs[0]
+        along = p.mT @ gradient
+        turn = 2 * skew(vt @ along @ vt.mT) / (s.unsqueeze(-1) + s.unsqueeze(-2))
+        across = (gradient - p @ along) @ (vt.mT / s.unsqueeze(-2)) @ vt
+        return p @ (vt.mT @ turn @ vt) + across
+
+
+def polar(x: Tensor) -> Tensor:
+    """The orthonormal polar factor of ``x`` (..., n, k), n >= k: the nearest point of St(n, k).
+
+    Accurate to rounding whatever the condition number (SVD). Differentiable where x has rank k.
+    """
+    if x.requires_grad:
+        return _Polar.apply(x)[0]  # pyright: ignore[reportOptionalSubscript]
+    u, _, vt = _thin_svd(x)
+    return u @ vt
+
+
+# -- triangular factors ------------------------------------------------------------------------
+def whiten(factor: Tensor, u: Tensor) -> Tensor:
+    """L^{-1} u L^{-T} for lower triangular L = ``factor``, shape (..., k, k)."""
+    half = torch.linalg.solve_triangular(factor, u, upper=False)
+    return torch.linalg.solve_triangular(factor.mT, half, upper=True, left=False)
+
+
+# -- rotations ---------------------------------------------------------------------------------
+def logm_rotation(r: Tensor) -> Tensor:
+    """The principal (skew) logarithm of rotations ``r`` (..., k, k), without Schur forms.
+
+    The fourth root by two polar factors ((I + R)'s polar factor is R^{1/2}) keeps angles below
+    pi/4; there log R^{1/4} = 2 artanh of the Cayley transform, a function of K^T K.
+    Accurate up to an angle of pi - 1e-6; meaningless at pi, where the logarithm is not unique.
+    """
+    eye = identity_like(r)
+    quarter = polar(eye + polar(eye + r))
+    k = skew(torch.linalg.solve(quarter + eye, quarter - eye))
+    w, v = torch.linalg.eigh(k.mT @ k)
+    t = w.clamp_min(0.0).sqrt()
+    return skew(8 * (v * quotient(torch.atan, t).unsqueeze(-2)) @ v.mT @ k)
+
+
+def square_residual(a: Tensor) -> float:
+    """The largest Frobenius norm in a stack of matrices, 0.0 for an empty one."""
+    return float(torch.linalg.matrix_norm(a).max()) if a.numel() else 0.0

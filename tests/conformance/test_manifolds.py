@@ -1,0 +1,351 @@
+"""The identities that every manifold of CASES fulfils, unbatched and batched."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from tests.conformance.manifold_cases import CASES, ManifoldCase
+
+ALL = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+WITH_LOG = pytest.mark.parametrize(
+    "case", [c for c in CASES if c.manifold.has_logmap], ids=lambda case: case.name
+)
+WITH_INVRETR = pytest.mark.parametrize(
+    "case", [c for c in CASES if c.has_invretr], ids=lambda case: case.name
+)
+SEEDS = given(seed=st.integers(0, 10_000), lead=st.sampled_from([(), (3,), (2, 2)]))
+FEW = settings(max_examples=6, derandomize=True, deadline=None)
+
+
+def close(actual: torch.Tensor, expected: torch.Tensor | float, tolerance: float) -> None:
+    """Assert an entrywise absolute gap of at most ``tolerance``."""
+    gap = float((actual - expected).abs().max())
+    assert gap <= tolerance, f"gap {gap:.3g} > {tolerance:.3g}"
+
+
+@ALL
+@SEEDS
+@FEW
+def test_random_points_are_on_the_manifold(case: ManifoldCase, seed, lead):
+    x = case.points(seed, *lead)
+    assert x.shape == (*lead, *case.shape)
+    assert x.dtype == torch.float64
+    ok, reason = case.manifold.check_point_on_manifold(x, explain=True, atol=1e-12, rtol=1e-12)
+    assert ok, reason
+    assert torch.equal(x, case.points(seed, *lead))
+
+
+@ALL
+@SEEDS
+@FEW
+def test_projx_lands_on_the_manifold_and_is_idempotent(case: ManifoldCase, seed, lead):
+    y = case.manifold.projx(case.ambient(seed, *lead))
+    ok, reason = case.manifold.check_point_on_manifold(y, explain=True, atol=1e-11, rtol=1e-11)
+    assert ok, reason
+    assert case.gap(case.manifold.projx(y), y) <= 1e-12 * case.tolerance
+    x = case.points(seed, *lead)
+    assert case.gap(case.manifold.projx(x), x) <= 1e-12 * case.tolerance
+
+
+@ALL
+@SEEDS
+@FEW
+def test_proju_is_the_metric_orthogonal_projection(case: ManifoldCase, seed, lead):
+    m, x = case.manifold, case.points(seed, *lead)
+    u = m.proju(x, case.ambient(seed + 1, *lead))
+    assert m.check_vector_on_tangent(x, u, atol=1e-11, rtol=1e-11)
+    close(m.proju(x, u), u, 1e-12 * case.tolerance)
+    v = case.tangents(x, seed + 2, *lead)
+    close(m.proju(x, v), v, 1e-12 * case.tolerance)
+
+
+@ALL
+@SEEDS
+@FEW
+def test_inner_is_symmetric_bilinear_and_norm_its_root(case: ManifoldCase, seed, lead):
+    m, x = case.manifold, case.points(seed, *lead)
+    u, v = case.tangents(x, seed + 1, *lead), case.tangents(x, seed + 2, *lead)
+    product = m.inner(x, u, v)
+    assert product.shape == lead
+    close(product, m.inner(x, v, u), 1e-13 * case.tolerance)
+    close(m.inner(x, u + 3 * v, v), product + 3 * m.inner(x, v, v), 1e-12 * case.tolerance)
+    close(m.norm(x, u) ** 2, m.inner(x, u), 1e-12 * case.tolerance)
+    assert m.norm(x, u, keepdim=True).shape == (*lead, *[1] * m.ndim)
+    assert m.inner(x, u, keepdim=True).shape == (*lead, *[1] * m.ndim)
+    broadcast = m.component_inner(x, u).expand(u.shape)
+    assert broadcast.shape == u.shape
+    close(m.norm(x, torch.zeros_like(x)), 0.0, 0.0)
+
+
+@ALL
+@SEEDS
+@FEW
+def test_egrad2rgrad_represents_the_differential(case: ManifoldCase, seed, lead):
+    m, x = case.manifold, case.points(seed, *lead)
+    g, u = case.ambient(seed + 1, *lead), case.tangents(x, seed + 2, *lead)
+    rgrad = m.egrad2rgrad(x, g)
+    assert m.check_vector_on_tangent(x, rgrad, atol=1e-11, rtol=1e-11)
+    close(m.inner(x, rgrad, u), case.pair(g, u), 1e-11 * case.tolerance)
+
+
+@ALL
+@SEEDS
+@FEW
+def test_retraction_fixes_the_base_point_and_stays_on_the_manifold(case, seed, lead):
+    m, x = case.manifold, case.points(seed, *lead)
+    assert case.gap(m.retr(x, torch.zeros_like(x)), x) <= 1e-13 * case.tolerance
+    assert case.gap(m.expmap(x, torch.zeros_like(x)), x) <= 1e-13 * case.tolerance
+    u = case.tangents(x, seed + 1, *lead, scale=case.radius)
+    for y in (m.retr(x, u), m.expmap(x, u)):
+        ok, reason = m.check_point_on_manifold(y, explain=True, atol=1e-12, rtol=1e-12)
+        assert ok, reason
+
+
+@ALL
+def test_retraction_is_of_first_order(case: ManifoldCase):
+    """The log-log slope of |R(tu) - exp(tu)| is at least 2, or the difference is rounding."""
+    m, x = case.manifold, case.points(1)
+    u = case.tangents(x, 2)
+    ts = torch.logspace(-2.5, -1, 7, dtype=torch.float64)
+    if m.has_logmap:
+        errors = torch.stack([(m.retr(x, t * u) - m.expmap(x, t * u)).norm() for t in ts])
+    else:
+        errors = torch.stack([(m.retr(x, t * u) - x - t * u).norm() for t in ts])
+    if float(errors.max()) < 1e-11:
+        return
+    slope = stats.linregress(ts.log().numpy(), errors.clamp_min(1e-300).log().numpy()).slope
+    assert slope >= 1.9, f"slope {slope:.2f}"
+
+
+@WITH_INVRETR
+@SEEDS
+@FEW
+def test_invretr_inverts_retr(case: ManifoldCase, seed, lead):
+    m, x = case.manifold, case.points(seed, *lead)
+    for scale in (0.0, 1e-6, case.retraction_radius):
+        u = case.tangents(x, seed + 1, *lead, scale=scale)
+        close(m.invretr(x, m.retr(x, u)), u, 1e-12 * case.tolerance)
+
+
+@WITH_LOG
+@SEEDS
+@FEW
+def test_logmap_inverts_expmap_at_every_scale(case: ManifoldCase, seed, lead):
+    m, x = case.manifold, case.points(seed, *lead)
+    for scale in (0.0, 1e-8, 1e-3, 0.1 * case.radius, case.radius):
+        u = case.tangents(x, seed + 1, *lead, scale=scale)
+        y = m.expmap(x, u)
+        log = m.logmap(x, y)
+        assert m.check_vector_on_tangent(x, log, atol=1e-11, rtol=1e-11)
+        close(log, u, 1e-11 * case.tolerance)
+        assert case.gap(m.expmap(x, log), y) <= 1e-11 * case.tolerance
+        close(m.norm(x, log), m.dist(x, y), 1e-11 * case.tolerance)
+        close(m.dist(x, y), scale, 1e-11 * case.tolerance)
+
+
+@WITH_LOG
+@SEEDS
+@FEW
+def test_dist_is_a_metric_distance(case: ManifoldCase, seed, lead):
+    m, x = case.manifold, case.points(seed, *lead)
+    y = m.expmap(x, case.tangents(x, seed + 1, *lead, scale=0.4 * case.radius))
+    z = m.expmap(x, case.tangents(x, seed + 2, *lead, scale=0.4 * case.radius))
+    assert m.dist(x, y).shape == lead
+    assert m.dist(x, y, keepdim=True).shape == (*lead, *[1] * m.ndim)
+    close(m.dist(x, y), m.dist(y, x), 1e-11 * case.tolerance)
+    close(m.dist(x, x), 0.0, 1e-14 * case.tolerance)
+    assert bool((m.dist(y, z) <= m.dist(y, x) + m.dist(x, z) + 1e-11).all())
+    close(m.dist2(x, y), m.dist(x, y) ** 2, 1e-11 * case.tolerance)
+
+
+@WITH_LOG
+@pytest.mark.parametrize("exponent", [-9, -6, -3])
+def test_small_distances_keep_their_relative_accuracy(case: ManifoldCase, exponent: int):
+    m, x = case.manifold, case.points(3)
+    d = 10.0**exponent
+    y = m.expmap(x, case.tangents(x, 4, scale=d))
+    relative = 1e-15 * case.tolerance * 10.0**-exponent + 1e-11
+    assert abs(float(m.dist(x, y)) / d - 1) <= relative
+    assert abs(float(m.norm(x, m.logmap(x, y))) / d - 1) <= relative
+
+
+@ALL
+@SEEDS
+@FEW
+def test_transp_is_linear_tangent_and_isometric_where_claimed(case: ManifoldCase, seed, lead):
+    m, x = case.manifold, case.points(seed, *lead)
+    y = m.retr(x, case.tangents(x, seed + 1, *lead, scale=0.5 * case.radius))
+    u, v = case.tangents(x, seed + 2, *lead), case.tangents(x, seed + 3, *lead)
+    tu, tv = m.transp(x, y, u), m.transp(x, y, v)
+    assert m.check_vector_on_tangent(y, tu, atol=1e-12, rtol=1e-12)
+    close(m.transp(x, y, 2 * u - v), 2 * tu - tv, 1e-12 * case.tolerance)
+    if m.is_transp_isometric:
+        close(m.inner(y, tu, tv), m.inner(x, u, v), 1e-12 * case.tolerance)
+    if case.is_transp_identity_at_home:
+        close(m.transp(x, x, u), u, 1e-12 * case.tolerance)
+
+
+@WITH_LOG
+@SEEDS
+@FEW
+def test_parallel_transport_carries_the_geodesic_along(case: ManifoldCase, seed, lead):
+    m, x = case.manifold, case.points(seed, *lead)
+    if not m.is_transp_parallel:
+        return
+    u = case.tangents(x, seed + 1, *lead, scale=0.5 * case.radius)
+    y = m.expmap(x, u)
+    close(m.transp(x, y, u), -m.logmap(y, x), 1e-11 * case.tolerance)
+    v = case.tangents(x, seed + 2, *lead)
+    close(m.transp(y, x, m.transp(x, y, v)), v, 1e-11 * case.tolerance)
+
+
+def orthonormal_basis(case: ManifoldCase, x: torch.Tensor, seed: int) -> list[torch.Tensor]:
+    """A metric-orthonormal basis of T_xM by Gram-Schmidt, twice, on projected ambient normals."""
+    m = case.manifold
+    basis: list[torch.Tensor] = []
+    for g in case.ambient(seed, m.dim(case.shape)):
+        u = m.proju(x, g)
+        for _ in range(2):
+            for e in basis:
+                u = u - m.inner(x, e, u, keepdim=True) * e
+            u = u / m.norm(x, u, keepdim=True)
+        basis.append(u)
+    return basis
+
+
+@ALL
+@pytest.mark.parametrize("seed", [11, 12])
+def test_from_coords_is_an_isometry_onto_the_tangent_space(case: ManifoldCase, seed: int):
+    """J J^T = I in a metric-orthonormal basis: i.i.d. normals become N_x(0, 1)."""
+    m, x = case.manifold, case.points(seed)
+    size = m.coords_shape(case.shape)
+    count = math.prod(size)
+    columns = m.from_coords(x, torch.eye(count, dtype=torch.float64).reshape(count, *size))
+    assert m.check_vector_on_tangent(x, columns, atol=1e-12, rtol=1e-12)
+    basis = torch.stack(orthonormal_basis(case, x, seed))
+    jacobian = m.inner(x, basis.unsqueeze(1), columns.unsqueeze(0))
+    dim = m.dim(case.shape)
+    assert jacobian.shape == (dim, count)
+    close(jacobian @ jacobian.mT, torch.eye(dim, dtype=torch.float64), 1e-12 * case.tolerance)
+    close((jacobian**2).sum(0), m.inner(x, columns), 1e-12 * case.tolerance)
+    assert int(torch.linalg.matrix_rank(jacobian)) == dim
+
+
+@ALL
+@pytest.mark.statistical
+def test_squared_tangent_noise_is_chi_square_and_rejects_wrong_stddevs(case: ManifoldCase):
+    m, x, dim = case.manifold, case.points(21), case.manifold.dim(case.shape)
+    count = -(-130_000 // dim)
+    generator = torch.Generator().manual_seed(22)
+    size = (count, *m.coords_shape(case.shape))
+    c = torch.randn(size, generator=generator, dtype=torch.float64)
+    total = float(m.inner(x, m.from_coords(x, c)).sum())
+    low, high = stats.chi2.ppf([0.5e-6, 1 - 0.5e-6], count * dim)
+    assert low <= total <= high
+    for mutant in (0.98, 1.02):
+        assert not low <= mutant**2 * total <= high, f"stddev x {mutant} was accepted"
+
+
+@ALL
+def test_no_method_changes_its_arguments(case: ManifoldCase):
+    m, x = case.manifold, case.points(31, 2)
+    u, v = case.tangents(x, 32, 2, scale=0.2), case.tangents(x, 33, 2, scale=0.2)
+    c = torch.ones(2, *m.coords_shape(case.shape), dtype=torch.float64)
+    y, g = m.retr(x, u), case.ambient(34, 2)
+    arguments = (x, y, u, v, c, g)
+    before = [a.clone() for a in arguments]
+    m.projx(g), m.projx(x), m.proju(x, g), m.egrad2rgrad(x, g), m.inner(x, u, v), m.norm(x, u)
+    m.retr(x, u), m.transp(x, y, u), m.from_coords(x, c), m.retr_transp(x, u, v)
+    m.check_point_on_manifold(x), m.check_vector_on_tangent(x, u)
+    if case.has_invretr:
+        m.invretr(x, y)
+    if m.has_logmap:
+        m.expmap(x, u), m.logmap(x, y), m.dist(x, y), m.frechet_mean(torch.stack([x, y]))
+    assert all(torch.equal(a, b) for a, b in zip(arguments, before, strict=True))
+
+
+@ALL
+@SEEDS
+@FEW
+def test_a_batch_is_its_elements_and_the_base_point_broadcasts(case: ManifoldCase, seed, lead):
+    m, x = case.manifold, case.points(seed, 3)
+    u = case.tangents(x, seed + 1, 3, scale=0.3)
+    y = m.retr(x, u)
+    g = case.ambient(seed + 2, 3)
+    c = torch.stack([torch.full(m.coords_shape(case.shape), 0.5 + i) for i in range(3)]).double()
+    binary = {
+        "proju": (m.proju, g), "egrad2rgrad": (m.egrad2rgrad, g), "retr": (m.retr, u),
+        "expmap": (m.expmap, u), "inner": (m.inner, u), "norm": (m.norm, u),
+        "from_coords": (m.from_coords, c),
+    }  # fmt: skip
+    if case.has_invretr:
+        binary["invretr"] = (m.invretr, y)
+    if m.has_logmap:
+        binary |= {"logmap": (m.logmap, y), "dist": (m.dist, y)}
+    for name, (method, argument) in binary.items():
+        loop = torch.stack([method(x[i], argument[i]) for i in range(3)])
+        close(method(x, argument), loop, 1e-12 * case.tolerance)
+        if name in {"proju", "egrad2rgrad", "inner", "norm", "from_coords"}:
+            vector = argument if name in {"proju", "egrad2rgrad", "from_coords"} else g
+            loop = torch.stack([method(x[0], vector[i]) for i in range(3)])
+            close(method(x[0], vector), loop, 1e-12 * case.tolerance)
+    close(m.projx(g), torch.stack([m.projx(g[i]) for i in range(3)]), 1e-12 * case.tolerance)
+    many = case.tangents(x[0], seed + 3, 4, scale=0.3)
+    targets = m.retr(x[0], many)
+    home = x[0].expand_as(targets)
+    close(targets, m.retr(home, many), 1e-12 * case.tolerance)
+    close(m.expmap(x[0], many), m.expmap(home, many), 1e-12 * case.tolerance)
+    moved = m.transp(x[0], targets, many)
+    close(moved, m.transp(home, targets, many), 1e-12 * case.tolerance)
+    close(m.transp(x[0], targets[0], many)[0], moved[0], 1e-12 * case.tolerance)
+    if m.has_logmap:
+        close(m.logmap(x[0], targets), m.logmap(home, targets), 1e-11 * case.tolerance)
+        close(m.dist(targets, x[0]), m.dist(x[0], targets), 1e-11 * case.tolerance)
+
+
+@WITH_LOG
+@pytest.mark.parametrize("seed", [41, 42])
+def test_frechet_mean_is_the_zero_of_the_weighted_logarithms(case: ManifoldCase, seed: int):
+    m, x = case.manifold, case.points(seed)
+    radius = min(0.5, 0.5 * case.radius)
+    points = m.expmap(x, case.tangents(x, seed + 1, 5, scale=radius))
+    weights = torch.tensor([1.0, 2.0, 3.0, 1.0, 0.5], dtype=torch.float64)
+    mean = m.frechet_mean(points, weights)
+    residual = (m.expand_scalar(weights) * m.logmap(mean, points)).sum(0)
+    close(m.norm(mean, residual), 0.0, 1e-10 * case.tolerance)
+    assert m.check_point_on_manifold(mean, atol=1e-11)
+
+
+@WITH_LOG
+@pytest.mark.parametrize("seed", [51, 52])
+def test_autograd_of_half_squared_distance_is_minus_the_logarithm(case: ManifoldCase, seed):
+    m, x = case.manifold, case.points(seed, 2)
+    y = m.expmap(x, case.tangents(x, seed + 1, 2, scale=0.4 * case.radius))
+    a, b = x.clone().requires_grad_(), y.clone().requires_grad_()
+    ga, gb = torch.autograd.grad((m.dist(a, b) ** 2).sum() / 2, (a, b))
+    close(m.egrad2rgrad(x, ga), -m.logmap(x, y), 1e-9 * case.tolerance)
+    close(m.egrad2rgrad(y, gb), -m.logmap(y, x), 1e-9 * case.tolerance)
+
+
+@ALL
+def test_gradients_are_finite_at_zero_vectors(case: ManifoldCase):
+    m, x = case.manifold, case.points(61)
+    u = torch.zeros_like(x).requires_grad_()
+    total = m.retr(x, u).sum() + m.norm(x, u).sum()
+    if m.has_logmap:
+        total = total + m.expmap(x, u).sum()
+    assert bool(torch.autograd.grad(total, u)[0].isfinite().all())
+
+
+@ALL
+def test_equal_settings_make_equal_manifolds_and_no_parameters(case: ManifoldCase):
+    m = case.manifold
+    assert m == m
+    assert m != "manifold"
+    assert hash(m) == hash(m)
+    assert list(m.state_dict()) == []
+    assert m.name.lower().split("(")[0][:3] in repr(m).lower()
