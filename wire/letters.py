@@ -98,16 +98,16 @@ def read_payload(
         raise BadLetter(f"Expected a {keys.PAYLOAD!r} record, got {sorted(content)}")
     record = content.array_records[keys.PAYLOAD]
     if tuple(record) != kind.names():
-        raise BadLetter(f"Expected the arrays {kind.names()} of {kind.__name__}, got {list(record)}")
+        raise BadLetter(
+            f"Expected the arrays {kind.names()} of {kind.__name__}, got {list(record)}"
+        )
     tensors = tensors_from_record(record)
     for name, tensor in tensors.items():
         check_tensor(name, tensor, shape, dtype)
     return kind(**tensors)
 
 
-def check_tensor(
-    name: str, tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype
-) -> None:
+def check_tensor(name: str, tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
     """Refuse another shape, another dtype, or entries that are not finite.
 
     Raises:

@@ -1,0 +1,115 @@
+"""A client's turn as Flower sees it: open the letter, take the turn, write the memory last.
+
+The handler is transactional: Flower's simulation discards a state change when a handler raises and
+its deployment keeps it, so everything is computed first and the state is written at the end. What
+the client adds to its gradients comes from its own reading of the config, never from the letter; a
+letter of another config is refused.
+"""
+
+from functools import lru_cache
+
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+
+from app.assembly import ClientSide, client_side
+from app.run_config import config_of
+from clients.local_training import Memory
+from clients.turn import Seat, take_turn
+from configs.load import sha256
+from privacy.noise import NoiseSource
+from wire import keys
+from wire.letters import (
+    BadLetter,
+    Header,
+    pack,
+    read_header,
+    read_payload,
+    tensors_from_record,
+    tensors_to_record,
+)
+
+
+@lru_cache(maxsize=4)
+def _side(experiment: str, overrides: str) -> tuple[ClientSide, str]:
+    config = config_of(experiment, overrides)
+    return client_side(config), sha256(config)
+
+
+def _mine(context: Context) -> tuple[ClientSide, str, int]:
+    experiment = str(context.run_config[keys.RUN_EXPERIMENT])
+    side, digest = _side(experiment, str(context.run_config[keys.RUN_OVERRIDES]))
+    pinned = context.node_config.get(keys.CONFIG_SHA256)
+    if pinned is not None and pinned != digest:
+        raise BadLetter(f"This node is pinned to config {pinned}, the run has {digest}")
+    partition = int(context.node_config[keys.PARTITION_ID])
+    if partition >= len(side.shards):
+        raise BadLetter(
+            f"Expected partition-id < federation.num_clients = {len(side.shards)}, got {partition}"
+        )
+    return side, digest, partition
+
+
+def introduce(message: Message, context: Context) -> Message:
+    """The reply to the handshake's query."""
+    side, digest, partition = _mine(context)
+    record = ConfigRecord(
+        {
+            keys.CONFIG_SHA256: digest,
+            keys.PARTITION_ID: partition,
+            keys.NUM_EXAMPLES: len(side.shards[partition]),
+        }
+    )
+    return Message(RecordDict({keys.LETTER: record}), reply_to=message)
+
+
+def answer(message: Message, context: Context) -> Message:
+    """The reply to a training letter."""
+    side, digest, partition = _mine(context)
+    header = read_header(message.content)
+    if (header.config_sha256, header.partition_id) != (digest, partition):
+        raise BadLetter(
+            f"Expected a letter for config {digest}, client {partition}, got config "
+            f"{header.config_sha256}, client {header.partition_id}"
+        )
+    _, phase = side.half.phase(header.phase)
+    down = read_payload(message.content, phase.down, side.point_shape, side.dtype)
+    memory = _remember(side, header, context)
+    examples = side.shards[partition]
+    seat = Seat(partition, header.server_round, header.attempt, header.phase)
+    source = side.source or NoiseSource.from_os()
+    turn = take_turn(side.half, seat, down, memory, examples, len(examples), source)
+    reply = Message(pack(header, turn.up), reply_to=message)
+    if turn.memory is not None:
+        _write(turn.memory, header, context)
+    return reply
+
+
+def _remember(side: ClientSide, header: Header, context: Context) -> Memory | None:
+    """The memory that belongs to the last round the server accepted from this client.
+
+    A SuperNode that restarted has lost it, and one whose last reply was lost has one too many:
+    either way the tag differs and the half starts from no memory, which it must know how to do.
+    """
+    kind = side.half.training.memory_type
+    if kind is None or keys.MEMORY not in context.state.array_records:
+        return None
+    tag = context.state.config_records[keys.MEMORY_TAG]
+    if tag[keys.CONFIG_SHA256] != header.config_sha256:
+        return None
+    is_last_accepted = tag[keys.SERVER_ROUND] == header.last_accepted_round
+    is_this_turn = (tag[keys.SERVER_ROUND], tag[keys.ATTEMPT]) == (
+        header.server_round,
+        header.attempt,
+    )
+    if not is_last_accepted and not is_this_turn:
+        return None
+    return kind(**tensors_from_record(context.state.array_records[keys.MEMORY]))
+
+
+def _write(memory: Memory, header: Header, context: Context) -> None:
+    tag = {
+        keys.CONFIG_SHA256: header.config_sha256,
+        keys.SERVER_ROUND: header.server_round,
+        keys.ATTEMPT: header.attempt,
+    }
+    context.state[keys.MEMORY] = tensors_to_record(memory.tensors())
+    context.state[keys.MEMORY_TAG] = ConfigRecord(tag)

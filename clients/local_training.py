@@ -1,0 +1,64 @@
+"""What every client half is: a frozen table of hyperparameters with a pure ``turn``.
+
+A half sees what came down, its own memory, an oracle, the geometry and its draws; nothing else. It
+runs unchanged for one client and for a stacked cohort.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from clients.draws import Draws
+from clients.oracle import Oracle
+from manifolds.base import Manifold
+from privacy.events import GaussianRelease
+from privacy.mechanism import ExampleLens
+from wire.payloads import Payload
+
+
+@dataclass(frozen=True)
+class Memory(Payload):
+    """What a client remembers between rounds: a frozen record of tensors that never travels."""
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One exchange of a round: its name and what goes down and up."""
+
+    name: str
+    down: type[Payload]
+    up: type[Payload]
+
+
+class LocalTraining(Protocol):
+    """The client half of an algorithm."""
+
+    @property
+    def kind(self) -> str:
+        """The name in the config."""
+        ...
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        """The exchanges of one round, in order."""
+        ...
+
+    @property
+    def memory_type(self) -> type[Memory] | None:
+        """What is remembered between rounds; None when nothing is."""
+        ...
+
+    def turn(
+        self,
+        phase: str,
+        down: Payload,
+        memory: Memory | None,
+        oracle: Oracle,
+        manifold: Manifold,
+        draws: Draws,
+    ) -> tuple[Payload, Memory | None]:
+        """The upload and the new memory."""
+        ...
+
+    def releases(self, lens: ExampleLens, num_examples: int) -> tuple[GaussianRelease, ...]:
+        """What one turn releases about the client's examples."""
+        ...

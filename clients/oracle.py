@@ -1,0 +1,149 @@
+"""The gradient oracle of a client: problem, minibatch, lens and noise behind three calls.
+
+A client half sees nothing else. It asks for ``gradient(x)``, or for ``anchor(x)`` and
+``correction(x, anchor)``, and gets what may leave the client: clipped per example in the metric at
+x, averaged over the expected batch, with N_x(0, stddev^2) added by ``manifold.from_coords``. Every
+call draws a fresh batch and fresh noise at its own address, and is counted in ``queries`` so that a
+test can tie what was drawn to what was charged.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+
+import torch
+from privacy.clipping import clip_factors
+from privacy.noise import Stream
+from torch import Tensor
+
+from clients.draws import Draws
+from clients.minibatch import Batch, Minibatch
+from privacy.mechanism import ExampleLens
+from problems.base import Examples, Problem
+
+StddevRule = Callable[[ExampleLens, int], float]
+"""(lens, num_examples) -> standard deviation of one release; the half that states the event has it."""
+
+
+class Oracle:
+    """The oracle of one client, or of a stacked cohort (leading dimension C everywhere)."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        examples: Examples,
+        num_examples: Tensor,
+        lens: ExampleLens,
+        draws: Draws,
+    ) -> None:
+        """``num_examples`` is () or (C,); ``examples`` are padded to the longest shard."""
+        self.problem = problem
+        self.manifold = problem.manifold
+        self.queries: Counter[str] = Counter()
+        self._examples = examples
+        self._num_examples = num_examples
+        self._sizes = num_examples.reshape(-1).tolist()
+        self._lens = lens
+        self._draws = draws
+        self._step = 0
+
+    def gradient(
+        self, x: Tensor, minibatch: Minibatch, stddev: StddevRule | None, label: str = "gradient"
+    ) -> Tensor:
+        """(1/b) sum_j clip(grad f_j(x)) + N_x(0, stddev^2), shape ``(..., *point)``.
+
+        Without a ``stddev`` rule nothing is added: such a value must not leave the client unless
+        something noised covers it (the anchor of Algorithm 3 as printed).
+        """
+        examples, weights = self._batch(minibatch)
+        clip = self._lens.l2_norm_clip
+        if clip is not None:
+            norms = self.problem.rgrad_norms(x, examples)
+            weights = weights * clip_factors(norms, clip)
+            if not bool(torch.isfinite(norms).all()):
+                return self._noised(
+                    x, self._finite_mean(x, examples, weights, minibatch), stddev, label
+                )
+        total = self.problem.rgrad_sum(x, examples, weights)
+        return self._noised(x, total / self._expected_size(minibatch), stddev, label)
+
+    def correction(
+        self,
+        x: Tensor,
+        anchor: Tensor,
+        minibatch: Minibatch,
+        stddev: StddevRule | None,
+        *,
+        is_clipped_as_one: bool,
+    ) -> Tensor:
+        """(1/b) sum_j [grad f_j(x) - transp grad f_j(anchor)], clipped, plus noise at x.
+
+        Either each of the two gradients is clipped (Algorithm 3, line 8; an example moves the sum
+        by two bounds) or their difference is, as one vector (spec 000 §7.3 iii; by one bound).
+        """
+        clip = self._lens.correction_clip
+        examples, weights = self._batch(minibatch)
+        axis = -1 - self.manifold.ndim
+        here, there = x.unsqueeze(axis), anchor.unsqueeze(axis)
+        now = self.problem.rgrads(x, examples)
+        then = self.problem.rgrads(anchor, examples)
+        if is_clipped_as_one:
+            difference = now - self.manifold.transp(there, here, then)
+            change = self._clip_each(here, difference, clip)
+        else:
+            moved = self.manifold.transp(there, here, self._clip_each(there, then, clip))
+            change = self._clip_each(here, now, clip) - moved
+        total = (self.manifold.expand_scalar(weights) * change).sum(axis)
+        mean = total / self._expected_size(minibatch)
+        return self._noised(x, mean, stddev, "correction")
+
+    # -- the parts ---------------------------------------------------------------------------
+    def _batch(self, minibatch: Minibatch) -> tuple[Examples, Tensor]:
+        batch: Batch = minibatch.draw(
+            self._num_examples, len(self._examples), self._draws, self._step
+        )
+        self._step += 1
+        positions, weights = batch
+        examples = self._examples if positions is None else self._examples.take(positions)
+        return examples, weights
+
+    def _clip_each(self, x: Tensor, vectors: Tensor, clip: float | None) -> Tensor:
+        if clip is None:
+            return vectors
+        factors = self.manifold.expand_scalar(clip_factors(self.manifold.norm(x, vectors), clip))
+        return torch.where(factors > 0, factors * vectors, torch.zeros_like(vectors))
+
+    def _finite_mean(
+        self, x: Tensor, examples: Examples, weights: Tensor, minibatch: Minibatch
+    ) -> Tensor:
+        """The mean without the examples of factor zero: one bad record must not show as a NaN."""
+        factors = self.manifold.expand_scalar(weights)
+        gradients = self.problem.rgrads(x, examples)
+        kept = torch.where(factors > 0, factors * gradients, torch.zeros_like(gradients))
+        return kept.sum(-1 - self.manifold.ndim) / self._expected_size(minibatch)
+
+    def _expected_size(self, minibatch: Minibatch) -> Tensor:
+        return self.manifold.expand_scalar(self._per_client(minibatch.expected_size))
+
+    def _per_client(self, function: Callable[[int], float]) -> Tensor:
+        counts = self._num_examples
+        if counts.dim() == 0:
+            value = function(int(counts))
+            return torch.tensor(value, dtype=torch.float64, device=counts.device)
+        distinct = {n: function(n) for n in set(self._sizes)}
+        values = [distinct[n] for n in self._sizes]
+        return torch.tensor(values, dtype=torch.float64, device=counts.device)
+
+    def _noised(self, x: Tensor, mean: Tensor, stddev: StddevRule | None, label: str) -> Tensor:
+        if stddev is None or self._lens.l2_norm_clip is None:
+            self.queries[f"{label}-unnoised"] += 1
+            return mean
+        self.queries[label] += 1
+        stddevs = self._per_client(lambda n: stddev(self._lens, n))
+        if not bool((stddevs > 0).any()):
+            return mean
+        shape = tuple(x.shape[x.dim() - self.manifold.ndim :])
+        normals = self._draws.normals(
+            self.manifold.coords_shape(shape), Stream.GRADIENT_NOISE, self._step - 1
+        )
+        noise = self.manifold.from_coords(x, normals)
+        return mean + self.manifold.expand_scalar(stddevs) * noise

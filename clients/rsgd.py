@@ -1,0 +1,120 @@
+"""Riemannian SGD: the client half of PriRFed with Algorithm 2 (RGD, RSGD, DP-RGD, DP-RSGD).
+
+Huang, Huang, Jawanpuria, Mishra: Federated Learning on Riemannian Manifolds with Differential
+Privacy, Algorithm 2; Han, Mishra, Jawanpuria, Gao: Differentially private Riemannian optimization
+(2024), Algorithm 1. Server half: strategies/tangent_mean.py.
+
+Symbols: x^(t) Point.x, K local_steps, alpha step_size, b_i minibatch, eta_k the oracle's gradient
+(tau l2_norm_clip and sigma_i live in its lens), Exp manifold.expmap.
+Invariant: every iterate is on the manifold; what leaves is tangent at the broadcast point.
+"""
+
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from clients.draws import Draws
+from clients.local_training import Memory, Phase
+from clients.minibatch import Minibatch, Poisson
+from clients.oracle import Oracle
+from manifolds.base import Manifold
+from privacy.events import Frozen, GaussianRelease
+from privacy.mechanism import ExampleLens
+from wire.payloads import Displacement, DisplacementAndIterate, Payload, Point
+
+Option = Literal["last-iterate", "random-iterate", "random-output"]
+"""Option 1; Option 2 as printed; Option 2 as its proof needs it (spec 000 §7.2.4)."""
+
+
+def chosen_iterate(iterates: list[Tensor], draws: Draws, ndim: int) -> Tensor:
+    """One of the iterates, uniformly, independently for each client of a cohort."""
+    stacked = torch.stack(iterates, dim=-1 - ndim)
+    index = draws.index(len(iterates))
+    lead = stacked.shape[: stacked.dim() - 1 - ndim]
+    index = index.expand(lead).reshape(*lead, 1, *[1] * ndim)
+    index = index.expand(*lead, 1, *stacked.shape[stacked.dim() - ndim :])
+    return stacked.gather(-1 - ndim, index).squeeze(-1 - ndim)
+
+
+def upload(
+    option: Option,
+    x: Tensor,
+    iterates: list[Tensor],
+    last: Tensor,
+    manifold: Manifold,
+    draws: Draws,
+) -> Payload:
+    """What Options 1 and 2 send, as tangent vectors at the broadcast point x.
+
+    The average acts on tangent vectors, so log is taken here and not at the server.
+    """
+    if option == "last-iterate":
+        return Displacement(manifold.logmap(x, last))
+    drawn = manifold.logmap(x, chosen_iterate(iterates, draws, manifold.ndim))
+    if option == "random-iterate":
+        return Displacement(drawn)
+    return DisplacementAndIterate(manifold.logmap(x, last), drawn)
+
+
+class RSGD(Frozen):
+    """K steps of Riemannian stochastic gradient descent."""
+
+    kind: Literal["rsgd"] = "rsgd"
+    step_size: float = Field(gt=0)
+    local_steps: int = Field(default=1, ge=1)
+    minibatch: Minibatch = Poisson(batch_size=32)
+    output: Option = "last-iterate"
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        """One exchange."""
+        up = DisplacementAndIterate if self.output == "random-output" else Displacement
+        return (Phase("train", Point, up),)
+
+    @property
+    def memory_type(self) -> type[Memory] | None:
+        """RSGD remembers nothing."""
+        return None
+
+    def turn(
+        self,
+        phase: str,
+        down: Payload,
+        memory: Memory | None,
+        oracle: Oracle,
+        manifold: Manifold,
+        draws: Draws,
+    ) -> tuple[Payload, Memory | None]:
+        """Algorithm 2 from the broadcast point."""
+        assert isinstance(down, Point)
+        x, iterates = down.x, []  # line 1
+        for _ in range(self.local_steps):
+            iterates.append(x)
+            eta = oracle.gradient(x, self.minibatch, self.stddev)  # lines 3-4
+            x = manifold.expmap(x, -self.step_size * eta)  # line 5
+        return upload(self.output, down.x, iterates, x, manifold, draws), None  # lines 7-8
+
+    def sensitivity(self, lens: ExampleLens, num_examples: int) -> float:
+        """L2 sensitivity of one clipped mean gradient."""
+        assert lens.l2_norm_clip is not None
+        return lens.sensitivity(lens.l2_norm_clip, self.minibatch.expected_size(num_examples))
+
+    def stddev(self, lens: ExampleLens, num_examples: int) -> float:
+        """sigma_i: standard deviation of the noise of one gradient."""
+        return lens.stddev(self.sensitivity(lens, num_examples), num_examples)
+
+    def releases(self, lens: ExampleLens, num_examples: int) -> tuple[GaussianRelease, ...]:
+        """``local_steps`` noised gradients."""
+        if lens.l2_norm_clip is None:
+            return ()
+        return (
+            lens.release(
+                label="gradient",
+                count=self.local_steps,
+                stddev=self.stddev(lens, num_examples),
+                sensitivity=self.sensitivity(lens, num_examples),
+                sampling=self.minibatch.sampling(num_examples),
+            ),
+        )

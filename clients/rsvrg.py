@@ -1,0 +1,148 @@
+r"""Riemannian SVRG: the client half of PriRFed with Algorithm 3 (RSVRG, DP-RSVRG).
+
+Huang, Huang, Jawanpuria, Mishra: Federated Learning on Riemannian Manifolds with Differential
+Privacy, Algorithm 3; Utpala, Han, Jawanpuria, Mishra: Improved Differentially Private Riemannian
+Optimization (TMLR 2023), Algorithm 11. Server half: strategies/tangent_mean.py.
+
+Symbols: K epochs, m inner_steps, alpha step_size, x-tilde anchor, g_{k+1} reference, eta_{k+1,j}
+eta, tau_0 l2_norm_clip, tau_1 correction_l2_norm_clip, Gamma manifold.transp, Exp manifold.expmap.
+
+Variants (spec 000 §7.3, spec 003 §4.4):
+* ``fresh``: as printed. The reference is not noised; every inner step adds fresh noise that must
+  cover the reference *and* the correction, so m K full-gradient queries are released.
+* ``reuse``: the reference is noised once an epoch and reused (Gaussian post-processing), the
+  correction gets its own noise: K full-gradient releases and m K corrections. The default.
+Corrections are clipped ``each`` (two clips, as printed) or ``difference`` (one vector, the default).
+"""
+
+import math
+from typing import Literal
+
+from pydantic import Field
+from torch import Tensor
+
+from clients.draws import Draws
+from clients.local_training import Memory, Phase
+from clients.minibatch import Full, Minibatch, Poisson
+from clients.oracle import Oracle
+from clients.rsgd import Option, upload
+from manifolds.base import Manifold
+from privacy.events import Frozen, GaussianRelease
+from privacy.mechanism import ExampleLens
+from wire.payloads import Displacement, DisplacementAndIterate, Payload, Point
+
+REFERENCE_SHARE = (math.sqrt(14) - 1) / 13
+"""alpha* of Utpala et al.: the share of the variance that the analysis gives the reference."""
+
+
+class RSVRG(Frozen):
+    """K epochs of m variance-reduced steps."""
+
+    kind: Literal["rsvrg"] = "rsvrg"
+    step_size: float = Field(gt=0)
+    epochs: int = Field(default=1, ge=1)
+    inner_steps: int = Field(ge=1)
+    minibatch: Minibatch = Poisson(batch_size=32)
+    variant: Literal["reuse", "fresh"] = "reuse"
+    correction_clip: Literal["difference", "each"] = "difference"
+    output: Option = "last-iterate"
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        """One exchange."""
+        up = DisplacementAndIterate if self.output == "random-output" else Displacement
+        return (Phase("train", Point, up),)
+
+    @property
+    def memory_type(self) -> type[Memory] | None:
+        """RSVRG remembers nothing between rounds."""
+        return None
+
+    def turn(
+        self,
+        phase: str,
+        down: Payload,
+        memory: Memory | None,
+        oracle: Oracle,
+        manifold: Manifold,
+        draws: Draws,
+    ) -> tuple[Payload, Memory | None]:
+        """Algorithm 3 from the broadcast point."""
+        assert isinstance(down, Point)
+        x, iterates = down.x, []  # line 1
+        for _ in range(self.epochs):
+            anchor = x  # line 3
+            reference = self._reference(oracle, anchor)  # line 4
+            for _ in range(self.inner_steps):
+                iterates.append(x)
+                correction = oracle.correction(  # lines 6-8
+                    x,
+                    anchor,
+                    self.minibatch,
+                    self.correction_stddev,
+                    is_clipped_as_one=self.correction_clip == "difference",
+                )
+                eta = correction + manifold.transp(anchor, x, reference)  # line 8
+                x = manifold.expmap(x, -self.step_size * eta)  # line 9
+        return upload(self.output, down.x, iterates, x, manifold, draws), None  # lines 13-14
+
+    def _reference(self, oracle: Oracle, anchor: Tensor) -> Tensor:
+        rule = self.reference_stddev if self.variant == "reuse" else None
+        return oracle.gradient(anchor, Full(), rule, label="reference")
+
+    # -- what is released --------------------------------------------------------------------
+    def reference_sensitivity(self, lens: ExampleLens, num_examples: int) -> float:
+        """Of the clipped full gradient: tau_0 / N_i (add-or-remove) or twice that."""
+        assert lens.l2_norm_clip is not None
+        return lens.sensitivity(lens.l2_norm_clip, float(num_examples))
+
+    def correction_sensitivity(self, lens: ExampleLens, num_examples: int) -> float:
+        """Of the clipped mean correction, for a batch that holds the example."""
+        assert lens.correction_clip is not None
+        size = self.minibatch.expected_size(num_examples)
+        terms = 1 if self.correction_clip == "difference" else 2
+        return lens.sensitivity(lens.correction_clip, size, terms=terms)
+
+    def reference_stddev(self, lens: ExampleLens, num_examples: int) -> float:
+        """sigma_1 of the reuse variant."""
+        return lens.stddev(self.reference_sensitivity(lens, num_examples), num_examples)
+
+    def correction_stddev(self, lens: ExampleLens, num_examples: int) -> float:
+        """sigma_i of one inner step; as printed it covers the un-noised reference too."""
+        sensitivity = self.correction_sensitivity(lens, num_examples)
+        if self.variant == "fresh":
+            sensitivity += self.reference_sensitivity(lens, num_examples)
+        return lens.stddev(sensitivity, num_examples)
+
+    def releases(self, lens: ExampleLens, num_examples: int) -> tuple[GaussianRelease, ...]:
+        """References and corrections of one turn.
+
+        As printed, one Gaussian of variance sigma^2 covers both; it is the sum of two independent
+        ones of variances share * sigma^2 and (1 - share) * sigma^2 (Utpala et al., eq. 2), so the
+        step is charged as both.
+        """
+        if lens.l2_norm_clip is None:
+            return ()
+        inner = self.epochs * self.inner_steps
+        total = self.correction_stddev(lens, num_examples)
+        if self.variant == "fresh":
+            count, share = inner, REFERENCE_SHARE
+            stddev = math.sqrt(share) * total  # (2)
+        else:
+            count, share = self.epochs, 0.0
+            stddev = self.reference_stddev(lens, num_examples)
+        reference = lens.release(
+            label="reference",
+            count=count,
+            stddev=stddev,
+            sensitivity=self.reference_sensitivity(lens, num_examples),
+            sampling=Full().sampling(num_examples),
+        )
+        correction = lens.release(
+            label="correction",
+            count=inner,
+            stddev=math.sqrt(1.0 - share) * total,  # (2)
+            sensitivity=self.correction_sensitivity(lens, num_examples),
+            sampling=self.minibatch.sampling(num_examples),
+        )
+        return (reference, correction)

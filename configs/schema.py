@@ -1,0 +1,206 @@
+"""The schema of an experiment: parsing a TOML table yields the frozen objects that run.
+
+No registry and no factory: every part is a discriminated union on ``kind``. Extra keys are refused.
+Cross-checks between parts name the field, the value and the bound.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from clients.rsgd import RSGD
+from clients.rsvrg import RSVRG
+from privacy.events import Frozen, NeighboringRelation
+from problems.spec import DataSpec, PartitionSpec, ProblemSpec
+from strategies.cohort import Cohort, Everyone
+from strategies.replies import ReplyPolicy
+from strategies.tangent_mean import TangentMean
+
+View = Literal["server", "external", "client-level"]
+
+Training = Annotated[RSGD | RSVRG, Field(discriminator="kind")]
+Strategy = Annotated[TangentMean, Field(discriminator="kind")]
+
+
+# -- privacy ---------------------------------------------------------------------------------
+class Multiplier(Frozen):
+    """Noise given as a multiple of the sensitivity."""
+
+    kind: Literal["multiplier"] = "multiplier"
+    noise_multiplier: float = Field(gt=0)
+
+
+class Target(Frozen):
+    """Noise found from the (epsilon, delta) that the *whole run* may cost, in one view."""
+
+    kind: Literal["target"] = "target"
+    epsilon: float = Field(gt=0)
+    delta: float = Field(gt=0, lt=1)
+    view: View = "server"
+
+
+class Published(Frozen):
+    """Noise by the papers' formulas, per local-training call; priced by the sound accountant."""
+
+    kind: Literal["published"] = "published"
+    local_epsilon: float = Field(gt=0)
+    local_delta: float = Field(gt=0, lt=1)
+    slack_delta: float = Field(default=1e-3, gt=0, lt=1)
+    constant: float = Field(default=1.0, gt=0)
+    """o_i of the papers; they set it to one, which is too small (spec 000 §7.3)."""
+
+
+Noise = Annotated[Multiplier | Target | Published, Field(discriminator="kind")]
+NoiseSourceName = Literal["seed", "os"]
+
+
+class NoPrivacy(Frozen):
+    """Nothing is noised; clipping is still possible (the papers' non-private baselines)."""
+
+    kind: Literal["none"] = "none"
+    l2_norm_clip: float | None = Field(default=None, gt=0)
+    correction_l2_norm_clip: float | None = Field(default=None, gt=0)
+
+
+class ExampleLevel(Frozen):
+    """Every example is protected: clients clip and noise their gradients."""
+
+    kind: Literal["example-level"] = "example-level"
+    l2_norm_clip: float = Field(gt=0)
+    correction_l2_norm_clip: float | None = Field(default=None, gt=0)
+    neighboring_relation: NeighboringRelation = "add-or-remove"
+    noise: Noise
+    delta: float | None = Field(default=None, gt=0, lt=1)
+    """At which delta epsilon is reported; None takes the noise's own."""
+    noise_source: NoiseSourceName = "seed"
+    max_epsilon: float | None = Field(default=None, gt=0)
+    """Budget of the worst client in the server view; the run stops before the round above it."""
+
+
+class ClientLevel(Frozen):
+    """Every client is protected: uploads are clipped and the server's average is noised."""
+
+    kind: Literal["client-level"] = "client-level"
+    l2_norm_clip: float = Field(gt=0)
+    neighboring_relation: NeighboringRelation = "add-or-remove"
+    noise: Annotated[Multiplier | Target, Field(discriminator="kind")]
+    delta: float | None = Field(default=None, gt=0, lt=1)
+    noise_source: NoiseSourceName = "seed"
+    max_epsilon: float | None = Field(default=None, gt=0)
+
+
+Privacy = Annotated[NoPrivacy | ExampleLevel | ClientLevel, Field(discriminator="kind")]
+
+
+# -- the rest --------------------------------------------------------------------------------
+class Federation(Frozen):
+    """Clients, rounds, shards, cohorts, and what happens when a reply is missing."""
+
+    num_clients: int = Field(ge=1)
+    num_rounds: int = Field(ge=1)
+    seed: int = Field(default=0, ge=0, lt=1 << 63)
+    partition: PartitionSpec = Field(default_factory=lambda: _default_partition())
+    cohort: Cohort = Everyone()
+    replies: ReplyPolicy = ReplyPolicy()
+
+
+def _default_partition() -> PartitionSpec:
+    from problems.spec import Equal
+
+    return Equal()
+
+
+class Evaluation(Frozen):
+    """Simulation only: the cost and gradient on all data, which no deployment could see."""
+
+    every: int = Field(default=1, ge=1)
+    is_enabled: bool = True
+
+
+class Engine(Frozen):
+    """Which engine runs the app, and how."""
+
+    kind: Literal["inline", "ray", "deployment"] = "inline"
+    execution: Literal["messages", "cohort"] = "messages"
+    """Inline only: one Flower message a client, or one stacked call a cohort."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    memory_budget_mb: int = Field(default=1024, ge=16)
+    timeout: float = Field(default=3600.0, gt=0)
+
+
+class Output(Frozen):
+    """Where the run folder goes, and how often a checkpoint is written."""
+
+    directory: str | None = None
+    checkpoint_every: int = Field(default=10, ge=1)
+    plots: bool = True
+
+
+class Experiment(Frozen):
+    """One experiment, whole."""
+
+    name: str = Field(min_length=1, pattern=r"^[A-Za-z0-9._-]+$")
+    description: str = ""
+    problem: ProblemSpec
+    data: DataSpec
+    federation: Federation
+    training: Training
+    strategy: Strategy = TangentMean()
+    privacy: Privacy = NoPrivacy()
+    evaluation: Evaluation = Evaluation()
+    engine: Engine = Engine()
+    output: Output = Output()
+
+    @model_validator(mode="after")
+    def _parts_fit(self) -> "Experiment":
+        cohort, clients = self.federation.cohort, self.federation.num_clients
+        if cohort.kind == "fixed-size" and cohort.cohort_size > clients:
+            raise ValueError(
+                f"federation.cohort.cohort_size: expected at most federation.num_clients = "
+                f"{clients}, got {cohort.cohort_size}"
+            )
+        self._check_output_rules()
+        self._check_privacy()
+        if self.engine.kind != "inline" and self.engine.execution == "cohort":
+            raise ValueError(
+                "engine.execution: 'cohort' runs on engine.kind = 'inline' only, got "
+                f"{self.engine.kind!r}"
+            )
+        return self
+
+    def _check_output_rules(self) -> None:
+        if self.training.output == "random-output" and self.strategy.output_rule != "uniform":
+            raise ValueError(
+                "training.output: 'random-output' (Option 2 as its proof needs it) goes with "
+                f"strategy.output_rule = 'uniform', got {self.strategy.output_rule!r}"
+            )
+
+    def _check_privacy(self) -> None:
+        privacy, training = self.privacy, self.training
+        if privacy.kind == "none":
+            return
+        if privacy.kind == "client-level":
+            if training.output == "random-output":
+                raise ValueError(
+                    "training.output: client-level privacy noises one upload a client, got "
+                    "'random-output', which uploads two"
+                )
+            return
+        relation, scheme = privacy.neighboring_relation, training.minibatch.kind
+        if scheme == "poisson" and relation == "replace-one":
+            raise ValueError(
+                "privacy.neighboring_relation: Poisson minibatches are priced under "
+                "'add-or-remove' only, got 'replace-one'; use training.minibatch.kind = 'full' or "
+                "'without-replacement'"
+            )
+        if scheme == "without-replacement" and relation == "add-or-remove":
+            raise ValueError(
+                "privacy.neighboring_relation: minibatches without replacement are priced under "
+                "'replace-one' only, got 'add-or-remove'; use 'replace-one' or "
+                "training.minibatch.kind = 'poisson'"
+            )
+        if privacy.noise.kind == "target" and privacy.noise.view == "client-level":
+            raise ValueError(
+                "privacy.noise.view: 'client-level' needs privacy.kind = 'client-level', got "
+                "'example-level'"
+            )

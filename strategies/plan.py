@@ -1,0 +1,84 @@
+"""What a conversation needs and what it reports: frozen data and two small interfaces."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
+
+from privacy.noise import NoiseSource
+
+from manifolds.base import Manifold
+from privacy.mechanism import ClientLens
+from strategies.cohort import Cohort
+from strategies.replies import Replies, ReplyPolicy
+from strategies.server_half import ServerHalf, ServerState
+from wire.letters import Header
+from wire.payloads import Payload
+
+
+@runtime_checkable
+class CohortGrid(Protocol):
+    """A grid that can run a whole cohort as one stacked call instead of one message a client."""
+
+    def exchange_cohort(
+        self,
+        header: Header,
+        down: Payload,
+        partitions: tuple[int, ...],
+        last_accepted: Mapping[int, int],
+    ) -> Replies:
+        """The uploads of ``partitions``, stacked."""
+        ...
+
+
+class Treasurer(Protocol):
+    """Charges a round before it happens."""
+
+    def charge(self, server_round: int, attempt: int, partitions: tuple[int, ...]) -> None:
+        """Write the charge to disk; raise `BudgetExhausted` when the run may not pay it."""
+        ...
+
+
+class BudgetExhausted(RuntimeError):
+    """The next round would exceed ``privacy.max_epsilon``; the last paid model stands."""
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """One phase as both halves see it: name, what goes down, what comes up."""
+
+    name: str
+    up: type[Payload]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All that a conversation needs, frozen."""
+
+    half: ServerHalf
+    manifold: Manifold
+    exchanges: tuple[Exchange, ...]
+    cohort: Cohort
+    policy: ReplyPolicy
+    source: NoiseSource
+    num_examples: tuple[int, ...]
+    config_sha256: str
+    lens: ClientLens | None = None
+    needs_everyone: bool = False
+    device: str = "cpu"
+
+    @property
+    def num_clients(self) -> int:
+        """Number of partitions."""
+        return len(self.num_examples)
+
+
+@dataclass(frozen=True)
+class RoundReport:
+    """What a round did, for metrics and checkpoints."""
+
+    server_round: int
+    state: ServerState
+    participants: tuple[int, ...]
+    failures: Mapping[int, str] = field(default_factory=dict[int, str])
+    bytes_down: int = 0
+    bytes_up: int = 0
