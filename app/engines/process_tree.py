@@ -1,0 +1,107 @@
+"""Ends exactly the processes of one run: those that carry its mark, and their descendants.
+
+A mark is an environment variable that children inherit. Ray's workers overwrite their own
+environment block with a title, so the mark alone is not enough: descendants are followed too,
+and whatever was seen once stays on the list under its (id, start time), which no later process
+can share. Nothing is ever selected by its name.
+"""
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+PROC = Path("/proc")
+
+
+@dataclass(frozen=True)
+class ProcessId:
+    """A process id together with its start time: ids are used again, pairs are not."""
+
+    pid: int
+    started: str
+
+
+def _from_proc() -> dict[ProcessId, int]:
+    table: dict[ProcessId, int] = {}
+    for entry in PROC.iterdir():
+        if not entry.name.isdigit():
+            continue
+        with contextlib.suppress(OSError):  # it ended meanwhile
+            state, parent, *rest = (entry / "stat").read_text().rpartition(")")[2].split()
+            if state not in {"Z", "X"}:
+                table[ProcessId(int(entry.name), rest[17])] = int(parent)  # field 22: start time
+    return table
+
+
+def _from_ps() -> dict[ProcessId, int]:
+    listing = subprocess.run(
+        ["ps", "-Ao", "pid=,ppid=,stat=,lstart="], capture_output=True, text=True, check=True
+    )
+    rows = (line.split(None, 3) for line in listing.stdout.splitlines())
+    return {
+        ProcessId(int(pid), started): int(parent)
+        for pid, parent, state, started in rows
+        if not state.startswith("Z")
+    }
+
+
+def process_table() -> dict[ProcessId, int]:
+    """Every living process of this machine and the id of its parent."""
+    return _from_proc() if (PROC / "self" / "stat").exists() else _from_ps()
+
+
+def _carries(pid: int, mark: bytes) -> bool:
+    try:
+        return mark in (PROC / str(pid) / "environ").read_bytes().split(b"\0")
+    except OSError:  # ended, another user's, or no /proc
+        return False
+
+
+def family(mark: str, roots: Iterable[int], seen: Iterable[ProcessId] = ()) -> set[ProcessId]:
+    """The living processes of one run; never this process itself.
+
+    Members carry ``mark`` (``NAME=value``), are in ``roots`` or ``seen``, or descend from a member.
+    """
+    table = process_table()
+    line, known = mark.encode(), {*roots}
+    members = {p for p in table if p.pid in known or _carries(p.pid, line)}
+    members |= {p for p in seen if p in table}
+    found = {p.pid for p in members}
+    while True:
+        children = {p for p, parent in table.items() if parent in found and p.pid not in found}
+        if not children:
+            return {p for p in members if p.pid != os.getpid()}
+        members |= children
+        found |= {p.pid for p in children}
+
+
+def end_family(
+    mark: str, children: Iterable[subprocess.Popen[bytes]], grace: float
+) -> set[ProcessId]:
+    """Ends every process of the family, first politely; returns those that still live.
+
+    ``children`` are this process's own children; they are reaped. SIGTERM is sent once to each,
+    and SIGKILL after ``grace`` seconds.
+    """
+    own = list(children)
+    seen: set[ProcessId] = set()
+    asked: set[ProcessId] = set()
+    start = time.monotonic()
+    while True:
+        living_roots = [child.pid for child in own if child.poll() is None]
+        members = family(mark, living_roots, seen)
+        elapsed = time.monotonic() - start
+        if not members or elapsed > grace + 5.0:
+            return members
+        is_patient = elapsed < grace
+        for member in members - asked if is_patient else members:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(member.pid, signal.SIGTERM if is_patient else signal.SIGKILL)
+        asked |= members
+        seen |= members
+        time.sleep(0.05)

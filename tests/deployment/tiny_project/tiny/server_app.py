@@ -1,0 +1,54 @@
+"""Asks every client ``rounds`` times and writes what they said to ``output.directory``."""
+
+import json
+import os
+import shlex
+import time
+from pathlib import Path
+
+from flwr.app import Context, Message, RecordDict
+from flwr.serverapp import Grid, ServerApp
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    items = shlex.split(str(context.run_config["overrides"]))
+    given = dict(item.split("=", 1) for item in items)
+    wanted = int(given["clients"])
+    if "message" in given:
+        raise RuntimeError(given["message"])
+    while len(nodes := list(grid.get_node_ids())) < wanted:
+        time.sleep(0.1)
+    started = time.time()
+    for turn in range(int(given["rounds"])):
+        questions = [
+            Message(RecordDict(), dst_node_id=node, message_type="query") for node in nodes
+        ]
+        replies = list(_ask(grid, questions, float(given.get("interval", 0))))
+        print(f"turn {turn} replies {len(replies)} after {time.time() - started:.1f} s")
+    answers = [dict(reply.content.config_records["answer"]) for reply in replies]
+    result = {
+        "answers": sorted(answers, key=lambda answer: answer["partition-id"]),
+        "experiment": context.run_config["experiment"],
+        "threads": os.environ.get("OMP_NUM_THREADS"),
+        "home": os.environ["FLWR_HOME"],
+        "ray": os.environ.get("RAY_TMPDIR"),
+    }
+    folder = Path(given["output.directory"])
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "result.json").write_text(json.dumps(result))
+
+
+def _ask(grid: Grid, questions: list[Message], interval: float) -> list[Message]:
+    if not interval:
+        return list(grid.send_and_receive(questions))
+    waiting = set(grid.push_messages(questions))
+    replies: list[Message] = []
+    while waiting:
+        arrived = list(grid.pull_messages(waiting))
+        replies += arrived
+        waiting -= {reply.metadata.reply_to_message_id for reply in arrived}
+        time.sleep(interval)
+    return replies
