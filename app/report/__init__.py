@@ -1,1 +1,1 @@
-"""Tables and figures, read from run folders."""
+"""Figures and tables of runs, made from run folders alone: ``python -m app.report FOLDER...``."""

@@ -1,0 +1,35 @@
+"""python -m app.report FOLDER... [--out DIR] [--markdown]: figures and a table of finished runs."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from app.report.figures import draw
+from app.report.runs import read
+from app.report.tables import table_of
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The exit code: 0, or 2 after one line about a folder that is no run."""
+    parser = argparse.ArgumentParser(prog="python -m app.report", description=__doc__)
+    parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="a run folder")
+    parser.add_argument(
+        "--out", type=Path, help="where figures go (one folder: itself; several: ./report)"
+    )
+    parser.add_argument("--markdown", action="store_true", help="print the table as Markdown")
+    given = parser.parse_args(argv)
+    try:
+        runs = [read(folder) for folder in given.folders]
+    except (OSError, ValueError) as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 2
+    out = given.out or (given.folders[0] if len(runs) == 1 else Path("report"))
+    written = draw(runs, out)
+    lines = [table_of(runs, markdown=given.markdown), *(str(path) for path in written)]
+    sys.stdout.write("\n".join(lines) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
