@@ -19,18 +19,20 @@ distance r from the origin is eps e^r, as it is for the stored coordinates thems
 from typing import Any
 
 import torch
+from geoopt.utils import size2shape
 from torch import Tensor
 
-from manifolds.base import Manifold
+from manifolds.base import Manifold, verdict
+from manifolds.linalg import TINY, standard_normal
 
-TINY = 1e-150
 BOUNDARY = 1e-15
+"""Smallest 1 - |x| of a stored point."""
 
 
 class PoincareBall(Manifold):
     """Hyperbolic space H^d as the open unit ball of R^d; points have shape ``(..., d)``."""
 
-    name = "poincare-ball"
+    name = "PoincareBall"
     ndim = 1
     reversible = True
 
@@ -56,9 +58,7 @@ class PoincareBall(Manifold):
         self, x: Tensor, *, atol: float = 1e-5, rtol: float = 1e-5
     ) -> tuple[bool, str | None]:
         largest = float(torch.linalg.vector_norm(x, dim=-1).max())
-        if largest < 1:
-            return True, None
-        return False, f"Expected |x| < 1, got {largest}; call projx"
+        return verdict(largest < 1, f"Expected |x| < 1, got {largest}; call projx")
 
     def _check_vector_on_tangent(
         self, x: Tensor, u: Tensor, *, atol: float = 1e-5, rtol: float = 1e-5
@@ -131,7 +131,7 @@ class PoincareBall(Manifold):
         **kwargs: Any,
     ) -> Tensor:
         """exp_0 of a Gaussian tangent vector of root mean square length 1, shape ``size``."""
-        z = torch.randn(*size, dtype=dtype, device=device, generator=generator)
+        z = standard_normal(size2shape(*size), generator, dtype, device)
         return self.expmap(torch.zeros_like(z), z / (2 * z.shape[-1] ** 0.5))
 
     def origin(
@@ -142,7 +142,7 @@ class PoincareBall(Manifold):
         seed: int | None = 42,
     ) -> Tensor:
         """The centre of the ball, shape ``size``."""
-        return torch.zeros(*size, dtype=dtype, device=device)
+        return torch.zeros(size2shape(*size), dtype=dtype, device=device)
 
 
 def conformal_gap(x: Tensor) -> Tensor:

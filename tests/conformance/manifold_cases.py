@@ -8,7 +8,16 @@ from torch import Tensor
 
 from manifolds.base import Manifold
 from manifolds.euclidean import Euclidean
+from manifolds.fixed_rank import FixedRank
+from manifolds.grassmann import Grassmann
+from manifolds.oblique import Oblique
+from manifolds.poincare import PoincareBall
+from manifolds.product import Product
+from manifolds.rotations import SpecialOrthogonal
+from manifolds.spd_bures import SPDBuresWasserstein
+from manifolds.spd_flat import SPDLogCholesky, SPDLogEuclidean
 from manifolds.sphere import Sphere
+from manifolds.stiefel import Stiefel
 
 
 def entrywise_gap(x: Tensor, y: Tensor) -> Tensor:
@@ -75,5 +84,27 @@ class ManifoldCase:
 CASES = [
     ManifoldCase("euclidean-vector", Euclidean(), (5,), radius=10.0, retraction_radius=10.0),
     ManifoldCase("euclidean-matrix", Euclidean(ndim=2), (4, 3), radius=10.0),
+    ManifoldCase("stiefel-euclidean", Stiefel(), (7, 3), radius=1.5),
+    ManifoldCase("stiefel-euclidean-cayley", Stiefel(retraction="cayley"), (4, 3), radius=1.5),
+    ManifoldCase("stiefel-canonical", Stiefel("canonical", "cayley"), (7, 3), radius=1.5),
+    ManifoldCase("stiefel-canonical-qr", Stiefel("canonical", "qr"), (6, 2), radius=1.5),
     ManifoldCase("sphere", Sphere(), (6,), radius=3.0, retraction_radius=1.0),
+]
+
+CASES += [
+    ManifoldCase("grassmann", Grassmann(), (7, 3), radius=1.4, gap=projector_gap),
+    ManifoldCase("spd-log-euclidean", SPDLogEuclidean(), (4, 4), radius=2.0, tolerance=10.0),
+    ManifoldCase("spd-log-cholesky", SPDLogCholesky(), (4, 4), radius=2.0, tolerance=10.0),
+    ManifoldCase(
+        "spd-bures-wasserstein", SPDBuresWasserstein(), (4, 4), radius=0.3, retraction_radius=0.3
+    ),
+    ManifoldCase("poincare-ball", PoincareBall(), (5,), radius=2.0, retraction_radius=2.0),
+    ManifoldCase("rotations", SpecialOrthogonal(), (4, 4), radius=2.0, retraction_radius=1.0),
+    ManifoldCase("oblique", Oblique(), (5, 3), radius=2.0, retraction_radius=1.0),
+    ManifoldCase("fixed-rank", FixedRank(6, 5, 2), (13, 2), radius=0.2, retraction_radius=0.2),
+    ManifoldCase(
+        "product",
+        Product({"basis": (Grassmann(), (5, 2)), "cov": (SPDLogCholesky(), (3, 3))}),
+        (19,),
+    ),
 ]

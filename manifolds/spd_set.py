@@ -1,0 +1,81 @@
+"""What all metrics on the symmetric positive definite matrices share: the set itself.
+
+Points are full symmetric m x m matrices, tangent vectors are symmetric m x m matrices,
+dim = m(m+1)/2. A metric is a subclass; none inherits another's geometry.
+"""
+
+from typing import Any
+
+import torch
+from geoopt.utils import size2shape
+from torch import Tensor
+
+from manifolds.base import Manifold, verdict
+from manifolds.linalg import identity_like, standard_normal, sym
+
+SMALLEST_EIGENVALUE = 1e-12
+
+
+class SPDSet(Manifold):
+    """Symmetric positive definite matrices without a metric; points ``(..., m, m)``."""
+
+    ndim = 2
+    reversible = True
+
+    def dim(self, shape: tuple[int, ...]) -> int:
+        """m(m+1)/2 for points of shape ``(m, m)``."""
+        return shape[-1] * (shape[-1] + 1) // 2
+
+    def projx(self, x: Tensor) -> Tensor:
+        """The nearest symmetric matrix with eigenvalues >= 1e-12 (clamped, not mirrored)."""
+        w, v = torch.linalg.eigh(sym(x))
+        return sym((v * w.clamp_min(SMALLEST_EIGENVALUE).unsqueeze(-2)) @ v.mT)
+
+    def proju(self, x: Tensor, u: Tensor) -> Tensor:
+        """The symmetric part of u."""
+        return sym(u).expand(torch.broadcast_shapes(x.shape, u.shape))
+
+    def _check_shape(self, shape: tuple[int, ...], name: str) -> tuple[bool, str | None]:
+        if len(shape) < 2 or shape[-1] != shape[-2]:
+            return False, f"Expected {name} of shape (..., m, m), got {tuple(shape)}"
+        return True, None
+
+    def _check_point_on_manifold(
+        self, x: Tensor, *, atol: float = 1e-5, rtol: float = 1e-5
+    ) -> tuple[bool, str | None]:
+        asymmetry = float((x - x.mT).abs().max())
+        if asymmetry > atol + rtol * float(x.abs().max()):
+            return False, f"Expected |x - x^T| <= {atol}, got {asymmetry}; call projx"
+        is_definite = not bool(torch.linalg.cholesky_ex(x).info.any())
+        return verdict(is_definite, "Expected a positive definite x, its Cholesky factor fails")
+
+    def _check_vector_on_tangent(
+        self, x: Tensor, u: Tensor, *, atol: float = 1e-5, rtol: float = 1e-5
+    ) -> tuple[bool, str | None]:
+        asymmetry = float((u - u.mT).abs().max())
+        bound = atol + rtol * float(u.abs().max())
+        return verdict(asymmetry <= bound, f"Expected |u - u^T| <= {bound}, got {asymmetry}")
+
+    def random(
+        self,
+        *size: Any,
+        dtype: torch.dtype = torch.float64,
+        device: Any = None,
+        generator: torch.Generator | None = None,
+        **kwargs: Any,
+    ) -> Tensor:
+        """expm of half the symmetric part of standard normals, shape ``(..., m, m)``."""
+        z = standard_normal(size2shape(*size), generator, dtype, device)
+        root = torch.linalg.matrix_exp(sym(z) / 4)
+        return root @ root.mT
+
+    def origin(
+        self,
+        *size: Any,
+        dtype: torch.dtype = torch.float64,
+        device: Any = None,
+        seed: int | None = 42,
+    ) -> Tensor:
+        """The identity matrix, repeated to shape ``size``."""
+        point = torch.zeros(size2shape(*size), dtype=dtype, device=device)
+        return point + identity_like(point)
