@@ -146,6 +146,17 @@ class RunFolder:
                     values.append(float(row[key]) if row[key] else None)
         return columns
 
+    def drop_metrics_after(self, server_round: int) -> None:
+        """Forget the rows beyond ``server_round``, which a resumed run writes again."""
+        if not self.metrics_path.exists():
+            return
+        with self.metrics_path.open(newline="", encoding="utf-8") as file:
+            header, *rows = csv.reader(file)
+        place = header.index("round")
+        kept = [row for row in rows if int(row[place]) <= server_round]
+        lines = [",".join(row) for row in [header, *kept]]
+        write_atomically(self.metrics_path, ("\n".join(lines) + "\n").encode())
+
     def save_tensors(self, name: str, tensors: Mapping[str, Tensor]) -> Path:
         """The written file, ``name``.safetensors."""
         path = self._tensor_path(name)

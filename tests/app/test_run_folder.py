@@ -133,7 +133,20 @@ def test_columns_are_fixed_by_the_first_row(folder, row):
     assert folder.metrics_path.read_bytes() == before
 
 
+def test_a_resumed_run_forgets_the_rows_beyond_its_checkpoint(folder):
+    rows = [{"cost": 1 / (server_round + 1), "round": server_round} for server_round in range(6)]
+    for row in rows:
+        folder.append_metrics(row)
+    whole = folder.metrics_path.read_text()
+    folder.drop_metrics_after(3)
+    assert folder.metrics()["round"] == [0, 1, 2, 3]
+    for row in rows[4:]:
+        folder.append_metrics(row)
+    assert folder.metrics_path.read_text() == whole
+
+
 def test_a_run_without_rounds_has_no_metrics(folder):
+    folder.drop_metrics_after(0)
     assert folder.metrics() == {}
 
 
