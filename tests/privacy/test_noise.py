@@ -1,0 +1,213 @@
+"""Addresses are injective, draws depend on nothing but key and address, and nothing is reused."""
+
+import pickle
+import threading
+
+import numpy as np
+import pytest
+import torch
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.special import ndtri
+
+from privacy.addresses import BITS, Address, BlockRange, reused
+from privacy.noise import NoiseSource, Stream
+
+SOURCE = NoiseSource.from_seed(7)
+FIELDS = st.tuples(
+    st.sampled_from(list(Stream)),
+    st.integers(0, 2**24 - 1),
+    st.integers(0, 2**16 - 1),
+    st.integers(0, 2**24 - 1),
+    st.integers(0, 2**24 - 1),
+    st.integers(0, 2**32 - 1),
+)
+settings.register_profile("privacy", derandomize=True, deadline=None, max_examples=50)
+settings.load_profile("privacy")
+
+
+def block(fields: tuple[Stream, int, int, int, int, int]) -> int:
+    stream, server_round, attempt, step, partition, index = fields
+    address = Address(stream, server_round, attempt, step)
+    return int.from_bytes(address.counters(partition, index, index + 1), "little")
+
+
+def unpacked(counter: int) -> tuple[int, ...]:
+    """The documented layout, read back: stream, round, attempt, step, partition, block."""
+    stream, attempt = counter >> 120, counter >> 104 & 0xFFFF
+    step, server_round = counter >> 80 & 0xFFFFFF, counter >> 56 & 0xFFFFFF
+    return stream, server_round, attempt, step, counter >> 32 & 0xFFFFFF, counter & 0xFFFFFFFF
+
+
+def words(counter_blocks: list[int], key: bytes) -> np.ndarray:
+    """AES-256 in counter mode by the library's own CTR object, one block at a time."""
+    out = b""
+    for counter in counter_blocks:
+        big_endian = counter.to_bytes(16, "little")  # our blocks are little-endian strings
+        encryptor = Cipher(algorithms.AES(key), modes.CTR(big_endian)).encryptor()
+        out += encryptor.update(bytes(16))
+    return np.frombuffer(out, dtype="<u8")
+
+
+@given(FIELDS)
+def test_every_field_can_be_read_back_from_the_counter_block(fields):
+    assert unpacked(block(fields)) == fields
+
+
+def test_field_widths_fill_the_block_exactly():
+    assert sum(BITS.values()) + 32 == 128
+
+
+@given(FIELDS)
+def test_draws_are_aes_in_counter_mode_through_the_inverse_normal_cdf(fields):
+    stream, server_round, attempt, step, partition, index = fields
+    first = min(index, 2**32 - 20)
+    counters = [
+        block((stream, server_round, attempt, step, partition, first + i)) for i in range(20)
+    ]
+    w = words(counters, SOURCE.key)
+    place = {"stream": stream, "server_round": server_round, "attempt": attempt, "step": step}
+    normals = SOURCE.normals((40,), partition=partition, start=2 * first, **place).numpy()
+    k = (w >> np.uint64(11)).astype(np.float64)
+    lower = k < 2.0**52
+    tail = np.where(lower, k + 0.5, 2.0**53 - k - 0.5) * 2.0**-53
+    np.testing.assert_allclose(normals, np.where(lower, 1, -1) * ndtri(tail), rtol=0, atol=5e-15)
+    uniforms = SOURCE.uniforms((40,), partition=partition, start=2 * first, **place).numpy()
+    assert (uniforms == ((w >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52).all()
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 10, 16, 17, 33, 1000, 16384, 16385, 40_001])
+@pytest.mark.parametrize("precision", ["single", "summed"])
+def test_a_cohort_draws_what_each_client_alone_would_draw(size, precision):
+    source = NoiseSource.from_seed(3, precision=precision)
+    partitions = [5, 0, 2**24 - 1, 17]
+    place = {"stream": Stream.GRADIENT_NOISE, "server_round": 300, "attempt": 2, "step": 9}
+    for draw in (source.normals, source.uniforms):
+        together = draw((size,), partition=partitions, **place)
+        alone = [draw((size,), partition=p, **place) for p in partitions]
+        assert together.shape == (4, size)
+        assert torch.equal(together, torch.stack(alone))
+
+
+@pytest.mark.parametrize("precision", ["single", "summed"])
+def test_a_draw_in_two_parts_is_the_draw_in_one(precision):
+    source = NoiseSource.from_seed(3, precision=precision)
+    place = {"stream": Stream.SERVER_NOISE, "partition": 0, "server_round": 1}
+    whole = source.normals((50_000,), **place)
+    parts = [source.normals((20_000,), **place), source.normals((30_000,), start=20_000, **place)]
+    assert torch.equal(whole, torch.cat(parts))
+    assert torch.equal(whole[:12], source.normals((3, 4), **place).reshape(-1))
+
+
+def test_changing_any_field_of_the_address_changes_every_number():
+    base = {"stream": Stream.DATA, "partition": 0, "server_round": 0, "attempt": 0, "step": 0}
+    seen = [SOURCE.uniforms((8,), **base)]
+    for name in base:
+        seen.extend(SOURCE.uniforms((8,), **{**base, name: value}) for value in (1, 2, 7))
+    seen.append(SOURCE.derive(b"party 1").uniforms((8,), **base))
+    seen.append(NoiseSource.from_seed(8).uniforms((8,), **base))
+    flat = torch.cat(seen)
+    assert flat.unique().numel() == flat.numel()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"server_round": -1}, "server_round"),
+        ({"server_round": 2**24}, "server_round"),
+        ({"attempt": 2**16}, "attempt"),
+        ({"step": 2**24}, "step"),
+        ({"partition": 2**24}, "partition"),
+        ({"partition": [0, 2**24]}, "partition"),
+        ({"partition": -1}, "partition"),
+        ({"partition": [3, 3]}, "distinct"),
+        ({"start": 2**33}, "blocks"),
+        ({"start": 1}, "start"),
+        ({"start": -2}, "start"),
+    ],
+)
+def test_a_field_out_of_range_is_refused_by_name(change, message):
+    place = {"stream": Stream.DATA, "partition": 0, "server_round": 0}
+    with pytest.raises(ValueError, match=message):
+        SOURCE.normals((2,), **{**place, **change})
+
+
+@pytest.mark.parametrize("seed", [-1, 2**64])
+def test_seeds_out_of_range_are_refused(seed):
+    with pytest.raises(ValueError, match=r"seed < 2\*\*64"):
+        NoiseSource.from_seed(seed)
+
+
+def test_only_the_operating_system_gives_a_release():
+    release = NoiseSource.from_os()
+    assert release.is_release
+    assert not SOURCE.is_release
+    assert not SOURCE.derive(b"x").is_release
+    assert release.derive(b"x").is_release
+    assert release.key != NoiseSource.from_os().key
+    assert release.key.hex() not in repr(release)
+    assert str(release.key) not in repr(release)
+
+
+def test_a_recorder_hears_of_every_block_and_reuse_is_found():
+    heard: list[BlockRange] = []
+    source = NoiseSource(SOURCE.key, is_release=False, recorder=heard.append)
+    place = {"stream": Stream.GRADIENT_NOISE, "server_round": 4}
+    source.normals((5,), partition=1, **place)
+    source.normals((3,), partition=[2, 3], **place)
+    source.normals((5,), partition=1, start=6, **place)
+    source.normals((0,), partition=9, **place)
+    assert [(r.partition, r.first, r.stop) for r in heard] == [
+        (1, 0, 3), (2, 0, 2), (3, 0, 2), (1, 3, 6),
+    ]  # fmt: skip
+    assert reused(heard) == []
+    source.uniforms((1,), partition=1, start=2, **place)
+    assert len(reused(heard)) == 1
+
+
+def test_summed_precision_draws_four_times_the_blocks():
+    heard: list[BlockRange] = []
+    source = NoiseSource(SOURCE.key, is_release=False, recorder=heard.append, precision="summed")
+    drawn = source.normals((5,), stream=Stream.DATA, partition=0, server_round=0)
+    assert [(r.first, r.stop) for r in heard] == [(0, 10)]
+    place = {"stream": Stream.DATA, "partition": 0, "server_round": 0}
+    four = SOURCE.normals((5, 4), **place)
+    assert (drawn - four.sum(-1) / 2).abs().max() <= 1e-15
+
+
+def test_a_source_survives_pickling_and_threads():
+    copy = pickle.loads(pickle.dumps(SOURCE))
+    place = {"stream": Stream.DATA, "server_round": 0}
+    expected = SOURCE.normals((99,), partition=4, **place)
+    assert torch.equal(copy.normals((99,), partition=4, **place), expected)
+    results: dict[int, torch.Tensor] = {}
+
+    def work(name: int) -> None:
+        for _ in range(50):
+            results[name] = SOURCE.normals((99,), partition=4, **place)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(torch.equal(result, expected) for result in results.values())
+    assert len(results) == 4
+
+
+def test_a_torch_generator_is_reproducible_and_addressed():
+    def draw(server_round: int) -> torch.Tensor:
+        generator = SOURCE.generator(
+            stream=Stream.INITIAL_POINT, partition=0, server_round=server_round
+        )
+        return torch.randn(4, generator=generator)
+
+    assert torch.equal(draw(0), draw(0))
+    assert not torch.equal(draw(0), draw(1))
+
+
+@pytest.mark.parametrize("key", [b"", bytes(16), bytes(33)])
+def test_a_key_of_another_length_is_refused(key):
+    with pytest.raises(ValueError, match="32 bytes"):
+        NoiseSource(key, is_release=False)
