@@ -21,7 +21,8 @@ from geoopt.utils import size2shape
 from torch import Tensor
 
 from manifolds.base import Manifold, verdict
-from manifolds.linalg import polar, standard_normal
+from manifolds.linalg import identity_like, polar, standard_normal
+from manifolds.low_rank import truncate, turned_towards
 
 
 class FixedRank(Manifold):
@@ -76,10 +77,7 @@ class FixedRank(Manifold):
 
     def from_dense(self, matrix: Tensor) -> Tensor:
         """The point nearest to ``matrix`` (..., m, n): its truncated SVD, packed."""
-        left, values, right_t = torch.linalg.svd(matrix, full_matrices=False)
-        r = self.rank
-        core = torch.diag_embed(values[..., :r])
-        return self.pack(left[..., :r], right_t[..., :r, :].mT, core)
+        return self.pack(*truncate(matrix, self.rank))
 
     def project_ambient(self, x: Tensor, matrix: Tensor) -> Tensor:
         """P_x of an ambient ``matrix`` (..., m, n), packed."""
@@ -120,30 +118,25 @@ class FixedRank(Manifold):
         return self.proju(x, self.pack(image, coimage, middle))
 
     def _check_shape(self, shape: tuple[int, ...], name: str) -> tuple[bool, str | None]:
-        if tuple(shape[-2:]) != self.point_shape:
-            return False, f"Expected {name} of shape (..., *{self.point_shape}), got {tuple(shape)}"
-        return True, None
+        is_ok = tuple(shape[-2:]) == self.point_shape
+        return verdict(is_ok, f"Expected {name} of shape (..., *{self.point_shape}), got {shape}")
 
     def _check_point_on_manifold(
         self, x: Tensor, *, atol: float = 1e-5, rtol: float = 1e-5
     ) -> tuple[bool, str | None]:
         left, right, core = self.unpack(x)
-        eye = torch.eye(self.rank, dtype=x.dtype, device=x.device)
-        error = max(float((q.mT @ q - eye).abs().max()) for q in (left, right))
+        error = max(float((q.mT @ q - identity_like(core)).abs().max()) for q in (left, right))
         if error > atol:
             return False, f"Expected orthonormal factors within {atol}, got an error of {error}"
         smallest = float(torch.linalg.svdvals(core).min())
-        if smallest <= 0:
-            return False, f"Expected smallest singular value > 0, got {smallest}: lower rank"
-        return True, None
+        return verdict(smallest > 0, f"Expected smallest singular value > 0, got {smallest}")
 
     def _check_vector_on_tangent(
         self, x: Tensor, u: Tensor, *, atol: float = 1e-5, rtol: float = 1e-5
     ) -> tuple[bool, str | None]:
-        error = float((self.proju(x, u) - u).abs().max())
-        if error > atol + rtol * float(u.abs().max()):
-            return False, f"Expected U^T Up = 0 and V^T Vp = 0 within {atol}, got {error}"
-        return True, None
+        error, bound = float((self.proju(x, u) - u).abs().max()), float(u.abs().max())
+        is_ok = error <= atol + rtol * bound
+        return verdict(is_ok, f"Expected U^T Up = 0 and V^T Vp = 0 within {atol}, got {error}")
 
     # -- metric ------------------------------------------------------------------------------
     def inner(
@@ -166,20 +159,24 @@ class FixedRank(Manifold):
 
     # -- retractions -------------------------------------------------------------------------
     def retr(self, x: Tensor, u: Tensor) -> Tensor:
-        """The best rank-r approximation of x + u, by one 2r x 2r SVD (second order)."""
+        """The best rank-r approximation of x + u (second order), bases nearest to those of x.
+
+        One SVD of 2r x 2r; of m x n where a gradient is asked for.
+        """
         left, right, core = self.unpack(x)
+        if x.requires_grad or u.requires_grad:
+            factors = truncate(self.dense(x) + self.embed(x, u), self.rank)
+            return self.pack(*turned_towards(factors, left, right))
         left_u, right_u, middle = self.unpack(u)
         q_left, r_left = torch.linalg.qr(left_u)
         q_right, r_right = torch.linalg.qr(right_u)
-        top = torch.cat([core + middle, r_right.mT.expand_as(core + middle)], -1)
-        block = torch.cat([top, torch.cat([r_left, torch.zeros_like(r_left)], -1)], -2)
-        a, values, b_t = torch.linalg.svd(block)
-        r = self.rank
-        lead = block.shape[:-2]
-        frame_left = torch.cat([left.expand(*lead, -1, -1), q_left], -1)
-        frame_right = torch.cat([right.expand(*lead, -1, -1), q_right], -1)
-        core_y = torch.diag_embed(values[..., :r])
-        return self.pack(frame_left @ a[..., :r], frame_right @ b_t[..., :r, :].mT, core_y)
+        middle = core + middle
+        top = torch.cat([middle, r_right.mT.expand_as(middle)], -1)
+        below = torch.cat([r_left.expand_as(middle), torch.zeros_like(middle)], -1)
+        a, b, core_y = truncate(torch.cat([top, below], -2), self.rank)
+        frame_left = torch.cat([left.expand(*middle.shape[:-2], -1, -1), q_left], -1)
+        frame_right = torch.cat([right.expand(*middle.shape[:-2], -1, -1), q_right], -1)
+        return self.pack(*turned_towards((frame_left @ a, frame_right @ b, core_y), left, right))
 
     def invretr(self, x: Tensor, y: Tensor) -> Tensor:
         """The u with ``retr(x, u) = y``, closed form; U_x^T U_y and V_x^T V_y invertible.
@@ -200,7 +197,7 @@ class FixedRank(Manifold):
         left_u, right_u, middle = self.unpack(u)
         b = core + middle
         image = left + torch.linalg.solve(b, left_u, left=False)
-        return self.projx(self.pack(image, right @ b.mT + right_u, torch.eye(self.rank).to(b)))
+        return self.projx(self.pack(image, right @ b.mT + right_u, identity_like(b)))
 
     def invretr_orthographic(self, x: Tensor, y: Tensor) -> Tensor:
         """P_x(y - x), the inverse of ``retr_orthographic``."""
@@ -252,5 +249,5 @@ class FixedRank(Manifold):
         self._assert_check_shape(shape, "size")
         z = standard_normal(shape, generator, dtype, device)
         left, right, core = self.unpack(z)
-        scale = torch.eye(self.rank, dtype=dtype, device=device) / self.rank**0.5
-        return self.projx(self.pack(left, right, scale.expand_as(core)))
+        scale = identity_like(core).expand_as(core) / self.rank**0.5
+        return self.projx(self.pack(left, right, scale))

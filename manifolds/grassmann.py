@@ -15,7 +15,7 @@ from geoopt.utils import size2shape
 from torch import Tensor
 
 from manifolds.base import Manifold, verdict
-from manifolds.linalg import TINY, identity_like, polar, quotient, standard_normal
+from manifolds.linalg import TINY, expm, identity_like, polar, quotient, standard_normal
 
 
 class Grassmann(Manifold):
@@ -72,9 +72,9 @@ class Grassmann(Manifold):
 
     # -- geodesics ---------------------------------------------------------------------------
     def expmap(self, x: Tensor, u: Tensor) -> Tensor:
-        """x cos(sqrt G) + u sinc(sqrt G), one Newton-Schulz step to rounding."""
-        t, v = _angles(u)
-        y = x @ _function(v, torch.cos(t)) + u @ _function(v, quotient(torch.sin, t))
+        """The basis x cos(sqrt G) + u sinc(sqrt G), one Newton-Schulz step to rounding."""
+        cosine, sinc = _cosine_and_sinc(u.mT @ u)
+        y = x @ cosine + u @ sinc
         gram = y.mT @ y
         return y @ (1.5 * identity_like(gram) - 0.5 * gram)
 
@@ -99,7 +99,7 @@ class Grassmann(Manifold):
         return torch.linalg.solve_triangular(factor.mT, x + u, upper=True, left=False)
 
     def invretr(self, x: Tensor, y: Tensor) -> Tensor:
-        """y (x^T y)^-1 - x, the horizontal u with span(x + u) = span y."""
+        """The horizontal vector y (x^T y)^-1 - x with span(x + u) = span y."""
         return torch.linalg.solve(x.mT @ y, y, left=False) - x
 
     # -- privacy -----------------------------------------------------------------------------
@@ -119,10 +119,21 @@ class Grassmann(Manifold):
         return self.projx(standard_normal(size2shape(*size), generator, dtype, device))
 
 
-def _angles(u: Tensor) -> tuple[Tensor, Tensor]:
-    """(t, V) with u^T u = V t^2 V^T."""
-    w, v = torch.linalg.eigh(u.mT @ u)
-    return w.clamp_min(0.0).sqrt(), v
+def _cosine_and_sinc(gram: Tensor) -> tuple[Tensor, Tensor]:
+    """cos(sqrt G) and sinc(sqrt G).
+
+    Where a gradient is asked for: the first block column of exp([[0, -G], [I, 0]]), which is
+    differentiable at repeated eigenvalues (G = 0 is one).
+    """
+    if gram.requires_grad:
+        k, zero = gram.shape[-1], torch.zeros_like(gram)
+        eye = identity_like(gram).expand_as(gram)
+        block = torch.cat([torch.cat([zero, -gram], -1), torch.cat([eye, zero], -1)], -2)
+        column = expm(block)[..., :k]
+        return column[..., :k, :], column[..., k:, :]
+    w, v = torch.linalg.eigh(gram)
+    t = w.clamp_min(0.0).sqrt()
+    return _function(v, torch.cos(t)), _function(v, quotient(torch.sin, t))
 
 
 def _function(v: Tensor, values: Tensor) -> Tensor:

@@ -82,7 +82,7 @@ class PoincareBall(Manifold):
 
     # -- geodesics ---------------------------------------------------------------------------
     def expmap(self, x: Tensor, u: Tensor) -> Tensor:
-        """x + tanh(t) u/|u| with t = |u|/om(x) (Möbius addition), shape ``(..., d)``."""
+        """The point x + tanh(t) u/|u| with t = |u|/om(x) (Möbius addition), shape ``(..., d)``."""
         om_x = conformal_gap(x)
         length = torch.linalg.vector_norm(u, dim=-1, keepdim=True).clamp_min(TINY)
         t = length / om_x
@@ -116,7 +116,7 @@ class PoincareBall(Manifold):
 
     # -- privacy -----------------------------------------------------------------------------
     def from_coords(self, x: Tensor, c: Tensor) -> Tensor:
-        """c om(x)/2, shape ``(..., d)``.
+        """The vector c om(x)/2, shape ``(..., d)``.
 
         Utpala et al. 2023, Algorithm 6 with a/2: the printed a/4 halves the noise.
         """
@@ -152,5 +152,5 @@ def conformal_gap(x: Tensor) -> Tensor:
 
 
 def _reflect(unit: Tensor, v: Tensor) -> Tensor:
-    """v mirrored in the hyperplane orthogonal to ``unit`` (v itself where unit is zero)."""
+    """V mirrored in the hyperplane orthogonal to ``unit``; v itself where unit is zero."""
     return v - 2 * (unit * v).sum(-1, keepdim=True) * unit

@@ -221,9 +221,7 @@ class Product(Manifold):
         self, x: Tensor, u: Tensor, *, atol: float = 1e-5, rtol: float = 1e-5
     ) -> tuple[bool, str | None]:
         for f, part, vector in zip(self.factors, self._split(x), self._split(u), strict=True):
-            is_ok, reason = f.manifold._check_vector_on_tangent(
-                part, vector, atol=atol, rtol=rtol
-            )
+            is_ok, reason = f.manifold._check_vector_on_tangent(part, vector, atol=atol, rtol=rtol)
             if not is_ok:
                 return False, f"{f.name}: {reason}"
         return True, None

@@ -14,7 +14,7 @@ from geoopt.utils import size2shape
 from torch import Tensor
 
 from manifolds.base import Manifold, verdict
-from manifolds.linalg import identity_like, logm_rotation, polar, skew, standard_normal
+from manifolds.linalg import TINY, expm, identity_like, logm_rotation, polar, skew, standard_normal
 
 
 class SpecialOrthogonal(Manifold):
@@ -39,7 +39,7 @@ class SpecialOrthogonal(Manifold):
         return (left * flip.unsqueeze(-2)) @ right_t
 
     def proju(self, x: Tensor, u: Tensor) -> Tensor:
-        """x skew(x^T u)."""
+        """The projection x skew(x^T u)."""
         return x @ skew(x.mT @ u)
 
     def egrad2rgrad(self, x: Tensor, u: Tensor) -> Tensor:
@@ -75,16 +75,25 @@ class SpecialOrthogonal(Manifold):
 
     def dist(self, x: Tensor, y: Tensor, *, keepdim: bool = False) -> Tensor:
         """|log(x^T y)|_F, shape ``(...)``: sqrt(2) times the norm of the rotation angles."""
-        turn = logm_rotation(x.mT @ y)
-        return torch.linalg.vector_norm(turn, dim=(-2, -1), keepdim=keepdim)
+        with torch.no_grad():
+            turn = logm_rotation(x.mT @ y)
+            length = torch.linalg.vector_norm(turn, dim=(-2, -1), keepdim=True)
+        result = length if keepdim else length[..., 0, 0]
+        if not _needs_gradient(x, y):
+            return result
+        unit = turn / length.clamp_min(TINY)
+        change = y.detach() @ unit * (y - y.detach()) - x.detach() @ unit * (x - x.detach())
+        return result + change.sum((-2, -1), keepdim=keepdim)
 
     # -- geodesics ---------------------------------------------------------------------------
     def expmap(self, x: Tensor, u: Tensor) -> Tensor:
-        """x exp(x^T u)."""
-        return x @ torch.linalg.matrix_exp(skew(x.mT @ u))
+        """The rotation x exp(x^T u)."""
+        return x @ expm(skew(x.mT @ u))
 
     def logmap(self, x: Tensor, y: Tensor) -> Tensor:
-        """x log(x^T y)."""
+        """The vector x log(x^T y), for rotation angles below pi; differentiate ``dist`` instead."""
+        if _needs_gradient(x, y):
+            raise NotImplementedError("SpecialOrthogonal.logmap: differentiate dist instead")
         return x @ logm_rotation(x.mT @ y)
 
     def transp(self, x: Tensor, y: Tensor, v: Tensor) -> Tensor:
@@ -103,14 +112,14 @@ class SpecialOrthogonal(Manifold):
         return x @ torch.linalg.solve(eye - half, eye + half)
 
     def invretr(self, x: Tensor, y: Tensor) -> Tensor:
-        """x 2 (R + I)^-1 (R - I), R = x^T y without the eigenvalue -1."""
+        """The vector 2 x (R + I)^-1 (R - I), R = x^T y without the eigenvalue -1."""
         turn = x.mT @ y
         eye = identity_like(turn)
         return x @ skew(2 * torch.linalg.solve(turn + eye, turn - eye))
 
     # -- privacy -----------------------------------------------------------------------------
     def from_coords(self, x: Tensor, c: Tensor) -> Tensor:
-        """x skew(c) from n x n normals c."""
+        """The vector x skew(c) from n x n normals c."""
         return x @ skew(c)
 
     def random(
@@ -134,3 +143,7 @@ class SpecialOrthogonal(Manifold):
         """The identity, repeated to shape ``size``."""
         point = torch.zeros(size2shape(*size), dtype=dtype, device=device)
         return point + identity_like(point)
+
+
+def _needs_gradient(x: Tensor, y: Tensor) -> bool:
+    return torch.is_grad_enabled() and (x.requires_grad or y.requires_grad)

@@ -75,7 +75,7 @@ class SPDBuresWasserstein(SPDSet):
         return half + half.mT
 
     def transp(self, x: Tensor, y: Tensor, v: Tensor) -> Tensor:
-        """v rescaled in the eigenbasis of x to the identity and from there to y (isometric)."""
+        """The vector rescaled in the eigenbasis of x to I, and from there to y (isometric)."""
         w_x, basis_x = torch.linalg.eigh(x)
         w_y, basis_y = torch.linalg.eigh(y)
         turn = basis_y.mT @ basis_x
@@ -91,7 +91,7 @@ class SPDBuresWasserstein(SPDSet):
         return self.logmap(x, y)
 
     def from_coords(self, x: Tensor, c: Tensor) -> Tensor:
-        """c L^T + L c^T from m x m normals c: the differential of L -> L L^T."""
+        """The vector c L^T + L c^T from m x m normals c: the differential of L -> L L^T."""
         half = c @ torch.linalg.cholesky(x).mT
         return half + half.mT
 

@@ -11,7 +11,7 @@ from geoopt.utils import size2shape
 from torch import Tensor
 
 from manifolds.base import Manifold, verdict
-from manifolds.linalg import identity_like, standard_normal, sym
+from manifolds.linalg import expm, identity_like, standard_normal, sym
 
 SMALLEST_EIGENVALUE = 1e-12
 
@@ -64,9 +64,9 @@ class SPDSet(Manifold):
         generator: torch.Generator | None = None,
         **kwargs: Any,
     ) -> Tensor:
-        """expm of half the symmetric part of standard normals, shape ``(..., m, m)``."""
+        """The exponential of half the symmetric part of standard normals, shape ``(..., m, m)``."""
         z = standard_normal(size2shape(*size), generator, dtype, device)
-        root = torch.linalg.matrix_exp(sym(z) / 4)
+        root = expm(sym(z) / 4)
         return root @ root.mT
 
     def origin(
