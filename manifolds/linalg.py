@@ -125,6 +125,15 @@ def sym_function(a: Tensor, function: ScalarFunction) -> Tensor:
     return (v * function.value(w).unsqueeze(-2)) @ v.mT
 
 
+def congruence(factor: Tensor, a: Tensor, function: ScalarFunction) -> Tensor:
+    """L f(a) L^T for L = ``factor`` and symmetric ``a``, exactly symmetric, shape (..., k, k)."""
+    if a.requires_grad or factor.requires_grad:
+        return sym(factor @ sym_function(a, function) @ factor.mT)
+    w, v = torch.linalg.eigh(a)
+    rows = factor @ v
+    return sym((rows * function.value(w).unsqueeze(-2)) @ rows.mT)
+
+
 # -- polar factor ------------------------------------------------------------------------------
 def _thin_svd(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """U, s, V^T; a stack of tall matrices goes through QR first (backward stable, faster)."""

@@ -1,12 +1,13 @@
 """Riemannian logarithms of the Stiefel manifold, as batched iterations on 2k x 2k matrices.
 
-Zimmermann and Hüper: Computing the Riemannian logarithm on the Stiefel manifold (SIMAX 2022),
-Algorithm 4 (canonical metric) and Section 5 (p-shooting); Mataigne, Zimmermann and Miolane:
-arXiv 2403.11730 (the forward iteration for a family of metrics). Metric of a tangent vector
-u = x A + Q B: beta |A|^2 + |B|^2, beta = 1/2 canonical, beta = 1 Euclidean.
+Zimmermann and Hüper: Computing the Riemannian logarithm on the Stiefel manifold: metrics, methods
+and performance (SIMAX 2022, arXiv 2103.12046): Algorithm 4 for the canonical metric, p-shooting in
+the reduced problem for the Euclidean one. Metric of u = x A + Q B: beta |A|^2 + |B|^2, beta = 1/2
+canonical, beta = 1 Euclidean.
 
-Symbols: V0 completed, M N blocks of V0's first columns, Phi rotation, A B C blocks of log V.
-Guarantee: what is returned satisfies expmap(x, u) = y to ``RESIDUAL``, or an error is raised.
+Symbols: M, N blocks of y in the frame (x, Q) target, V completed, Phi rotation, A, B, C blocks of
+log V, Gamma the Sylvester update.
+Guarantee: the geodesic of the result ends at y to ``RESIDUAL``, or an error is raised.
 """
 
 import torch
@@ -14,11 +15,10 @@ from torch import Tensor
 
 from manifolds.linalg import expm, identity_like, largest_norm, logm_rotation, skew, sym
 
-TOLERANCE = 2e-15
+TOLERANCE = 4e-15
 RESIDUAL = 1e-10
-MAX_ITERATIONS = 60
-SHOOTING_STEPS = 4
-MAX_SHOTS = 200
+MAX_ITERATIONS = 300
+GEODESIC_STEPS = 3
 
 
 def tangent_of_logarithm(x: Tensor, y: Tensor, beta: float) -> Tensor:
@@ -32,12 +32,14 @@ def tangent_of_logarithm(x: Tensor, y: Tensor, beta: float) -> Tensor:
     across = min(k, n - k)
     m = x.mT @ y
     q = torch.linalg.qr(torch.cat((x, y - x @ m), -1))[0][..., k : k + across]
-    completed = _completion(torch.cat((m, q.mT @ y), -2))
-    a, b = _forward_iteration(completed, k, beta)
-    residual = _residual(a, b, completed[..., :k], beta)
-    if beta != 0.5 and not residual <= RESIDUAL:
-        a, b = _shoot(completed[..., :k], beta)
-        residual = _residual(a, b, completed[..., :k], beta)
+    target = torch.cat((m, q.mT @ y), -2)
+    if across == 0:
+        a, b = logm_rotation(_same_component(m)), target[..., k:, :]
+    elif beta == 0.5:
+        a, b = _zimmermann_hueper(target)
+    else:
+        a, b = _shoot(target, beta)
+    residual = largest_norm(reduced_geodesic(a, b, beta, 1)[0] - target)
     if not residual <= RESIDUAL:
         raise ArithmeticError(
             f"Stiefel logarithm did not converge: residual = {residual:.3g} > {RESIDUAL:.3g}; "
@@ -46,99 +48,88 @@ def tangent_of_logarithm(x: Tensor, y: Tensor, beta: float) -> Tensor:
     return x @ a + q @ b
 
 
-def reduced_exponential(a: Tensor, b: Tensor, beta: float, t: float = 1.0) -> Tensor:
-    """Exp of [A; B] at [I; 0] in St(k + p, k), shape (..., k + p, k)."""
-    k = a.shape[-1]
-    corner = torch.zeros(*b.shape[:-2], b.shape[-2], b.shape[-2], dtype=b.dtype, device=b.device)
-    generator = _blocks(2 * beta * a, -b.mT, b, corner)
-    turned = expm(t * generator)[..., :k]
-    return turned if beta == 0.5 else turned @ expm((1 - 2 * beta) * t * a)
+def reduced_geodesic(a: Tensor, b: Tensor, beta: float, steps: int) -> list[Tensor]:
+    """Points t = 1 / steps, ..., 1 of the geodesic [I; 0] -> [A; B], each (..., k + p, k)."""
+    corner = torch.zeros_like(b @ b.mT)
+    rows = (torch.cat((2 * beta * a, -b.mT), -1), torch.cat((b, corner), -1))
+    step = expm(torch.cat(rows, -2) / steps)
+    points = [step[..., : a.shape[-1]]]
+    if beta == 0.5:
+        for _ in range(steps - 1):
+            points.append(step @ points[-1])
+        return points
+    twist = expm((1 - 2 * beta) * a / steps)
+    points[0] = points[0] @ twist
+    for _ in range(steps - 1):
+        points.append(step @ points[-1] @ twist)
+    return points
 
 
-def _blocks(a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> Tensor:
-    return torch.cat((torch.cat((a, b), -1), torch.cat((c, d), -1)), -2)
-
-
-def _completion(columns: Tensor) -> Tensor:
-    """A rotation V0 whose first columns are given and whose corner is nearly symmetric positive.
+def _same_component(m: Tensor) -> Tensor:
+    """Square ``m`` itself, where it is a rotation.
 
     Raises:
-        ArithmeticError: square columns of determinant -1 (the other component of O(n)).
+        ArithmeticError: determinant -1 (the other component of O(n)).
     """
-    size, k = columns.shape[-2:]
-    if size == k:
-        if bool((torch.linalg.det(columns) < 0).any()):
-            raise ArithmeticError(
-                "No Stiefel logarithm: x^T y is square with determinant -1, expected +1"
-            )
-        return columns
-    rest = torch.linalg.qr(columns, mode="complete")[0][..., k:]
+    if bool((torch.linalg.det(m) < 0).any()):
+        raise ArithmeticError("No Stiefel logarithm: Expected det(x^T y) = 1, got -1 (n = k)")
+    return m
+
+
+def _completion(target: Tensor) -> Tensor:
+    """The last columns of a rotation that starts with ``target`` and has a positive corner."""
+    k = target.shape[-1]
+    rest = torch.linalg.qr(target, mode="complete")[0][..., k:]
     d, _, rt = torch.linalg.svd(rest[..., k:, :])  # Procrustes preprocessing, line 3
     rest = rest @ rt.mT @ d.mT
-    determinant = torch.linalg.det(torch.cat((columns, rest), -1))
-    flip = torch.where(determinant < 0, -1.0, 1.0).to(d.dtype)[..., None, None]
+    determinant = torch.linalg.det(torch.cat((target, rest), -1)).unsqueeze(-1).unsqueeze(-1)
     last = d[..., :, -1:]
-    rest = rest + (flip - 1) * (rest @ last) @ last.mT
-    return torch.cat((columns, rest), -1)
+    return torch.where(determinant < 0, rest - 2 * (rest @ last) @ last.mT, rest)
 
 
-def _forward_iteration(completed: Tensor, k: int, beta: float) -> tuple[Tensor, Tensor]:
-    """A and B with log(V0 diag(exp((2 beta - 1) A), Phi)) = [[2 beta A, -B^T], [B, 0]]."""
-    v, previous = completed, float("inf")
-    head, tail = completed[..., :k], completed[..., k:]
-    a = torch.zeros_like(completed[..., :k, :k])
+def _zimmermann_hueper(target: Tensor) -> tuple[Tensor, Tensor]:
+    """A and B with log V = [[A, -B^T], [B, 0]] for a completion V of ``target``."""
+    k, previous = target.shape[-1], float("inf")
+    rest = _completion(target)
+    a = b = target
     for _ in range(MAX_ITERATIONS):
-        log = logm_rotation(v)  # line 5
-        b, c = log[..., k:, :k], log[..., k:, k:]
-        defect = log[..., :k, :k] - 2 * beta * a
-        a = a + defect
-        size = largest_norm(c) + largest_norm(defect)
-        if size <= TOLERANCE * (1 + largest_norm(log)) or not size < previous or size > 1e3:
+        log = logm_rotation(torch.cat((target, rest), -1))  # line 5
+        c = log[..., k:, k:]
+        size = largest_norm(c)
+        a, b = log[..., :k, :k], log[..., k:, :k]
+        if size <= TOLERANCE or (size <= RESIDUAL and size >= previous):  # line 6
             break
         previous = size
-        tail = tail @ expm(_sylvester(b, c))  # lines 7-10
-        turn = (2 * beta - 1) * a
-        first = head if beta == 0.5 else head @ expm(turn)
-        v = torch.cat((first, tail), -1)
+        rest = rest @ expm(_sylvester(b, c))  # lines 8-10
     return a, b
 
 
 def _sylvester(b: Tensor, c: Tensor) -> Tensor:
-    """Gamma with S Gamma + Gamma S = C, S = B B^T / 12 - I / 2 (line 8)."""
-    if not c.numel():
-        return c
+    """Skew Gamma with S Gamma + Gamma S = C, S = B B^T / 12 - I / 2 (lines 7-8)."""
     w, v = torch.linalg.eigh(b @ b.mT / 12 - identity_like(c) / 2)
     divisor = (w.unsqueeze(-1) + w.unsqueeze(-2)).clamp_max(-0.1)
     return skew(v @ ((v.mT @ c @ v) / divisor) @ v.mT)
 
 
-def _residual(a: Tensor, b: Tensor, target: Tensor, beta: float) -> float:
-    return largest_norm(reduced_exponential(a, b, beta) - target)
-
-
 def _shoot(target: Tensor, beta: float) -> tuple[Tensor, Tensor]:
     """A and B by p-shooting: the miss is carried back along the geodesic by projections."""
-    k = target.shape[-1]
+    k, previous = target.shape[-1], float("inf")
     a, b = skew(target[..., :k, :]), target[..., k:, :]
-    best, previous = (a, b), float("inf")
-    for _ in range(MAX_SHOTS):
-        points = [
-            reduced_exponential(a, b, beta, j / SHOOTING_STEPS)
-            for j in range(SHOOTING_STEPS, 0, -1)
-        ]
-        miss = points[0] - target
+    best = (a, b)
+    for _ in range(MAX_ITERATIONS):
+        points = reduced_geodesic(a, b, beta, GEODESIC_STEPS)
+        miss = points[-1] - target
         size = torch.linalg.matrix_norm(miss, keepdim=True)
         worst = float(size.max())
+        if worst <= RESIDUAL and worst >= previous:
+            break
         if worst < previous:
             best, previous = (a, b), worst
-        if worst <= 10 * TOLERANCE:
+        if worst <= TOLERANCE:
             break
-        for point in points:
-            miss = _project(point, miss)
-            miss = miss * (size / torch.linalg.matrix_norm(miss, keepdim=True).clamp_min(1e-300))
+        for point in reversed(points):
+            miss = miss - point @ sym(point.mT @ miss)
+            length = torch.linalg.matrix_norm(miss, keepdim=True).clamp_min(1e-300)
+            miss = miss * (size / length)
         a, b = a - skew(miss[..., :k, :]), b - miss[..., k:, :]
     return best
-
-
-def _project(x: Tensor, u: Tensor) -> Tensor:
-    return u - x @ sym(x.mT @ u)

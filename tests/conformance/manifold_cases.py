@@ -10,10 +10,12 @@ from manifolds.base import Manifold
 from manifolds.euclidean import Euclidean
 from manifolds.fixed_rank import FixedRank
 from manifolds.grassmann import Grassmann
+from manifolds.hyperbolic import Lorentz
 from manifolds.oblique import Oblique
 from manifolds.poincare import PoincareBall
 from manifolds.product import Product
 from manifolds.rotations import SpecialOrthogonal
+from manifolds.spd import SPD
 from manifolds.spd_bures import SPDBuresWasserstein
 from manifolds.spd_flat import SPDLogCholesky, SPDLogEuclidean
 from manifolds.sphere import Sphere
@@ -91,6 +93,8 @@ CASES = [
     ManifoldCase("stiefel-canonical", Stiefel("canonical", "cayley"), (7, 3), radius=1.5),
     ManifoldCase("stiefel-canonical-qr", Stiefel("canonical", "qr"), (6, 2), radius=1.5),
     ManifoldCase("sphere", Sphere(), (6,), radius=3.0, retraction_radius=1.0),
+    ManifoldCase("spd", SPD(), (4, 4), radius=3.0, retraction_radius=0.9, tolerance=10.0),
+    ManifoldCase("lorentz", Lorentz(), (5,), radius=3.0, retraction_radius=3.0, tolerance=30.0),
 ]
 
 CASES += [
