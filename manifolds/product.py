@@ -212,18 +212,18 @@ class Product(Manifold):
         self, x: Tensor, *, atol: float = 1e-5, rtol: float = 1e-5
     ) -> tuple[bool, str | None]:
         for f, part in zip(self.factors, self._split(x), strict=True):
-            is_ok, reason = f.manifold._check_point_on_manifold(part, atol=atol, rtol=rtol)
-            if not is_ok:
-                return False, f"{f.name}: {reason}"
+            checked: Any = f.manifold._check_point_on_manifold(part, atol=atol, rtol=rtol)
+            if not checked[0]:
+                return False, f"{f.name}: {checked[1]}"
         return True, None
 
     def _check_vector_on_tangent(
         self, x: Tensor, u: Tensor, *, atol: float = 1e-5, rtol: float = 1e-5
     ) -> tuple[bool, str | None]:
         for f, part, vector in zip(self.factors, self._split(x), self._split(u), strict=True):
-            is_ok, reason = f.manifold._check_vector_on_tangent(part, vector, atol=atol, rtol=rtol)
-            if not is_ok:
-                return False, f"{f.name}: {reason}"
+            checked: Any = f.manifold._check_vector_on_tangent(part, vector, atol=atol, rtol=rtol)
+            if not checked[0]:
+                return False, f"{f.name}: {checked[1]}"
         return True, None
 
 
