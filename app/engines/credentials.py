@@ -178,7 +178,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--days", type=int, default=DAYS, help="validity of the certificates")
     given = parser.parse_args(arguments)
-    hosts = tuple(dict.fromkeys([*(given.host or []), *LOOPBACK_HOSTS]))
+    named: list[str] = given.host or []
+    hosts = [*named, *(host for host in LOOPBACK_HOSTS if host not in named)]
     try:
         files = generate(given.folder, given.supernodes, hosts, given.days)
     except (ValueError, OSError) as error:

@@ -16,7 +16,6 @@ import sys
 import tempfile
 import threading
 import time
-import tomllib
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -25,6 +24,7 @@ from pathlib import Path
 from types import FrameType
 
 from app.engines.process_tree import end_family
+from app.engines.staging import stage
 
 MARK = "MANIFED_ENGINE_MARK"
 LOOPBACK = "127.0.0.1"
@@ -181,24 +181,6 @@ class PrivateFlower:
             f'[superlink]\ndefault = "{name}"\n\n[superlink.{name}]\n'
             f'address = "{address}"\n{security}\n'
         )
-
-
-def stage(project: Path, target: Path) -> Path:
-    """The folder to build the FAB from: a copy of the files that ``fab-include`` names.
-
-    Building in the repository itself would walk through ``.venv``, ``.git`` and all run folders,
-    and would take up edits made while the run is under way.
-    """
-    config = tomllib.loads((project / "pyproject.toml").read_text())
-    patterns = config["tool"]["flwr"]["app"].get("fab-include")
-    if not patterns:
-        return project
-    names = {path.relative_to(project) for pattern in patterns for path in project.glob(pattern)}
-    for name in sorted({*names, Path("pyproject.toml")}):
-        if (project / name).is_file() and "__pycache__" not in name.parts:
-            (target / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(project / name, target / name)
-    return target
 
 
 def _short_temporary_folder() -> Path:

@@ -7,7 +7,6 @@ an exception here (``submit``) or an exit code (``python -m app.engines.superlin
 import argparse
 import json
 import re
-import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,6 +21,7 @@ from app.engines.processes import (
     private_flower,
     tail,
 )
+from configs.load import split_overrides
 
 CONNECTION = "manifed"
 COMPLETED = "finished:completed"
@@ -52,15 +52,25 @@ def start_superlink(
 
 
 def run_config(experiment: Path, overrides: Sequence[str], out: Path | None) -> dict[str, str]:
-    """The two run_config values of the app: absolute path and one line of overrides.
+    """The two run_config values of the app: an absolute path and one line of overrides.
 
-    ``out`` becomes ``output.directory`` unless the overrides name one. The items are quoted as for
-    a POSIX shell (``shlex.split`` takes the line apart again).
+    ``out`` becomes ``output.directory`` unless the overrides name one. The line is what
+    ``configs.load.split_overrides`` takes apart again.
     """
     items = [*overrides]
     if out is not None and not any(item.startswith("output.directory=") for item in items):
         items.append(f"output.directory={out.absolute()}")
-    return {"experiment": str(experiment.absolute()), "overrides": shlex.join(items)}
+    line = " ".join(_one_word(item) for item in items)
+    return {"experiment": str(experiment.absolute()), "overrides": line}
+
+
+def _one_word(override: str) -> str:
+    """The override itself, or with its value in quotes where a space would split it."""
+    if split_overrides(override) == [override]:
+        return override
+    key, _, value = override.partition("=")
+    quote = "'" if "'" not in value else '"'
+    return f"{key}={quote}{value}{quote}"
 
 
 def status_of(flower: PrivateFlower, run_id: str) -> tuple[str, str]:
