@@ -5,7 +5,7 @@ leading dimensions: x of shape ``(..., *point)`` meets examples of shape ``(...,
 so the same code serves one client and a stacked cohort.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import Protocol
@@ -53,7 +53,7 @@ class Examples:
         return Examples(moved, self.feature_ndim)
 
     @staticmethod
-    def stack(shards: "list[Examples]") -> "Examples":
+    def stack(shards: "Sequence[Examples]") -> "Examples":
         """A cohort's shards (C, n_max, *feature), short ones padded by repeating example 0.
 
         Padding must be given weight zero by whoever draws minibatches (clients/minibatch.py).
@@ -69,7 +69,7 @@ class Examples:
         )
 
     @staticmethod
-    def concatenate(shards: "list[Examples]") -> "Examples":
+    def concatenate(shards: "Sequence[Examples]") -> "Examples":
         """All examples of the shards in one, in order."""
         first = shards[0]
         return Examples(
@@ -121,7 +121,7 @@ class Problem(Protocol):
         ...
 
     def rgrads(self, x: Tensor, examples: Examples) -> Tensor:
-        """grad f_j(x) for every example, tangent at x, shape ``(..., n, *point)``."""
+        """Grad f_j(x) for every example, tangent at x, shape ``(..., n, *point)``."""
         ...
 
     def rgrad_norms(self, x: Tensor, examples: Examples) -> Tensor:
@@ -134,7 +134,7 @@ class Problem(Protocol):
 
 
 class ProblemBase:
-    """Defaults for ``rgrad_norms`` and ``rgrad_sum`` from ``rgrads``; closed forms override them."""
+    """Defaults for ``rgrad_norms`` and ``rgrad_sum`` from ``rgrads``; closed forms override."""
 
     @property
     def manifold(self) -> Manifold:

@@ -1,0 +1,226 @@
+"""The configuration of problems: frozen models, discriminated on ``kind``."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field
+
+from manifolds.base import Manifold
+from manifolds.hyperbolic import Lorentz
+from manifolds.spd import SPD
+from manifolds.sphere import Sphere
+from problems import least_squares, matrix_completion, pca
+from problems.base import Examples
+from problems.dataset import ExampleKind, Frozen
+from problems.finite_sum import FiniteSum
+from problems.frechet_mean import FrechetMean
+from problems.hyperbolic_prediction import (
+    HyperbolicPrediction,
+    KernelWidth,
+    Ridge,
+    kernel_weights,
+)
+from problems.linear import with_squared_norms
+from problems.logistic import Logistic
+
+Scaling = Literal["mean", "sum"]
+
+
+class ProblemSource(Frozen):
+    """What every problem's configuration can do."""
+
+    def build(self) -> FiniteSum:
+        """The problem, without data."""
+        raise NotImplementedError
+
+    def prepare(self, shard: Examples, meta: Mapping[str, Any]) -> Examples:
+        """A client's own examples as the problem wants them, computed from that shard alone."""
+        del meta
+        return shard
+
+    @property
+    def needs(self) -> ExampleKind:
+        """The kind of examples that the problem reads."""
+        raise NotImplementedError
+
+
+class PrincipalEigenvectorSpec(ProblemSource):
+    """The leading eigenvector on the sphere (PriRFed section 6.1)."""
+
+    kind: Literal["principal-eigenvector"] = "principal-eigenvector"
+
+    def build(self) -> FiniteSum:
+        """The problem on the sphere."""
+        return pca.PrincipalEigenvector()
+
+    def prepare(self, shard: Examples, meta: Mapping[str, Any]) -> Examples:
+        """Rows with their squared norms."""
+        del meta
+        return with_squared_norms(shard, "z")
+
+    @property
+    def needs(self) -> ExampleKind:
+        """Rows."""
+        return "rows"
+
+
+class KPCASpec(ProblemSource):
+    """k principal components on Stiefel or Grassmann (projected FL section 5.1)."""
+
+    kind: Literal["kpca"] = "kpca"
+    num_components: int = Field(default=2, ge=1)
+    on: Literal["stiefel", "grassmann"] = "stiefel"
+    scaling: Scaling = "sum"
+    """"sum": f_i = -1/2 tr(X^T A_i^T A_i X) as in the paper; "mean": that divided by p."""
+
+    def build(self) -> FiniteSum:
+        """The problem on the manifold ``on``."""
+        return pca.KPCA(self.num_components, self.on)
+
+    def prepare(self, shard: Examples, meta: Mapping[str, Any]) -> Examples:
+        """Rows, scaled, with their squared norms."""
+        del meta
+        return with_squared_norms(pca.sum_scaling(shard) if self.scaling == "sum" else shard, "z")
+
+    @property
+    def needs(self) -> ExampleKind:
+        """Rows."""
+        return "rows"
+
+
+class FrechetMeanSpec(ProblemSource):
+    """The Fréchet mean (PriRFed section 6.2 on SPD; also sphere and hyperboloid)."""
+
+    kind: Literal["frechet-mean"] = "frechet-mean"
+    manifold: Literal["spd", "sphere", "lorentz"] = "spd"
+
+    _NEEDS: ClassVar[dict[str, ExampleKind]] = {
+        "spd": "spd-matrices", "sphere": "sphere-points", "lorentz": "hyperbolic-pairs",
+    }  # fmt: skip
+    _MIN_CURVATURE: ClassVar[dict[str, float]] = {"spd": -0.5, "sphere": 1.0, "lorentz": -1.0}
+
+    def build(self) -> FiniteSum:
+        """The problem on ``manifold``."""
+        manifold: Manifold
+        match self.manifold:
+            case "spd":
+                manifold = SPD()
+            case "sphere":
+                manifold = Sphere()
+            case "lorentz":
+                manifold = Lorentz()
+        return FrechetMean(manifold, self._MIN_CURVATURE[self.manifold])
+
+    def prepare(self, shard: Examples, meta: Mapping[str, Any]) -> Examples:
+        """The points alone, as ``z``."""
+        del meta
+        if self.manifold != "lorentz":
+            return shard
+        return Examples({"z": shard["target"]}, {"z": 1})
+
+    @property
+    def needs(self) -> ExampleKind:
+        """Points of ``manifold``."""
+        return self._NEEDS[self.manifold]
+
+
+class HyperbolicPredictionSpec(ProblemSource):
+    """Structured prediction on the hyperbolic plane (PriRFed section 6.3)."""
+
+    kind: Literal["hyperbolic-prediction"] = "hyperbolic-prediction"
+    bandwidth: float = Field(default=0.3, gt=0)
+    ridge: float = Field(default=1e-5, gt=0)
+    kernel_width: KernelWidth = "printed"
+    """"printed": exp(-|w-w'|^2 / (2 v)^2); "rbf": exp(-|w-w'|^2 / (2 v^2))."""
+    ridge_rule: Ridge = "printed"
+    """"printed": K + gamma I; "times-examples": K + N_i gamma I."""
+    radius: float = Field(default=4.0, gt=0)
+    """The paper's M, used by the constants L_f and L_g only."""
+
+    def build(self) -> FiniteSum:
+        """The problem on the hyperboloid."""
+        return HyperbolicPrediction(self.radius)
+
+    def prepare(self, shard: Examples, meta: Mapping[str, Any]) -> Examples:
+        """Targets and the agent's own kernel weights alpha_i(w) for the query feature."""
+        weight = kernel_weights(
+            shard["feature"],
+            meta["query_feature"],
+            bandwidth=self.bandwidth,
+            ridge=self.ridge,
+            kernel_width=self.kernel_width,
+            ridge_rule=self.ridge_rule,
+        )
+        return Examples({"target": shard["target"], "weight": weight}, {"target": 1, "weight": 0})
+
+    @property
+    def needs(self) -> ExampleKind:
+        """Pairs of a feature and a point of the hyperboloid."""
+        return "hyperbolic-pairs"
+
+
+class LeastSquaresSpec(ProblemSource):
+    """Least squares on R^d."""
+
+    kind: Literal["least-squares"] = "least-squares"
+    ridge: float = Field(default=0.0, ge=0)
+    scaling: Scaling = "mean"
+
+    def build(self) -> FiniteSum:
+        """The problem on R^d."""
+        return least_squares.LeastSquares(self.ridge)
+
+    def prepare(self, shard: Examples, meta: Mapping[str, Any]) -> Examples:
+        """Rows and targets, scaled, with the rows' squared norms."""
+        del meta
+        scaled = least_squares.sum_scaling(shard) if self.scaling == "sum" else shard
+        return with_squared_norms(scaled, "feature")
+
+    @property
+    def needs(self) -> ExampleKind:
+        """Features and real targets."""
+        return "regression"
+
+
+class LogisticSpec(ProblemSource):
+    """Logistic regression on R^d."""
+
+    kind: Literal["logistic"] = "logistic"
+    penalty: float = Field(default=0.0, ge=0)
+
+    def build(self) -> FiniteSum:
+        """The problem on R^d."""
+        return Logistic(self.penalty)
+
+    def prepare(self, shard: Examples, meta: Mapping[str, Any]) -> Examples:
+        """Rows and labels with the rows' squared norms."""
+        del meta
+        return with_squared_norms(shard, "feature")
+
+    @property
+    def needs(self) -> ExampleKind:
+        """Features and labels -1, 1."""
+        return "classification"
+
+
+class MatrixCompletionSpec(ProblemSource):
+    """Low-rank matrix completion on Stiefel or Grassmann (projected FL section 5.2)."""
+
+    kind: Literal["matrix-completion"] = "matrix-completion"
+    rank: int = Field(default=2, ge=1)
+    on: Literal["stiefel", "grassmann"] = "stiefel"
+    scaling: Scaling = "sum"
+
+    def build(self) -> FiniteSum:
+        """The problem on the manifold ``on``."""
+        return matrix_completion.MatrixCompletion(self.rank, self.on)
+
+    def prepare(self, shard: Examples, meta: Mapping[str, Any]) -> Examples:
+        """Columns, scaled."""
+        del meta
+        return matrix_completion.sum_scaling(shard) if self.scaling == "sum" else shard
+
+    @property
+    def needs(self) -> ExampleKind:
+        """Partly seen columns."""
+        return "columns"

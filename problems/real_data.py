@@ -1,0 +1,106 @@
+"""Configuration of the real data sets (readers: problems/readers.py)."""
+
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from problems import covariance_descriptors, readers
+from problems.dataset import Dataset, DataSource, ExampleKind, build, generator
+
+Array = NDArray[np.float64]
+
+
+class _Images(DataSource):
+    """Rows of pixels, optionally a subset, centred, or scaled to unit norm (in that order)."""
+
+    num_examples: int | None = Field(default=None, ge=1)
+    """A uniform subset of this size; null keeps all."""
+    is_centred: bool = False
+    is_unit_norm: bool = True
+
+    def _dataset(self, pixels: Array, labels: NDArray[np.int64], seed: int, **meta: Any) -> Dataset:
+        chosen = subset(len(pixels), self.num_examples, generator(seed, "data"))
+        rows, labels = pixels[chosen], labels[chosen]
+        if self.is_centred:
+            rows = rows - rows.mean(0)
+        if self.is_unit_norm:
+            norms = np.linalg.norm(rows, axis=1, keepdims=True)
+            rows = rows / np.where(norms > 0, norms, 1.0)
+        return build({"z": rows}, labels=labels, meta=meta)
+
+
+class Digits(_Images):
+    """scikit-learn's 1797 digits of 8 x 8 pixels, divided by 16."""
+
+    kind: Literal["digits"] = "digits"
+    provides: ClassVar[ExampleKind] = "rows"
+
+    def load(self, data_dir: Path | None, seed: int) -> Dataset:
+        """Rows ``z`` (n, 64) and the digits as labels."""
+        del data_dir
+        return self._dataset(*readers.digits(), seed)
+
+
+class Mnist(_Images):
+    """MNIST, 28 x 28 pixels divided by 255: the training set if present, else the test set."""
+
+    kind: Literal["mnist"] = "mnist"
+    provides: ClassVar[ExampleKind] = "rows"
+
+    def load(self, data_dir: Path | None, seed: int) -> Dataset:
+        """Rows ``z`` (n, 784), the digits as labels, and which split was read in ``meta``."""
+        pixels, labels, split = readers.mnist(data_dir)
+        return self._dataset(pixels, labels, seed, split=split)
+
+
+class SamplePhotos(DataSource):
+    """9 x 9 covariance descriptors of patches of scikit-learn's two photographs."""
+
+    kind: Literal["sample-photos"] = "sample-photos"
+    provides: ClassVar[ExampleKind] = "spd-matrices"
+    patch: int = Field(default=28, ge=4)
+    stride: int = Field(default=8, ge=1)
+    ridge: float = Field(default=1e-6, ge=0)
+    is_standardised: bool = False
+    num_examples: int | None = Field(default=None, ge=1)
+
+    def load(self, data_dir: Path | None, seed: int) -> Dataset:
+        """Matrices ``z`` (n, 9, 9), labelled by the photograph."""
+        del data_dir
+        z, photo = covariance_descriptors.sample_photos(
+            patch=self.patch,
+            stride=self.stride,
+            ridge=self.ridge,
+            is_standardised=self.is_standardised,
+        )
+        chosen = subset(len(z), self.num_examples, generator(seed, "data"))
+        return build({"z": z[chosen]}, feature_ndim={"z": 2}, labels=photo[chosen])
+
+
+class A9a(DataSource):
+    """LIBSVM's a9a (UCI Adult): 123 binary features, a constant column if ``has_intercept``."""
+
+    kind: Literal["a9a"] = "a9a"
+    provides: ClassVar[ExampleKind] = "classification"
+    split: Literal["train", "test"] = "train"
+    has_intercept: bool = True
+
+    def load(self, data_dir: Path | None, seed: int) -> Dataset:
+        """``feature`` (n, 123 or 124) and ``label`` -1 or 1."""
+        del seed
+        features, labels = readers.a9a(data_dir, split=self.split)
+        if self.has_intercept:
+            features = np.concatenate([features, np.ones((len(features), 1))], axis=1)
+        return build({"feature": features, "label": labels.astype(np.float64)}, labels=labels)
+
+
+def subset(available: int, wanted: int | None, rng: np.random.Generator) -> NDArray[np.int64]:
+    """Indices of a uniform subset of ``wanted`` out of ``available``, increasing; all for None."""
+    if wanted is None:
+        return np.arange(available, dtype=np.int64)
+    if wanted > available:
+        raise ValueError(f"Expected num_examples <= {available}, got {wanted}")
+    return np.sort(rng.choice(available, size=wanted, replace=False)).astype(np.int64)

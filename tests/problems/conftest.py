@@ -1,0 +1,105 @@
+"""The problems under test, each with a maker of random examples, and random points."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor
+
+from manifolds.hyperbolic import Lorentz
+from manifolds.spd import SPD
+from manifolds.sphere import Sphere
+from problems.base import Examples
+from problems.finite_sum import FiniteSum
+from problems.frechet_mean import FrechetMean
+from problems.hyperbolic_prediction import HyperbolicPrediction
+from problems.least_squares import LeastSquares
+from problems.logistic import Logistic
+from problems.matrix_completion import MatrixCompletion
+from problems.pca import KPCA, PrincipalEigenvector
+
+Maker = Callable[[torch.Generator, tuple[int, ...]], Examples]
+
+
+@dataclass(frozen=True)
+class Case:
+    problem: FiniteSum
+    make: Maker
+
+    def examples(self, seed: int, *lead: int) -> Examples:
+        """Random examples with leading dimensions and number of examples ``lead``."""
+        return self.make(torch.Generator().manual_seed(seed), lead)
+
+    def point(self, seed: int, *lead: int) -> Tensor:
+        generator = torch.Generator().manual_seed(1000 + seed)
+        shape = self.problem.point_shape(self.examples(seed, 2))
+        return self.problem.manifold.random_point(*lead, *shape, generator=generator)
+
+
+def normal(generator: torch.Generator, *shape: int) -> Tensor:
+    return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+
+def rows(generator: torch.Generator, lead: tuple[int, ...]) -> Examples:
+    return Examples({"z": normal(generator, *lead, 6)}, {"z": 1})
+
+
+def near(manifold, shape: tuple[int, ...], spread: float) -> Maker:
+    """Points near one random point of the manifold."""
+
+    def make(generator: torch.Generator, lead: tuple[int, ...]) -> Examples:
+        centre = manifold.random_point(*shape, generator=generator)
+        c = normal(generator, *lead, *manifold.coords_shape(shape))
+        base = centre.expand(*lead, *shape)
+        u = spread * manifold.from_coords(base, c)
+        return Examples({"z": manifold.expmap(base, u)}, {"z": len(shape)})
+
+    return make
+
+
+def regression(generator: torch.Generator, lead: tuple[int, ...]) -> Examples:
+    tensors = {"feature": normal(generator, *lead, 5), "target": normal(generator, *lead)}
+    return Examples(tensors, {"feature": 1, "target": 0})
+
+
+def classification(generator: torch.Generator, lead: tuple[int, ...]) -> Examples:
+    sign = torch.where(normal(generator, *lead) > 0, 1.0, -1.0).to(torch.float64)
+    return Examples(
+        {"feature": normal(generator, *lead, 5), "label": sign}, {"feature": 1, "label": 0}
+    )
+
+
+def columns(generator: torch.Generator, lead: tuple[int, ...]) -> Examples:
+    mask = (torch.rand((*lead, 9), generator=generator) < 0.7).to(torch.float64)
+    mask[..., :3] = 1.0
+    column = mask * normal(generator, *lead, 9)
+    return Examples({"column": column, "mask": mask}, {"column": 1, "mask": 1})
+
+
+def weighted_targets(generator: torch.Generator, lead: tuple[int, ...]) -> Examples:
+    target = near(Lorentz(), (3,), 1.0)(generator, lead)["z"]
+    weight = normal(generator, *lead) + 1.0
+    return Examples({"target": target, "weight": weight}, {"target": 1, "weight": 0})
+
+
+CASES = {
+    "principal-eigenvector": Case(PrincipalEigenvector(), rows),
+    "kpca-stiefel": Case(KPCA(2, "stiefel"), rows),
+    "kpca-grassmann": Case(KPCA(2, "grassmann"), rows),
+    "frechet-mean-sphere": Case(FrechetMean(Sphere(), 1.0), near(Sphere(), (5,), 0.3)),
+    "frechet-mean-spd": Case(FrechetMean(SPD(), -0.5), near(SPD(), (4, 4), 0.5)),
+    "frechet-mean-lorentz": Case(FrechetMean(Lorentz()), near(Lorentz(), (4,), 0.8)),
+    "hyperbolic-prediction": Case(HyperbolicPrediction(8.0), weighted_targets),
+    "least-squares": Case(LeastSquares(), regression),
+    "ridge": Case(LeastSquares(ridge=0.3), regression),
+    "logistic": Case(Logistic(), classification),
+    "logistic-penalised": Case(Logistic(penalty=0.3), classification),
+    "matrix-completion-stiefel": Case(MatrixCompletion(2, "stiefel"), columns),
+    "matrix-completion-grassmann": Case(MatrixCompletion(2, "grassmann"), columns),
+}
+
+
+@pytest.fixture(params=list(CASES))
+def case(request: pytest.FixtureRequest) -> Case:
+    return CASES[request.param]
