@@ -73,10 +73,10 @@ def read(directory: Path) -> Run:
 
 
 def curves_of(runs: Iterable[Run]) -> list[Curve]:
-    """The runs grouped by configuration (seed aside), in order of first appearance."""
+    """The runs grouped by configuration (seed and folder aside), in order of first appearance."""
     groups: dict[str, list[Run]] = {}
     for run in runs:
-        key = json.dumps([run.name, _without_seed(run.manifest.get("config"))], sort_keys=True)
+        key = json.dumps([run.name, _comparable(run.manifest.get("config"))], sort_keys=True)
         groups.setdefault(key, []).append(run)
     names = [group[0].name for group in groups.values()]
     return [
@@ -91,9 +91,11 @@ def _label(group: Sequence[Run], *, is_unique: bool) -> str:
     return label if len(group) == 1 else f"{label}, mean of {len(group)}"
 
 
-def _without_seed(config: Any) -> Any:
+def _comparable(config: Any) -> Any:
+    """``config`` without what may differ between repetitions: seeds and where results go."""
     if isinstance(config, Mapping):
-        return {key: _without_seed(value) for key, value in config.items() if key != "seed"}
+        kept = {key: value for key, value in config.items() if key not in {"seed", "output"}}
+        return {key: _comparable(value) for key, value in kept.items()}
     return config
 
 

@@ -23,7 +23,11 @@ PNG = b"\x89PNG\r\n\x1a\n"
 
 def write_run(directory, *, name="rsgd", seed=1, epsilon=2.0, rounds=5, is_finished=True, gap=1.0):
     manifest = manifest_of(
-        {"name": name, "sampling": {"seed": seed}, "num_rounds": rounds},
+        {
+            "name": name,
+            "federation": {"seed": seed, "num_rounds": rounds},
+            "output": {"directory": str(directory)},
+        },
         "00",
         ["simulation.py"],
         name=name,

@@ -1,0 +1,94 @@
+# `make` lists what can be done. Everything installs what it needs into $(VENV) first.
+
+PYTHON ?= python3
+VENV ?= .venv
+CONFIG ?= configs/quickstart.toml
+RUNS ?= runs
+WORKERS ?= 2
+ARGS ?=
+TORCH ?= torch==2.13.0
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+
+RUN := $(VENV)/bin/python
+PIP := $(RUN) -m pip --disable-pip-version-check install --quiet
+# Numbers are reproducible and cores are not oversubscribed with one thread per test process.
+PYTEST := OMP_NUM_THREADS=1 $(RUN) -m pytest
+FAST := not slow and not ray and not deployment$(if $(MANIFED_DATA),, and not data)
+SLOW := slow and not ray and not deployment$(if $(MANIFED_DATA),, and not data)
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+.PHONY: help
+help: ## Show this list
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
+
+# -- set-up ----------------------------------------------------------------------------------
+# The CPU build of torch goes in first, from whatever index has it (a local one, then PyTorch's own),
+# so that no resolver ever picks the CUDA build and its libraries.
+$(VENV)/.installed: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; v = sys.version_info; v < (3, 11) and sys.exit("Expected Python >= 3.11, got %d.%d; name one: make PYTHON=python3.11" % v[:2])'
+	test -x $(RUN) || $(PYTHON) -m venv $(VENV)
+	$(PIP) '$(TORCH)+cpu' -c constraints.txt 2>/dev/null || $(PIP) '$(TORCH)' --index-url $(TORCH_INDEX)
+	$(PIP) --editable . -c constraints.txt
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	$(PIP) --editable '.[dev]' -c constraints.txt
+	@touch $@
+
+.PHONY: install dev
+install: $(VENV)/.installed ## Make .venv with the CPU build of torch and this project
+dev: $(VENV)/.installed-dev ## The same with the tools for tests and checks
+
+# -- use -------------------------------------------------------------------------------------
+.PHONY: quickstart reproduce bench
+quickstart: $(VENV)/.installed ## Run configs/quickstart.toml (another one: CONFIG=...)
+	$(RUN) simulation.py $(CONFIG)
+
+reproduce: $(VENV)/.installed ## Run every curve of a figure and draw it: FIG=000-1 (seed-figure)
+	@test -n "$(FIG)" || { echo 'Expected FIG=<seed>-<figure>, for example: make reproduce FIG=000-1'; exit 2; }
+	@set -e; found=0; \
+	for config in configs/experiments/$(subst -,_,$(FIG))_*.toml; do \
+	  test -e "$$config" || continue; found=1; \
+	  out="$(RUNS)/$(FIG)/$$(basename "$$config" .toml)"; \
+	  if grep -qs '"final"' "$$out/manifest.json"; then echo "kept: $$out"; \
+	  else $(RUN) simulation.py "$$config" --out "$$out"; fi; \
+	done; \
+	test $$found = 1 || { echo 'Expected configs/experiments/$(subst -,_,$(FIG))_*.toml, got no such file'; exit 2; }; \
+	$(RUN) -m app.report $(RUNS)/$(FIG)/*/ --out $(RUNS)/$(FIG)
+
+bench: $(VENV)/.installed-dev ## Run the benchmarks, one script per claim
+	@set -e; for script in benchmarks/*.py; do echo "== $$script"; $(RUN) "$$script"; done
+
+# -- tests and checks ------------------------------------------------------------------------
+.PHONY: test check stats slow ray deployment golden
+test: $(VENV)/.installed-dev ## The whole fast suite (MANIFED_DATA=DIR adds the data tests)
+	$(PYTEST) -q -m '$(FAST)' -n $(WORKERS) $(ARGS)
+
+check: $(VENV)/.installed-dev ## Format, lint, types and the import contracts
+	$(RUN) -m ruff format --check .
+	$(RUN) -m ruff check .
+	$(VENV)/bin/pyright --pythonpath $(RUN)
+	$(VENV)/bin/lint-imports
+
+stats: $(VENV)/.installed-dev ## The exact-law tests of noise and sampling
+	$(PYTEST) -q -m statistical $(ARGS)
+
+slow: $(VENV)/.installed-dev ## The tests that take more than 5 s each
+	$(PYTEST) -q -m '$(SLOW)' -n $(WORKERS) $(ARGS)
+
+ray: $(VENV)/.installed-dev ## The tests on Flower's simulation engine
+	$(PYTEST) -q -m ray $(ARGS)
+
+deployment: $(VENV)/.installed-dev ## The tests with a real SuperLink and SuperNodes on loopback
+	$(PYTEST) -q -m deployment $(ARGS)
+
+golden: $(VENV)/.installed-dev ## The tests against stored numbers and the papers' tables
+	$(PYTEST) -q -m golden $(ARGS)
+
+# -- the rest --------------------------------------------------------------------------------
+.PHONY: clean
+clean: ## Remove the virtual environment, caches and builds (run folders stay)
+	rm -rf $(VENV) build dist *.egg-info *.fab .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
