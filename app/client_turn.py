@@ -9,6 +9,7 @@ letter of another config is refused.
 from functools import lru_cache
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
+from torch import Tensor
 
 from app.assembly import ClientSide, client_side
 from app.run_config import config_of
@@ -26,6 +27,7 @@ from wire.letters import (
     tensors_from_record,
     tensors_to_record,
 )
+from wire.payloads import Payload
 
 
 @lru_cache(maxsize=4)
@@ -72,7 +74,8 @@ def answer(message: Message, context: Context) -> Message:
         )
     _, phase = side.half.phase(header.phase)
     down = read_payload(message.content, phase.down, side.point_shape, side.dtype)
-    memory = _remember(side, header, context)
+    blank = side.half.training.initial_memory(_point(down))
+    memory = _remember(header, context, blank)
     examples = side.shards[partition]
     seat = Seat(partition, header.server_round, header.attempt, header.phase)
     source = side.source or NoiseSource.from_os()
@@ -83,26 +86,30 @@ def answer(message: Message, context: Context) -> Message:
     return reply
 
 
-def _remember(side: ClientSide, header: Header, context: Context) -> Memory | None:
+def _point(down: Payload) -> Tensor:
+    """The broadcast point, the first field of everything that goes down."""
+    return next(iter(down.tensors().values()))
+
+
+def _remember(header: Header, context: Context, blank: Memory | None) -> Memory | None:
     """The memory that belongs to the last round the server accepted from this client.
 
     A SuperNode that restarted has lost it, and one whose last reply was lost has one too many:
-    either way the tag differs and the half starts from no memory, which it must know how to do.
+    either way the tag differs and the half starts from its initial memory.
     """
-    kind = side.half.training.memory_type
-    if kind is None or keys.MEMORY not in context.state.array_records:
-        return None
+    if blank is None or keys.MEMORY not in context.state.array_records:
+        return blank
     tag = context.state.config_records[keys.MEMORY_TAG]
     if tag[keys.CONFIG_SHA256] != header.config_sha256:
-        return None
+        return blank
     is_last_accepted = tag[keys.SERVER_ROUND] == header.last_accepted_round
     is_this_turn = (tag[keys.SERVER_ROUND], tag[keys.ATTEMPT]) == (
         header.server_round,
         header.attempt,
     )
     if not is_last_accepted and not is_this_turn:
-        return None
-    return kind(**tensors_from_record(context.state.array_records[keys.MEMORY]))
+        return blank
+    return type(blank)(**tensors_from_record(context.state.array_records[keys.MEMORY]))
 
 
 def _write(memory: Memory, header: Header, context: Context) -> None:

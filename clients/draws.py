@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from privacy.noise import NoiseSource, Stream
 from torch import Tensor
+
+from privacy.noise import NoiseSource, Stream
 
 _STEPS_PER_PHASE = 1 << 20
 

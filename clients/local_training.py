@@ -7,6 +7,8 @@ runs unchanged for one client and for a stacked cohort.
 from dataclasses import dataclass
 from typing import Protocol
 
+from torch import Tensor
+
 from clients.draws import Draws
 from clients.oracle import Oracle
 from manifolds.base import Manifold
@@ -42,9 +44,8 @@ class LocalTraining(Protocol):
         """The exchanges of one round, in order."""
         ...
 
-    @property
-    def memory_type(self) -> type[Memory] | None:
-        """What is remembered between rounds; None when nothing is."""
+    def initial_memory(self, x: Tensor) -> Memory | None:
+        """What a client remembers before its first turn, for a point x; None when nothing ever."""
         ...
 
     def turn(

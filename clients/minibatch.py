@@ -8,7 +8,6 @@ removing one example changes the sum by one clipped gradient and nothing else.
 from typing import Annotated, Literal
 
 import torch
-from privacy.noise import Stream
 from pydantic import Field
 from torch import Tensor
 
@@ -20,6 +19,7 @@ from privacy.events import (
     Sampling,
     Unsampled,
 )
+from privacy.noise import Stream
 
 Batch = tuple[Tensor | None, Tensor]
 """(positions or None for the whole shard, weights)."""

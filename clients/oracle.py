@@ -11,13 +11,13 @@ from collections import Counter
 from collections.abc import Callable
 
 import torch
-from privacy.clipping import clip_factors
-from privacy.noise import Stream
 from torch import Tensor
 
 from clients.draws import Draws
 from clients.minibatch import Batch, Minibatch
+from privacy.clipping import clip_factors
 from privacy.mechanism import ExampleLens
+from privacy.noise import Stream
 from problems.base import Examples, Problem
 
 StddevRule = Callable[[ExampleLens, int], float]

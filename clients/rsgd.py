@@ -73,9 +73,8 @@ class RSGD(Frozen):
         up = DisplacementAndIterate if self.output == "random-output" else Displacement
         return (Phase("train", Point, up),)
 
-    @property
-    def memory_type(self) -> type[Memory] | None:
-        """RSGD remembers nothing."""
+    def initial_memory(self, x: Tensor) -> Memory | None:
+        """Nothing is remembered between rounds."""
         return None
 
     def turn(

@@ -53,9 +53,8 @@ class RSVRG(Frozen):
         up = DisplacementAndIterate if self.output == "random-output" else Displacement
         return (Phase("train", Point, up),)
 
-    @property
-    def memory_type(self) -> type[Memory] | None:
-        """RSVRG remembers nothing between rounds."""
+    def initial_memory(self, x: Tensor) -> Memory | None:
+        """Nothing is remembered between rounds."""
         return None
 
     def turn(

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from privacy.noise import NoiseSource
 
 from clients.draws import Draws
 from clients.local_training import LocalTraining, Memory, Phase
 from clients.oracle import Oracle
 from manifolds.base import Manifold
 from privacy.mechanism import ExampleLens
+from privacy.noise import NoiseSource
 from problems.base import Examples, Problem
 from wire.payloads import Payload
 

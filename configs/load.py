@@ -45,7 +45,9 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ConfigError(f"Expected a config file, got {str(path)!r}, which does not exist") from None
+        raise ConfigError(
+            f"Expected a config file, got {str(path)!r}, which does not exist"
+        ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"Expected a readable config file, got {str(path)!r}: {error}") from None
     except tomllib.TOMLDecodeError as error:
@@ -81,7 +83,9 @@ def _apply(table: dict[str, Any], override: str) -> None:
     for part in path[:-1]:
         node = node.setdefault(part, {})
         if not isinstance(node, dict):
-            raise ConfigError(f"Expected {key.strip()} to name a table entry, got a value at {part!r}")
+            raise ConfigError(
+                f"Expected {key.strip()} to name a table entry, got a value at {part!r}"
+            )
     node[path[-1]] = _value(text.strip())
 
 
@@ -112,20 +116,53 @@ def _one_line(error: ValidationError) -> str:
 def _is_tag(part: Any, location: tuple[Any, ...]) -> bool:
     """Union tags that pydantic puts into a location (training.rsgd.step_size)."""
     index = location.index(part)
-    parents = {"training", "strategy", "problem", "data", "privacy", "noise", "cohort", "minibatch",
-               "partition"}
-    return index > 0 and location[index - 1] in parents and (
-        "-" in str(part) or str(part) in _TAGS
-    )
+    parents = {
+        "training",
+        "strategy",
+        "problem",
+        "data",
+        "privacy",
+        "noise",
+        "cohort",
+        "minibatch",
+        "partition",
+    }
+    return index > 0 and location[index - 1] in parents and ("-" in str(part) or str(part) in _TAGS)
 
 
-_TAGS = {"rsgd", "rsvrg", "full", "poisson", "all", "none", "multiplier", "target", "published",
-         "equal", "sorted", "dirichlet", "digits", "mnist", "wishart", "a9a", "kpca", "logistic"}
+_TAGS = {
+    "rsgd",
+    "rsvrg",
+    "full",
+    "poisson",
+    "all",
+    "none",
+    "multiplier",
+    "target",
+    "published",
+    "equal",
+    "sorted",
+    "dirichlet",
+    "digits",
+    "mnist",
+    "wishart",
+    "a9a",
+    "kpca",
+    "logistic",
+}
 
 
 def dump(config: Experiment) -> dict[str, Any]:
     """The resolved config as plain data."""
     return config.model_dump(mode="json")
+
+
+def save(config: Experiment, path: Path) -> None:
+    """Write the resolved config as TOML; `load` reads it back to an equal object."""
+    import tomli_w
+
+    table = config.model_dump(mode="json", exclude_none=True)
+    path.write_text(tomli_w.dumps(table), encoding="utf-8")
 
 
 def sha256(config: Experiment) -> str:

@@ -105,9 +105,9 @@ class Federation(Frozen):
 
 
 def _default_partition() -> PartitionSpec:
-    from problems.spec import Equal
+    from problems.spec import EqualSpec
 
-    return Equal()
+    return EqualSpec()
 
 
 class Evaluation(Frozen):
@@ -129,11 +129,14 @@ class Engine(Frozen):
 
 
 class Output(Frozen):
-    """Where the run folder goes, and how often a checkpoint is written."""
+    """Where the run folder goes, how often a checkpoint is written, and what is printed."""
 
     directory: str | None = None
     checkpoint_every: int = Field(default=10, ge=1)
     plots: bool = True
+    plain: bool = False
+    quiet: bool = False
+    resume: bool = False
 
 
 class Experiment(Frozen):

@@ -8,12 +8,12 @@ at the broadcast point (or in the ambient norm), summed with uniform weights, di
 from dataclasses import dataclass
 
 import torch
-from privacy.clipping import clip_factors
-from privacy.noise import NoiseSource, Stream
 from torch import Tensor
 
 from manifolds.base import Manifold
+from privacy.clipping import clip_factors
 from privacy.mechanism import ClientLens
+from privacy.noise import NoiseSource, Stream
 from strategies.server_half import Space
 from wire.payloads import Payload
 

@@ -7,7 +7,6 @@ random module; both would make a run unrepeatable and its sampling rate unaccoun
 from typing import Annotated, Literal
 
 import torch
-from privacy.noise import NoiseSource, Stream
 from pydantic import Field
 
 from privacy.events import (
@@ -17,6 +16,7 @@ from privacy.events import (
     Sampling,
     Unsampled,
 )
+from privacy.noise import NoiseSource, Stream
 
 _SERVER = 0
 """The partition field of the server's own draws; its streams are never a client's."""

@@ -20,7 +20,7 @@ from torch import Tensor
 from strategies.aggregation import ServerDraws, private_mean, weighted_mean
 from strategies.handshake import meet
 from strategies.inbox import Expectation, read_replies, refuse_bad_rows
-from strategies.plan import CohortGrid, Exchange, Plan, RoundReport, Treasurer
+from strategies.plan import Exchange, Plan, RoundReport, StackedGrid, Treasurer
 from strategies.replies import Replies, RoundFailed
 from strategies.server_half import Collected, ServerState
 from wire import keys
@@ -65,7 +65,7 @@ class Conversation(Strategy):
             x = tensors_from_record(initial_arrays)["x"]
             self.state = self.plan.half.initial(x)
         self.summary()
-        if not isinstance(grid, CohortGrid):
+        if not isinstance(grid, StackedGrid):
             plan = self.plan
             self._nodes = meet(grid, plan.config_sha256, plan.num_examples, plan.policy.timeout)
         result = Result()
@@ -160,14 +160,12 @@ class Conversation(Strategy):
         partitions: tuple[int, ...],
         grid: Grid,
     ) -> Replies:
-        if isinstance(grid, CohortGrid):
+        if isinstance(grid, StackedGrid):
             replies = grid.exchange_cohort(header, down, partitions, self._last_accepted)
             return refuse_bad_rows(self._expect(header, exchange), replies)
         letters = self._letters(header, down, partitions)
-        sent = {
-            letter.metadata.message_id: i for letter, i in zip(letters, partitions, strict=True)
-        }
         answers = grid.send_and_receive(letters, timeout=self.plan.policy.timeout)
+        sent = {m.metadata.message_id: i for m, i in zip(letters, partitions, strict=True)}
         by_client = {
             sent[a.metadata.reply_to_message_id]: a
             for a in answers

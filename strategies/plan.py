@@ -4,10 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
-from privacy.noise import NoiseSource
-
 from manifolds.base import Manifold
 from privacy.mechanism import ClientLens
+from privacy.noise import NoiseSource
 from strategies.cohort import Cohort
 from strategies.replies import Replies, ReplyPolicy
 from strategies.server_half import ServerHalf, ServerState
@@ -16,7 +15,7 @@ from wire.payloads import Payload
 
 
 @runtime_checkable
-class CohortGrid(Protocol):
+class StackedGrid(Protocol):
     """A grid that can run a whole cohort as one stacked call instead of one message a client."""
 
     def exchange_cohort(

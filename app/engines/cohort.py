@@ -20,7 +20,7 @@ from wire.letters import Header
 from wire.payloads import Payload
 
 
-class CohortExecutor:
+class CohortGrid:
     """Runs cohorts of one client side; keeps the stacked shards and the stacked memory."""
 
     def __init__(self, side: ClientSide, *, device: str, memory_budget_mb: int) -> None:
@@ -72,7 +72,7 @@ class CohortExecutor:
     ) -> list[tuple[tuple[int, ...], Payload]]:
         try:
             return [(chunk, self._run(header, down, chunk, last_accepted))]
-        except Exception as error:  # noqa: BLE001  one client's data may break a batched kernel
+        except Exception as error:
             if len(chunk) == 1:
                 failures[chunk[0]] = f"{type(error).__name__}: {error}"
                 return []

@@ -65,7 +65,11 @@ class InlineGrid(Grid):
         return self._run
 
     def create_message(
-        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str,
+        self,
+        content: RecordDict,
+        message_type: str,
+        dst_node_id: int,
+        group_id: str,
         ttl: float | None = None,
     ) -> Message:
         """A message (Flower deprecates this in favour of Message(...))."""
@@ -114,12 +118,10 @@ class InlineGrid(Grid):
         own = Message(_own_containers(message.content), metadata=message.metadata)
         try:
             return self._app(own, context)
-        except Exception as error:  # noqa: BLE001  a handler may raise anything
+        except Exception as error:
             context.state = before
             reason = f"{type(error).__name__}: {error}"
-            return Message(
-                Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message
-            )
+            return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
 
 
 def _own_containers(content: RecordDict) -> RecordDict:

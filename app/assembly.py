@@ -1,0 +1,162 @@
+"""From a frozen experiment to the two sides of a federation.
+
+Client and server each call this with their *own* reading of the config. What protects a client (its
+clip norm, its noise) is computed here from that config and never read from a letter.
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from app.noise_level import client_lens, example_lens
+from clients.turn import ClientHalf
+from configs.load import ConfigError, sha256
+from configs.schema import Experiment
+from privacy.mechanism import ClientLens, ExampleLens
+from privacy.noise import NoiseSource, Stream
+from problems.base import Examples
+from problems.federation import dataset, shards
+from problems.finite_sum import FiniteSum
+from strategies.plan import Exchange, Plan
+
+DATA_VARIABLE = "MANIFED_DATA"
+
+
+def data_folder() -> Path | None:
+    """The folder of data sets that do not ship with scikit-learn; None when none is named."""
+    named = os.environ.get(DATA_VARIABLE)
+    return Path(named) if named else None
+
+
+@dataclass(frozen=True)
+class Shards:
+    """The problem and every client's examples (in a deployment each node reads only its own)."""
+
+    problem: FiniteSum
+    examples: tuple[Examples, ...]
+    meta: Mapping[str, Any]
+    checksum: str
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """N_i, public: the normalisers and weights of the mechanism."""
+        return tuple(len(shard) for shard in self.examples)
+
+    @property
+    def point_shape(self) -> tuple[int, ...]:
+        """Shape of a point."""
+        return self.problem.point_shape(self.examples[0])
+
+
+@dataclass(frozen=True)
+class ClientSide:
+    """What a client's process holds: its half, the shards, and the rehearsal's noise source."""
+
+    half: ClientHalf
+    shards: Sequence[Examples]
+    point_shape: tuple[int, ...]
+    source: NoiseSource | None
+    """None in a release: a fresh key from the operating system is drawn for every turn."""
+    dtype: torch.dtype = torch.float64
+
+    def gradients_per_step(self, num_examples: int) -> float:
+        """How many per-example gradients one step may hold at once."""
+        training = self.half.training
+        if training.kind != "rsvrg":
+            return 0.0
+        return 4 * training.minibatch.expected_size(num_examples)  # type: ignore[attr-defined]
+
+
+@lru_cache(maxsize=4)
+def load_shards(config: Experiment) -> Shards:
+    """The problem and the shards of an experiment, cached per process.
+
+    Raises:
+        ConfigError: for a missing data set, or a minibatch larger than a shard.
+    """
+    federation, folder = config.federation, data_folder()
+    try:
+        source = dataset(config.data, federation.seed, folder)
+        parts = shards(
+            config.problem,
+            config.data,
+            federation.partition,
+            federation.num_clients,
+            federation.seed,
+            folder,
+        )
+    except FileNotFoundError as missing:
+        raise ConfigError(f"data.kind: {config.data.kind!r}: {missing}") from None
+    except ValueError as error:
+        raise ConfigError(f"data, federation.partition: {error}") from None
+    found = Shards(config.problem.build(), tuple(parts), source.meta, source.checksum)
+    _check_batches(config, found.sizes)
+    return found
+
+
+def _check_batches(config: Experiment, sizes: tuple[int, ...]) -> None:
+    minibatch = config.training.minibatch
+    if minibatch.kind != "full" and minibatch.batch_size > min(sizes):
+        raise ConfigError(
+            f"training.minibatch.batch_size: expected at most the smallest shard's {min(sizes)} "
+            f"examples, got {minibatch.batch_size:g}"
+        )
+
+
+def rehearsal_source(config: Experiment) -> NoiseSource | None:
+    """The seeded source; None when the noise is keyed by the operating system."""
+    privacy = config.privacy
+    if privacy.kind != "none" and privacy.noise_source == "os":
+        return None
+    return NoiseSource.from_seed(config.federation.seed)
+
+
+def client_side(config: Experiment) -> ClientSide:
+    """What a client's process needs."""
+    found = load_shards(config)
+    half = ClientHalf(found.problem, config.training, lens_of(config))
+    return ClientSide(half, found.examples, found.point_shape, rehearsal_source(config))
+
+
+@lru_cache(maxsize=4)
+def lens_of(config: Experiment) -> ExampleLens:
+    """The clients' lens, with calibrated noise."""
+    return example_lens(config, load_shards(config).sizes)
+
+
+@lru_cache(maxsize=4)
+def server_lens_of(config: Experiment) -> ClientLens | None:
+    """The server's lens; None unless privacy is at client level."""
+    return client_lens(config)
+
+
+def plan_of(config: Experiment) -> Plan:
+    """What the conversation needs."""
+    found = load_shards(config)
+    return Plan(
+        half=config.strategy,
+        manifold=found.problem.manifold,
+        exchanges=tuple(Exchange(phase.name, phase.up) for phase in config.training.phases),
+        cohort=config.federation.cohort,
+        policy=config.federation.replies,
+        source=rehearsal_source(config) or NoiseSource.from_os(),
+        num_examples=found.sizes,
+        config_sha256=sha256(config),
+        lens=server_lens_of(config),
+        device=config.engine.device,
+    )
+
+
+def initial_point(config: Experiment) -> Tensor:
+    """x^(0): from the seed, the same for every algorithm that starts from that seed."""
+    found = load_shards(config)
+    generator = NoiseSource.from_seed(config.federation.seed).generator(
+        stream=Stream.INITIAL_POINT, partition=0
+    )
+    return found.problem.random_start(found.examples[0], generator)

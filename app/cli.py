@@ -1,0 +1,104 @@
+"""The command ``manifed`` and the face of ``simulation.py``: parse, run, report, exit code.
+
+Bad input ends in one clear line on standard error and exit code 2. Heavy imports happen after the
+arguments are read, so ``--help`` is quick.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
+
+QUICKSTART = "configs/quickstart.toml"
+Sets = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="A.B=VALUE", help="Override one value of the config; repeatable."
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")]
+DataDir = Annotated[
+    Path | None, typer.Option("--data-dir", help="Folder of data sets (default: $MANIFED_DATA).")
+]
+ConfigPath = Annotated[str, typer.Argument(help="A TOML file; see configs/.")]
+
+
+def fail(message: str, code: int = 2) -> NoReturn:
+    """End with one line on standard error."""
+    sys.stderr.write(f"error: {message}\n")
+    raise typer.Exit(code)
+
+
+def use_data_dir(folder: Path | None) -> None:
+    """Name the data folder for this process and those it starts."""
+    if folder is not None:
+        if not folder.is_dir():
+            fail(f"--data-dir: expected a folder, got {str(folder)!r}, which is none")
+        os.environ["MANIFED_DATA"] = str(folder.resolve())
+
+
+def print_json(value: dict[str, Any]) -> None:
+    """The last line printed: one JSON object."""
+    from app.run_folder import jsonable
+
+    sys.stdout.write(json.dumps(jsonable(value)) + "\n")
+
+
+app = typer.Typer(
+    name="manifed",
+    help="Federated learning on Riemannian manifolds with differential privacy.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+@app.command()
+def run(
+    config: ConfigPath = QUICKSTART,
+    sets: Sets = None,
+    engine: Annotated[str | None, typer.Option(help="inline, ray or deployment.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="The run folder to make.")] = None,
+    resume: Annotated[
+        Path | None, typer.Option("--resume", help="Go on with the run in this folder.")
+    ] = None,
+    data_dir: DataDir = None,
+    plain: Annotated[bool, typer.Option("--plain", help="No progress bar.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Run one experiment and leave a run folder."""
+    use_data_dir(data_dir)
+    from app.launch import Request, launch_or_exit
+
+    request = Request(config, tuple(sets or ()), engine, out, resume, plain)
+    folder = launch_or_exit(request, fail)
+    from app.statement import statement_of
+
+    manifest = folder.manifest()
+    if manifest.get("stopped"):
+        sys.stdout.write(f"stopped: {manifest['stopped']}\n")
+    sys.stdout.write(f"{json.dumps(manifest['final'])}\nrun folder: {folder.directory}\n")
+    sys.stdout.write(statement_of(manifest["privacy"]) + "\n")
+    if as_json:
+        print_json({"directory": str(folder.directory), **manifest["final"]})
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """The entry point of ``manifed``."""
+    from app import commands
+
+    commands.register(app)
+    app(args=list(argv) if argv is not None else None)
+
+
+def simulation(argv: Sequence[str]) -> None:
+    """The entry point of ``python simulation.py``: the command ``run`` alone."""
+    alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    alone.command()(run)
+    alone(args=list(argv), prog_name="simulation.py")

@@ -1,0 +1,115 @@
+"""The commands of ``manifed`` beside ``run``: privacy, engines, report."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from app.cli import ConfigPath, DataDir, Json, Sets, fail, print_json, use_data_dir
+
+QUICKSTART = "configs/quickstart.toml"
+privacy = typer.Typer(help="Price privacy without running anything.", no_args_is_help=True)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to ``manifed``."""
+    app.add_typer(privacy, name="privacy")
+    app.command("engines")(engines)
+    app.command("report")(report)
+
+
+@privacy.command("compare")
+def compare(
+    local_epsilon: Annotated[float, typer.Option(min=0.0, help="Epsilon of one local training.")],
+    local_delta: Annotated[float, typer.Option(min=0.0, max=1.0, help="Delta of one.")],
+    clients: Annotated[int, typer.Option(min=1, help="N.")],
+    cohort_size: Annotated[int, typer.Option(min=1, help="s, drawn without replacement.")],
+    rounds: Annotated[int, typer.Option(min=1, help="T.")],
+    slack_delta: Annotated[float, typer.Option(min=0.0, max=1.0, help="delta-hat.")] = 1e-3,
+    as_json: Json = False,
+) -> None:
+    """Theorem 4.2 of PriRFed beside what holds at record level, at the published delta."""
+    if cohort_size > clients:
+        fail(f"--cohort-size: expected at most --clients = {clients}, got {cohort_size}")
+    if local_epsilon <= 0:
+        fail(f"--local-epsilon: expected a number > 0, got {local_epsilon:g}")
+    from privacy.published import compare as price
+
+    views = price(
+        local_epsilon=local_epsilon,
+        local_delta=local_delta,
+        num_clients=clients,
+        cohort_size=cohort_size,
+        num_rounds=rounds,
+        slack_delta=slack_delta,
+    )
+    remarks = {
+        "published": "Theorem 4.2 as printed; UNSOUND at record level",
+        "parallel": "the same with parallel composition; still UNSOUND at record level",
+        "external": "sound: models seen, cohorts not",
+        "server": "sound: every upload seen, a client in every round",
+    }
+    for name, price_of in views.items():
+        sys.stdout.write(
+            f"{name:10s} epsilon {price_of['epsilon']:<10.4g} delta {price_of['delta']:<9.3g} "
+            f"{remarks[name]}\n"
+        )
+    if as_json:
+        print_json(views)
+
+
+@privacy.command("statement")
+def statement(
+    config: ConfigPath = QUICKSTART,
+    sets: Sets = None,
+    data_dir: DataDir = None,
+    as_json: Json = False,
+) -> None:
+    """The privacy statement that a config's whole run would end with, everybody invited always."""
+    use_data_dir(data_dir)
+    from app.launch import Request, load_or_exit
+    from app.pricing import planned_statement
+    from app.statement import statement_of
+
+    plan = planned_statement(load_or_exit(Request(config, tuple(sets or ())), fail))
+    sys.stdout.write(statement_of(plan) + "\n")
+    if as_json:
+        print_json(plan)
+
+
+def engines(
+    config: ConfigPath = QUICKSTART,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds on each engine.")] = 10,
+    clients: Annotated[
+        int | None, typer.Option(min=1, help="Clients, if not the config's.")
+    ] = None,
+    sets: Sets = None,
+    data_dir: DataDir = None,
+    as_json: Json = False,
+) -> None:
+    """Run inline, ray and deployment on one seed and compare the final models."""
+    use_data_dir(data_dir)
+    from app.engines.comparison import compare_engines
+    from app.launch import guarded
+
+    more = [f"federation.num_clients={clients}"] if clients is not None else []
+    overrides = [*(sets or ()), *more, f"federation.num_rounds={rounds}"]
+    result = guarded(lambda: compare_engines(config, overrides), fail)
+    for name, seconds in result["seconds"].items():
+        sys.stdout.write(f"{name:11s} {seconds:8.2f} s\n")
+    sys.stdout.write(f"largest difference between final models: {result['max_difference']:.3g}\n")
+    if as_json:
+        print_json(result)
+
+
+def report(
+    folders: Annotated[list[Path], typer.Argument(help="Run folders.")],
+    out: Annotated[Path, typer.Option(help="Where the figures go.")] = Path("figures"),
+) -> None:
+    """Overlay runs in figures and print their table."""
+    from app.report.__main__ import main
+
+    code = main([*map(str, folders), "--out", str(out)])
+    if code:
+        raise typer.Exit(code)

@@ -1,0 +1,242 @@
+"""A run as the server sees it: folder, ledger, conversation, evaluation, final numbers.
+
+Results leave a ServerApp as files only (Flower hands nothing back), so everything goes into the run
+folder: the manifest before round 1, the charge before the letters, the metrics as they come, the
+model and the final numbers at the end.
+"""
+
+import contextlib
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Context
+from flwr.serverapp import Grid
+from torch import Tensor
+
+from app import checkpoint
+from app.assembly import initial_point, load_shards, plan_of
+from app.evaluation import Evaluator, client_shares
+from app.manifest import manifest_of
+from app.progress import progress_of
+from app.run_config import config_of
+from app.run_folder import RunFolder
+from app.statement import statement_of
+from app.treasury import Treasury
+from configs.load import ConfigError, dump, save, sha256
+from configs.schema import Experiment
+from strategies.conversation import Conversation
+from strategies.plan import BudgetExhausted, Plan, RoundReport
+from strategies.server_half import ServerState
+from wire import keys
+
+EXPERIMENT_FILE = "experiment.toml"
+"""The resolved config in the run folder, from which a run is resumed."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where a run starts: fresh, or after its newest checkpoint."""
+
+    state: ServerState
+    first_round: int
+    last_accepted: dict[int, int]
+
+
+def default_directory(config: Experiment) -> Path:
+    """runs/<name>-<UTC time> under the current folder."""
+    stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S%f")[:-3]
+    return Path.cwd() / "runs" / f"{config.name}-{stamp}"
+
+
+def run(grid: Grid, context: Context) -> None:
+    """Run the experiment of ``context.run_config`` on ``grid``."""
+    config = config_of(
+        str(context.run_config[keys.RUN_EXPERIMENT]), str(context.run_config[keys.RUN_OVERRIDES])
+    )
+    folder = run_experiment(grid, config)
+    if not config.output.quiet:
+        sys.stdout.write(
+            f"{statement_of(folder.manifest()['privacy'])}\nrun folder: {folder.directory}\n"
+        )
+
+
+def run_experiment(grid: Grid, config: Experiment) -> RunFolder:
+    """The finished run folder; see `ConfigError`, `RoundFailed` and `LedgerDamaged` for errors."""
+    plan, found = plan_of(config), load_shards(config)
+    directory = Path(config.output.directory or default_directory(config))
+    start = _start(config, plan, directory)
+    treasury = Treasury.prepare(config, found.sizes)
+    folder = _open_folder(config, directory, treasury.statement(), found.checksum)
+    with treasury.open_ledger(folder.ledger_path, is_resumed=config.output.resume):
+        return _Run(config, plan, folder, treasury, _evaluator(config)).go(grid, start)
+
+
+def _open_folder(
+    config: Experiment, directory: Path, privacy: dict[str, Any], checksum: str
+) -> RunFolder:
+    if config.output.resume:
+        folder = RunFolder.open(directory)
+        theirs = folder.manifest()["config_sha256"]
+        if theirs != sha256(config):
+            raise ConfigError(
+                f"output.resume: expected the config of the run in {directory} ({theirs}), got "
+                f"{sha256(config)}; resume with the same settings"
+            )
+        return folder
+    manifest = manifest_of(
+        dump(config),
+        sha256(config),
+        sys.argv,
+        name=config.name,
+        engine=config.engine.kind,
+        seed=config.federation.seed,
+        randomness_source=_randomness(config),
+        data_checksums={config.data.kind: checksum},
+        privacy=privacy,
+        device=config.engine.device,
+    )
+    try:
+        folder = RunFolder.create(directory, manifest)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise ConfigError(f"output.directory: {error}") from None
+    save(config, folder.directory / EXPERIMENT_FILE)
+    return folder
+
+
+def _randomness(config: Experiment) -> Any:
+    return "seed" if config.privacy.kind == "none" else config.privacy.noise_source
+
+
+def _start(config: Experiment, plan: Plan, directory: Path) -> Start:
+    device = config.engine.device
+    path = directory / "checkpoint.safetensors"
+    if not (config.output.resume and path.exists()):
+        return Start(plan.half.initial(initial_point(config).to(device)), 1, {})
+    saved = checkpoint.load(path)
+    RunFolder.open(directory).drop_metrics_after(saved.server_round)
+    state = ServerState({name: t.to(device) for name, t in saved.tensors.items()})
+    accepted = {int(k): int(v) for k, v in saved.meta["last_accepted"].items()}
+    return Start(state, saved.server_round + 1, accepted)
+
+
+def _evaluator(config: Experiment) -> Evaluator | None:
+    if not config.evaluation.is_enabled:
+        return None
+    found = load_shards(config)
+    shares = client_shares(found.sizes, config.strategy.weights)
+    return Evaluator(found.problem, found.examples, shares, found.meta)
+
+
+class _Run:
+    """The rounds of one run, with what is written down after each."""
+
+    def __init__(
+        self,
+        config: Experiment,
+        plan: Plan,
+        folder: RunFolder,
+        treasury: Treasury,
+        evaluator: Evaluator | None,
+    ) -> None:
+        self._config, self._plan, self._folder = config, plan, folder
+        self._treasury, self._evaluator = treasury, evaluator
+        self._began = self._last_tick = time.perf_counter()
+        self._evaluating, self._rounds = 0.0, 0
+        self._bytes = [0, 0]
+        self._accepted: dict[int, int] = {}
+        self._row: dict[str, Any] = {}
+
+    def go(self, grid: Grid, start: Start) -> RunFolder:
+        """All rounds, then the final numbers; a budget that ran out ends the run in good order."""
+        rounds = self._config.federation.num_rounds
+        self._accepted, self._rounds = dict(start.last_accepted), start.first_round - 1
+        conversation = Conversation(
+            self._plan,
+            start.state,
+            self._treasury,
+            self._after_round,
+            first_round=start.first_round,
+            attempts=self._treasury.attempts,
+            last_accepted=start.last_accepted,
+        )
+        stopped: str | None = None
+        with progress_of(rounds, plain=self._config.output.plain) as self._progress:
+            if start.first_round == 1:
+                self._tell(0, start.state, (0, 0))
+            try:
+                conversation.start(grid, num_rounds=rounds)
+            except BudgetExhausted as budget:
+                stopped = str(budget)
+        return self._finish(conversation.state, stopped)
+
+    def _after_round(self, report: RoundReport) -> None:
+        self._rounds = report.server_round
+        self._accepted |= dict.fromkeys(report.participants, report.server_round)
+        is_last = report.server_round == self._config.federation.num_rounds
+        if is_last or report.server_round % self._config.output.checkpoint_every == 0:
+            self._save_checkpoint(report.server_round, report.state)
+        if is_last or report.server_round % self._config.evaluation.every == 0:
+            self._tell(report.server_round, report.state, (report.bytes_down, report.bytes_up))
+
+    def _save_checkpoint(self, server_round: int, state: ServerState) -> None:
+        tensors = {name: t.to("cpu").contiguous() for name, t in state.tensors.items()}
+        meta = {"last_accepted": {str(k): v for k, v in self._accepted.items()}}
+        checkpoint.save(self._folder.checkpoint_path, server_round, tensors, meta)
+
+    def _tell(self, server_round: int, state: ServerState, traffic: tuple[int, int]) -> None:
+        now = time.perf_counter()
+        seconds, self._last_tick = now - self._last_tick, now
+        model = self._plan.half.model(state, self._plan.manifold)
+        with self._evaluation_time():
+            measured = self._evaluator.row(model) if self._evaluator else {}
+            spent = self._treasury.headline()
+        self._row = {
+            "round": server_round,
+            **measured,
+            "epsilon": spent,
+            "bytes_down": traffic[0],
+            "bytes_up": traffic[1],
+            "seconds": seconds,
+        }
+        if server_round > 0 or not self._config.output.resume:
+            self._folder.append_metrics(self._row)
+        self._progress(server_round, self._row)
+
+    @contextlib.contextmanager
+    def _evaluation_time(self) -> Iterator[None]:
+        before = time.perf_counter()
+        yield
+        self._evaluating += time.perf_counter() - before
+        self._last_tick = time.perf_counter()
+
+    def _finish(self, state: ServerState, stopped: str | None) -> RunFolder:
+        model: Tensor = self._plan.half.output(state, self._plan.manifold)
+        self._save_checkpoint(self._rounds, state)
+        self._folder.save_tensors("model", {"x": model.to("cpu").contiguous()})
+        seconds = time.perf_counter() - self._began
+        final_row = self._evaluator.row(model) if self._evaluator else {}
+        final = {
+            "relative_cost_gap": final_row.get("relative_cost_gap"),
+            "gradient_norm": final_row.get("gradient_norm"),
+            "epsilon": self._treasury.headline(),
+            "delta": self._treasury.delta,
+            "rounds": self._rounds,
+            "seconds": seconds,
+        }
+        measured = {
+            "privacy": self._treasury.statement(),
+            "stopped": stopped,
+            "seconds_without_evaluation": seconds - self._evaluating,
+        }
+        self._folder.finish(final, measured)
+        if self._config.output.plots:
+            from app.report.figures import draw
+            from app.report.runs import read
+
+            draw([read(self._folder.directory)], self._folder.directory)
+        return self._folder

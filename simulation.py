@@ -1,0 +1,8 @@
+"""Run one experiment: python simulation.py [CONFIG] [--set a.b=1] [--engine inline] [--out DIR]."""
+
+import sys
+
+from app.cli import simulation
+
+if __name__ == "__main__":
+    simulation(sys.argv[1:])

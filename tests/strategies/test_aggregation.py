@@ -1,0 +1,68 @@
+"""Client-level privacy: the clip bounds one client's influence, the noise has the stated law."""
+
+import pytest
+import torch
+from scipy import stats
+
+from manifolds.sphere import Sphere
+from privacy.mechanism import ClientLens
+from privacy.noise import NoiseSource
+from strategies.aggregation import ServerDraws, private_mean
+from wire.payloads import Displacement, DisplacementAndIterate
+
+SPHERE, DIM, COHORT = Sphere(), 51, 5.0
+
+
+def setup(seed=0, count=5):
+    generator = torch.Generator().manual_seed(seed)
+    x = SPHERE.random_point(DIM, generator=generator)
+    u = SPHERE.proju(x, 3 * torch.randn(count, DIM, generator=generator, dtype=torch.float64))
+    return x, u
+
+
+def mean_of(x, u, multiplier, *, space="tangent", server_round=1):
+    lens = ClientLens(l2_norm_clip=0.5, noise_multiplier=multiplier)
+    draws = ServerDraws(NoiseSource.from_seed(3), server_round, 0)
+    return private_mean(Displacement(u), x, space, SPHERE, lens, COHORT, draws)["u"]
+
+
+@pytest.mark.parametrize("space", ["tangent", "ambient"])
+def test_one_client_moves_the_mean_by_at_most_its_bound(space):
+    for seed in range(20):
+        x, u = setup(seed)
+        with_all = mean_of(x, u, 0.0, space=space)
+        without = mean_of(x, u[1:], 0.0, space=space)
+        assert float((with_all - without).norm()) <= 0.5 / COHORT * (1 + 1e-12)
+
+
+def test_a_client_of_nan_counts_as_zero():
+    x, u = setup()
+    u[0] = float("nan")
+    torch.testing.assert_close(mean_of(x, u, 0.0), mean_of(x, u[1:], 0.0), rtol=0, atol=1e-15)
+
+
+def test_an_empty_cohort_still_releases_its_noise():
+    x, u = setup()
+    noise = mean_of(x, u[:0], 2.0)
+    assert float(noise.norm()) > 0
+    assert abs(float(noise @ x)) < 1e-12
+
+
+def test_two_uploads_a_client_are_refused():
+    x, u = setup()
+    lens = ClientLens(l2_norm_clip=0.5, noise_multiplier=1.0)
+    draws = ServerDraws(NoiseSource.from_seed(3), 1, 0)
+    with pytest.raises(ValueError, match="one field"):
+        private_mean(DisplacementAndIterate(u, u), x, "tangent", SPHERE, lens, COHORT, draws)
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize(("scale", "is_accepted"), [(1.0, True), (0.98, False), (1.02, False)])
+def test_the_noise_is_chi_square_with_the_stated_stddev(scale, is_accepted):
+    x, u = setup()
+    rounds, stated = 3000, 2.0 * 0.5 / COHORT
+    total = sum(
+        float(mean_of(x, u[:0], 2.0, server_round=r).square().sum()) for r in range(1, rounds + 1)
+    )
+    tail = stats.chi2.cdf(total * scale**2 / stated**2, rounds * (DIM - 1))
+    assert (5e-7 < tail < 1 - 5e-7) == is_accepted
