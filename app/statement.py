@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 REHEARSAL = (
-    "REHEARSAL: the noise is keyed by the config's seed, so anybody who has the config can subtract "
-    "it. This run protects nobody; the numbers say what the same run would cost with "
+    "REHEARSAL: the noise is keyed by the config's seed, so anybody who has the config can "
+    "subtract it. This run protects nobody; the numbers say what the same run would cost with "
     "privacy.noise_source = 'os'."
 )
 RELEASE = "RELEASE: the noise is keyed by the operating system and was not stored."

@@ -20,6 +20,7 @@ from clients.local_training import Memory, Phase
 from clients.minibatch import Minibatch, Poisson
 from clients.oracle import Oracle
 from manifolds.base import Manifold
+from manifolds.maps import MapChoice, maps_of
 from privacy.events import Frozen, GaussianRelease
 from privacy.mechanism import ExampleLens
 from wire.payloads import Displacement, DisplacementAndIterate, Payload, Point
@@ -45,17 +46,19 @@ def upload(
     last: Tensor,
     manifold: Manifold,
     draws: Draws,
+    maps: MapChoice = "exact",
 ) -> Payload:
     """What Options 1 and 2 send, as tangent vectors at the broadcast point x.
 
     The average acts on tangent vectors, so log is taken here and not at the server.
     """
+    logmap = maps_of(maps, manifold).inverse
     if option == "last-iterate":
-        return Displacement(manifold.logmap(x, last))
-    drawn = manifold.logmap(x, chosen_iterate(iterates, draws, manifold.ndim))
+        return Displacement(logmap(x, last))
+    drawn = logmap(x, chosen_iterate(iterates, draws, manifold.ndim))
     if option == "random-iterate":
         return Displacement(drawn)
-    return DisplacementAndIterate(manifold.logmap(x, last), drawn)
+    return DisplacementAndIterate(logmap(x, last), drawn)
 
 
 class RSGD(Frozen):
@@ -66,6 +69,8 @@ class RSGD(Frozen):
     local_steps: int = Field(default=1, ge=1)
     minibatch: Minibatch = Poisson(batch_size=32)
     output: Option = "last-iterate"
+    maps: MapChoice = "exact"
+    """"retraction" replaces Exp and its inverse (RFedAvg as its rivals ran it)."""
 
     @property
     def phases(self) -> tuple[Phase, ...]:
@@ -88,12 +93,14 @@ class RSGD(Frozen):
     ) -> tuple[Payload, Memory | None]:
         """Algorithm 2 from the broadcast point."""
         assert isinstance(down, Point)
+        maps = maps_of(self.maps, manifold)
         x, iterates = down.x, []  # line 1
         for _ in range(self.local_steps):
             iterates.append(x)
             eta = oracle.gradient(x, self.minibatch, self.stddev)  # lines 3-4
-            x = manifold.expmap(x, -self.step_size * eta)  # line 5
-        return upload(self.output, down.x, iterates, x, manifold, draws), None  # lines 7-8
+            x = maps.forward(x, -self.step_size * eta)  # line 5
+        up = upload(self.output, down.x, iterates, x, manifold, draws, self.maps)  # lines 7-8
+        return up, None
 
     def sensitivity(self, lens: ExampleLens, num_examples: int) -> float:
         """L2 sensitivity of one clipped mean gradient."""

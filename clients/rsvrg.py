@@ -12,7 +12,8 @@ Variants (spec 000 §7.3, spec 003 §4.4):
   cover the reference *and* the correction, so m K full-gradient queries are released.
 * ``reuse``: the reference is noised once an epoch and reused (Gaussian post-processing), the
   correction gets its own noise: K full-gradient releases and m K corrections. The default.
-Corrections are clipped ``each`` (two clips, as printed) or ``difference`` (one vector, the default).
+Corrections are clipped ``each`` (two clips, as printed) or as ``difference`` (one vector, the
+default).
 """
 
 import math

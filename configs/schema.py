@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 from clients.rsgd import RSGD
 from clients.rsvrg import RSVRG
 from privacy.events import Frozen, NeighboringRelation
-from problems.spec import DataSpec, PartitionSpec, ProblemSpec
+from problems.spec import DataSpec, EqualSpec, PartitionSpec, ProblemSpec
 from strategies.cohort import Cohort, Everyone
 from strategies.replies import ReplyPolicy
 from strategies.tangent_mean import TangentMean
@@ -99,15 +99,9 @@ class Federation(Frozen):
     num_clients: int = Field(ge=1)
     num_rounds: int = Field(ge=1)
     seed: int = Field(default=0, ge=0, lt=1 << 63)
-    partition: PartitionSpec = Field(default_factory=lambda: _default_partition())
+    partition: PartitionSpec = Field(default_factory=EqualSpec)
     cohort: Cohort = Everyone()
     replies: ReplyPolicy = ReplyPolicy()
-
-
-def _default_partition() -> PartitionSpec:
-    from problems.spec import EqualSpec
-
-    return EqualSpec()
 
 
 class Evaluation(Frozen):

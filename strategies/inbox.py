@@ -94,14 +94,10 @@ def refuse_bad_rows(expected: Expectation, replies: Replies) -> Replies:
     failures = dict(replies.failures)
     for row in (~good).nonzero()[:, 0].tolist():
         failures[replies.partitions[row]] = _row_failure(expected, stacked, row)
-    kept = good.nonzero()[:, 0]
-    return Replies(
-        tuple(replies.partitions[i] for i in kept.tolist()),
-        replies.uploads.take(kept),
-        failures,
-        replies.bytes_down,
-        replies.bytes_up,
-    )
+    rows = good.nonzero()[:, 0]
+    kept = tuple(replies.partitions[i] for i in rows.tolist())
+    uploads = replies.uploads.take(rows)
+    return Replies(kept, uploads, failures, replies.bytes_down, uploads.num_bytes())
 
 
 def _is_tangent(expected: Expectation, stacked: Tensor) -> Tensor:

@@ -61,6 +61,11 @@ class ServerHalf(Protocol):
         """How clients are weighted in the mean."""
         ...
 
+    @property
+    def needs_everyone(self) -> bool:
+        """Whether a round is void unless every client replies."""
+        ...
+
     def initial(self, x: Tensor) -> ServerState:
         """The state before round 1."""
         ...

@@ -17,14 +17,17 @@ from pydantic import Field
 from torch import Tensor
 
 from manifolds.base import Manifold
+from manifolds.maps import MapChoice, maps_of
 from privacy.events import Frozen
 from strategies.server_half import Collected, ServerState, Space
 from wire.payloads import Payload, Point
 
 
-def tangent_mean(x: Tensor, mean: Tensor, server_step_size: float, manifold: Manifold) -> Tensor:
+def tangent_mean(
+    x: Tensor, mean: Tensor, server_step_size: float, manifold: Manifold, maps: MapChoice = "exact"
+) -> Tensor:
     """Exp_x(server_step_size * sum_i w_i Exp_x^{-1}(x_i)), shape ``(*point)``."""
-    return manifold.expmap(x, server_step_size * mean)  # (3.2)
+    return maps_of(maps, manifold).forward(x, server_step_size * mean)  # (3.2)
 
 
 class TangentMean(Frozen):
@@ -35,11 +38,18 @@ class TangentMean(Frozen):
     weights: Literal["num-examples", "uniform"] = "num-examples"
     output_rule: Literal["last", "uniform"] = "last"
     """Option 1 ("last") or Option 2 ("uniform"), lines 12 and 13."""
+    maps: MapChoice = "exact"
+    """"retraction" replaces Exp and its inverse, on both sides."""
 
     @property
     def space(self) -> Space:
         """Uploads are tangent at the broadcast point."""
         return "tangent"
+
+    @property
+    def needs_everyone(self) -> bool:
+        """Any cohort will do."""
+        return False
 
     def initial(self, x: Tensor) -> ServerState:
         """The broadcast point, and the drawn output."""
@@ -62,13 +72,11 @@ class TangentMean(Frozen):
         manifold: Manifold,
     ) -> ServerState:
         """Lines 10, 12 and 13."""
-        x = tangent_mean(
-            state["x"], collected.mean["u"], self.server_step_size, manifold
-        )  # line 10
+        start, size = state["x"], self.server_step_size
+        x = tangent_mean(start, collected.mean["u"], size, manifold, self.maps)  # line 10
         candidate = x
         if "drawn" in collected.mean:
-            drawn = collected.mean["drawn"]
-            candidate = tangent_mean(state["x"], drawn, self.server_step_size, manifold)
+            candidate = tangent_mean(start, collected.mean["drawn"], size, manifold, self.maps)
         keeps = self.output_rule == "last" or collected.uniform * server_round < 1.0  # line 13
         return state.replace(x=x, output=candidate if keeps else state["output"])
 

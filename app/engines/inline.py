@@ -5,7 +5,6 @@ An `InlineGrid` is a Flower Grid that hands each message to the ClientApp itself
 Flower's simulation), and every receiver gets record containers of its own.
 """
 
-import copy
 import time
 from collections.abc import Callable, Iterable, Mapping
 from itertools import count
@@ -126,7 +125,13 @@ class InlineGrid(Grid):
 
 def _own_containers(content: RecordDict) -> RecordDict:
     """Containers of the receiver's own around the same (immutable) bytes."""
-    return RecordDict({key: copy.copy(record) for key, record in content.items()})
+    own = RecordDict()
+    for key, record in content.items():
+        twin = type(record)()
+        for name, value in record.items():
+            twin[name] = value  # type: ignore[assignment]
+        own[key] = twin
+    return own
 
 
 def run_app(

@@ -66,7 +66,7 @@ def run_config(experiment: Path, overrides: Sequence[str], out: Path | None) -> 
 
 def _one_word(override: str) -> str:
     """The override itself, or with its value in quotes where a space would split it."""
-    if split_overrides(override) == [override]:
+    if split_overrides(f"{override} a=1") == [override, "a=1"]:
         return override
     key, _, value = override.partition("=")
     quote = "'" if "'" not in value else '"'

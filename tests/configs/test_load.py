@@ -37,7 +37,8 @@ def test_every_shipped_experiment_parses(path):
             ["federation.cohort.cohort_size", "10", "11"],
         ),
         (
-            "privacy.neighboring_relation=replace-one training.minibatch={kind='poisson',batch_size=8}",
+            "privacy.neighboring_relation=replace-one "
+            "training.minibatch={kind='poisson',batch_size=8}",
             ["privacy.neighboring_relation", "replace-one", "add-or-remove"],
         ),
         ("training.output=random-output", ["training.output", "strategy.output_rule", "last"]),
