@@ -95,16 +95,14 @@ class FixedRank(Manifold):
         """A valid packing of the same matrix U S V^T: both factors orthonormalised."""
         left, right, core = self.unpack(x)
         new_left, new_right = polar(left), polar(right)
-        turned = (new_left.mT @ left) @ core @ (right.mT @ new_right)
-        return self.pack(new_left, new_right, turned)
+        return self.pack(new_left, new_right, new_left.mT @ left @ core @ right.mT @ new_right)
 
     def proju(self, x: Tensor, u: Tensor) -> Tensor:
         """The packed u with U^T Up = 0 and V^T Vp = 0 enforced."""
         left, right, _ = self.unpack(x)
         left_u, right_u, middle = self.unpack(u)
         left_u, right_u = left_u - left @ (left.mT @ left_u), right_u - right @ (right.mT @ right_u)
-        middle = middle.expand(*left_u.shape[:-2], -1, -1)
-        return self.pack(left_u, right_u, middle)
+        return self.pack(left_u, right_u, middle.expand(*left_u.shape[:-2], -1, -1))
 
     def egrad2rgrad(self, x: Tensor, u: Tensor) -> Tensor:
         """The Riemannian gradient from u, the derivatives of f(U S V^T) by (U, V, S).
@@ -134,9 +132,8 @@ class FixedRank(Manifold):
     def _check_vector_on_tangent(
         self, x: Tensor, u: Tensor, *, atol: float = 1e-5, rtol: float = 1e-5
     ) -> tuple[bool, str | None]:
-        error, bound = float((self.proju(x, u) - u).abs().max()), float(u.abs().max())
-        is_ok = error <= atol + rtol * bound
-        return verdict(is_ok, f"Expected U^T Up = 0 and V^T Vp = 0 within {atol}, got {error}")
+        error, bound = float((self.proju(x, u) - u).abs().max()), atol + rtol * float(u.abs().max())
+        return verdict(error <= bound, f"Expected U^T Up = V^T Vp = 0 within {bound}, got {error}")
 
     # -- metric ------------------------------------------------------------------------------
     def inner(
@@ -197,7 +194,7 @@ class FixedRank(Manifold):
         left_u, right_u, middle = self.unpack(u)
         b = core + middle
         image = left + torch.linalg.solve(b, left_u, left=False)
-        return self.projx(self.pack(image, right @ b.mT + right_u, identity_like(b)))
+        return self.projx(self.pack(image, right @ b.mT + right_u, identity_like(b).expand_as(b)))
 
     def invretr_orthographic(self, x: Tensor, y: Tensor) -> Tensor:
         """P_x(y - x), the inverse of ``retr_orthographic``."""
@@ -245,9 +242,8 @@ class FixedRank(Manifold):
         **kwargs: Any,
     ) -> Tensor:
         """A B^T / sqrt(r) with Gaussian factors, packed, shape ``(..., m + n + r, r)``."""
-        shape = size2shape(*size)
-        self._assert_check_shape(shape, "size")
-        z = standard_normal(shape, generator, dtype, device)
+        self._assert_check_shape(size2shape(*size), "size")
+        z = standard_normal(size2shape(*size), generator, dtype, device)
         left, right, core = self.unpack(z)
         scale = identity_like(core).expand_as(core) / self.rank**0.5
         return self.projx(self.pack(left, right, scale))

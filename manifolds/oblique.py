@@ -20,7 +20,7 @@ class Oblique(Manifold):
 
     name = "Oblique"
     ndim = 2
-    reversible = True
+    reversible = False
 
     def dim(self, shape: tuple[int, ...]) -> int:
         """k(n-1) for points of shape ``(n, k)``."""

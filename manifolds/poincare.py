@@ -34,7 +34,7 @@ class PoincareBall(Manifold):
 
     name = "PoincareBall"
     ndim = 1
-    reversible = True
+    reversible = False
 
     def dim(self, shape: tuple[int, ...]) -> int:
         """``d`` for points of shape ``(d,)``."""

@@ -50,7 +50,6 @@ class Product(Manifold):
         if not factors:
             raise ValueError("Expected at least one factor, got none")
         self.factors = tuple(Factor(key, m, tuple(shape)) for key, (m, shape) in factors.items())
-        self.reversible = all(f.manifold.reversible for f in self.factors)
 
     def settings(self) -> tuple[object, ...]:
         """The factors."""

@@ -22,7 +22,7 @@ class SpecialOrthogonal(Manifold):
 
     name = "SpecialOrthogonal"
     ndim = 2
-    reversible = True
+    reversible = False
 
     def dim(self, shape: tuple[int, ...]) -> int:
         """n(n-1)/2 for points of shape ``(n, n)``."""

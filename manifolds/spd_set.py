@@ -20,7 +20,7 @@ class SPDSet(Manifold):
     """Symmetric positive definite matrices without a metric; points ``(..., m, m)``."""
 
     ndim = 2
-    reversible = True
+    reversible = False
 
     def dim(self, shape: tuple[int, ...]) -> int:
         """m(m+1)/2 for points of shape ``(m, m)``."""

@@ -1,0 +1,81 @@
+"""Grassmann formulas against pymanopt and at the ends of the range of angles."""
+
+import math
+
+import pymanopt
+import pytest
+import torch
+
+from manifolds.grassmann import Grassmann
+
+GRASSMANN = Grassmann()
+
+
+def frame(seed: int, n: int = 9, k: int = 3) -> torch.Tensor:
+    return GRASSMANN.random_point(n, k, generator=torch.Generator().manual_seed(seed))
+
+
+def tangent(x: torch.Tensor, seed: int, size: float) -> torch.Tensor:
+    z = torch.randn(x.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    u = GRASSMANN.from_coords(x, z)
+    return size * u / u.norm()
+
+
+def projector(x: torch.Tensor) -> torch.Tensor:
+    return x @ x.mT
+
+
+def test_exponential_logarithm_and_distance_agree_with_pymanopt():
+    theirs = pymanopt.manifolds.Grassmann(9, 3)
+    x, y = frame(1), frame(2)
+    u = tangent(x, 3, 1.2)
+    exp = torch.from_numpy(theirs.exp(x.numpy(), u.numpy()))
+    assert torch.allclose(projector(GRASSMANN.expmap(x, u)), projector(exp), atol=1e-13)
+    log = torch.from_numpy(theirs.log(x.numpy(), y.numpy()))
+    assert torch.allclose(GRASSMANN.logmap(x, y), log, atol=1e-12)
+    assert abs(float(GRASSMANN.dist(x, y)) - theirs.dist(x.numpy(), y.numpy())) <= 1e-7
+
+
+@pytest.mark.parametrize("distance", [1e-12, 1e-8, 1e-4])
+def test_small_distances_are_not_lost_to_an_arccos(distance: float):
+    x = frame(4)
+    y = GRASSMANN.expmap(x, tangent(x, 5, distance))
+    assert abs(float(GRASSMANN.dist(x, y)) / distance - 1) <= 2e-15 / distance + 1e-12
+
+
+def test_an_angle_close_to_a_right_angle_is_accurate():
+    theta = math.pi / 2 - 1e-9
+    x = torch.zeros(4, 1, dtype=torch.float64)
+    x[0] = 1
+    y = torch.tensor([[math.cos(theta)], [math.sin(theta)], [0.0], [0.0]], dtype=torch.float64)
+    assert abs(float(GRASSMANN.dist(x, y)) - theta) <= 1e-15
+    assert abs(float(GRASSMANN.logmap(x, y).norm()) - theta) <= 1e-15
+
+
+def test_changing_the_basis_of_a_subspace_changes_no_distance_and_turns_tangents_along():
+    x, y = frame(6), frame(7)
+    turn = frame(8, 3, 3)
+    assert abs(float(GRASSMANN.dist(x @ turn, y) - GRASSMANN.dist(x, y))) <= 1e-14
+    assert torch.allclose(GRASSMANN.logmap(x @ turn, y), GRASSMANN.logmap(x, y) @ turn, atol=1e-13)
+    assert torch.allclose(GRASSMANN.logmap(x, y @ turn), GRASSMANN.logmap(x, y), atol=1e-13)
+    v = tangent(x, 9, 1.0)
+    moved = GRASSMANN.transp(x, y, v)
+    assert torch.allclose(GRASSMANN.transp(x, y @ turn, v), moved @ turn, atol=1e-13)
+
+
+def test_transport_is_the_limit_of_a_pole_ladder():
+    """One rung of the pole ladder is exact on symmetric spaces."""
+    x = frame(10)
+    y = GRASSMANN.expmap(x, tangent(x, 11, 0.6))
+    v = tangent(x, 12, 0.1)
+    middle = GRASSMANN.expmap(x, 0.5 * GRASSMANN.logmap(x, y))
+    mirrored = GRASSMANN.expmap(middle, -GRASSMANN.logmap(middle, GRASSMANN.expmap(x, v)))
+    assert torch.allclose(GRASSMANN.transp(x, y, v), -GRASSMANN.logmap(y, mirrored), atol=1e-13)
+
+
+def test_a_noisy_step_of_any_length_returns_an_orthonormal_basis():
+    x = frame(13)
+    for size in (1.0, 1e3, 1e8):
+        u = tangent(x, 14, size)
+        for y in (GRASSMANN.retr(x, u), GRASSMANN.expmap(x, u)):
+            assert GRASSMANN.check_point_on_manifold(y, atol=1e-12, rtol=0)

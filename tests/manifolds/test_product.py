@@ -1,0 +1,86 @@
+"""A product acts factor by factor on one packed vector."""
+
+import pytest
+import torch
+
+from manifolds.euclidean import Euclidean
+from manifolds.fixed_rank import FixedRank
+from manifolds.grassmann import Grassmann
+from manifolds.poincare import PoincareBall
+from manifolds.product import Product
+from manifolds.spd_bures import SPDBuresWasserstein
+
+PARTS = {
+    "basis": (Grassmann(), (6, 2)),
+    "place": (PoincareBall(), (3,)),
+    "bias": (Euclidean(), (4,)),
+}
+M = Product(PARTS)
+
+
+def draw(seed: int, *lead: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return M.random_point(*lead, *M.point_shape, generator=generator)
+
+
+def tangent(x: torch.Tensor, seed: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    size = (*x.shape[:-1], *M.coords_shape(M.point_shape))
+    return 0.3 * M.from_coords(x, torch.randn(size, generator=generator, dtype=torch.float64))
+
+
+def test_packing_and_unpacking_are_inverse():
+    x = draw(1, 5)
+    parts = M.unpack(x)
+    assert {name: tuple(p.shape) for name, p in parts.items()} == {
+        "basis": (5, 6, 2), "place": (5, 3), "bias": (5, 4),
+    }  # fmt: skip
+    assert torch.equal(M.pack(parts), x)
+
+
+def test_every_operation_is_the_factors_own():
+    x, y = draw(2, 3), draw(3, 3)
+    u = tangent(x, 4)
+    before, after, step = M.unpack(x), M.unpack(y), M.unpack(u)
+    exp, log, moved = (M.unpack(t) for t in (M.expmap(x, u), M.logmap(x, y), M.transp(x, y, u)))
+    squared_length, squared_dist = torch.zeros(3).double(), torch.zeros(3).double()
+    for name, (factor, _) in PARTS.items():
+        assert torch.equal(exp[name], factor.expmap(before[name], step[name]))
+        assert torch.equal(log[name], factor.logmap(before[name], after[name]))
+        assert torch.equal(moved[name], factor.transp(before[name], after[name], step[name]))
+        squared_length += factor.inner(before[name], step[name])
+        squared_dist += factor.dist(before[name], after[name]) ** 2
+    assert torch.allclose(M.inner(x, u), squared_length)
+    assert torch.allclose(M.dist(x, y) ** 2, squared_dist)
+
+
+def test_dimension_and_number_of_normals_are_sums():
+    assert M.dim(M.point_shape) == 8 + 3 + 4
+    assert M.coords_shape(M.point_shape) == (12 + 3 + 4,)
+
+
+def test_capabilities_hold_where_every_factor_has_them():
+    assert (M.has_logmap, M.is_transp_isometric, M.is_transp_parallel) == (True, True, True)
+    mixed = Product({"a": (Euclidean(), (2,)), "b": (SPDBuresWasserstein(), (2, 2))})
+    assert (mixed.has_logmap, mixed.is_transp_isometric) == (True, True)
+    assert not mixed.is_transp_parallel
+    assert not Product({"a": (FixedRank(4, 3, 1), (8, 1))}).has_logmap
+
+
+def test_products_are_equal_when_their_factors_are():
+    assert Product(PARTS) == M
+    assert hash(Product(PARTS)) == hash(M)
+    assert Product({"bias": (Euclidean(), (4,))}) != M
+
+
+def test_errors_name_the_factor_and_the_sizes():
+    x = draw(5)
+    with pytest.raises(ValueError, match=r"Expected the factors \['basis', 'bias', 'place'\]"):
+        M.pack({"basis": x})
+    with pytest.raises(ValueError, match="Expected points of size 19, got 20"):
+        M.random_point(20, generator=torch.Generator())
+    ok, reason = M.check_point_on_manifold(x + 1, explain=True)
+    assert not ok
+    assert reason.startswith("basis:")
+    with pytest.raises(ValueError, match="at least one factor"):
+        Product({})

@@ -1,0 +1,59 @@
+"""SO(n) against scipy, near the cut locus, and under reflections."""
+
+import math
+
+import pytest
+import torch
+from scipy.spatial.transform import Rotation
+
+from manifolds.rotations import SpecialOrthogonal
+
+SO = SpecialOrthogonal()
+
+
+def rotation(seed: int, n: int = 3) -> torch.Tensor:
+    return SO.random_point(n, n, generator=torch.Generator().manual_seed(seed))
+
+
+def test_distance_is_sqrt_two_times_the_angle_of_scipy():
+    x, y = rotation(1), rotation(2)
+    angle = Rotation.from_matrix((x.mT @ y).numpy()).magnitude()
+    assert abs(float(SO.dist(x, y)) - math.sqrt(2) * angle) <= 1e-13
+
+
+@pytest.mark.parametrize("gap", [1e-1, 1e-3, 1e-5])
+def test_the_logarithm_is_accurate_close_to_half_a_turn(gap: float):
+    axis = torch.tensor([0.6, 0.0, 0.8]).double()
+    turn = torch.linalg.cross(torch.eye(3).double(), axis.expand(3, 3), dim=-1)
+    x = rotation(3)
+    u = x @ (turn * (math.pi - gap))
+    assert float((SO.logmap(x, SO.expmap(x, u)) - u).abs().max()) <= 1e-14 / gap + 1e-13
+
+
+def test_projection_of_a_reflection_is_the_nearest_rotation():
+    z = torch.randn(50, 3, 3, generator=torch.Generator().manual_seed(4)).double()
+    x = SO.projx(z)
+    assert SO.check_point_on_manifold(x, atol=1e-12)
+    for seed in range(20):
+        other = rotation(100 + seed)
+        assert bool(((z - x).norm(dim=(-2, -1)) <= (z - other).norm(dim=(-2, -1)) + 1e-12).all())
+
+
+def test_a_reflection_is_refused_by_the_check():
+    ok, reason = SO.check_point_on_manifold(torch.diag(torch.tensor([1.0, -1.0])), explain=True)
+    assert not ok
+    assert "det x" in reason
+
+
+def test_mean_of_rotations_about_one_axis_is_the_mean_angle():
+    angles = torch.tensor([0.1, 0.5, 0.9], dtype=torch.float64)
+    c, s, zero, one = angles.cos(), angles.sin(), torch.zeros(3).double(), torch.ones(3).double()
+    rows = [torch.stack(r, -1) for r in ((c, -s, zero), (s, c, zero), (zero, zero, one))]
+    mean = SO.frechet_mean(torch.stack(rows, -2))
+    assert abs(math.atan2(mean[1, 0], mean[0, 0]) - 0.5) <= 1e-13
+
+
+def test_differentiating_the_logarithm_is_refused():
+    x, y = rotation(5).requires_grad_(), rotation(6)
+    with pytest.raises(NotImplementedError, match="differentiate dist"):
+        SO.logmap(x, y)

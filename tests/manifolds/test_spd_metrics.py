@@ -1,0 +1,120 @@
+"""Log-Euclidean, log-Cholesky and Bures-Wasserstein: charts, means, borders."""
+
+import numpy as np
+import pytest
+import scipy.linalg
+import torch
+
+from manifolds.base import Manifold
+from manifolds.spd_bures import SPDBuresWasserstein
+from manifolds.spd_flat import SPDLogCholesky, SPDLogEuclidean
+from manifolds.spd_set import SPDSet
+
+FLAT = pytest.mark.parametrize(
+    "manifold", [SPDLogEuclidean(), SPDLogCholesky()], ids=lambda m: m.name
+)
+BURES = SPDBuresWasserstein()
+
+
+def points(seed: int, count: int, m: int = 4) -> torch.Tensor:
+    return BURES.random_point(count, m, m, generator=torch.Generator().manual_seed(seed))
+
+
+def chart(name: str, x: np.ndarray) -> np.ndarray:
+    """The isometry to a vector space, by scipy."""
+    if name == "SPDLogEuclidean":
+        return scipy.linalg.logm(x).real
+    factor = scipy.linalg.cholesky(x, lower=True)
+    return np.tril(factor, -1) + np.diag(np.log(np.diag(factor)))
+
+
+@FLAT
+def test_the_metric_is_the_pull_back_of_the_chart(manifold: Manifold):
+    x, y = points(1, 2)
+    gap = chart(manifold.name, x.numpy()) - chart(manifold.name, y.numpy())
+    assert abs(float(manifold.dist(x, y)) - np.linalg.norm(gap)) <= 1e-12
+    u = manifold.proju(x, torch.ones(4, 4, dtype=torch.float64) + torch.eye(4))
+    step = 1e-6
+    ahead, behind = (x + step * u).numpy(), (x - step * u).numpy()
+    slope = (chart(manifold.name, ahead) - chart(manifold.name, behind)) / (2 * step)
+    assert abs(float(manifold.norm(x, u)) / np.linalg.norm(slope) - 1) <= 1e-8
+
+
+@FLAT
+def test_the_closed_form_mean_is_the_karcher_mean(manifold: Manifold):
+    cloud = points(2, 6)
+    weights = torch.tensor([1.0, 2, 3, 4, 5, 6], dtype=torch.float64)
+    karcher = Manifold.frechet_mean(manifold, cloud, weights)
+    assert torch.allclose(manifold.frechet_mean(cloud, weights), karcher, atol=1e-12)
+    assert torch.allclose(
+        manifold.frechet_mean(cloud), manifold.frechet_mean(cloud, torch.ones(6).double())
+    )
+
+
+@FLAT
+def test_transport_does_not_depend_on_the_path(manifold: Manifold):
+    x, y, z = points(3, 3)
+    v = manifold.from_coords(x, points(4, 1)[0])
+    detour = manifold.transp(z, y, manifold.transp(x, z, v))
+    assert torch.allclose(manifold.transp(x, y, v), detour, atol=1e-12)
+
+
+def test_log_euclidean_survives_repeated_and_close_eigenvalues():
+    m = SPDLogEuclidean()
+    for gap in (0.0, 1e-15, 1e-9, 1e-4):
+        x = torch.diag(torch.tensor([1.0, 1.0 + gap, 3.0], dtype=torch.float64))
+        u = m.from_coords(x, points(5, 1, 3)[0])
+        assert bool(u.isfinite().all())
+        assert torch.allclose(m.logmap(x, m.expmap(x, u)), u, atol=1e-13)
+
+
+@pytest.mark.parametrize("scale", [1e-12, 1e-6, 1.0])
+def test_bures_logarithm_keeps_relative_accuracy_of_small_steps(scale: float):
+    x = points(6, 1)[0]
+    u = BURES.from_coords(x, points(7, 1)[0]) * (0.1 * scale)
+    y = x + u
+    rounding_of_y = 1e-15 / scale
+    gap = float((BURES.logmap(x, y) - u).norm() / u.norm())
+    assert gap <= 0.2 * scale + rounding_of_y
+
+
+def test_bures_distance_is_the_wasserstein_distance_of_gaussians():
+    x, y = points(8, 2)
+    root = scipy.linalg.sqrtm(x.numpy())
+    cross = scipy.linalg.sqrtm(root @ y.numpy() @ root).real
+    squared = float(x.trace() + y.trace()) - 2 * np.trace(cross)
+    assert abs(float(BURES.dist(x, y)) - squared**0.5) <= 1e-10
+    assert float(BURES.dist(x, x)) <= 1e-14
+
+
+def test_bures_transport_is_parallel_when_the_points_commute():
+    """diag(a) -> diag(b): the exact transport multiplies entry ij by sqrt((b_i+b_j)/(a_i+a_j))."""
+    a, b = torch.tensor([1.0, 2.0]).double(), torch.tensor([3.0, 0.5]).double()
+    v = torch.tensor([[1.0, 2.0], [2.0, -1.0]]).double()
+    pairs_a, pairs_b = a[:, None] + a, b[:, None] + b
+    moved = BURES.transp(torch.diag(a), torch.diag(b), v)
+    assert torch.allclose(moved, (pairs_b / pairs_a).sqrt() * v, atol=1e-15)
+
+
+def test_bures_geodesics_end_where_the_margin_does():
+    x = torch.eye(2, dtype=torch.float64)
+    inside = torch.diag(torch.tensor([-1.9, 0.0]).double())
+    outside = torch.diag(torch.tensor([-2.2, 0.0]).double())
+    assert float(BURES.geodesic_margin(x, inside)) == pytest.approx(0.05)
+    assert float(BURES.geodesic_margin(x, outside)) == pytest.approx(-0.1)
+    back = BURES.logmap(x, BURES.expmap(x, inside))
+    assert torch.allclose(back, inside, atol=1e-12)
+    assert not torch.allclose(BURES.logmap(x, BURES.expmap(x, outside)), outside, atol=0.1)
+
+
+def test_projection_clamps_eigenvalues_and_the_check_names_the_reason():
+    bad = torch.diag(torch.tensor([1.0, -3.0, 0.0]).double())
+    projected = BURES.projx(bad)
+    assert torch.allclose(projected, torch.diag(torch.tensor([1.0, 0.0, 0.0]).double()), atol=1e-11)
+    assert BURES.check_point_on_manifold(projected)
+    ok, reason = BURES.check_point_on_manifold(bad, explain=True)
+    assert not ok
+    assert "positive definite" in reason
+    tilted = torch.tensor([[1.0, 0.5], [0.0, 1.0]]).double()
+    assert "x - x^T" in BURES.check_point_on_manifold(tilted, explain=True)[1]
+    assert isinstance(BURES, SPDSet)
