@@ -1,0 +1,100 @@
+import ipaddress
+import stat
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import (
+    load_pem_private_key,
+    load_ssh_private_key,
+    load_ssh_public_key,
+)
+from cryptography.x509.verification import PolicyBuilder, Store
+
+from app.engines.credentials import generate, main
+from app.engines.deployment import node_configs
+
+
+def test_the_superlinks_certificate_is_valid_for_each_of_its_names_and_no_other(
+    tmp_path: Path,
+) -> None:
+    files = generate(tmp_path / "creds", 1, ["link.example.org", "127.0.0.1"])
+    ca = x509.load_pem_x509_certificate(files.ca_certificate.read_bytes())
+    server = x509.load_pem_x509_certificate(files.server_certificate.read_bytes())
+    builder = PolicyBuilder().store(Store([ca]))
+    for name in (
+        x509.DNSName("link.example.org"),
+        x509.IPAddress(ipaddress.ip_address("127.0.0.1")),
+    ):
+        assert builder.build_server_verifier(name).verify(server, [])[0] == server
+    with pytest.raises(x509.verification.VerificationError):
+        builder.build_server_verifier(x509.DNSName("other.example.org")).verify(server, [])
+    key = load_pem_private_key(files.server_key.read_bytes(), None)
+    assert key.public_key() == server.public_key()
+
+
+def test_every_supernode_has_a_key_of_its_own_on_p384(tmp_path: Path) -> None:
+    files = generate(tmp_path, 3)
+    publics = []
+    for path in files.supernode_keys:
+        key = load_ssh_private_key(path.read_bytes(), None)
+        public = load_ssh_public_key(path.with_suffix(".pub").read_bytes())
+        assert isinstance(public, ec.EllipticCurvePublicKey)
+        assert public.curve.name == "secp384r1"
+        assert key.public_key() == public
+        publics.append(public.public_numbers())
+    assert len(set(publics)) == 3
+
+
+def test_private_keys_are_for_their_owner_only_and_never_overwritten(tmp_path: Path) -> None:
+    folder = tmp_path / "creds"
+    files = generate(folder, 2)
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    for path in (folder / "ca.key", files.server_key, *files.supernode_keys):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    before = files.server_key.read_bytes()
+    with pytest.raises(FileExistsError):
+        generate(folder, 2)
+    assert files.server_key.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("count", "hosts", "days", "message"),
+    [
+        (0, ["localhost"], 1, "Expected num_supernodes >= 1, got 0"),
+        (1, [], 1, "Expected at least one host"),
+        (1, ["localhost"], 0, "Expected days >= 1, got 0"),
+    ],
+)
+def test_senseless_requests_write_nothing(
+    tmp_path: Path, count: int, hosts: list[str], days: int, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        generate(tmp_path / "creds", count, hosts, days)
+    assert not (tmp_path / "creds").exists()
+
+
+def test_the_command_writes_once_and_exits_2_the_second_time(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = [str(tmp_path / "c"), "--supernodes", "1", "--host", "link.example.org"]
+    assert main(arguments) == 0
+    assert "link.example.org, localhost, 127.0.0.1" in capsys.readouterr().out
+    assert main(arguments) == 2
+    assert "ca.crt" in capsys.readouterr().err
+
+
+def test_each_node_is_told_its_partition_and_its_data_path(tmp_path: Path) -> None:
+    assert node_configs(2, None) == [
+        "partition-id=0 num-partitions=2",
+        "partition-id=1 num-partitions=2",
+    ]
+    with_path = node_configs(1, [tmp_path / "my data"])
+    assert with_path == [f'partition-id=0 num-partitions=1 data-path="{tmp_path}/my data"']
+    with pytest.raises(ValueError, match="Expected num_supernodes >= 1, got 0"):
+        node_configs(0, None)
+    with pytest.raises(ValueError, match="Expected 2 data_paths, got 1"):
+        node_configs(2, [tmp_path])
+    with pytest.raises(ValueError, match="without quotation marks"):
+        node_configs(1, [tmp_path / 'a"b'])

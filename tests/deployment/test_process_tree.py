@@ -1,0 +1,91 @@
+import os
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+
+import pytest
+
+from app.engines.process_tree import ProcessId, end_family, family, process_table
+
+STUBBORN_GRANDCHILD = """
+import subprocess, sys, time
+inner = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
+p = subprocess.Popen([sys.executable, "-c", inner], start_new_session=True)
+print(p.pid, flush=True)
+time.sleep(600)
+"""
+NAMELESS_GRANDCHILD = """
+import subprocess, sys, time
+p = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], env={})
+print(p.pid, flush=True)
+time.sleep(600)
+"""
+
+
+def _start(code: str, mark: str | None) -> tuple[subprocess.Popen[bytes], int]:
+    name, _, value = (mark or "UNRELATED=1").partition("=")
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], env={**os.environ, name: value}, stdout=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    with process.stdout:
+        return process, int(process.stdout.readline())
+
+
+def _pids() -> set[int]:
+    return {process.pid for process in process_table()}
+
+
+@pytest.fixture
+def mark() -> str:
+    return f"MANIFED_TEST_MARK={uuid.uuid4().hex}"
+
+
+@pytest.mark.parametrize("code", [STUBBORN_GRANDCHILD, NAMELESS_GRANDCHILD])
+def test_a_detached_stubborn_or_unmarked_grandchild_is_ended(code: str, mark: str) -> None:
+    child, grandchild = _start(code, mark)
+    time.sleep(0.2)  # its signal handler
+    assert {child.pid, grandchild} <= {p.pid for p in family(mark, ())}
+    assert end_family(mark, [child], grace=0.5) == set()
+    assert not {child.pid, grandchild} & _pids()
+
+
+def test_an_orphan_is_ended_by_its_mark_alone(mark: str) -> None:
+    child, grandchild = _start(STUBBORN_GRANDCHILD, mark)
+    child.kill()
+    child.wait()
+    assert {p.pid for p in family(mark, ())} == {grandchild}
+    assert end_family(mark, [], grace=0.2) == set()
+    assert grandchild not in _pids()
+
+
+def test_processes_without_the_mark_are_left_alone(mark: str) -> None:
+    stranger, grandchild = _start(NAMELESS_GRANDCHILD, None)
+    try:
+        assert end_family(mark, [], grace=0.2) == set()
+        assert {stranger.pid, grandchild} <= _pids()
+    finally:
+        stranger.kill()
+        stranger.wait()
+        os.kill(grandchild, 9)
+
+
+def test_the_caller_is_never_in_its_own_family(mark: str) -> None:
+    assert os.getpid() not in {p.pid for p in family(mark, [os.getpid()])}
+
+
+def test_an_id_that_was_used_again_is_not_the_process_that_was_seen(mark: str) -> None:
+    mine = next(p for p in process_table() if p.pid == os.getppid())
+    assert family(mark, (), [ProcessId(mine.pid, "another start")]) == set()
+
+
+def test_ps_and_proc_agree_on_who_lives_and_on_their_parents() -> None:
+    if not Path("/proc/self/stat").exists():
+        pytest.skip("no /proc here")
+    from app.engines.process_tree import _from_proc, _from_ps
+
+    by_ps = {p.pid: parent for p, parent in _from_ps().items()}
+    by_proc = {p.pid: parent for p, parent in _from_proc().items()}
+    assert by_ps[os.getpid()] == by_proc[os.getpid()] == os.getppid()

@@ -1,0 +1,119 @@
+import signal
+import socket
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from app.engines.processes import (
+    EngineFailed,
+    environment,
+    free_ports,
+    private_flower,
+    signals,
+)
+from app.engines.superlink import run_config
+from configs.load import split_overrides
+
+
+def test_ports_are_distinct_and_free() -> None:
+    ports = free_ports(20)
+    assert len(set(ports)) == 20
+    for port in ports:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+
+
+def test_the_environment_depends_on_no_flower_or_ray_variable_of_the_user() -> None:
+    user = {"FLWR_HOME": "/home/u/.flwr", "FLWR_OIDC_ENABLED": "1", "RAY_ADDRESS": "10.0.0.1:6379"}
+    env = environment(Path("/tmp/mf-x"), "m", {**user, "MANIFED_DATA": "/data", "PATH": "/bin"})
+    assert "FLWR_OIDC_ENABLED" not in env
+    assert (env["FLWR_HOME"], env["RAY_ADDRESS"]) == ("/tmp/mf-x/flwr", "local")
+    assert env["MANIFED_DATA"] == "/data"
+    assert env["FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION"] == "1"
+    assert env["FLWR_TELEMETRY_ENABLED"] == env["RAY_USAGE_STATS_ENABLED"] == "0"
+
+
+def test_a_proxy_is_not_asked_for_the_loopback() -> None:
+    env = environment(Path("/tmp/mf-x"), "m", {"http_proxy": "http://p:1", "NO_PROXY": "corp"})
+    assert (
+        env["NO_PROXY"].split(",")
+        == ["corp", "127.0.0.1", "localhost"]
+        == env["no_proxy"].split(",")
+    )
+
+
+def test_the_home_is_short_enough_for_rays_sockets_and_removed(
+    tiny_project: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    deep = tmp_path / ("a" * 60)
+    deep.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(deep))
+    with private_flower(tiny_project) as flower:
+        home = flower.home
+        session = "ray/session_2025-01-01_00-00-00_000000_1000000/sockets/plasma_store"
+        assert len(str(home / session)) < 107
+        assert home.stat().st_mode & 0o777 == 0o700
+    assert not home.exists()
+
+
+def test_an_error_in_the_block_ends_its_processes_and_removes_the_home(tiny_project: Path) -> None:
+    def fail() -> None:
+        with private_flower(tiny_project) as flower:
+            link = flower.start("link", "python", "-c", "import time; time.sleep(600)")
+            seen.append((flower.home, link.process))
+            raise RuntimeError("boom")
+
+    seen: list[tuple[Path, subprocess.Popen[bytes]]] = []
+    with pytest.raises(RuntimeError, match="boom"):
+        fail()
+    ((home, process),) = seen
+    assert process.returncode is not None
+    assert not home.exists()
+
+
+def test_a_service_that_ends_is_reported_with_its_last_words(tiny_project: Path) -> None:
+    with private_flower(tiny_project) as flower:
+        service = flower.start("node", "python", "-c", "raise SystemExit('no such option')")
+        with pytest.raises(EngineFailed, match=r"node exited with 1(.|\n)*no such option"):
+            service.wait_for("SuperNode ID:", 60)
+
+
+def test_a_program_that_is_missing_is_named(tiny_project: Path) -> None:
+    with (
+        private_flower(tiny_project) as flower,
+        pytest.raises(EngineFailed, match="Expected no-such-program on PATH"),
+    ):
+        flower.command("no-such-program")
+
+
+def test_ignored_signals_stay_ignored() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # nohup
+    try:
+        with signals({signal.SIGHUP: signal.SIG_DFL}):
+            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.parametrize(
+    ("item", "again"),
+    [
+        ("federation.num_rounds=50", "federation.num_rounds=50"),
+        ("data.sizes=[1, 2]", "data.sizes=[1, 2]"),
+        ("description=two words", "description='two words'"),
+        ("description=it's two words", 'description="it\'s two words"'),
+        ('description="two words"', 'description="two words"'),
+    ],
+)
+def test_overrides_survive_the_one_line_that_flower_admits(item: str, again: str) -> None:
+    config = run_config(Path("x.toml"), [item, "a.b=1"], None)
+    assert config["experiment"] == str(Path("x.toml").absolute())
+    assert split_overrides(config["overrides"]) == [again, "a.b=1"]
+
+
+def test_the_run_folder_is_passed_absolutely_unless_the_overrides_name_one() -> None:
+    given = run_config(Path("x.toml"), ["a=1"], Path("runs/x"))["overrides"]
+    assert given == f"a=1 output.directory={Path('runs/x').absolute()}"
+    named = ["output.directory='/elsewhere'"]
+    assert run_config(Path("x.toml"), named, Path("runs/x"))["overrides"] == named[0]
