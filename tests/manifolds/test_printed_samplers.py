@@ -1,0 +1,116 @@
+"""Each printed sampler has the wrong law, by the amounts of the corrections beside it."""
+
+import math
+
+import pytest
+import torch
+
+from manifolds import printed_samplers as paper
+from manifolds.base import Manifold
+from manifolds.hyperbolic import Lorentz
+from manifolds.poincare import PoincareBall
+from manifolds.sampling import metric_basis
+from manifolds.spd import SPD
+from manifolds.spd_bures import SPDBuresWasserstein
+from manifolds.spd_flat import SPDLogEuclidean
+from manifolds.sphere import Sphere
+
+CORRECTED = [
+    (SPD(), (4, 4), paper.corrected_affine_invariant),
+    (SPDBuresWasserstein(), (4, 4), paper.corrected_bures_wasserstein),
+    (SPDLogEuclidean(), (5, 5), paper.corrected_log_euclidean),
+    (PoincareBall(), (5,), paper.corrected_poincare),
+    (Lorentz(), (6,), paper.corrected_lorentz),
+    (Sphere(), (6,), paper.corrected_sphere),
+]
+
+
+def point(manifold: Manifold, shape: tuple[int, ...], seed: int = 3) -> torch.Tensor:
+    return manifold.random_point(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def gram(manifold: Manifold, x: torch.Tensor, sampler) -> torch.Tensor:
+    """Inner products of the images of the unit coordinates: I for a correct sampler."""
+    count = manifold.dim(tuple(x.shape))
+    images = sampler(x, torch.eye(count, dtype=torch.float64))
+    return manifold.inner(x, images.unsqueeze(0), images.unsqueeze(1))
+
+
+@pytest.mark.parametrize(("manifold", "shape", "sampler"), CORRECTED)
+def test_the_corrected_forms_are_isometries(manifold, shape, sampler):
+    for seed in (1, 2, 3):
+        x = point(manifold, shape, seed)
+        matrix = gram(manifold, x, sampler)
+        assert float((matrix - torch.eye(len(matrix))).abs().max()) <= 2e-13
+
+
+@pytest.mark.parametrize(("manifold", "shape", "sampler"), CORRECTED)
+def test_the_corrected_forms_have_the_law_of_from_coords(manifold, shape, sampler):
+    """J J^T in one metric-orthonormal basis is the same matrix, I."""
+    x = point(manifold, shape)
+    basis = metric_basis(manifold, x)
+    count = math.prod(manifold.coords_shape(shape))
+    units = torch.eye(count).double().reshape(count, *manifold.coords_shape(shape))
+    ours = manifold.inner(x, basis.unsqueeze(1), manifold.from_coords(x, units).unsqueeze(0))
+    theirs = sampler(x, torch.eye(manifold.dim(shape)).double())
+    paper_matrix = manifold.inner(x, basis.unsqueeze(1), theirs.unsqueeze(0))
+    assert torch.allclose(ours @ ours.mT, paper_matrix @ paper_matrix.mT, atol=1e-12)
+
+
+def test_printed_bures_wasserstein_doubles_the_noise():
+    m = SPDBuresWasserstein()
+    matrix = gram(m, point(m, (4, 4)), paper.printed_bures_wasserstein)
+    assert torch.allclose(matrix, 4 * torch.eye(10).double(), atol=1e-12)
+
+
+def test_printed_poincare_halves_the_noise():
+    m = PoincareBall()
+    matrix = gram(m, point(m, (5,)), paper.printed_poincare)
+    assert torch.allclose(matrix, torch.eye(5).double() / 4, atol=1e-13)
+
+
+def test_printed_log_euclidean_is_no_isometry():
+    """The printed kernel at eigenvalues l against dlog_ij: 1 only by accident."""
+    m = SPDLogEuclidean()
+    w = torch.diag(torch.tensor([0.2, 1.0, 4.0]).double())
+    spectrum = torch.linalg.eigvalsh(gram(m, w, paper.printed_log_euclidean))
+    diagonal = torch.tensor([0.2, 1.0, 4.0]).double()
+    assert torch.isclose(spectrum[0], (torch.exp(-diagonal[2]) / diagonal[2]) ** 2)
+    assert torch.isclose(spectrum[-1], (torch.exp(-diagonal[0]) / diagonal[0]) ** 2)
+    assert float(spectrum[0]) < 1e-4
+    assert float(spectrum[-1]) > 10
+
+
+def test_printed_lorentz_is_not_tangent_and_its_gram_matrix_is_indefinite():
+    m = Lorentz()
+    w = m.expmap(m.origin(6), torch.tensor([0.0, 2.0, 0, 0, 0, 0]).double())
+    images = paper.printed_lorentz(w, torch.eye(5).double())
+    assert not m.check_vector_on_tangent(w, images)
+    signature = torch.diag(torch.tensor([-1.0, 1, 1, 1, 1, 1]).double())
+    spectrum = torch.linalg.eigvalsh(images @ signature @ images.mT)
+    assert float(spectrum[0]) < -0.5
+
+
+def test_printed_sphere_under_samples_the_direction_of_the_pole():
+    """Gram = I - w w^T of the last entries: smallest eigenvalue w_1^2."""
+    m, w = Sphere(), point(Sphere(), (6,))
+    matrix = gram(m, w, paper.printed_sphere)
+    assert torch.allclose(matrix, torch.eye(5).double() - torch.outer(w[1:], w[1:]), atol=1e-15)
+    spectrum = torch.linalg.eigvalsh(matrix)
+    assert torch.isclose(spectrum[0], w[0] ** 2)
+    assert float(spectrum[0]) < 0.9
+
+
+def test_corrected_sphere_is_exact_at_both_poles():
+    for sign in (1.0, -1.0):
+        w = torch.tensor([sign, 0, 0, 0]).double()
+        assert torch.allclose(gram(Sphere(), w, paper.corrected_sphere), torch.eye(3).double())
+
+
+def test_printed_clip_lets_long_vectors_through_and_shrinks_short_ones():
+    v = torch.tensor([[3.0, 4.0], [0.3, 0.4]]).double()
+    norm = v.norm(dim=-1, keepdim=True)
+    printed = paper.printed_clip(v, norm, 1.0).norm(dim=-1)
+    corrected = paper.corrected_clip(v, norm, 1.0).norm(dim=-1)
+    assert torch.allclose(printed, torch.tensor([5.0, 0.25]).double())
+    assert torch.allclose(corrected, torch.tensor([1.0, 0.5]).double())

@@ -1,0 +1,165 @@
+"""All sampling strategies draw one law, exactly; a stuck chain is refused."""
+
+import math
+
+import pytest
+import torch
+from pydantic import TypeAdapter
+from scipy import stats
+
+from manifolds.base import Manifold
+from manifolds.euclidean import Euclidean
+from manifolds.fixed_rank import FixedRank
+from manifolds.grassmann import Grassmann
+from manifolds.hyperbolic import Lorentz
+from manifolds.poincare import PoincareBall
+from manifolds.sampling import (
+    Basis,
+    Isometry,
+    Metropolis,
+    Sampler,
+    StuckChainError,
+    metric_basis,
+    normals_from,
+)
+from manifolds.spd import SPD
+from manifolds.spd_bures import SPDBuresWasserstein
+from manifolds.sphere import Sphere
+from manifolds.stiefel import Stiefel
+from tests.conformance.manifold_cases import CASES
+
+STDDEV = 0.3
+CHAINS = 20_000
+"""Chains of the Metropolis law: with dim 5 a band of 2.2 % of the variance at 1e-6."""
+PLACES = [
+    (Stiefel(), (6, 3)),
+    (Stiefel("canonical"), (6, 3)),
+    (SPD(), (4, 4)),
+    (SPDBuresWasserstein(), (4, 4)),
+    (Lorentz(), (6,)),
+    (PoincareBall(), (6,)),
+]
+AT = pytest.mark.parametrize(
+    ("manifold", "shape"), PLACES, ids=[f"{m.name}-{'x'.join(map(str, s))}" for m, s in PLACES]
+)
+
+
+def source(seed: int):
+    return normals_from(torch.Generator().manual_seed(seed))
+
+
+def point(manifold: Manifold, shape: tuple[int, ...], seed: int = 1) -> torch.Tensor:
+    return manifold.random_point(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def assert_chi_square(manifold: Manifold, x: torch.Tensor, draws: torch.Tensor) -> None:
+    """Sum of |v|^2 / stddev^2 over independent draws: chi-square, and both mutants rejected."""
+    dof = draws.shape[0] * manifold.dim(tuple(x.shape))
+    total = float(manifold.inner(x, draws).sum()) / STDDEV**2
+    low, high = stats.chi2.ppf([0.5e-6, 1 - 0.5e-6], dof)
+    assert low <= total <= high
+    for mutant in (0.98, 1.02):
+        assert not low <= mutant**2 * total <= high, f"stddev x {mutant} was accepted"
+
+
+@pytest.mark.statistical
+@AT
+def test_isometry_draws_have_the_exact_law(manifold: Manifold, shape: tuple[int, ...]):
+    x = point(manifold, shape)
+    draws = Isometry().sample(manifold, x.expand(40_000, *shape), STDDEV, source(2))
+    assert_chi_square(manifold, x, draws)
+
+
+@pytest.mark.statistical
+@AT
+def test_basis_draws_have_the_exact_law(manifold: Manifold, shape: tuple[int, ...]):
+    """The basis is built once here; ``Basis.sample`` is checked against it below."""
+    x = point(manifold, shape)
+    basis = metric_basis(manifold, x)
+    coefficients = STDDEV * source(3)((40_000, basis.shape[0]))
+    assert_chi_square(manifold, x, torch.tensordot(coefficients, basis, dims=1))
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize(
+    ("manifold", "shape", "step"),
+    [(Sphere(), (6,), 0.25), (Sphere(), (6,), "adaptive"), (PoincareBall(), (5,), "adaptive")],
+)
+def test_converged_chains_have_the_exact_law(manifold: Manifold, shape, step):
+    """Independent chains of 160 steps; the tail of their relaxation is far below the band."""
+    x = point(manifold, shape)
+    strategy = Metropolis(burn_in=150, thinning=10, step=step, min_acceptance_rate=0.005)
+    draws = strategy.sample(manifold, x.expand(CHAINS, *shape), STDDEV, source(4))
+    assert_chi_square(manifold, x, draws)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_the_basis_is_orthonormal_tangent_and_complete(case):
+    m, x = case.manifold, case.points(5)
+    basis = metric_basis(m, x)
+    gram = m.inner(x, basis.unsqueeze(0), basis.unsqueeze(1))
+    assert basis.shape == (m.dim(case.shape), *case.shape)
+    assert float((gram - torch.eye(len(basis))).abs().max()) <= 1e-13
+    assert m.check_vector_on_tangent(x, basis, atol=1e-12, rtol=1e-12)
+
+
+def test_the_basis_stays_orthonormal_far_out_and_ill_conditioned():
+    ball = PoincareBall()
+    far = ball.expmap(torch.zeros(4).double(), torch.tensor([8.0, 0, 0, 0]).double())
+    x = torch.diag(torch.tensor([1.0, 1e-3, 1e-6]).double())
+    for manifold, place in ((ball, far), (SPD(), x)):
+        basis = metric_basis(manifold, place)
+        gram = manifold.inner(place, basis.unsqueeze(0), basis.unsqueeze(1))
+        assert float((gram - torch.eye(len(basis))).abs().max()) <= 1e-10
+
+
+def test_basis_sampling_is_normals_times_the_basis_of_each_point():
+    m, shape = Grassmann(), (5, 2)
+    x = torch.stack([point(m, shape, seed) for seed in (1, 2)])
+    draws = Basis().sample(m, x, 2.0, source(6))
+    coefficients = source(6)((2, 6))
+    for i in range(2):
+        expected = 2.0 * torch.tensordot(coefficients[i], metric_basis(m, x[i]), dims=1)
+        assert torch.allclose(draws[i], expected, atol=1e-14)
+
+
+@pytest.mark.parametrize(("dim", "stddev"), [(2, 0.02), (11, 1.0)])
+def test_the_published_chain_returns_zero_noise_and_ours_refuses_it(dim: int, stddev: float):
+    """SPD, unit steps whatever the target: no move is accepted in 10 010 steps."""
+    x = torch.eye(dim, dtype=torch.float64)
+    published = Metropolis(burn_in=1500, step=1.0)
+    with pytest.raises(StuckChainError, match=r"acceptance_rate >= 0\.01, got 0 over 1510 steps"):
+        published.sample(SPD(), x, stddev, source(7))
+    unguarded = published.model_copy(update={"min_acceptance_rate": -1.0})
+    assert float(unguarded.sample(SPD(), x, stddev, source(7)).abs().max()) == 0.0
+    adapted = Metropolis(burn_in=600).sample(SPD(), x, stddev, source(7))
+    size = float(SPD().norm(x, adapted)) / (stddev * math.sqrt(SPD().dim((dim, dim))))
+    assert 0.3 <= size <= 2.0
+
+
+def test_one_stuck_chain_of_a_batch_is_enough_to_refuse():
+    """The second point lies far out in the ball, where a unit step is enormous."""
+    ball = PoincareBall()
+    x = torch.stack([torch.zeros(2), torch.tensor([1 - 1e-9, 0.0], dtype=torch.float64)])
+    with pytest.raises(StuckChainError, match="acceptance_rate"):
+        Metropolis(burn_in=300, step=0.5).sample(ball, x, 1.0, source(8))
+
+
+def test_a_parsed_table_is_the_sampler_that_runs():
+    adapter = TypeAdapter(Sampler)
+    assert adapter.validate_python({"kind": "isometry"}) == Isometry()
+    assert adapter.validate_python({"kind": "metropolis", "step": 1.0}).step == 1.0
+    with pytest.raises(ValueError, match="extra"):
+        adapter.validate_python({"kind": "basis", "step": 1.0})
+
+
+@pytest.mark.parametrize("strategy", [Isometry(), Basis(), Metropolis(burn_in=100)])
+def test_every_strategy_keeps_leading_dimensions_and_its_arguments(strategy):
+    for m, shape in ((FixedRank(4, 3, 1), (8, 1)), (Euclidean(), (3,))):
+        x = torch.stack([point(m, shape, seed) for seed in range(6)]).reshape(2, 3, *shape)
+        before = x.clone()
+        v = strategy.sample(m, x, 0.5, source(9))
+        assert v.shape == x.shape
+        assert m.check_vector_on_tangent(x, v, atol=1e-12)
+        assert torch.equal(x, before)
+        assert torch.equal(v, strategy.sample(m, x, 0.5, source(9)))
