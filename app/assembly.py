@@ -149,6 +149,7 @@ def plan_of(config: Experiment) -> Plan:
         num_examples=found.sizes,
         config_sha256=sha256(config),
         lens=server_lens_of(config),
+        needs_everyone=config.strategy.needs_everyone,
         device=config.engine.device,
     )
 

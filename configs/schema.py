@@ -8,18 +8,29 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from clients.federated_svrg import RFedSVRG
+from clients.projected import Projected, ProjectedPartial
+from clients.proximal import RFedProx
 from clients.rsgd import RSGD
 from clients.rsvrg import RSVRG
+from configs.halves import check_halves, check_manifold, check_private_halves
 from privacy.events import Frozen, NeighboringRelation
 from problems.spec import DataSpec, EqualSpec, PartitionSpec, ProblemSpec
 from strategies.cohort import Cohort, Everyone
+from strategies.projection_mean import ProjectionMean, ProjectionMeanPartial
 from strategies.replies import ReplyPolicy
 from strategies.tangent_mean import TangentMean
+from strategies.variance_reduced import VarianceReduced
 
 View = Literal["server", "external", "client-level"]
 
-Training = Annotated[RSGD | RSVRG, Field(discriminator="kind")]
-Strategy = Annotated[TangentMean, Field(discriminator="kind")]
+Training = Annotated[
+    RSGD | RSVRG | Projected | ProjectedPartial | RFedProx | RFedSVRG, Field(discriminator="kind")
+]
+Strategy = Annotated[
+    TangentMean | ProjectionMean | ProjectionMeanPartial | VarianceReduced,
+    Field(discriminator="kind"),
+]
 
 
 # -- privacy ---------------------------------------------------------------------------------
@@ -156,6 +167,8 @@ class Experiment(Frozen):
                 f"federation.cohort.cohort_size: expected at most federation.num_clients = "
                 f"{clients}, got {cohort.cohort_size}"
             )
+        check_halves(self.training, self.strategy, cohort)
+        check_manifold(self.training, self.problem.build().manifold)
         self._check_output_rules()
         self._check_privacy()
         if self.engine.kind != "inline" and self.engine.execution == "cohort":
@@ -165,8 +178,15 @@ class Experiment(Frozen):
             )
         return self
 
+    @property
+    def _has_random_output(self) -> bool:
+        training = self.training
+        return isinstance(training, RSGD | RSVRG) and training.output == "random-output"
+
     def _check_output_rules(self) -> None:
-        if self.training.output == "random-output" and self.strategy.output_rule != "uniform":
+        if not isinstance(self.strategy, TangentMean):
+            return
+        if self._has_random_output and self.strategy.output_rule != "uniform":
             raise ValueError(
                 "training.output: 'random-output' (Option 2 as its proof needs it) goes with "
                 f"strategy.output_rule = 'uniform', got {self.strategy.output_rule!r}"
@@ -176,8 +196,9 @@ class Experiment(Frozen):
         privacy, training = self.privacy, self.training
         if privacy.kind == "none":
             return
+        check_private_halves(training, privacy.kind, privacy.noise.kind)
         if privacy.kind == "client-level":
-            if training.output == "random-output":
+            if self._has_random_output:
                 raise ValueError(
                     "training.output: client-level privacy noises one upload a client, got "
                     "'random-output', which uploads two"

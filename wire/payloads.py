@@ -60,6 +60,14 @@ class PointAndGradient(Payload):
 
 
 @dataclass(frozen=True)
+class PointAndDisplacement(Payload):
+    """Down, projected FL with partial participation: x and the mean of the known displacements."""
+
+    x: Tensor
+    u: Tensor
+
+
+@dataclass(frozen=True)
 class Displacement(Payload):
     """Up: a vector at the broadcast point (tangent, or ambient for projected FL)."""
 
