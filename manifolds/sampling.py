@@ -71,7 +71,8 @@ class Metropolis(_Strategy):
 
     A proposal adds ``step * P_x(z)`` with ambient normals z. With ``step=1.0`` this is the
     published baseline, whose chain may never leave 0: it then returns *no noise*. ``"adaptive"``
-    tunes the step during burn-in (Robbins-Monro on its logarithm, per point) and freezes it.
+    tunes the step in the first half of burn-in (Robbins-Monro on its logarithm, per point), then
+    freezes it.
     """
 
     kind: Literal["metropolis"] = "metropolis"
@@ -100,7 +101,7 @@ class Metropolis(_Strategy):
             is_accepted = chance.log() < energy - next_energy
             state = torch.where(manifold.expand_scalar(is_accepted), proposal, state)
             energy = torch.where(is_accepted, next_energy, energy)
-            if count <= self.burn_in and self.step == "adaptive":
+            if self.step == "adaptive" and 2 * count <= self.burn_in:
                 surprise = is_accepted.to(x.dtype) - self.target_acceptance_rate
                 log_step = log_step + surprise / count**0.6
             moves = moves + is_accepted

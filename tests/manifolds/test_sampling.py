@@ -29,8 +29,8 @@ from manifolds.stiefel import Stiefel
 from tests.conformance.manifold_cases import CASES
 
 STDDEV = 0.3
-CHAINS = 20_000
-"""Chains of the Metropolis law: with dim 5 a band of 2.2 % of the variance at 1e-6."""
+CHAINS = 16_000
+"""Chains of the Metropolis law: with dim 5 a band of 2.5 % of the variance at 1e-6."""
 PLACES = [
     (Stiefel(), (6, 3)),
     (Stiefel("canonical"), (6, 3)),
@@ -83,12 +83,16 @@ def test_basis_draws_have_the_exact_law(manifold: Manifold, shape: tuple[int, ..
 @pytest.mark.statistical
 @pytest.mark.parametrize(
     ("manifold", "shape", "step"),
-    [(Sphere(), (6,), 0.25), (Sphere(), (6,), "adaptive"), (PoincareBall(), (5,), "adaptive")],
+    [
+        (Sphere(), (6,), "adaptive"),
+        pytest.param(Sphere(), (6,), 0.25, marks=pytest.mark.slow),
+        pytest.param(PoincareBall(), (5,), "adaptive", marks=pytest.mark.slow),
+    ],
 )
 def test_converged_chains_have_the_exact_law(manifold: Manifold, shape, step):
-    """Independent chains of 160 steps; the tail of their relaxation is far below the band."""
+    """Independent chains of 300 steps; the tail of their relaxation is far below the band."""
     x = point(manifold, shape)
-    strategy = Metropolis(burn_in=150, thinning=10, step=step, min_acceptance_rate=0.005)
+    strategy = Metropolis(burn_in=290, thinning=10, step=step, min_acceptance_rate=0.005)
     draws = strategy.sample(manifold, x.expand(CHAINS, *shape), STDDEV, source(4))
     assert_chi_square(manifold, x, draws)
 
@@ -125,10 +129,10 @@ def test_basis_sampling_is_normals_times_the_basis_of_each_point():
 
 @pytest.mark.parametrize(("dim", "stddev"), [(2, 0.02), (11, 1.0)])
 def test_the_published_chain_returns_zero_noise_and_ours_refuses_it(dim: int, stddev: float):
-    """SPD, unit steps whatever the target: no move is accepted in 10 010 steps."""
+    """SPD, unit steps whatever the target: no move is accepted in 710 steps."""
     x = torch.eye(dim, dtype=torch.float64)
-    published = Metropolis(burn_in=1500, step=1.0)
-    with pytest.raises(StuckChainError, match=r"acceptance_rate >= 0\.01, got 0 over 1510 steps"):
+    published = Metropolis(burn_in=700, step=1.0)
+    with pytest.raises(StuckChainError, match=r"acceptance_rate >= 0\.01, got 0 over 710 steps"):
         published.sample(SPD(), x, stddev, source(7))
     unguarded = published.model_copy(update={"min_acceptance_rate": -1.0})
     assert float(unguarded.sample(SPD(), x, stddev, source(7)).abs().max()) == 0.0
