@@ -10,7 +10,7 @@ TORCH ?= torch==2.13.0
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 
 RUN := $(VENV)/bin/python
-PIP := $(RUN) -m pip --disable-pip-version-check install --quiet
+PIP := $(RUN) -m pip --disable-pip-version-check install --quiet --no-compile
 # Numbers are reproducible and cores are not oversubscribed with one thread per test process.
 PYTEST := OMP_NUM_THREADS=1 $(RUN) -m pytest
 FAST := not slow and not ray and not deployment$(if $(MANIFED_DATA),, and not data)
