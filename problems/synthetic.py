@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 Sources = NDArray[np.int64]
 
+_LOWEST_ACCEPTANCE = 1e-3
+
 
 def orthonormal(rows: int, columns: int, rng: np.random.Generator) -> Array:
     """A Haar matrix with orthonormal columns, shape (rows, columns)."""
@@ -68,7 +70,7 @@ def wishart(
     dist is affine-invariant, |log eigenvalues|. ``radius=None`` keeps all.
     """
     kept: list[Array] = []
-    count, drawn, block = 0, 0, max(256, 4 * num_examples)
+    count, drawn, block = 0, 0, min(50_000, max(256, 4 * num_examples))
     while count < num_examples:
         g = rng.standard_normal((block, d, d)) / np.sqrt(d)
         z = g @ np.swapaxes(g, -1, -2)
@@ -79,7 +81,7 @@ def wishart(
             inside &= np.sqrt(np.square(logs).sum(-1)) < radius
         kept.append(z[inside])
         count, drawn = count + int(inside.sum()), drawn + block
-        if drawn > 2_000_000 and count < num_examples:
+        if drawn >= 50_000 and count < _LOWEST_ACCEPTANCE * drawn:
             raise ValueError(
                 f"Only {count} of {drawn} Wishart matrices of size {d} lie within radius={radius} "
                 "of the identity; raise radius or lower d"
