@@ -44,7 +44,7 @@ class Euclidean(Manifold):
 
     def proju(self, x: Tensor, u: Tensor) -> Tensor:
         """The vector itself."""
-        return u.expand(torch.broadcast_shapes(x.shape, u.shape))
+        return u if x.shape == u.shape else u.expand(torch.broadcast_shapes(x.shape, u.shape))
 
     def egrad2rgrad(self, x: Tensor, u: Tensor) -> Tensor:
         """The gradient itself."""

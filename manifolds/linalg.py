@@ -49,6 +49,15 @@ def identity_like(a: Tensor) -> Tensor:
     return torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
 
 
+def minus_product(c: Tensor, x: Tensor, s: Tensor) -> Tensor:
+    """The difference c - x s, in one pass over memory where nothing broadcasts; (..., n, k)."""
+    if c.dim() == x.dim() == s.dim() == 2:
+        return torch.addmm(c, x, s, alpha=-1)
+    if c.dim() == x.dim() == s.dim() == 3 and c.shape[0] == x.shape[0] == s.shape[0]:
+        return torch.baddbmm(c, x, s, alpha=-1)
+    return c - x @ s
+
+
 def quotient(numerator: Callable[[Tensor], Tensor], t: Tensor) -> Tensor:
     """numerator(t) / t for an odd numerator of slope 1 at 0, such as sin or sinh; 1 at t = 0."""
     t = t.abs().clamp_min(TINY)

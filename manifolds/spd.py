@@ -29,6 +29,10 @@ class SPD(SPDSet):
         factor = torch.linalg.cholesky(x)
         return sym(factor @ sym(c) @ factor.mT)
 
+    def proju(self, x: Tensor, u: Tensor) -> Tensor:
+        """The symmetric part of u."""
+        return sym(u) if x.shape == u.shape else super().proju(x, u)
+
     def egrad2rgrad(self, x: Tensor, u: Tensor) -> Tensor:
         """The gradient x sym(g) x."""
         return sym(x @ sym(u) @ x)

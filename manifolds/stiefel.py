@@ -18,6 +18,7 @@ from manifolds.base import Manifold, safe_sqrt, verdict
 from manifolds.linalg import (
     expm,
     identity_like,
+    minus_product,
     polar,
     positive_qr,
     skew,
@@ -58,6 +59,7 @@ class Stiefel(Manifold):
         self.metric: Metric = metric
         self.retraction: RetractionName = retraction
         self._beta = _BETA[metric]
+        self._turn = 0.5 / math.sqrt(self._beta)  # S + (1 - beta^{-1/2}) K as one lerp
         self._retraction = _RETRACTIONS[retraction]
 
     def settings(self) -> tuple[object, ...]:
@@ -72,9 +74,7 @@ class Stiefel(Manifold):
     def from_coords(self, x: Tensor, c: Tensor) -> Tensor:
         """The projection of n k ambient coordinates, its skew part over sqrt(beta)."""
         xtc = x.mT @ c
-        if self._beta == 1:
-            return c - x @ sym(xtc)
-        return c - x @ (xtc - math.sqrt(2) * skew(xtc))
+        return minus_product(c, x, xtc.lerp(xtc.mT, self._turn))
 
     def projx(self, x: Tensor) -> Tensor:
         """The polar factor, the nearest orthonormal matrix."""
@@ -82,13 +82,14 @@ class Stiefel(Manifold):
 
     def proju(self, x: Tensor, u: Tensor) -> Tensor:
         """The vector u - x sym(x^T u), the orthogonal projection in both metrics."""
-        return u - x @ sym(x.mT @ u)
+        xtu = x.mT @ u
+        return minus_product(u, x, xtu.lerp(xtu.mT, 0.5))
 
     def egrad2rgrad(self, x: Tensor, u: Tensor) -> Tensor:
         """The vector g - x sym(x^T g) (Euclidean), g - x g^T x (canonical)."""
         if self._beta == 1:
-            return u - x @ sym(x.mT @ u)
-        return u - x @ (u.mT @ x)
+            return self.proju(x, u)
+        return minus_product(u, x, u.mT @ x)
 
     def inner(
         self, x: Tensor, u: Tensor, v: Tensor | None = None, *, keepdim: bool = False
@@ -172,7 +173,7 @@ class Stiefel(Manifold):
         along = x.mT @ v
         m = y.mT @ x
         c = torch.linalg.solve(identity_like(m) + m, along + y.mT @ v)
-        return v + y @ (2 * along - c) - x @ c
+        return minus_product(v, x, c) + y @ (2 * along - c)
 
     def random(
         self,
