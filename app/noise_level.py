@@ -88,10 +88,11 @@ def client_lens(config: Experiment) -> ClientLens | None:
         l2_norm_clip=privacy.l2_norm_clip,
         noise_multiplier=0.0,
         neighboring_relation=privacy.neighboring_relation,
+        adaptive=privacy.adaptive,
     )
     rule = privacy.noise
     if rule.kind == "multiplier":
-        return bare.model_copy(update={"noise_multiplier": rule.noise_multiplier})
+        return _checked(bare.model_copy(update={"noise_multiplier": rule.noise_multiplier}))
     check_delta(rule.delta, federation.num_clients, "privacy.noise.delta", "clients")
     sampling = federation.cohort.sampling(federation.num_clients)
 
@@ -99,7 +100,16 @@ def client_lens(config: Experiment) -> ClientLens | None:
         lens = bare.model_copy(update={"noise_multiplier": multiplier})
         return (lens.release(count=federation.num_rounds, sampling=sampling),)
 
-    return bare.model_copy(update={"noise_multiplier": _search(releases, price_client_level, rule)})
+    found = _search(releases, price_client_level, rule)
+    return _checked(bare.model_copy(update={"noise_multiplier": found}))
+
+
+def _checked(lens: ClientLens) -> ClientLens:
+    try:
+        lens.upload_noise_multiplier  # noqa: B018  raises when the quantile costs too much
+    except ValueError as error:
+        raise ConfigError(f"privacy.adaptive.quantile_noise_multiplier: {error}") from None
+    return lens
 
 
 def _search(releases: object, price: object, rule: Target) -> float:

@@ -15,6 +15,7 @@ from clients.rsgd import RSGD
 from clients.rsvrg import RSVRG
 from configs.halves import check_halves, check_manifold, check_private_halves
 from privacy.events import Frozen, NeighboringRelation
+from privacy.mechanism import AdaptiveClip
 from problems.spec import DataSpec, EqualSpec, PartitionSpec, ProblemSpec
 from strategies.cohort import Cohort, Everyone
 from strategies.projection_mean import ProjectionMean, ProjectionMeanPartial
@@ -93,6 +94,8 @@ class ClientLevel(Frozen):
 
     kind: Literal["client-level"] = "client-level"
     l2_norm_clip: float = Field(gt=0)
+    adaptive: AdaptiveClip | None = None
+    """Let the clip norm follow a private quantile; ``l2_norm_clip`` is where it starts."""
     neighboring_relation: NeighboringRelation = "add-or-remove"
     noise: Annotated[Multiplier | Target, Field(discriminator="kind")]
     delta: float | None = Field(default=None, gt=0, lt=1)

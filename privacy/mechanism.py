@@ -96,6 +96,20 @@ class ExampleLens(Frozen):
         )
 
 
+class AdaptiveClip(Frozen):
+    """The clip norm follows a quantile of the uploads' norms, found privately.
+
+    Andrew, Thakkar, McMahan, Ramaswamy: Differentially Private Learning with Adaptive Clipping
+    (2021), Algorithm 1. b_i = 1 if the norm of upload i is at most the clip norm C; the cohort's
+    noised mean of b_i - 1/2 moves C by exp(-learning_rate * (mean + 1/2 - target_quantile)).
+    """
+
+    target_quantile: float = Field(default=0.5, gt=0, lt=1)
+    learning_rate: float = Field(default=0.2, gt=0)
+    quantile_noise_multiplier: float = Field(gt=0)
+    """Noise of the sum of b_i - 1/2, relative to its sensitivity of 1/2."""
+
+
 class ClientLens(Frozen):
     """Per-client clipping and Gaussian noise in the server's average (unit: client).
 
@@ -104,17 +118,46 @@ class ClientLens(Frozen):
     """
 
     l2_norm_clip: float = Field(gt=0)
+    """The clip norm C, or where an adaptive one starts."""
     noise_multiplier: float = Field(ge=0)
+    """Of the whole round; with an adaptive clip the quantile takes its part of it."""
     neighboring_relation: NeighboringRelation = "add-or-remove"
+    adaptive: AdaptiveClip | None = None
 
-    def sensitivity(self, expected_cohort: float) -> float:
-        """L2 change of the average when one client comes, goes, or is replaced."""
-        change = 1.0 if self.neighboring_relation == "add-or-remove" else 2.0
-        return change * self.l2_norm_clip / expected_cohort
+    @property
+    def change(self) -> float:
+        """How many bounds the sum moves by when one client comes or goes, or is replaced."""
+        return 1.0 if self.neighboring_relation == "add-or-remove" else 2.0
 
-    def stddev(self, expected_cohort: float) -> float:
+    @property
+    def upload_noise_multiplier(self) -> float:
+        """(z^-2 - z_b^-2)^(-1/2): quantile and average together are one release of z.
+
+        Andrew et al. 2021, Theorem 1.
+
+        Raises:
+            ValueError: when the quantile alone would cost as much as the whole round.
+        """
+        if self.adaptive is None or self.noise_multiplier == 0:
+            return self.noise_multiplier
+        z, z_b = self.noise_multiplier, self.adaptive.quantile_noise_multiplier
+        if z_b <= z:
+            raise ValueError(
+                f"Expected quantile_noise_multiplier > the round's noise multiplier {z:g}, got "
+                f"{z_b:g}; raise it"
+            )
+        return (z**-2 - z_b**-2) ** -0.5
+
+    def stddev(self, expected_cohort: float, l2_norm_clip: float | None = None) -> float:
         """Noise standard deviation of the average, per orthonormal coordinate."""
-        return self.noise_multiplier * self.sensitivity(expected_cohort)
+        bound = self.l2_norm_clip if l2_norm_clip is None else l2_norm_clip
+        return self.upload_noise_multiplier * self.change * bound / expected_cohort
+
+    def quantile_stddev(self, expected_cohort: float) -> float:
+        """Noise standard deviation of the mean of b_i - 1/2."""
+        if self.adaptive is None or self.noise_multiplier == 0:
+            return 0.0
+        return self.adaptive.quantile_noise_multiplier * self.change * 0.5 / expected_cohort
 
     def release(self, *, count: int = 1, sampling: Sampling | None = None) -> GaussianRelease:
         """The event of ``count`` noised averages."""

@@ -5,6 +5,7 @@ at the broadcast point (or in the ambient norm), summed with uniform weights, di
 *expected* cohort size, and noised once. An empty cohort still releases its noise.
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -60,6 +61,14 @@ def weighted_mean(uploads: Payload, weights: Tensor) -> dict[str, Tensor]:
     }
 
 
+@dataclass(frozen=True)
+class PrivateMean:
+    """The noised mean of a cohort, and the clip norm of the next round."""
+
+    mean: dict[str, Tensor]
+    next_clip: float
+
+
 def private_mean(
     uploads: Payload,
     base: Tensor,
@@ -68,12 +77,17 @@ def private_mean(
     lens: ClientLens,
     expected_cohort: float,
     draws: ServerDraws,
-) -> dict[str, Tensor]:
+    l2_norm_clip: float | None = None,
+) -> PrivateMean:
     """The noised mean of clipped uploads, for a payload of one field.
 
     Guarantees: adding or removing one client moves the un-noised mean by at most
     ``l2_norm_clip / expected_cohort`` in the norm at ``base``; the result carries
-    N(0, stddev^2) in every orthonormal coordinate of the space the uploads live in.
+    N(0, stddev^2) in every orthonormal coordinate of the space the uploads live in. Mean and
+    adapted clip norm together are one Gaussian release of ``lens.noise_multiplier``.
+
+    Raises:
+        ValueError: for a payload of several fields.
     """
     fields = uploads.tensors()
     if len(fields) != 1:
@@ -82,13 +96,28 @@ def private_mean(
             "use output = 'last-iterate'"
         )
     ((name, stacked),) = fields.items()
+    clip = lens.l2_norm_clip if l2_norm_clip is None else l2_norm_clip
     if space == "tangent":
         norms = manifold.norm(base.unsqueeze(0), stacked)
-        normals = draws.normals(manifold.coords_shape(tuple(base.shape)), step=0)
+        normals = draws.normals(manifold.coords_shape(tuple(base.shape)), step=0).to(base.device)
         noise = manifold.from_coords(base, normals)
     else:
         norms = stacked.flatten(1).norm(dim=1)
-        noise = draws.normals(tuple(base.shape), step=0)
-    factors = manifold.expand_scalar(clip_factors(norms, lens.l2_norm_clip))
+        noise = draws.normals(tuple(base.shape), step=0).to(base.device)
+    factors = manifold.expand_scalar(clip_factors(norms, clip))
     total = torch.where(factors > 0, factors * stacked, torch.zeros_like(stacked)).sum(0)
-    return {name: total / expected_cohort + lens.stddev(expected_cohort) * noise}
+    mean = total / expected_cohort + lens.stddev(expected_cohort, clip) * noise
+    return PrivateMean({name: mean}, _adapted(lens, clip, norms, expected_cohort, draws))
+
+
+def _adapted(
+    lens: ClientLens, clip: float, norms: Tensor, expected_cohort: float, draws: ServerDraws
+) -> float:
+    """Andrew et al. 2021, Algorithm 1: the clip norm moves towards the target quantile."""
+    if lens.adaptive is None:
+        return clip
+    bits = (norms <= clip).to(torch.float64) - 0.5
+    noise = lens.quantile_stddev(expected_cohort) * float(draws.normals((1,), step=1)[0])
+    share = float(bits.sum()) / expected_cohort + noise + 0.5
+    exponent = -lens.adaptive.learning_rate * (share - lens.adaptive.target_quantile)
+    return clip * math.exp(exponent)

@@ -9,6 +9,7 @@ show more than was spent, never less. The new model is used only after that.
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
@@ -17,7 +18,8 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from torch import Tensor
 
-from strategies.aggregation import ServerDraws, private_mean, weighted_mean
+from privacy.mechanism import ClientLens
+from strategies.aggregation import PrivateMean, ServerDraws, private_mean, weighted_mean
 from strategies.handshake import meet
 from strategies.inbox import Expectation, read_replies, refuse_bad_rows
 from strategies.plan import Exchange, Plan, RoundReport, StackedGrid, Treasurer
@@ -26,6 +28,9 @@ from strategies.server_half import Collected, ServerState
 from wire import keys
 from wire.letters import Header, pack, tensors_from_record, tensors_to_record
 from wire.payloads import Payload
+
+CLIP = "l2_norm_clip"
+"""The adapted clip norm, kept in the server's state and so in its checkpoints."""
 
 
 class Conversation(Strategy):
@@ -129,27 +134,43 @@ class Conversation(Strategy):
         plan = self.plan
         if not replies.partitions and plan.lens is None:
             return state
-        mean = self._mean(state, replies, draws)
         collected = Collected(
-            mean, replies.uploads, replies.partitions, plan.num_clients, draws.uniform()
+            {}, replies.uploads, replies.partitions, plan.num_clients, draws.uniform()
         )
+        if plan.lens is None:
+            collected = replace(collected, mean=self._weighted_mean(replies))
+        else:
+            clip = float(state.tensors.get(CLIP, plan.lens.l2_norm_clip))
+            private = self._private_mean(plan.lens, state, replies, draws, clip)
+            collected = replace(collected, mean=private.mean)
+            if plan.lens.adaptive is not None:
+                state = state.replace(
+                    **{CLIP: torch.tensor(private.next_clip, dtype=torch.float64)}
+                )
         return plan.half.step(state, exchange.name, collected, draws.server_round, plan.manifold)
 
-    def _mean(
-        self, state: ServerState, replies: Replies, draws: ServerDraws
-    ) -> Mapping[str, Tensor]:
+    def _weighted_mean(self, replies: Replies) -> Mapping[str, Tensor]:
         plan = self.plan
-        if plan.lens is not None:
-            base = plan.half.base(state, plan.manifold)
-            expected = plan.cohort.expected_size(plan.num_clients)
-            return private_mean(
-                replies.uploads, base, plan.half.space, plan.manifold, plan.lens, expected, draws
-            )
         sizes = [plan.num_examples[i] for i in replies.partitions]
         weights = torch.tensor(sizes, dtype=torch.float64, device=plan.device)
         if plan.half.weights == "uniform":
             weights = torch.ones_like(weights)
         return weighted_mean(replies.uploads, weights)
+
+    def _private_mean(
+        self,
+        lens: ClientLens,
+        state: ServerState,
+        replies: Replies,
+        draws: ServerDraws,
+        clip: float,
+    ) -> PrivateMean:
+        plan = self.plan
+        base = plan.half.base(state, plan.manifold)
+        expected = plan.cohort.expected_size(plan.num_clients)
+        return private_mean(
+            replies.uploads, base, plan.half.space, plan.manifold, lens, expected, draws, clip
+        )
 
     # -- the exchange ------------------------------------------------------------------------
     def _exchange(

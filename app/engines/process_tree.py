@@ -97,6 +97,7 @@ def end_family(
         members = family(mark, living_roots, seen)
         elapsed = time.monotonic() - start
         if not members or elapsed > grace + 5.0:
+            _reap(own)
             return members
         is_patient = elapsed < grace
         for member in members - asked if is_patient else members:
@@ -105,3 +106,10 @@ def end_family(
         asked |= members
         seen |= members
         time.sleep(0.05)
+
+
+def _reap(children: Iterable[subprocess.Popen[bytes]]) -> None:
+    """Collects exit codes; a child may be a zombie while its last threads are still ending."""
+    for child in children:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(timeout=2.0)

@@ -1,11 +1,13 @@
 """Client-level privacy: the clip bounds one client's influence, the noise has the stated law."""
 
+import math
+
 import pytest
 import torch
 from scipy import stats
 
 from manifolds.sphere import Sphere
-from privacy.mechanism import ClientLens
+from privacy.mechanism import AdaptiveClip, ClientLens
 from privacy.noise import NoiseSource
 from strategies.aggregation import ServerDraws, private_mean
 from wire.payloads import Displacement, DisplacementAndIterate
@@ -23,7 +25,7 @@ def setup(seed=0, count=5):
 def mean_of(x, u, multiplier, *, space="tangent", server_round=1):
     lens = ClientLens(l2_norm_clip=0.5, noise_multiplier=multiplier)
     draws = ServerDraws(NoiseSource.from_seed(3), server_round, 0)
-    return private_mean(Displacement(u), x, space, SPHERE, lens, COHORT, draws)["u"]
+    return private_mean(Displacement(u), x, space, SPHERE, lens, COHORT, draws).mean["u"]
 
 
 @pytest.mark.parametrize("space", ["tangent", "ambient"])
@@ -66,3 +68,51 @@ def test_the_noise_is_chi_square_with_the_stated_stddev(scale, is_accepted):
     )
     tail = stats.chi2.cdf(total * scale**2 / stated**2, rounds * (DIM - 1))
     assert (5e-7 < tail < 1 - 5e-7) == is_accepted
+
+
+def adaptive_lens(multiplier=0.5):
+    adaptive = AdaptiveClip(target_quantile=0.5, quantile_noise_multiplier=5.0)
+    return ClientLens(l2_norm_clip=20.0, noise_multiplier=multiplier, adaptive=adaptive)
+
+
+def test_quantile_and_mean_together_cost_the_stated_multiplier():
+    lens = adaptive_lens()
+    together = (lens.upload_noise_multiplier**-2 + 5.0**-2) ** -0.5
+    assert together == pytest.approx(0.5, rel=1e-12)
+    with pytest.raises(ValueError, match=r"quantile_noise_multiplier > .*0\.5.* got 0\.4"):
+        ClientLens(
+            l2_norm_clip=1.0,
+            noise_multiplier=0.5,
+            adaptive=AdaptiveClip(quantile_noise_multiplier=0.4),
+        ).upload_noise_multiplier
+
+
+def test_the_clip_norm_finds_the_median_of_the_norms():
+    generator = torch.Generator().manual_seed(0)
+    x = SPHERE.random_point(DIM, generator=generator)
+    u = SPHERE.proju(x, torch.randn(200, DIM, generator=generator, dtype=torch.float64))
+    u = (
+        u
+        / u.norm(dim=1, keepdim=True)
+        * torch.linspace(0.5, 1.5, 200, dtype=torch.float64)[:, None]
+    )
+    lens, clip = adaptive_lens(), 20.0
+    for server_round in range(1, 101):
+        draws = ServerDraws(NoiseSource.from_seed(3), server_round, 0)
+        clip = private_mean(
+            Displacement(u), x, "tangent", SPHERE, lens, 200.0, draws, clip
+        ).next_clip
+    assert 0.9 < clip < 1.1
+
+
+def test_one_client_moves_the_quantile_by_at_most_its_sensitivity():
+    x, u = setup(count=9)
+    lens = adaptive_lens(multiplier=0.0)
+    draws = ServerDraws(NoiseSource.from_seed(3), 1, 0)
+
+    def log_clip(uploads):
+        mean = private_mean(Displacement(uploads), x, "tangent", SPHERE, lens, COHORT, draws, 3.0)
+        return math.log(mean.next_clip)
+
+    moved = abs(log_clip(u) - log_clip(u[1:]))
+    assert moved == pytest.approx(0.2 * 0.5 / COHORT, rel=1e-9)

@@ -1,0 +1,1 @@
+"""Attacks on our own mechanisms: worst-case neighbours through the real halves and lenses."""
