@@ -1,18 +1,26 @@
 """One case per client half: adding an algorithm means adding a case."""
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
-from clients.local_training import LocalTraining
+from clients.federated_svrg import RFedSVRG
+from clients.local_training import LocalTraining, Memory, Phase
 from clients.minibatch import Full, Poisson, WithoutReplacement
+from clients.projected import Projected, ProjectedPartial
+from clients.proximal import RFedProx
 from clients.rsgd import RSGD
 from clients.rsvrg import RSVRG
-from clients.turn import ClientHalf
+from clients.turn import ClientHalf, Seat, take_turn
 from privacy.mechanism import ExampleLens, RelativeNoise
+from privacy.noise import NoiseSource
 from problems.base import Examples
 from problems.linear import with_squared_norms
 from problems.pca import PrincipalEigenvector
+from wire.payloads import Payload, Point, PointAndDisplacement, PointAndGradient
 
 
 @dataclass(frozen=True)
@@ -22,6 +30,7 @@ class ClientCase:
     name: str
     training: LocalTraining
     lens: ExampleLens
+    space: Literal["tangent", "ambient"] = "tangent"
 
 
 _PLAIN = ExampleLens()
@@ -66,6 +75,33 @@ CASES = [
         ),
         _REPLACE,
     ),
+    ClientCase("projected", Projected(step_size=0.1, local_steps=4), _PLAIN, "ambient"),
+    ClientCase(
+        "projected-private",
+        Projected(step_size=0.1, local_steps=3, minibatch=Poisson(batch_size=4)),
+        _ADD,
+        "ambient",
+    ),
+    ClientCase(
+        "projected-partial",
+        ProjectedPartial(step_size=0.1, local_steps=3, minibatch=WithoutReplacement(batch_size=5)),
+        _REPLACE,
+        "ambient",
+    ),
+    ClientCase("rsgd-retraction", RSGD(step_size=0.1, local_steps=3, maps="retraction"), _ADD),
+    ClientCase("rfedprox", RFedProx(step_size=0.1, local_steps=3, penalty_weight=2.0), _PLAIN),
+    ClientCase(
+        "rfedprox-retraction",
+        RFedProx(step_size=0.1, local_steps=3, penalty_weight=2.0, maps="retraction"),
+        _ADD,
+    ),
+    ClientCase("rfedsvrg", RFedSVRG(step_size=0.1, local_steps=3), _PLAIN),
+    ClientCase("rfedsvrg-full-private", RFedSVRG(step_size=0.1, local_steps=3), _ADD),
+    ClientCase(
+        "rfedsvrg-minibatch-private",
+        RFedSVRG(step_size=0.1, local_steps=3, minibatch=Poisson(batch_size=4), maps="retraction"),
+        _ADD,
+    ),
 ]
 SIZES = (12, 9, 7)
 
@@ -87,3 +123,48 @@ def shards(dim: int = 6) -> list[Examples]:
 def start(dim: int = 6) -> torch.Tensor:
     x = torch.randn(dim, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
     return x / x.norm()
+
+
+@dataclass(frozen=True)
+class Round:
+    """What went up in all phases of one round, and how often the oracle was asked."""
+
+    up: dict[str, torch.Tensor]
+    queries: Counter[str]
+    memory: Memory | None
+
+
+def broadcast(phase: Phase, x: torch.Tensor) -> Payload:
+    """Something to send down in a phase, with a second matrix where there is one."""
+    other = torch.linspace(-0.3, 0.2, x.shape[-1], dtype=x.dtype).expand_as(x)
+    if phase.down is PointAndGradient:
+        return PointAndGradient(x, other - (other * x).sum(-1, keepdim=True) * x)
+    if phase.down is PointAndDisplacement:
+        return PointAndDisplacement(x, other)
+    return Point(x)
+
+
+def play(
+    case: ClientCase,
+    partition: int | tuple[int, ...],
+    x: torch.Tensor,
+    examples: Examples,
+    sizes: int | Sequence[int],
+    source: NoiseSource,
+    server_round: int,
+    attempt: int = 0,
+    memory: Memory | None = None,
+) -> Round:
+    """All phases of one round."""
+    if memory is None:
+        memory = case.training.initial_memory(x)
+    up: dict[str, torch.Tensor] = {}
+    queries: Counter[str] = Counter()
+    for phase in case.training.phases:
+        seat = Seat(partition, server_round, attempt, phase.name)
+        down = broadcast(phase, x)
+        turn = take_turn(half_of(case), seat, down, memory, examples, sizes, source)
+        up |= {f"{phase.name}.{name}": u for name, u in turn.up.tensors().items()}
+        queries.update(turn.queries)
+        memory = turn.memory
+    return Round(up, queries, memory)
