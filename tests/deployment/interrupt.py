@@ -1,0 +1,61 @@
+"""Starts an engine in a Python of its own, waits for a line of its log, and sends it a signal."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from app.engines.process_tree import ProcessId, family, process_table
+
+REPOSITORY = Path(__file__).parents[2]
+PROGRAM = """
+import signal, sys
+from pathlib import Path
+from app.engines import {engine}
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's & may have switched it off
+{engine}.run(
+    experiment=Path("x.toml"), overrides=["clients=2", "rounds=100000"], num_supernodes=2,
+    out=Path(sys.argv[1]), project=Path(sys.argv[2]), timeout=600,
+    on_line=lambda line: print(line, flush=True),
+)
+"""
+
+
+def interrupted(
+    engine: str, project: Path, out: Path, number: signal.Signals, until: str = "turn 0"
+) -> tuple[int, set[ProcessId], list[str]]:
+    """Exit code after the signal, the engine's processes before it, and the lines of the log."""
+    child = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM.format(engine=engine), str(out), str(project)],
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)}, text=True, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    assert child.stdout is not None
+    lines: list[str] = []
+    with child.stdout:
+        for line in child.stdout:
+            lines.append(line)
+            if until in line:
+                break
+        started = family("MANIFED_ENGINE_MARK=nobody's", [child.pid])
+        child.send_signal(number)
+        lines += child.stdout.readlines() if number != signal.SIGKILL else []
+    return child.wait(), {p for p in started if p.pid != child.pid}, lines
+
+
+def all_gone(processes: set[ProcessId], timeout: float) -> bool:
+    """Whether every one of these processes ends within ``timeout`` seconds."""
+    return _soon(lambda: not processes & process_table().keys(), timeout)
+
+
+def _soon(is_true: Callable[[], bool], timeout: float) -> bool:
+    deadline = time.monotonic() + timeout
+    while not is_true():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.1)
+    return True
