@@ -125,7 +125,8 @@ class Lorentz(Manifold):
     def _half_sinh(self, x: Tensor, y: Tensor) -> Tensor:
         """sinh(d / 2), shape (..., 1), from the radial and the angular part of the distance."""
         a, b = _length(x[..., 1:]), _length(y[..., 1:])
-        radial = torch.log1p(((a - b) + (x[..., :1] - y[..., :1])) / (b + y[..., :1]))
+        rise = ((a - b) + (x[..., :1] - y[..., :1])).abs()
+        radial = torch.log1p(rise / torch.minimum(a + x[..., :1], b + y[..., :1]))
         chord = _length(b * x[..., 1:] - a * y[..., 1:])
         angular = chord.square() / (4 * a * b).clamp_min(TINY_SQUARE)
         return (torch.sinh(radial / 2).square() + angular).sqrt()
@@ -158,9 +159,10 @@ class Lorentz(Manifold):
         generator: torch.Generator | None = None,
         **kwargs: Any,
     ) -> Tensor:
-        """The exponential of an isotropic standard Gaussian at the origin."""
+        """The exponential of an isotropic Gaussian at the origin, of mean square length 1."""
         shape = size2shape(*size)
         u = standard_normal((*shape[:-1], shape[-1] - 1), generator, dtype, device)
+        u = u / u.shape[-1] ** 0.5
         t = _length(u).clamp_min(TINY)
         return _with_time((t.sinh() / t) * u)
 

@@ -58,6 +58,8 @@ class ManifoldCase:
     """Whether transp(x, x, v) = v."""
     is_stored_in_ambient: bool = True
     """Whether stored points and tangents live in one ambient space: retr(x, u) = x + u + O(u^2)."""
+    is_inner_ambient: bool = False
+    """Whether inner extends to ambient vectors, where proju is then its orthogonal projection."""
     tolerance: float = 1.0
     """Factor on every tolerance of the suite (1 unless the formulas are known to be worse)."""
     gap: Callable[[Tensor, Tensor], Tensor] = entrywise_gap
@@ -86,15 +88,24 @@ class ManifoldCase:
 
 
 CASES = [
-    ManifoldCase("euclidean-vector", Euclidean(), (5,), radius=10.0, retraction_radius=10.0),
+    ManifoldCase("euclidean-vector", Euclidean(), (5,), radius=10.0, is_inner_ambient=True),
     ManifoldCase("euclidean-matrix", Euclidean(ndim=2), (4, 3), radius=10.0),
-    ManifoldCase("stiefel-euclidean", Stiefel(), (7, 3), radius=1.5),
+    ManifoldCase("stiefel-euclidean", Stiefel(), (7, 3), radius=1.5, is_inner_ambient=True),
     ManifoldCase("stiefel-euclidean-cayley", Stiefel(retraction="cayley"), (4, 3), radius=1.5),
-    ManifoldCase("stiefel-canonical", Stiefel("canonical", "cayley"), (7, 3), radius=1.5),
+    ManifoldCase(
+        "stiefel-canonical",
+        Stiefel("canonical", "cayley"),
+        (7, 3),
+        radius=1.5,
+        is_inner_ambient=True,
+    ),
     ManifoldCase("stiefel-canonical-qr", Stiefel("canonical", "qr"), (6, 2), radius=1.5),
-    ManifoldCase("sphere", Sphere(), (6,), radius=3.0, retraction_radius=1.0),
-    ManifoldCase("spd", SPD(), (4, 4), radius=3.0, retraction_radius=0.9, tolerance=10.0),
-    ManifoldCase("lorentz", Lorentz(), (5,), radius=3.0, retraction_radius=3.0, tolerance=30.0),
+    ManifoldCase("orthogonal-group", Stiefel(), (3, 3), radius=1.5),
+    ManifoldCase(
+        "sphere", Sphere(), (6,), radius=3.0, retraction_radius=1.0, is_inner_ambient=True
+    ),
+    ManifoldCase("spd", SPD(), (4, 4), radius=3.0, retraction_radius=0.9, is_inner_ambient=True),
+    ManifoldCase("lorentz", Lorentz(), (5,), radius=3.0, retraction_radius=3.0, tolerance=10.0),
 ]
 
 CASES += [

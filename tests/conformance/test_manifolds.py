@@ -65,6 +65,10 @@ def test_proju_is_the_metric_orthogonal_projection(case: ManifoldCase, seed, lea
     close(m.proju(x, u), u, 1e-12 * case.tolerance)
     v = case.tangents(x, seed + 2, *lead)
     close(m.proju(x, v), v, 1e-12 * case.tolerance)
+    if case.is_inner_ambient:
+        a, b = case.ambient(seed + 3, *lead), case.ambient(seed + 4, *lead)
+        left, right = m.inner(x, m.proju(x, a), b), m.inner(x, a, m.proju(x, b))
+        close(left, right, 1e-12 * case.tolerance * float(1 + left.abs().max()))
 
 
 @ALL
