@@ -2,7 +2,7 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -15,6 +15,7 @@ privacy = typer.Typer(help="Price privacy without running anything.", no_args_is
 def register(app: typer.Typer) -> None:
     """Add the commands to ``manifed``."""
     app.add_typer(privacy, name="privacy")
+    app.command("audit")(audit)
     app.command("engines")(engines)
     app.command("report")(report)
 
@@ -76,6 +77,94 @@ def statement(
     sys.stdout.write(statement_of(plan) + "\n")
     if as_json:
         print_json(plan)
+
+
+@privacy.command("calibrate")
+def calibrate(
+    target_epsilon: Annotated[float, typer.Option(help="Epsilon of all steps together.")],
+    target_delta: Annotated[float, typer.Option(help="Delta of all steps together.")],
+    steps: Annotated[int, typer.Option(min=1, help="Noised gradients (or rounds).")],
+    sampling_probability: Annotated[
+        float, typer.Option(help="Poisson rate of a step; 1 takes everybody.")
+    ] = 1.0,
+    as_json: Json = False,
+) -> None:
+    """The least noise multiplier for a target, add-or-remove, erring on the private side."""
+    from app.launch import guarded
+    from app.pricing import calibrated
+
+    found = guarded(
+        lambda: calibrated(target_epsilon, target_delta, steps, sampling_probability), fail
+    )
+    sys.stdout.write(
+        f"noise multiplier {found['noise_multiplier']:.6g} (noise over sensitivity) costs "
+        f"({found['epsilon']:.6g}, {target_delta:g}) over {steps} steps\n"
+    )
+    if as_json:
+        print_json(found)
+
+
+@privacy.command("curve")
+def curve(
+    config: ConfigPath = QUICKSTART,
+    plot: Annotated[Path | None, typer.Option(help="Where the figure goes (PNG).")] = None,
+    sets: Sets = None,
+    data_dir: DataDir = None,
+    as_json: Json = False,
+) -> None:
+    """Epsilon against rounds in all views of a config."""
+    use_data_dir(data_dir)
+    from app.launch import Request, guarded, load_or_exit
+    from app.pricing import planned_curve
+    from app.report.curve import draw_curve
+
+    experiment = load_or_exit(Request(config, tuple(sets or ())), fail)
+    rows = guarded(lambda: planned_curve(experiment), fail)
+    for row in rows:
+        shown = "  ".join(f"{k} {v:.4g}" for k, v in row.items() if k != "round")
+        sys.stdout.write(f"round {row['round']:<6d} {shown}\n")
+    if plot is not None:
+        draw_curve(rows, plot, title=experiment.name)
+        sys.stdout.write(f"figure: {plot}\n")
+    if as_json:
+        print_json({"curve": rows})
+
+
+def audit(
+    config: ConfigPath = QUICKSTART,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Every shipped mechanism, and the planted faults.")
+    ] = False,
+    trials: Annotated[int, typer.Option(min=40, help="Runs in each world (one config).")] = 20000,
+    seed: Annotated[int, typer.Option(min=0, help="Of the audit's own runs.")] = 0,
+    sets: Sets = None,
+    data_dir: DataDir = None,
+    as_json: Json = False,
+) -> None:
+    """Attack the mechanism: the epsilon that an attack proves, beside the one that is claimed."""
+    use_data_dir(data_dir)
+    from app.audit.report import CONFIDENCE, audit_all, find, line
+    from app.launch import Request, guarded, load_or_exit
+
+    def show(finding: Any) -> None:
+        sys.stdout.write(line(finding) + "\n")
+        sys.stdout.flush()
+
+    if everything:
+        result = guarded(lambda: audit_all(seed, on_finding=show), fail)
+        is_bad = result["violations"] > 0
+        is_bad |= result["planted_faults_caught"] < result["planted_faults"]
+    else:
+        from app.audit.of_config import audited_of
+
+        experiment = load_or_exit(Request(config, tuple(sets or ())), fail)
+        finding = guarded(lambda: find(audited_of(experiment, trials), CONFIDENCE), fail)
+        show(finding)
+        result, is_bad = vars(finding) | {"is_violated": finding.is_violated}, finding.is_violated
+    if as_json:
+        print_json(result)
+    if is_bad:
+        raise typer.Exit(1)
 
 
 def engines(

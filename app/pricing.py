@@ -3,9 +3,11 @@
 from collections.abc import Sequence
 from typing import Any
 
+from configs.load import ConfigError
 from configs.schema import Experiment
 from privacy import accountant, participation
-from privacy.events import GaussianRelease
+from privacy.calibration import noise_multiplier
+from privacy.events import GaussianRelease, PoissonSampled, Unsampled
 
 
 def price_server(turn: Sequence[GaussianRelease], participations: int, delta: float) -> float:
@@ -25,6 +27,50 @@ def price_external(
 def price_client_level(releases: Sequence[GaussianRelease], delta: float) -> float:
     """Epsilon at ``delta`` of noised averages over sampled cohorts."""
     return accountant.epsilon(releases, delta)
+
+
+def calibrated(
+    target_epsilon: float, target_delta: float, steps: int, sampling_probability: float
+) -> dict[str, float]:
+    """Noise multiplier and what it costs; see `ConfigError` for impossible targets."""
+    try:
+        sampling = (
+            Unsampled()
+            if sampling_probability == 1.0
+            else PoissonSampled(sampling_probability=sampling_probability)
+        )
+
+        def releases(multiplier: float) -> tuple[GaussianRelease, ...]:
+            release = GaussianRelease(
+                unit="example",
+                neighboring_relation="add-or-remove",
+                noise_multiplier=multiplier,
+                sampling=sampling,
+                count=steps,
+            )
+            return (release,)
+
+        found = noise_multiplier(releases, target_epsilon=target_epsilon, target_delta=target_delta)
+    except ValueError as error:
+        raise ConfigError(f"calibrate: {error}".replace("\n", " ")) from None
+    epsilon = accountant.epsilon(releases(found), target_delta)
+    return {"noise_multiplier": found, "epsilon": epsilon, "delta": target_delta}
+
+
+def planned_curve(config: Experiment, points: int = 20) -> list[dict[str, Any]]:
+    """Epsilon of every view after some rounds of a run that invites everybody it can."""
+    from app.assembly import load_shards
+    from app.treasury import Treasury
+
+    if config.privacy.kind == "none":
+        raise ConfigError("privacy.kind: there is no curve to draw, got 'none'")
+    treasury, last = Treasury.prepare(config, load_shards(config).sizes), config.federation
+    picks = sorted({max(1, round(last.num_rounds * k / points)) for k in range(1, points + 1)})
+    rows: list[dict[str, Any]] = []
+    for rounds in picks:
+        views = treasury.planned(rounds)["views"]
+        rows.append({"round": rounds} | {view["view"]: view["epsilon"] for view in views})
+    return rows
 
 
 def planned_statement(config: Experiment) -> dict[str, Any]:

@@ -34,7 +34,8 @@ class RelativeNoise(Frozen):
 class PublishedNoise(Frozen):
     r"""The papers' calibration, sigma_i = coefficient / N_i (spec 000 §3.3), whatever is released.
 
-    coefficient = tau * sqrt(o * K * log(1/delta)) / epsilon for DP-RSGD, times sqrt(m) for DP-RSVRG.
+    coefficient = tau * sqrt(o * K * log(1/delta)) / epsilon for DP-RSGD, and sqrt(m) times that for
+    DP-RSVRG.
     It is *not* relative to the sensitivity; the accountant prices what it really buys.
     """
 

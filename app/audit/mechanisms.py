@@ -42,7 +42,7 @@ def _lens(multiplier: float, relation: str = "add-or-remove") -> ExampleLens:
     )
 
 
-def _price(worlds: ExampleWorlds, turns: int | None = None) -> Callable[[float], float]:
+def price(worlds: ExampleWorlds, turns: int | None = None) -> Callable[[float], float]:
     """Epsilon that the accountant charges for ``turns`` turns (default: as many as are run)."""
     count = worlds.turns if turns is None else turns
     releases = worlds.training.releases(worlds.lens, worlds.size)
@@ -56,7 +56,7 @@ def _example(
     return Audited(
         name,
         lambda n, is_present: worlds.scores(n, is_present=is_present),
-        _price(worlds),
+        price(worlds),
         delta,
         trials,
         attack,
@@ -169,10 +169,10 @@ def planted_faults(source: NoiseSource) -> list[Audited]:
         RSGD(step_size=SHORT_STEP, local_steps=2, minibatch=Full()), _lens(1.0), source
     )
     rows = [
-        ("noise-halved", rgd.with_lens(_lens(0.5)), _price(rgd)),
-        ("clip-off", rgd.with_lens(unclipped), _price(rgd)),
-        ("mask-reused", reused, _price(twice)),
-        ("one-step-not-charged", two_steps, _price(rgd)),
+        ("noise-halved", rgd.with_lens(_lens(0.5)), price(rgd)),
+        ("clip-off", rgd.with_lens(unclipped), price(rgd)),
+        ("mask-reused", reused, price(twice)),
+        ("one-step-not-charged", two_steps, price(rgd)),
     ]
     return [
         Audited(

@@ -1,4 +1,4 @@
-"""The command line: one clear line and exit code 2 on bad input, and the last line is JSON on request."""
+"""The command line: one clear line and exit code 2 on bad input, JSON as the last line on request."""
 
 import json
 import subprocess
