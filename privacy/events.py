@@ -5,9 +5,10 @@ which neighbouring relation and which sampling; ``privacy.accountant`` prices th
 converts to a ``dp_accounting.DpEvent``.
 """
 
+from collections.abc import Iterable
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 PrivacyUnit = Literal["example", "client"]
 NeighboringRelation = Literal["add-or-remove", "replace-one"]
@@ -39,6 +40,14 @@ class SampledWithoutReplacement(Frozen):
     sample_size: int = Field(ge=1)
     population: int = Field(ge=1)
 
+    @model_validator(mode="after")
+    def _fits(self) -> "SampledWithoutReplacement":
+        if self.sample_size > self.population:
+            raise ValueError(
+                f"Expected sample_size <= population = {self.population}, got {self.sample_size}"
+            )
+        return self
+
 
 Sampling = Annotated[
     Unsampled | PoissonSampled | SampledWithoutReplacement, Field(discriminator="kind")
@@ -61,3 +70,18 @@ class GaussianRelease(Frozen):
     count: int = Field(default=1, ge=0)
     label: str = "gradient"
     """Which query it was ("gradient", "anchor", "correction", "upload", "quantile")."""
+
+    def times(self, factor: int) -> "GaussianRelease":
+        """The same release made ``factor`` times as often."""
+        return self.model_copy(update={"count": self.count * factor})
+
+
+def repeated(releases: Iterable[GaussianRelease], times: int) -> tuple[GaussianRelease, ...]:
+    """Everything in ``releases``, ``times`` times over.
+
+    Raises:
+        ValueError: for a negative number of times.
+    """
+    if times < 0:
+        raise ValueError(f"Expected times >= 0, got {times}")
+    return tuple(release.times(times) for release in releases)

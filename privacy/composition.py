@@ -1,0 +1,150 @@
+"""What a list of releases amounts to, sorted by the way it can be bounded.
+
+A `Composition` is the normal form of adaptively composed releases: one mu for everything unsampled,
+and counts per (noise multiplier, sampling) for the rest. Building it is where combinations without
+a valid bound are refused by name.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final
+
+from privacy.events import (
+    GaussianRelease,
+    NeighboringRelation,
+    PoissonSampled,
+    PrivacyUnit,
+    SampledWithoutReplacement,
+)
+from privacy.gaussian import composed_mu
+from privacy.loss_distribution import Loss
+from privacy.loss_grid import gaussian_loss
+
+_CELLS_PER_STDDEV: Final = 50
+_COARSEST: Final = 0.01
+_MOST_CELLS: Final = 1 << 21
+
+
+class NoValidBound(ValueError):
+    """No proved bound covers this combination of releases; the text says which and what to do."""
+
+
+@dataclass(frozen=True)
+class Composition:
+    """Releases about one unit under one relation; hashable, so prices can be cached."""
+
+    unit: PrivacyUnit
+    neighboring_relation: NeighboringRelation
+    mu: float
+    """Of all unsampled releases together; infinite when anything was released without noise."""
+    poisson: tuple[tuple[float, float, int], ...] = ()
+    """(noise multiplier, sampling probability, count)."""
+    without_replacement: tuple[tuple[float, int, int, int], ...] = ()
+    """(noise multiplier, sample size, population, count)."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was released."""
+        return self.mu == 0 and not self.poisson and not self.without_replacement
+
+    @cached_property
+    def finest(self) -> float:
+        """The grid that loss distributions of these releases want, however often repeated.
+
+        Connecting the dots inflates the variance of every rounded release by about interval^2 / 6,
+        so the interval is a fixed share of the root mean variance of a release.
+        """
+        variances = [count * _loss_variance(z, q) for z, q, count in self.poisson]
+        roundings = sum(count for _, _, count in self.poisson) + (self.mu > 0)
+        mean = math.sqrt((math.fsum(variances) + self.mu**2) / roundings)
+        return min(_COARSEST, mean / _CELLS_PER_STDDEV)
+
+    @cached_property
+    def interval(self) -> float:
+        """``finest`` rounded down to a power of two (grids nest), or what memory allows."""
+        reach = max((_largest_loss(z, q) for z, q, _ in self.poisson), default=0.0)
+        exponent = math.floor(math.log2(self.finest))
+        return max(2.0**exponent, 2.0 ** math.ceil(math.log2(max(reach, 1e-300) / _MOST_CELLS)))
+
+    def loss(self) -> Loss:
+        """The privacy loss distribution of everything, on the grid ``interval``."""
+        parts = [gaussian_loss(z, q, self.interval).composed(count) for z, q, count in self.poisson]
+        if self.mu > 0:
+            parts.append(gaussian_loss(1 / self.mu, 1.0, self.interval))
+        total = parts[0]
+        for part in parts[1:]:
+            total = total.convolved(part)
+        return total
+
+
+def compose(releases: Iterable[GaussianRelease]) -> Composition:
+    """The normal form of the releases; what has count 0 is not there.
+
+    Raises:
+        NoValidBound: for mixed units or relations, and for a sampling scheme whose amplification
+            is not proved under its relation.
+    """
+    present = [release for release in releases if release.count > 0]
+    if not present:
+        return Composition("example", "add-or-remove", 0.0)
+    unit, relation = present[0].unit, present[0].neighboring_relation
+    _refuse_mixtures(present)
+    unsampled: list[tuple[float, int]] = []
+    poisson = Counter[tuple[float, float]]()
+    subsets = Counter[tuple[float, int, int]]()
+    for release in present:
+        z, count, sampling = release.noise_multiplier, release.count, release.sampling
+        if isinstance(sampling, PoissonSampled) and sampling.sampling_probability < 1 and z > 0:
+            poisson[z, sampling.sampling_probability] += count
+        elif isinstance(sampling, SampledWithoutReplacement) and _is_proper(sampling) and z > 0:
+            subsets[z, sampling.sample_size, sampling.population] += count
+        else:
+            unsampled.append((z, count))
+    if poisson and relation != "add-or-remove":
+        raise NoValidBound(
+            f"Poisson sampling is priced under add-or-remove, got {relation!r}; use "
+            "neighboring_relation 'add-or-remove', or sampling 'unsampled' or 'without-replacement'"
+        )
+    if subsets and relation != "replace-one":
+        raise NoValidBound(
+            f"Sampling without replacement is priced under replace-one, got {relation!r}; use "
+            "neighboring_relation 'replace-one', or sampling 'unsampled' or 'poisson'"
+        )
+    return Composition(
+        unit,
+        relation,
+        composed_mu(unsampled),
+        tuple(sorted((*key, count) for key, count in poisson.items())),
+        tuple(sorted((*key, count) for key, count in subsets.items())),
+    )
+
+
+def _refuse_mixtures(present: list[GaussianRelease]) -> None:
+    units = sorted({release.unit for release in present})
+    if len(units) > 1:
+        raise NoValidBound(
+            f"One bound covers one privacy unit, got {units}; price each unit's releases alone"
+        )
+    relations = sorted({release.neighboring_relation for release in present})
+    if len(relations) > 1:
+        raise NoValidBound(
+            f"One bound covers one neighbouring relation, got {relations}; state the noise "
+            "multipliers of all releases under the same one"
+        )
+
+
+def _is_proper(sampling: SampledWithoutReplacement) -> bool:
+    return sampling.sample_size < sampling.population
+
+
+def _loss_variance(z: float, q: float) -> float:
+    """About the variance of one release's loss: q^2 (e^(1/z^2) - 1), at most 1/z^2."""
+    return min(q**2 * math.expm1(min(1 / z**2, 700.0)), 1 / z**2)
+
+
+def _largest_loss(z: float, q: float) -> float:
+    """About the largest finite loss that the grid must hold."""
+    return math.log1p(q * math.expm1(min((9.4 * z + 0.5) / z**2, 600.0)))

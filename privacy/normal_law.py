@@ -1,0 +1,20 @@
+"""The standard normal distribution function, typed (scipy ships no stubs)."""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from scipy import special  # pyright: ignore[reportMissingTypeStubs]
+
+Array = npt.NDArray[np.float64]
+_special: Any = special
+
+
+def cdf(x: Array) -> Array:
+    """Phi(x), elementwise, with relative accuracy in the lower tail."""
+    return _special.ndtr(x)
+
+
+def log_cdf(x: float) -> float:
+    """Log Phi(x), finite for every finite x."""
+    return float(_special.log_ndtr(x))

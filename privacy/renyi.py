@@ -1,0 +1,105 @@
+"""Rényi bounds, by dp-accounting: for sampling without replacement, and where a grid ends.
+
+Mironov (2017); Wang, Balle, Kasiviswanathan (2019), Theorem 27, for uniform subsets under
+replace-one; conversion by Canonne, Kamath, Steinke (2020), Proposition 12.
+"""
+
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from privacy.composition import Composition
+from privacy.normal_law import Array
+
+
+def curve(releases: Composition) -> Array:
+    """The Rényi divergences at `orders`, an upper bound for each; infinite where unstable."""
+    total = np.zeros(len(orders()))
+    if releases.mu > 0:
+        total = total + releases.mu**2 / 2 * orders()
+    for z, q, count in releases.poisson:
+        total = total + count * _poisson(z, q)
+    for z, size, population, count in releases.without_replacement:
+        total = total + count * _without_replacement(z, size, population)
+    return total
+
+
+def mixed(divergences: Array, probability: float) -> Array:
+    """Those of the release made with ``probability``, its happening revealed.
+
+    The Rényi moment of the pair (coin, output) is the average 1 - p + p exp((a - 1) D).
+    """
+    a = orders()
+    exponent = (a - 1) * divergences
+    large = np.minimum(exponent, 700.0)
+    log_moment = np.where(
+        exponent < 700.0,
+        np.log1p(probability * np.expm1(large)),
+        exponent + np.log(probability) if probability > 0 else 0.0,
+    )
+    return np.where(exponent == 0.0, 0.0, log_moment / (a - 1))
+
+
+def epsilon(divergences: Array, delta: float) -> float:
+    """The least epsilon over the orders."""
+    if not np.isfinite(divergences).any():
+        return np.inf
+    return float(_dp_rdp().compute_epsilon(*_finite(divergences), delta)[0])
+
+
+def delta(divergences: Array, epsilon_: float) -> float:
+    """The least delta over the orders."""
+    if not np.isfinite(divergences).any():
+        return 1.0
+    return float(_dp_rdp().compute_delta(*_finite(divergences), epsilon_)[0])
+
+
+@lru_cache(maxsize=1)
+def orders() -> Array:
+    """dp-accounting's default orders."""
+    return np.asarray(_dp_rdp().DEFAULT_RDP_ORDERS, dtype=np.float64)
+
+
+def _finite(divergences: Array) -> tuple[Array, Array]:
+    is_finite = np.isfinite(divergences)
+    return orders()[is_finite], divergences[is_finite]
+
+
+@lru_cache(maxsize=256)
+def _poisson(z: float, q: float) -> Array:
+    import dp_accounting  # pyright: ignore[reportMissingTypeStubs]
+
+    gaussian = dp_accounting.GaussianDpEvent(z)
+    return _priced(
+        dp_accounting.PoissonSampledDpEvent(q, gaussian),
+        dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE,
+    )
+
+
+@lru_cache(maxsize=256)
+def _without_replacement(z: float, sample_size: int, population: int) -> Array:
+    import dp_accounting  # pyright: ignore[reportMissingTypeStubs]
+
+    gaussian = dp_accounting.GaussianDpEvent(z)
+    return _priced(
+        dp_accounting.SampledWithoutReplacementDpEvent(population, sample_size, gaussian),
+        dp_accounting.NeighboringRelation.REPLACE_ONE,
+    )
+
+
+def _priced(event: Any, relation: Any) -> Array:
+    """The divergences of one event; a negative or NaN one is numerical failure, hence no bound."""
+    accountant = _dp_rdp().RdpAccountant(orders(), relation)
+    accountant.compose(event)
+    found = np.asarray(accountant.rdp, dtype=np.float64)
+    return np.where(found > 0, found, np.inf)
+
+
+def _dp_rdp() -> Any:
+    """dp-accounting's Rényi module, imported when first needed (start-up time)."""
+    from dp_accounting.rdp import (  # pyright: ignore[reportMissingTypeStubs]
+        rdp_privacy_accountant as accountant,
+    )
+
+    return accountant
