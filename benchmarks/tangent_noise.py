@@ -1,0 +1,171 @@
+"""Cost of one draw of the isotropic tangent Gaussian, against every rival, side by side.
+
+    python benchmarks/tangent_noise.py [--json] [--quick]
+
+``ours`` is ``Isometry``: normals through ``manifold.from_coords``, Cholesky factor included.
+Rivals: ``randn``, drawing as many normals as the stored point has entries (a floor, not a
+sampler); ``basis``, a metric-orthonormal basis built at the point and one combination of it;
+``mcmc``, the published chain of 10 010 Metropolis steps, whatever its correctness; ``eigh``, the
+paper's route through an eigendecomposition in torch and, where jax is installed, ``jax``, the same
+jitted. Numbers marked ~ are extrapolated: the chain from 100 steps, the basis from a smaller
+shape by the cube of the dimension. CPU time, one thread; all rivals of a row are interleaved.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import torch
+
+from benchmarks.paper_in_jax import jax_samplers
+from benchmarks.stopwatch import cpu_seconds, milliseconds, race, table
+from manifolds import (
+    SPD,
+    Grassmann,
+    Lorentz,
+    Manifold,
+    PoincareBall,
+    SPDBuresWasserstein,
+    SPDLogCholesky,
+    SPDLogEuclidean,
+    Sphere,
+    Stiefel,
+)
+from manifolds import printed_samplers as paper
+from manifolds.sampling import Basis, Isometry, Metropolis, normals_from
+
+CHAIN_STEPS = 10_010
+MEASURED_STEPS = 100
+
+
+@dataclass(frozen=True)
+class Case:
+    """One row: a manifold, a shape and the rivals that exist for it."""
+
+    name: str
+    manifold: Manifold
+    shape: tuple[int, ...]
+    basis_shape: tuple[int, ...] | None = None
+    """The smaller shape from which the cost of the basis is extrapolated by dim^3."""
+    eigh: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
+
+
+CASES = [
+    Case("stiefel_784x5", Stiefel(), (784, 5), (240, 5)),
+    Case("stiefel_canonical_784x5", Stiefel("canonical"), (784, 5), (240, 5)),
+    Case("stiefel_100x5", Stiefel(), (100, 5)),
+    Case("grassmann_784x5", Grassmann(), (784, 5), (240, 5)),
+    Case("grassmann_100x5", Grassmann(), (100, 5)),
+    *[
+        Case(f"spd_{m}", SPD(), (m, m), eigh=paper.corrected_affine_invariant)
+        for m in (5, 10, 20, 50)
+    ],
+    Case("spd_100", SPD(), (100, 100), (50, 50), paper.corrected_affine_invariant),
+    Case("spd_bw_50", SPDBuresWasserstein(), (50, 50), eigh=paper.corrected_bures_wasserstein),
+    Case("spd_le_50", SPDLogEuclidean(), (50, 50), eigh=paper.corrected_log_euclidean),
+    Case("spd_lc_50", SPDLogCholesky(), (50, 50)),
+    Case("lorentz_11", Lorentz(), (11,)),
+    Case("lorentz_101", Lorentz(), (101,)),
+    Case("lorentz_1001", Lorentz(), (1001,)),
+    Case("poincare_100", PoincareBall(), (100,)),
+    Case("poincare_1000", PoincareBall(), (1000,)),
+    Case("sphere_100", Sphere(), (100,)),
+    Case("sphere_1000", Sphere(), (1000,)),
+]
+
+
+def draw(strategy, case: Case, shape: tuple[int, ...], seed: int = 1) -> Callable[[], object]:
+    """One draw of ``strategy`` at a random point of ``shape``."""
+    generator = torch.Generator().manual_seed(seed)
+    x = case.manifold.random_point(*shape, generator=generator)
+    normals = normals_from(generator)
+    return lambda: strategy.sample(case.manifold, x, 1.0, normals)
+
+
+def floor(case: Case) -> Callable[[], object]:
+    """As many normals as the stored point has entries."""
+    generator = torch.Generator().manual_seed(1)
+    return lambda: torch.randn(case.shape, generator=generator, dtype=torch.float64)
+
+
+def eigendecomposition(case: Case) -> Callable[[], object]:
+    """The paper's sampler, corrected, in torch."""
+    generator = torch.Generator().manual_seed(1)
+    x = case.manifold.random_point(*case.shape, generator=generator)
+    size = (case.manifold.dim(case.shape),)
+    return lambda: case.eigh(x, torch.randn(size, generator=generator, dtype=torch.float64))
+
+
+def chain(case: Case) -> float:
+    """CPU seconds of 10 010 Metropolis steps, from 100 of them (no step is ever refused here)."""
+    strategy = Metropolis(burn_in=MEASURED_STEPS - 1, thinning=1, step=1.0)
+    unguarded = strategy.model_copy(update={"min_acceptance_rate": -1.0})
+    work = draw(unguarded, case, case.shape)
+    return min(cpu_seconds(work, 1) for _ in range(3)) * CHAIN_STEPS / MEASURED_STEPS
+
+
+def explicit_basis(case: Case) -> float:
+    """CPU seconds of one basis and one draw, extrapolated by dim^3 where it is too large."""
+    shape = case.basis_shape or case.shape
+    work = draw(Basis(), case, shape)
+    seconds = race({"basis": work}, rounds=3)["basis"]
+    return seconds * (case.manifold.dim(case.shape) / case.manifold.dim(shape)) ** 3
+
+
+def measure(case: Case, jitted: dict[str, Callable[[], object]]) -> dict[str, float]:
+    """CPU seconds of one draw by every rival."""
+    rivals: dict[str, Callable[[], object]] = {
+        "randn": floor(case),
+        "ours": draw(Isometry(), case, case.shape),
+    }
+    if case.eigh is not None:
+        rivals["eigh"] = eigendecomposition(case)
+    if case.name in jitted:
+        rivals["jax"] = jitted[case.name]
+    seconds = race(rivals, rounds=9)
+    return seconds | {"basis": explicit_basis(case), "mcmc": chain(case)}
+
+
+def row(case: Case, seconds: dict[str, float]) -> list[str]:
+    """One line of the table: milliseconds of ours, then ratios."""
+    ours = seconds["ours"]
+    basis = f"{seconds['basis'] / ours:,.3g}"
+    cells = [case.name, str(case.manifold.dim(case.shape)), milliseconds(ours)]
+    cells += [f"{ours / seconds['randn']:.2f}", ("~" if case.basis_shape else "") + basis]
+    cells.append(f"~{seconds['mcmc'] / ours:,.2g}")
+    cells += [f"{seconds[r] / ours:.2f}" if r in seconds else "" for r in ("eigh", "jax")]
+    return cells
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", action="store_true", help="print one JSON object last")
+    parser.add_argument("--quick", action="store_true", help="only dimensions below 600")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    jitted = jax_samplers()
+    rows, result = [], {}
+    for case in CASES:
+        if arguments.quick and case.manifold.dim(case.shape) > 600:
+            continue
+        seconds = measure(case, jitted)
+        rows.append(row(case, seconds))
+        result[f"{case.name}_over_randn"] = seconds["ours"] / seconds["randn"]
+        for rival in ("basis", "mcmc", "eigh", "jax"):
+            if rival in seconds:
+                result[f"{case.name}_{rival}_over_ours"] = seconds[rival] / seconds["ours"]
+    header = ["case", "dim", "ours ms", "ours/randn", "basis/ours", "mcmc/ours", "eigh/ours"]
+    print(table([*header, "jax/ours"], rows))
+    if not jitted:
+        print("\njax is not installed: its column is empty.")
+    if arguments.json:
+        print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()
