@@ -5,9 +5,9 @@ clip norm, its noise) is computed here from that config and never read from a le
 """
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +63,13 @@ class ClientSide:
     point_shape: tuple[int, ...]
     source: NoiseSource | None
     """None in a release: a fresh key from the operating system is drawn for every turn."""
+    release: Callable[[], NoiseSource] = NoiseSource.from_os
+    """Makes a source with a fresh key, for the next turn of a release."""
     dtype: torch.dtype = torch.float64
+
+    def turn_source(self) -> NoiseSource:
+        """The source of one turn."""
+        return self.source or self.release()
 
     def gradients_per_step(self, num_examples: int) -> float:
         """How many per-example gradients one step may hold at once."""
@@ -112,16 +118,31 @@ def _check_batches(config: Experiment, sizes: tuple[int, ...]) -> None:
 def rehearsal_source(config: Experiment) -> NoiseSource | None:
     """The seeded source; None when the noise is keyed by the operating system."""
     privacy = config.privacy
-    if privacy.kind != "none" and privacy.noise_source == "os":
+    if privacy.kind == "none":
+        return NoiseSource.from_seed(config.federation.seed)
+    if privacy.noise_source == "os":
         return None
-    return NoiseSource.from_seed(config.federation.seed)
+    return NoiseSource.from_seed(config.federation.seed, precision=privacy.noise_precision)
+
+
+def release_source(config: Experiment) -> NoiseSource:
+    """A source with a fresh key from the operating system."""
+    privacy = config.privacy
+    precision = "single" if privacy.kind == "none" else privacy.noise_precision
+    return NoiseSource.from_os(precision=precision)
 
 
 def client_side(config: Experiment) -> ClientSide:
     """What a client's process needs."""
     found = load_shards(config)
     half = ClientHalf(found.problem, config.training, lens_of(config))
-    return ClientSide(half, found.examples, found.point_shape, rehearsal_source(config))
+    return ClientSide(
+        half,
+        found.examples,
+        found.point_shape,
+        rehearsal_source(config),
+        partial(release_source, config),
+    )
 
 
 @lru_cache(maxsize=4)
@@ -145,7 +166,7 @@ def plan_of(config: Experiment) -> Plan:
         exchanges=tuple(Exchange(phase.name, phase.up) for phase in config.training.phases),
         cohort=config.federation.cohort,
         policy=config.federation.replies,
-        source=rehearsal_source(config) or NoiseSource.from_os(),
+        source=rehearsal_source(config) or release_source(config),
         num_examples=found.sizes,
         config_sha256=sha256(config),
         lens=server_lens_of(config),

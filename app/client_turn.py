@@ -16,7 +16,6 @@ from app.run_config import config_of
 from clients.local_training import Memory
 from clients.turn import Seat, take_turn
 from configs.load import sha256
-from privacy.noise import NoiseSource
 from wire import keys
 from wire.letters import (
     BadLetter,
@@ -78,8 +77,9 @@ def answer(message: Message, context: Context) -> Message:
     memory = _remember(header, context, blank)
     examples = side.shards[partition]
     seat = Seat(partition, header.server_round, header.attempt, header.phase)
-    source = side.source or NoiseSource.from_os()
-    turn = take_turn(side.half, seat, down, memory, examples, len(examples), source)
+    turn = take_turn(
+        side.half, seat, down, memory, examples, len(examples), side.turn_source()
+    )
     reply = Message(pack(header, turn.up), reply_to=message)
     if turn.memory is not None:
         _write(turn.memory, header, context)

@@ -64,6 +64,7 @@ class Published(Frozen):
 
 Noise = Annotated[Multiplier | Target | Published, Field(discriminator="kind")]
 NoiseSourceName = Literal["seed", "os"]
+NoisePrecision = Literal["single", "summed"]
 
 
 class NoPrivacy(Frozen):
@@ -85,6 +86,8 @@ class ExampleLevel(Frozen):
     delta: float | None = Field(default=None, gt=0, lt=1)
     """At which delta epsilon is reported; None takes the noise's own."""
     noise_source: NoiseSourceName = "seed"
+    noise_precision: NoisePrecision = "single"
+    """"summed" adds four normals a draw, against attacks on the low bits of float64 (slower)."""
     max_epsilon: float | None = Field(default=None, gt=0)
     """Budget of the worst client in the server view; the run stops before the round above it."""
 
@@ -100,6 +103,8 @@ class ClientLevel(Frozen):
     noise: Annotated[Multiplier | Target, Field(discriminator="kind")]
     delta: float | None = Field(default=None, gt=0, lt=1)
     noise_source: NoiseSourceName = "seed"
+    noise_precision: NoisePrecision = "single"
+    """"summed" adds four normals a draw, against attacks on the low bits of float64 (slower)."""
     max_epsilon: float | None = Field(default=None, gt=0)
 
 

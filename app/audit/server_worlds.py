@@ -1,4 +1,4 @@
-"""Neighbouring worlds for the server: a client present or absent, and a cohort that gives itself away."""
+"""Neighbouring worlds for the server: a client that is absent, a cohort that gives itself away."""
 
 from dataclasses import dataclass
 

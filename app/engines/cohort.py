@@ -13,7 +13,6 @@ from torch import Tensor
 from app.assembly import ClientSide
 from clients.local_training import Memory
 from clients.turn import Seat, take_turn
-from privacy.noise import NoiseSource
 from problems.base import Examples
 from strategies.replies import Replies
 from wire.letters import Header
@@ -26,7 +25,7 @@ class CohortGrid:
     def __init__(self, side: ClientSide, *, device: str, memory_budget_mb: int) -> None:
         """``memory_budget_mb`` bounds what one stacked call may touch at a time."""
         self._side, self._device = side, device
-        self._source = side.source or NoiseSource.from_os()
+        self._source = side.turn_source()
         self._stacked = Examples.stack(list(side.shards)).to(device)
         self._sizes = torch.tensor([len(shard) for shard in side.shards], device=device)
         self._memory: Memory | None = None
