@@ -5,7 +5,7 @@ leading dimensions: x of shape ``(..., *point)`` meets examples of shape ``(...,
 so the same code serves one client and a stacked cohort.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import Protocol
@@ -155,3 +155,13 @@ class ProblemBase:
         """sum_j weights_j grad f_j(x), shape ``(..., *point)``."""
         gradients = self.rgrads(x, examples)
         return (self.manifold.expand_scalar(weights) * gradients).sum(-1 - self.manifold.ndim)
+
+    def rgrad_sum_by_norm(
+        self, x: Tensor, examples: Examples, weigh: Callable[[Tensor], Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """sum_j w_j grad f_j(x) with w = weigh(norms), and the norms (..., n).
+
+        What clipping needs, for problems whose norms and sum share their costly part.
+        """
+        norms = self.rgrad_norms(x, examples)
+        return self.rgrad_sum(x, examples, weigh(norms)), norms

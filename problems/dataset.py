@@ -71,6 +71,11 @@ def build(
     """A data set of float64 tensors, with the checksum of its arrays."""
     ndims = FEATURE_NDIM if feature_ndim is None else feature_ndim
     tensors = {key: torch.tensor(np.ascontiguousarray(array)) for key, array in arrays.items()}
+    for key, array in arrays.items():
+        if not np.isfinite(array).all():
+            raise ValueError(
+                f"Expected finite numbers in {key!r}, got NaN or infinity; clean the data"
+            )
     digest = checksum(*arrays.values(), *([] if labels is None else [labels]))
     return Dataset(
         examples=Examples(tensors, {key: ndims[key] for key in tensors}),

@@ -13,11 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from manifolds.base import Manifold
 from problems.base import Examples, ProblemBase
 from problems.steepest_descent import Descent, descend
 
 Shards = Sequence[Examples]
+
+_POOLED_ELEMENTS = 2**22
 
 
 @dataclass(frozen=True)
@@ -76,16 +77,19 @@ class FiniteSum(ProblemBase):
 
     def objective(self, x: Tensor, shards: Shards, weights: Tensor | None = None) -> Tensor:
         """f(x), shape ``(...)`` of x's leading dimensions."""  # (2.1)
-        share = client_weights(shards, weights)
-        values = [p * self.losses(x, s).mean(-1) for p, s in zip(share, shards, strict=True)]
-        return torch.stack(values).sum(0)
+        parts = [
+            (each.to(x) * self.losses(x, examples)).sum(-1)
+            for examples, each in _weighted_parts(shards, weights)
+        ]
+        return torch.stack(parts).sum(0)
 
     def gradient(self, x: Tensor, shards: Shards, weights: Tensor | None = None) -> Tensor:
         """Grad f(x), tangent at x, shape of x."""
-        share = client_weights(shards, weights)
+        lead = x.shape[: x.dim() - self.manifold.ndim]
         total = torch.zeros_like(x)
-        for p, shard in zip(share, shards, strict=True):
-            total = total + self.rgrad_sum(x, shard, _uniform(x, self.manifold, shard, p))
+        for examples, each in _weighted_parts(shards, weights):
+            spread = each.to(x).expand(*lead, len(examples))
+            total = total + self.rgrad_sum(x, examples, spread)
         return total
 
     def gradient_norm(self, x: Tensor, shards: Shards, weights: Tensor | None = None) -> Tensor:
@@ -131,7 +135,13 @@ class FiniteSum(ProblemBase):
         return Constant(math.inf, "no global bound", is_data_dependent=False)
 
 
-def _uniform(x: Tensor, manifold: Manifold, shard: Examples, share: Tensor) -> Tensor:
-    """The weights p_i / N_i of one shard, broadcast over x's leading dimensions."""
-    lead = x.shape[: x.dim() - manifold.ndim]
-    return (share / len(shard)).to(x).expand(*lead, len(shard))
+def _weighted_parts(shards: Shards, weights: Tensor | None) -> Sequence[tuple[Examples, Tensor]]:
+    """Shards with the weight p_i / N_i of each example; many small shards are pooled into one."""
+    if len(shards) > 1 and _elements(shards[0]) * len(shards) <= _POOLED_ELEMENTS:
+        return [pool(shards, weights)]
+    share = client_weights(shards, weights)
+    return [(s, (p / len(s)).expand(len(s))) for s, p in zip(shards, share, strict=True)]
+
+
+def _elements(shard: Examples) -> int:
+    return sum(tensor.numel() for tensor in shard.tensors.values())

@@ -52,7 +52,7 @@ class MatrixCompletion(FiniteSum):
         if not bool(is_singular.any()):
             return torch.cholesky_solve(right, factor).squeeze(-1)
         choice = is_singular[..., None, None]
-        safe = torch.where(choice, torch.eye(k, dtype=gram.dtype), factor)
+        safe = torch.where(choice, torch.eye(k, dtype=gram.dtype, device=gram.device), factor)
         least = torch.matmul(torch.linalg.pinv(gram, hermitian=True, rtol=1e-12), right)
         return torch.where(choice, least, torch.cholesky_solve(right, safe)).squeeze(-1)
 

@@ -10,7 +10,7 @@ and a weighted sum of them costs two products with the rows.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import torch
@@ -76,16 +76,19 @@ class PrincipalEigenvector(FiniteSum):
 
     def rgrad_norms(self, x: Tensor, examples: Examples) -> Tensor:
         """2 |z_j^T x| sqrt(|z_j|^2 - (z_j^T x)^2), shape ``(..., n)``; rounded up."""
-        s = row_products(examples["z"], x)
-        squared = squared_norms(examples, "z")
-        return 2 * s.abs() * _residual(squared, s.square(), x.shape[-1])
+        return self._norms(x, examples, row_products(examples["z"], x))
 
     def rgrad_sum(self, x: Tensor, examples: Examples, weights: Tensor) -> Tensor:
         """sum_j weights_j grad f_j(x) by two products with the rows, shape ``(..., d)``."""
+        return self._sum(x, examples, weights, row_products(examples["z"], x))
+
+    def rgrad_sum_by_norm(
+        self, x: Tensor, examples: Examples, weigh: Callable[[Tensor], Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """The weighted sum and the norms from one product z_j^T x."""
         s = row_products(examples["z"], x)
-        c = weights * s
-        along = (c * s).sum(-1, keepdim=True)
-        return -2 * (row_combination(c, examples["z"]) - along * x)
+        norms = self._norms(x, examples, s)
+        return self._sum(x, examples, weigh(norms), s), norms
 
     def optimum(self, shards: Shards, weights: Tensor | None = None) -> Optimum:
         """The leading eigenvector of the pooled second moment, by eigh, largest entry positive."""
@@ -109,6 +112,17 @@ class PrincipalEigenvector(FiniteSum):
     def smoothness(self, shards: Shards) -> Constant:
         """2 theta."""
         return Constant(2 * largest_squared_norm(shards), "PriRFed section 6.1")
+
+    @staticmethod
+    def _norms(x: Tensor, examples: Examples, s: Tensor) -> Tensor:
+        squared = squared_norms(examples, "z")
+        return 2 * s.abs() * _residual(squared, s.square(), x.shape[-1])
+
+    @staticmethod
+    def _sum(x: Tensor, examples: Examples, weights: Tensor, s: Tensor) -> Tensor:
+        c = weights * s
+        along = (c * s).sum(-1, keepdim=True)
+        return -2 * (row_combination(c, examples["z"]) - along * x)
 
 
 class KPCA(FiniteSum):
@@ -141,15 +155,19 @@ class KPCA(FiniteSum):
 
     def rgrad_norms(self, x: Tensor, examples: Examples) -> Tensor:
         """|s_j| sqrt(|z_j|^2 - |s_j|^2), shape ``(..., n)``; rounded up."""
-        s = torch.matmul(examples["z"], x).square().sum(-1)
-        return s.sqrt() * _residual(squared_norms(examples, "z"), s, x.shape[-2])
+        return self._norms(x, examples, torch.matmul(examples["z"], x))
 
     def rgrad_sum(self, x: Tensor, examples: Examples, weights: Tensor) -> Tensor:
         """sum_j weights_j grad f_j(X) by two products with the rows, shape ``(..., d, k)``."""
+        return self._sum(x, examples, weights, torch.matmul(examples["z"], x))
+
+    def rgrad_sum_by_norm(
+        self, x: Tensor, examples: Examples, weigh: Callable[[Tensor], Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """The weighted sum and the norms from one product X^T z_j."""
         s = torch.matmul(examples["z"], x)
-        c = weights.unsqueeze(-1) * s
-        along = torch.matmul(s.mT, c)
-        return torch.matmul(x, along) - outer_combination(c, examples["z"])
+        norms = self._norms(x, examples, s)
+        return self._sum(x, examples, weigh(norms), s), norms
 
     def optimum(self, shards: Shards, weights: Tensor | None = None) -> Optimum:
         """An orthonormal basis of the leading eigenspace of the pooled second moment, by eigh."""
@@ -170,6 +188,18 @@ class KPCA(FiniteSum):
     def smoothness(self, shards: Shards) -> Constant:
         """3 theta: L = L_hat + 2 D_f with L_hat = D_f = theta (Stiefel, Euclidean metric)."""
         return Constant(3 * largest_squared_norm(shards), "projected FL, Assumption 4.1")
+
+    @staticmethod
+    def _norms(x: Tensor, examples: Examples, s: Tensor) -> Tensor:
+        projected = s.square().sum(-1)
+        squared = squared_norms(examples, "z")
+        return projected.sqrt() * _residual(squared, projected, x.shape[-2])
+
+    @staticmethod
+    def _sum(x: Tensor, examples: Examples, weights: Tensor, s: Tensor) -> Tensor:
+        c = weights.unsqueeze(-1) * s
+        along = torch.matmul(x, torch.matmul(s.mT, c))
+        return along.sub_(outer_combination(c, examples["z"]))
 
 
 def sum_scaling(shard: Examples) -> Examples:

@@ -7,7 +7,6 @@ from pydantic import Field
 
 from manifolds.base import Manifold
 from manifolds.hyperbolic import Lorentz
-from manifolds.spd import SPD
 from manifolds.sphere import Sphere
 from problems import least_squares, matrix_completion, pca
 from problems.base import Examples
@@ -22,6 +21,7 @@ from problems.hyperbolic_prediction import (
 )
 from problems.linear import with_squared_norms
 from problems.logistic import Logistic
+from problems.spd_mean import SPDMean
 
 Scaling = Literal["mean", "sum"]
 
@@ -104,7 +104,7 @@ class FrechetMeanSpec(ProblemSource):
         manifold: Manifold
         match self.manifold:
             case "spd":
-                manifold = SPD()
+                return SPDMean()
             case "sphere":
                 manifold = Sphere()
             case "lorentz":

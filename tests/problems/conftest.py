@@ -18,6 +18,7 @@ from problems.least_squares import LeastSquares
 from problems.logistic import Logistic
 from problems.matrix_completion import MatrixCompletion
 from problems.pca import KPCA, PrincipalEigenvector
+from problems.spd_mean import SPDMean
 
 Maker = Callable[[torch.Generator, tuple[int, ...]], Examples]
 
@@ -89,6 +90,7 @@ CASES = {
     "kpca-grassmann": Case(KPCA(2, "grassmann"), rows),
     "frechet-mean-sphere": Case(FrechetMean(Sphere(), 1.0), near(Sphere(), (5,), 0.3)),
     "frechet-mean-spd": Case(FrechetMean(SPD(), -0.5), near(SPD(), (4, 4), 0.5)),
+    "spd-mean": Case(SPDMean(), near(SPD(), (4, 4), 0.5)),
     "frechet-mean-lorentz": Case(FrechetMean(Lorentz()), near(Lorentz(), (4,), 0.8)),
     "hyperbolic-prediction": Case(HyperbolicPrediction(8.0), weighted_targets),
     "least-squares": Case(LeastSquares(), regression),

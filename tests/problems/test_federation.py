@@ -164,3 +164,10 @@ def test_the_query_must_name_one_mammal():
     data = DATA.validate_python({"kind": "wordnet-mammals", "query": "no-such-animal"})
     with pytest.raises(ValueError, match="'no-such-animal' for 0"):
         data.load(Path(os.environ["MANIFED_DATA"]), 0)
+
+
+def test_data_with_a_nan_are_refused():
+    from problems.dataset import build
+
+    with pytest.raises(ValueError, match="finite numbers in 'z'"):
+        build({"z": np.array([[1.0, np.nan]])})

@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -93,6 +94,29 @@ def test_the_frechet_mean_of_two_matrices_is_their_geometric_mean():
     )
     found = FrechetMean(SPD()).optimum([rows_of(torch.stack([a, b]))])
     assert torch.allclose(found.x, torch.diag(torch.tensor([3.0, 2.0])).double(), atol=1e-9)
+
+
+def test_the_shared_factor_changes_no_value_of_the_spd_mean():
+    from problems.spd_mean import SPDMean
+    from problems.synthetic import lognormal_spd
+
+    z = torch.tensor(lognormal_spd(30, 5, np.random.default_rng(0), condition=1e6))
+    shard, x = rows_of(z[:29]), z[29]
+    plain, shared = FrechetMean(SPD(), -0.5), SPDMean()
+    weights = torch.rand(29, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    assert torch.allclose(plain.losses(x, shard), shared.losses(x, shard), rtol=1e-9)
+    gap = plain.rgrad_sum(x, shard, weights) - shared.rgrad_sum(x, shard, weights)
+    size = plain.manifold.norm(x, plain.rgrad_sum(x, shard, weights))
+    assert float(plain.manifold.norm(x, gap)) <= 1e-9 * float(size)
+
+
+def test_many_small_shards_evaluate_like_few():
+    parts = [rows(normal(i, 3, 4)) for i in range(5)]
+    x = torch.nn.functional.normalize(normal(9, 4), dim=0)
+    problem = PrincipalEigenvector()
+    share = client_weights(parts)
+    expected = sum(p * problem.losses(x, s).mean() for p, s in zip(share, parts, strict=True))
+    assert torch.allclose(problem.objective(x, parts), expected, rtol=1e-13)
 
 
 def rows_of(z: torch.Tensor) -> Examples:
