@@ -29,7 +29,7 @@ from functools import lru_cache
 from typing import Any
 
 from privacy import gaussian, renyi
-from privacy.composition import Composition, NoValidBound, compose
+from privacy.composition import Composition, NoValidBound, compose, grid_interval
 from privacy.events import (
     GaussianRelease,
     PoissonSampled,
@@ -37,7 +37,7 @@ from privacy.events import (
 )
 from privacy.loss_distribution import Loss
 
-__all__ = ["NoValidBound", "delta", "epsilon", "to_dp_event"]
+__all__ = ["NoValidBound", "delta", "epsilon", "epsilon_of", "to_dp_event"]
 
 
 def epsilon(releases: Iterable[GaussianRelease], delta: float) -> float:
@@ -49,7 +49,7 @@ def epsilon(releases: Iterable[GaussianRelease], delta: float) -> float:
     """
     if not 0 <= delta <= 1:
         raise ValueError(f"Expected 0 <= delta <= 1, got {delta}")
-    return _epsilon(compose(releases), delta)
+    return epsilon_of(compose(releases), delta)
 
 
 def delta(releases: Iterable[GaussianRelease], epsilon: float) -> float:
@@ -78,7 +78,8 @@ def to_dp_event(releases: Iterable[GaussianRelease]) -> Any:
 
 
 @lru_cache(maxsize=1 << 14)
-def _epsilon(total: Composition, delta: float) -> float:
+def epsilon_of(total: Composition, delta: float) -> float:
+    """`epsilon` of releases already composed."""
     if not total.poisson and not total.without_replacement:
         return gaussian.epsilon(delta, mu=total.mu)
     if delta == 1:
@@ -87,8 +88,9 @@ def _epsilon(total: Composition, delta: float) -> float:
         return math.inf
     if total.without_replacement:
         return renyi.epsilon(renyi.curve(total), delta)
-    found = _loss(total).epsilon(delta)
-    if math.isfinite(found) and total.interval <= total.finest:
+    loss, is_fine = _loss(total)
+    found = loss.epsilon(delta)
+    if math.isfinite(found) and is_fine:
         return found
     return min(found, renyi.epsilon(renyi.curve(total), delta))
 
@@ -101,12 +103,12 @@ def _delta(total: Composition, epsilon: float) -> float:
         return 1.0
     if total.without_replacement:
         return renyi.delta(renyi.curve(total), epsilon)
-    found = _loss(total).delta(epsilon)
-    if total.interval <= total.finest:
-        return found
-    return min(found, renyi.delta(renyi.curve(total), epsilon))
+    loss, is_fine = _loss(total)
+    found = loss.delta(epsilon)
+    return found if is_fine else min(found, renyi.delta(renyi.curve(total), epsilon))
 
 
 @lru_cache(maxsize=32)
-def _loss(total: Composition) -> Loss:
-    return total.loss()
+def _loss(total: Composition) -> tuple[Loss, bool]:
+    interval, is_fine = grid_interval([(total, 1.0)])
+    return total.loss(interval), is_fine

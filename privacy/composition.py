@@ -8,7 +8,7 @@ a valid bound are refused by name.
 import math
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final
 
@@ -50,34 +50,58 @@ class Composition:
         """Whether nothing was released."""
         return self.mu == 0 and not self.poisson and not self.without_replacement
 
+    def times(self, count: int) -> "Composition":
+        """Everything ``count`` times over."""
+        return replace(
+            self,
+            mu=self.mu * math.sqrt(count),
+            poisson=tuple((z, q, n * count) for z, q, n in self.poisson),
+            without_replacement=tuple(
+                (z, size, population, n * count)
+                for z, size, population, n in self.without_replacement
+            ),
+        )
+
     @cached_property
-    def finest(self) -> float:
-        """The grid that loss distributions of these releases want, however often repeated.
-
-        Connecting the dots inflates the variance of every rounded release by about interval^2 / 6,
-        so the interval is a fixed share of the root mean variance of a release.
-        """
-        variances = [count * _loss_variance(z, q) for z, q, count in self.poisson]
-        roundings = sum(count for _, _, count in self.poisson) + (self.mu > 0)
-        mean = math.sqrt((math.fsum(variances) + self.mu**2) / roundings)
-        return min(_COARSEST, mean / _CELLS_PER_STDDEV)
+    def loss_variance(self) -> float:
+        """About the variance of the privacy loss of everything."""
+        return math.fsum([self.mu**2, *(n * _loss_variance(z, q) for z, q, n in self.poisson)])
 
     @cached_property
-    def interval(self) -> float:
-        """``finest`` rounded down to a power of two (grids nest), or what memory allows."""
-        reach = max((_largest_loss(z, q) for z, q, _ in self.poisson), default=0.0)
-        exponent = math.floor(math.log2(self.finest))
-        return max(2.0**exponent, 2.0 ** math.ceil(math.log2(max(reach, 1e-300) / _MOST_CELLS)))
+    def roundings(self) -> int:
+        """How many losses a grid rounds: each release with a sampling, all the others together."""
+        return sum(count for _, _, count in self.poisson) + (self.mu > 0)
 
-    def loss(self) -> Loss:
-        """The privacy loss distribution of everything, on the grid ``interval``."""
-        parts = [gaussian_loss(z, q, self.interval).composed(count) for z, q, count in self.poisson]
+    @cached_property
+    def largest_loss(self) -> float:
+        """About the largest finite loss of a release that is rounded alone."""
+        return max((_largest_loss(z, q) for z, q, _ in self.poisson), default=0.0)
+
+    def loss(self, interval: float) -> Loss:
+        """The privacy loss distribution of everything on a grid; needs a finite mu > 0 or more."""
+        parts = [gaussian_loss(z, q, interval).composed(n) for z, q, n in self.poisson]
         if self.mu > 0:
-            parts.append(gaussian_loss(1 / self.mu, 1.0, self.interval))
+            parts.append(gaussian_loss(1 / self.mu, 1.0, interval))
         total = parts[0]
         for part in parts[1:]:
             total = total.convolved(part)
         return total
+
+
+def grid_interval(parts: Iterable[tuple[Composition, float]]) -> tuple[float, bool]:
+    """The grid for compositions, each made ``times`` over, and whether it is as fine as it should.
+
+    Connecting the dots inflates the variance of every rounded loss by about interval^2 / 6, so the
+    interval is a fixed share of the root mean variance of a rounded loss. It is a power of two
+    (grids nest, so a finer one is never worse) and bounded below by memory.
+    """
+    parts = list(parts)
+    variance = math.fsum(times * part.loss_variance for part, times in parts)
+    roundings = math.fsum(times * part.roundings for part, times in parts)
+    finest = min(_COARSEST, math.sqrt(variance / roundings) / _CELLS_PER_STDDEV)
+    least = max(part.largest_loss for part, _ in parts) / _MOST_CELLS
+    wanted = 2.0 ** math.floor(math.log2(finest))
+    return max(wanted, 2.0 ** math.ceil(math.log2(max(least, 1e-300)))), wanted >= least
 
 
 def compose(releases: Iterable[GaussianRelease]) -> Composition:

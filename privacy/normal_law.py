@@ -1,4 +1,4 @@
-"""The standard normal distribution function, typed (scipy ships no stubs)."""
+"""Distribution functions that the bounds need, typed (scipy ships no stubs)."""
 
 from typing import Any
 
@@ -18,3 +18,8 @@ def cdf(x: Array) -> Array:
 def log_cdf(x: float) -> float:
     """Log Phi(x), finite for every finite x."""
     return float(_special.log_ndtr(x))
+
+
+def binomial_tail(count: Array, trials: int, probability: float) -> Array:
+    """P[Binomial(trials, probability) > count], elementwise, rounded up."""
+    return np.minimum(_special.bdtrc(count, trials, probability) * (1 + 1e-12), 1.0)
