@@ -7,7 +7,7 @@ search ends on the private side (privacy/calibration.py).
 import math
 from collections.abc import Sequence
 
-from app.pricing import price_client_level, price_external, price_server
+from app.pricing import price_client_level, price_external, price_server_a_priori
 from configs.load import ConfigError
 from configs.schema import Experiment, Target
 from privacy.accountant import NoValidBound
@@ -70,7 +70,7 @@ def _calibrated(config: Experiment, bare: ExampleLens, size: int, rule: Target) 
     def price(turn: Sequence[GaussianRelease], delta: float) -> float:
         if rule.view == "external":
             return price_external(turn, rate, federation.num_rounds, delta)
-        return price_server(turn, federation.num_rounds, delta)
+        return price_server_a_priori(turn, rate, federation.num_rounds, delta)
 
     return _search(releases, price, rule)
 

@@ -12,7 +12,18 @@ from privacy.events import GaussianRelease, PoissonSampled, Unsampled
 
 def price_server(turn: Sequence[GaussianRelease], participations: int, delta: float) -> float:
     """Epsilon at ``delta`` of a client that took ``participations`` such turns, all seen."""
-    return accountant.epsilon(participation.repeated(turn, participations), delta)
+    return participation.server_epsilon(
+        tuple(turn), participations=participations, delta=delta
+    )
+
+
+def price_server_a_priori(
+    turn: Sequence[GaussianRelease], rate: float, rounds: int, delta: float
+) -> float:
+    """The same before the cohorts are drawn: a Binomial quantile of turns, its tail in delta."""
+    return participation.server_epsilon_a_priori(
+        tuple(turn), participation_probability=rate, num_rounds=rounds, delta=delta
+    )
 
 
 def price_external(
@@ -21,7 +32,9 @@ def price_external(
     """Epsilon at ``delta`` against an outsider who does not know who took part (spec 000 §11)."""
     if rate >= 1.0:
         return price_server(turn, rounds, delta)
-    return participation.external_epsilon(turn, rate, rounds, delta)
+    return participation.external_epsilon(
+        tuple(turn), participation_probability=rate, num_rounds=rounds, delta=delta
+    )
 
 
 def price_client_level(releases: Sequence[GaussianRelease], delta: float) -> float:

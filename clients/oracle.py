@@ -56,14 +56,10 @@ class Oracle:
         """
         examples, weights = self._batch(minibatch)
         clip = self._lens.l2_norm_clip
-        if clip is not None:
-            norms = self.problem.rgrad_norms(x, examples)
-            weights = weights * clip_factors(norms, clip)
-            if not bool(torch.isfinite(norms).all()):
-                return self._noised(
-                    x, self._finite_mean(x, examples, weights, minibatch), stddev, label
-                )
-        total = self.problem.rgrad_sum(x, examples, weights)
+        if clip is None:
+            total = self.problem.rgrad_sum(x, examples, weights)
+        else:
+            total = self._clipped_sum(x, examples, weights, clip)
         return self._noised(x, total / self._expected_size(minibatch), stddev, label)
 
     def correction(
@@ -112,14 +108,17 @@ class Oracle:
         factors = self.manifold.expand_scalar(clip_factors(self.manifold.norm(x, vectors), clip))
         return torch.where(factors > 0, factors * vectors, torch.zeros_like(vectors))
 
-    def _finite_mean(
-        self, x: Tensor, examples: Examples, weights: Tensor, minibatch: Minibatch
-    ) -> Tensor:
-        """The mean without the examples of factor zero: one bad record must not show as a NaN."""
-        factors = self.manifold.expand_scalar(weights)
+    def _clipped_sum(self, x: Tensor, examples: Examples, weights: Tensor, clip: float) -> Tensor:
+        total, norms = self.problem.rgrad_sum_by_norm(
+            x, examples, lambda norms: weights * clip_factors(norms, clip)
+        )
+        if bool(torch.isfinite(norms).all()):
+            return total
+        # One bad record must not show as a NaN: drop the examples of factor zero.
+        factors = self.manifold.expand_scalar(weights * clip_factors(norms, clip))
         gradients = self.problem.rgrads(x, examples)
         kept = torch.where(factors > 0, factors * gradients, torch.zeros_like(gradients))
-        return kept.sum(-1 - self.manifold.ndim) / self._expected_size(minibatch)
+        return kept.sum(-1 - self.manifold.ndim)
 
     def _expected_size(self, minibatch: Minibatch) -> Tensor:
         return self.manifold.expand_scalar(self._per_client(minibatch.expected_size))

@@ -132,6 +132,12 @@ class Problem(Protocol):
         """sum_j weights_j grad f_j(x), shape ``(..., *point)``; weights have shape (..., n)."""
         ...
 
+    def rgrad_sum_by_norm(
+        self, x: Tensor, examples: Examples, weigh: Callable[[Tensor], Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """sum_j w_j grad f_j(x) with w = weigh(norms), and the norms (..., n)."""
+        ...
+
 
 class ProblemBase:
     """Defaults for ``rgrad_norms`` and ``rgrad_sum`` from ``rgrads``; closed forms override."""

@@ -42,6 +42,27 @@ class HyperbolicTree(DataSource):
         return hold_out(features, points, trees.depths(parents), query)
 
 
+class HyperbolicCloud(DataSource):
+    """Points exp_o(spread * N(0, I)) around the origin of the hyperboloid, with normal features."""
+
+    kind: Literal["hyperbolic-cloud"] = "hyperbolic-cloud"
+    provides: ClassVar[ExampleKind] = "hyperbolic-pairs"
+    num_examples: int = Field(default=1000, ge=1)
+    dimension: int = Field(default=10, ge=1)
+    num_features: int = Field(default=3, ge=1)
+    spread: float = Field(default=0.5, gt=0)
+
+    def load(self, data_dir: Path | None, seed: int) -> Dataset:
+        """``feature`` (n, num_features) and ``target`` (n, dimension + 1)."""
+        del data_dir
+        rng = generator(seed, "data")
+        u = self.spread * rng.standard_normal((self.num_examples, self.dimension))
+        radius = np.linalg.norm(u, axis=1, keepdims=True)
+        points = np.hstack([np.cosh(radius), np.sinh(radius) * u / radius])
+        features = rng.standard_normal((self.num_examples, self.num_features))
+        return build({"feature": features, "target": points})
+
+
 class WordnetMammals(DataSource):
     """The mammals subtree of WordNet: its closure's spectral features and a Sarkar embedding.
 

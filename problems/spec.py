@@ -9,7 +9,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from problems.hyperbolic_data import HyperbolicTree, WordnetMammals
+from problems.hyperbolic_data import HyperbolicCloud, HyperbolicTree, WordnetMammals
 from problems.partition_specs import DirichletSpec, EqualSpec, NaturalSpec, SortedSpec
 from problems.problem_specs import (
     FrechetMeanSpec,
@@ -51,6 +51,7 @@ DataSpec = Annotated[
     | A9a
     | WordnetMammals
     | HyperbolicTree
+    | HyperbolicCloud
     | SyntheticEigengap
     | SyntheticPCA
     | Wishart

@@ -76,7 +76,9 @@ class ParticipationWorlds:
         """Epsilon of one round against the outsider: the participation mixture."""
         local = self._local
         releases = local.training.releases(self.lens, local.size)
-        return participation.external_epsilon(releases, 0.5, 1, delta)
+        return participation.external_epsilon(
+            releases, participation_probability=0.5, num_rounds=1, delta=delta
+        )
 
     def scores(self, trials: int, *, is_present: bool) -> Scores:
         """The local score where the attacked client took part, else a score below all others."""
