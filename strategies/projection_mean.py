@@ -32,11 +32,6 @@ def projection_mean(anchor: Tensor, mean: Tensor, server_step_size: float) -> Te
     return anchor + server_step_size * mean  # line 13
 
 
-def distance_left(x: Tensor, anchor: Tensor) -> float:
-    """|x - P_M(x)|, both ambient."""
-    return float(torch.linalg.vector_norm(x - anchor))
-
-
 class _Projecting(Frozen):
     """What both server halves share: the step, and the tube it must stay in."""
 
@@ -72,9 +67,11 @@ class _Projecting(Frozen):
             RoundFailed: when x has left the tube in which its projection is unique.
         """
         x = projection_mean(state["anchor"], mean, self.server_step_size)  # line 13
-        anchor = ambient_point(manifold, nearest(manifold, x))
         bound = reach(manifold) if self.tube_radius is None else self.tube_radius
-        distance = distance_left(x, anchor)
+        if not bool(torch.isfinite(x).all()):
+            raise RoundFailed(f"Round {server_round}: expected a finite step, got nan or inf in x")
+        anchor = ambient_point(manifold, nearest(manifold, x))
+        distance = float(torch.linalg.vector_norm(x - anchor))
         if not distance < bound:
             raise RoundFailed(
                 f"Round {server_round}: expected |x - P(x)| < {bound:g} (strategy.tube_radius or "
