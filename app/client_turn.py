@@ -77,9 +77,7 @@ def answer(message: Message, context: Context) -> Message:
     memory = _remember(header, context, blank)
     examples = side.shards[partition]
     seat = Seat(partition, header.server_round, header.attempt, header.phase)
-    turn = take_turn(
-        side.half, seat, down, memory, examples, len(examples), side.turn_source()
-    )
+    turn = take_turn(side.half, seat, down, memory, examples, len(examples), side.turn_source())
     reply = Message(pack(header, turn.up), reply_to=message)
     if turn.memory is not None:
         _write(turn.memory, header, context)

@@ -12,9 +12,7 @@ from privacy.events import GaussianRelease, PoissonSampled, Unsampled
 
 def price_server(turn: Sequence[GaussianRelease], participations: int, delta: float) -> float:
     """Epsilon at ``delta`` of a client that took ``participations`` such turns, all seen."""
-    return participation.server_epsilon(
-        tuple(turn), participations=participations, delta=delta
-    )
+    return participation.server_epsilon(tuple(turn), participations=participations, delta=delta)
 
 
 def price_server_a_priori(

@@ -72,7 +72,8 @@ def run_experiment(grid: Grid, config: Experiment) -> RunFolder:
     start = _start(config, plan, directory)
     treasury = Treasury.prepare(config, found.sizes)
     folder = _open_folder(config, directory, treasury.statement(), found.checksum)
-    with treasury.open_ledger(folder.ledger_path, is_resumed=config.output.resume):
+    resumed_at = start.first_round if config.output.resume else None
+    with treasury.open_ledger(folder.ledger_path, resumed_at=resumed_at):
         return _Run(config, plan, folder, treasury, _evaluator(config)).go(grid, start)
 
 

@@ -19,7 +19,7 @@ from configs.load import ConfigError, sha256
 from configs.schema import Experiment
 from privacy.accountant import NoValidBound
 from privacy.events import GaussianRelease
-from privacy.ledger import Ledger
+from privacy.ledger import RECOVERED, Ledger
 from privacy.spending import Charge, TurnReleases
 from strategies.plan import BudgetExhausted
 
@@ -72,13 +72,19 @@ class Treasury:
 
     # -- charging ----------------------------------------------------------------------------
     @contextmanager
-    def open_ledger(self, path: Path, *, is_resumed: bool) -> Iterator[None]:
-        """Hold the run's ledger; on a resumed run everything in it counts as spent."""
-        if is_resumed:
-            ledger = Ledger.open(path)
+    def open_ledger(self, path: Path, *, resumed_at: int | None) -> Iterator[None]:
+        """Hold the run's ledger; on a resumed run everything in it counts as spent.
+
+        A last line that a crash tore is charged as if it had invited everybody.
+        """
+        if resumed_at is not None:
+            everybody = tuple(range(self._config.federation.num_clients))
+            torn = self._charge(resumed_at, 0, everybody).model_dump(mode="json")
+            ledger = Ledger.recover(path, charge=torn)
             for entry in ledger.entries:
-                if entry.kind == "charge":
-                    self._count_charge(Charge.model_validate(entry.body))
+                if entry.kind in {"charge", RECOVERED}:
+                    body = entry.body if entry.kind == "charge" else entry.body["charge"]
+                    self._count_charge(Charge.model_validate(body))
         else:
             ledger = Ledger.create(path, {"config_sha256": sha256(self._config)})
         with ledger:
