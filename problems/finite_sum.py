@@ -55,9 +55,9 @@ def client_weights(shards: Shards, weights: Tensor | None = None) -> Tensor:
 
 def pool(shards: Shards, weights: Tensor | None = None) -> tuple[Examples, Tensor]:
     """All examples in one, and the weight p_i / N_i of each, shape (sum N_i,)."""
-    share = client_weights(shards, weights)
-    each = [share[i].expand(len(shard)) / len(shard) for i, shard in enumerate(shards)]
-    return Examples.concatenate(shards), torch.cat(each)
+    sizes = torch.tensor([len(shard) for shard in shards])
+    each = (client_weights(shards, weights) / sizes).repeat_interleave(sizes)
+    return Examples.concatenate(shards), each
 
 
 class FiniteSum(ProblemBase):
