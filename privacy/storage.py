@@ -1,0 +1,106 @@
+"""Putting bytes on disk so that a crash at any moment leaves the old state or the new one.
+
+Everything here returns after fsync of the file and, where a name changed, of its directory.
+"""
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+GENESIS: Final = "0" * 64
+
+
+@dataclass(frozen=True)
+class Head:
+    """The last acknowledged line of a ledger."""
+
+    sequence: int
+    sha256: str
+
+
+def head_file(path: Path) -> Path:
+    """Where the head of the ledger at ``path`` lies."""
+    return path.with_name(f"{path.name}.head")
+
+
+def torn_file(path: Path) -> Path:
+    """Where a recovery keeps the torn end of the ledger until it is paid for."""
+    return path.with_name(f"{path.name}.torn")
+
+
+def read_head(path: Path) -> Head | None:
+    """The head of the ledger at ``path``; None when there is none or it cannot be read."""
+    try:
+        found = json.loads(head_file(path).read_bytes())
+        return Head(int(found["sequence"]), str(found["sha256"]))
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return None
+
+
+def write_head(path: Path, head: Head) -> None:
+    """Replace the head, atomically."""
+    text = json.dumps({"sequence": head.sequence, "sha256": head.sha256})
+    replace_durably(head_file(path), text.encode("ascii") + b"\n")
+
+
+def create_durably(path: Path, data: bytes) -> None:
+    """A new file with all of ``data``, or none.
+
+    Raises:
+        FileExistsError: when it exists.
+    """
+    draft = _draft(path, data)
+    try:
+        os.link(draft, path)
+    finally:
+        draft.unlink()
+    _sync_directory(path)
+
+
+def replace_durably(path: Path, data: bytes) -> None:
+    """The file with ``data`` instead of what it held."""
+    _draft(path, data).replace(path)
+    _sync_directory(path)
+
+
+def append_durably(descriptor: int, data: bytes) -> None:
+    """``data`` at the end of an open file."""
+    while data:
+        data = data[os.write(descriptor, data) :]
+    os.fsync(descriptor)
+
+
+def set_aside(path: Path, descriptor: int, length: int, torn: bytes) -> bytes:
+    """Cut the file to ``length``, its torn end safe in `torn_file` first; returns that end."""
+    aside = torn_file(path)
+    if torn:
+        replace_durably(aside, torn)
+        os.ftruncate(descriptor, length)
+        os.fsync(descriptor)
+    return aside.read_bytes() if aside.exists() else b""
+
+
+def forget_torn(path: Path) -> None:
+    """Remove what `set_aside` kept."""
+    torn_file(path).unlink()
+    _sync_directory(path)
+
+
+def _draft(path: Path, data: bytes) -> Path:
+    draft = path.with_name(f"{path.name}.new-{os.getpid()}")
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    try:
+        append_durably(descriptor, data)
+    finally:
+        os.close(descriptor)
+    return draft
+
+
+def _sync_directory(path: Path) -> None:
+    descriptor = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
