@@ -14,6 +14,11 @@ Variants (spec 000 §7.3, spec 003 §4.4):
   correction gets its own noise: K full-gradient releases and m K corrections. The default.
 Corrections are clipped ``each`` (two clips, as printed) or as ``difference`` (one vector, the
 default).
+
+Both variants spend one variance sigma^2 a step: ``reference_share`` of it on the reference, the
+rest on the correction. For ``fresh`` that is bookkeeping (eq. 2) and the default is the share with
+the least cost (B.3.3); for ``reuse`` it is what is drawn, and the default gives both the same noise
+multiplier.
 """
 
 import math
@@ -32,8 +37,8 @@ from privacy.events import Frozen, GaussianRelease
 from privacy.mechanism import ExampleLens
 from wire.payloads import Displacement, DisplacementAndIterate, Payload, Point
 
-REFERENCE_SHARE = (math.sqrt(14) - 1) / 13
-"""alpha* of Utpala et al.: the share of the variance that the analysis gives the reference."""
+SUBSET_FACTOR = 3.5
+"""Utpala et al., Claim 4: what a subset costs over rate^2 times the unsampled price."""
 
 
 class RSVRG(Frozen):
@@ -46,6 +51,8 @@ class RSVRG(Frozen):
     minibatch: Minibatch = Poisson(batch_size=32)
     variant: Literal["reuse", "fresh"] = "reuse"
     correction_clip: Literal["difference", "each"] = "difference"
+    reference_share: float | None = Field(default=None, gt=0, lt=1)
+    """alpha: the reference's share of the variance of a step's noise; None as said above."""
     output: Option = "last-iterate"
 
     @property
@@ -69,7 +76,7 @@ class RSVRG(Frozen):
     ) -> tuple[Payload, Memory | None]:
         """Algorithm 3 from the broadcast point."""
         assert isinstance(down, Point)
-        x, iterates = down.x, []  # line 1
+        x, iterates = down.x, list[Tensor]()  # line 1
         for _ in range(self.epochs):
             anchor = x  # line 3
             reference = self._reference(oracle, anchor)  # line 4
@@ -104,44 +111,75 @@ class RSVRG(Frozen):
         return lens.sensitivity(lens.correction_clip, size, terms=terms)
 
     def reference_stddev(self, lens: ExampleLens, num_examples: int) -> float:
-        """sigma_1 of the reuse variant."""
+        """sigma_1: of the reference's noise, drawn (reuse) or part of a step's (fresh)."""
+        if self._is_split:
+            share = self._share(lens, num_examples)
+            return math.sqrt(share) * self._step_stddev(lens, num_examples)  # (2)
         return lens.stddev(self.reference_sensitivity(lens, num_examples), num_examples)
 
     def correction_stddev(self, lens: ExampleLens, num_examples: int) -> float:
-        """sigma_i of one inner step; as printed it covers the un-noised reference too."""
-        sensitivity = self.correction_sensitivity(lens, num_examples)
+        """Of the noise drawn at one inner step; as printed it covers the reference too."""
         if self.variant == "fresh":
-            sensitivity += self.reference_sensitivity(lens, num_examples)
-        return lens.stddev(sensitivity, num_examples)
+            return self._step_stddev(lens, num_examples)
+        if self._is_split:
+            return self._correction_part(lens, num_examples)
+        return lens.stddev(self.correction_sensitivity(lens, num_examples), num_examples)
+
+    def least_cost_share(self, lens: ExampleLens, num_examples: int) -> float:
+        """alpha*: Delta_0 / (Delta_0 + sqrt(3.5) q Delta_1) for batches that hold a share q.
+
+        The minimiser of (3) as printed: (sqrt(14) - 1) / 13 for one example, two clips and equal
+        bounds. Without subsets 1 stands for 3.5.
+        """
+        proper = self.minibatch.kind == "without-replacement"
+        rate = self.minibatch.expected_size(num_examples) / num_examples
+        factor = SUBSET_FACTOR if proper and rate < 1 else 1.0
+        there = self.reference_sensitivity(lens, num_examples)
+        here = rate * self.correction_sensitivity(lens, num_examples)
+        return there / (there + math.sqrt(factor) * here)
+
+    @property
+    def _is_split(self) -> bool:
+        """Whether one variance is shared, instead of one noise multiplier."""
+        return self.variant == "fresh" or self.reference_share is not None
+
+    def _share(self, lens: ExampleLens, num_examples: int) -> float:
+        return self.reference_share or self.least_cost_share(lens, num_examples)
+
+    def _correction_part(self, lens: ExampleLens, num_examples: int) -> float:
+        """sigma_2: what is left of a step's noise for the correction."""
+        share = self._share(lens, num_examples)
+        return math.sqrt(1.0 - share) * self._step_stddev(lens, num_examples)  # (2)
+
+    def _step_stddev(self, lens: ExampleLens, num_examples: int) -> float:
+        """sigma: of reference and correction noise together."""
+        together = self.correction_sensitivity(lens, num_examples)
+        together += self.reference_sensitivity(lens, num_examples)
+        return lens.stddev(together, num_examples)
 
     def releases(self, lens: ExampleLens, num_examples: int) -> tuple[GaussianRelease, ...]:
         """References and corrections of one turn.
 
         As printed, one Gaussian of variance sigma^2 covers both; it is the sum of two independent
         ones of variances share * sigma^2 and (1 - share) * sigma^2 (Utpala et al., eq. 2), so the
-        step is charged as both.
+        step is charged as both, and a reference every step.
         """
         if lens.l2_norm_clip is None:
             return ()
         inner = self.epochs * self.inner_steps
-        total = self.correction_stddev(lens, num_examples)
-        if self.variant == "fresh":
-            count, share = inner, REFERENCE_SHARE
-            stddev = math.sqrt(share) * total  # (2)
-        else:
-            count, share = self.epochs, 0.0
-            stddev = self.reference_stddev(lens, num_examples)
+        is_fresh = self.variant == "fresh"
+        corrected = self._correction_part if is_fresh else self.correction_stddev
         reference = lens.release(
             label="reference",
-            count=count,
-            stddev=stddev,
+            count=inner if is_fresh else self.epochs,
+            stddev=self.reference_stddev(lens, num_examples),
             sensitivity=self.reference_sensitivity(lens, num_examples),
             sampling=Full().sampling(num_examples),
         )
         correction = lens.release(
             label="correction",
             count=inner,
-            stddev=math.sqrt(1.0 - share) * total,  # (2)
+            stddev=corrected(lens, num_examples),
             sensitivity=self.correction_sensitivity(lens, num_examples),
             sampling=self.minibatch.sampling(num_examples),
         )
