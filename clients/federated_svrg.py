@@ -3,7 +3,8 @@ r"""RFedSVRG: local steps corrected by the difference of local and mean gradient
 Li and Ma: Federated Learning on Riemannian Manifolds (2022), Algorithm 1, full participation and
 option 1; rival of Zhang, Hu, So, Johansson (2024). Server half: strategies/variance_reduced.py.
 
-Phase "gradient": up goes g_i^0 = grad f_i(x^r). Phase "train": down comes x^r with their mean,
+Phase "gradient": down comes x^r, up goes g_i^0 = grad f_i(x^r). Phase "train": down comes their
+mean (x^r is remembered), and
     v = grad f_i(x_t; B) - Tr_{x^r -> x_t}( g_i^0 - mean_j g_j^0 ),   x_{t+1} = Exp_{x_t}( -eta v ).
 Symbols: eta step_size, tau local_steps, Exp, Log and Tr the ``maps``.
 The first local gradient of a full batch is g_i^0 and is not computed (or noised, or paid) twice.
@@ -25,13 +26,14 @@ from manifolds.base import Manifold
 from manifolds.maps import MapChoice, maps_of
 from privacy.events import GaussianRelease
 from privacy.mechanism import ExampleLens
-from wire.payloads import Displacement, LocalGradient, Payload, Point, PointAndGradient
+from wire.payloads import Displacement, LocalGradient, MeanGradient, Payload, Point
 
 
 @dataclass(frozen=True)
 class Reference(Memory):
-    """g_i^0 of this round; ``has_history`` (..., 1) is 0 before a first phase."""
+    """x^r and g_i^0 of this round; ``has_history`` (..., 1) is 0 before a first phase."""
 
+    x: Tensor
     gradient: Tensor
     has_history: Tensor
 
@@ -47,12 +49,12 @@ class RFedSVRG(GradientSteps):
         """The gradients first, the steps second."""
         return (
             Phase("gradient", Point, LocalGradient),
-            Phase("train", PointAndGradient, Displacement),
+            Phase("train", MeanGradient, Displacement),
         )
 
     def initial_memory(self, x: Tensor) -> Memory | None:
         """No gradient yet."""
-        return Reference(torch.zeros_like(x), torch.zeros_like(x[..., :1]))
+        return Reference(torch.zeros_like(x), torch.zeros_like(x), torch.zeros_like(x[..., :1]))
 
     def turn(
         self,
@@ -72,27 +74,27 @@ class RFedSVRG(GradientSteps):
         if phase == "gradient":
             assert isinstance(down, Point)
             g = oracle.gradient(down.x, Full(), self.reference_stddev, label="reference")
-            return LocalGradient(g), Reference(g, torch.ones_like(memory.has_history))
+            return LocalGradient(g), Reference(down.x, g, torch.ones_like(memory.has_history))
         if not bool(memory.has_history.all()):
             raise ValueError("Expected a gradient of phase 'gradient' in memory, got none")
-        assert isinstance(down, PointAndGradient)
+        assert isinstance(down, MeanGradient)
         return self._steps(down, memory, oracle, manifold), memory
 
     def _steps(
-        self, down: PointAndGradient, memory: Reference, oracle: Oracle, manifold: Manifold
+        self, down: MeanGradient, memory: Reference, oracle: Oracle, manifold: Manifold
     ) -> Displacement:
-        maps, x = maps_of(self.maps, manifold), down.x
+        maps, x = maps_of(self.maps, manifold), memory.x
         offset = memory.gradient - down.gradient
         for t in range(self.local_steps):
             if t > 0:
                 gradient = oracle.gradient(x, self.minibatch, self.stddev)
-                v = gradient - maps.transport(down.x, x, offset)
+                v = gradient - maps.transport(memory.x, x, offset)
             elif self.reuses_reference:
                 v = down.gradient
             else:
                 v = oracle.gradient(x, self.minibatch, self.stddev) - offset
             x = maps.forward(x, -self.step_size * v)
-        return Displacement(maps.inverse(down.x, x))
+        return Displacement(maps.inverse(memory.x, x))
 
     @property
     def reuses_reference(self) -> bool:

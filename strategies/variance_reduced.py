@@ -18,7 +18,7 @@ from manifolds.maps import MapChoice
 from privacy.events import Frozen
 from strategies.server_half import Collected, ServerState, Space
 from strategies.tangent_mean import tangent_mean
-from wire.payloads import Payload, Point, PointAndGradient
+from wire.payloads import MeanGradient, Payload, Point
 
 
 class VarianceReduced(Frozen):
@@ -44,10 +44,10 @@ class VarianceReduced(Frozen):
         return ServerState({"x": x, "gradient": torch.zeros_like(x)})
 
     def down(self, state: ServerState, phase: str) -> Payload:
-        """The point, and in the second phase the mean gradient."""
+        """The point, then the mean gradient at it."""
         if phase == "gradient":
             return Point(state["x"])
-        return PointAndGradient(state["x"], state["gradient"])
+        return MeanGradient(state["gradient"])
 
     def base(self, state: ServerState, manifold: Manifold) -> Tensor:
         """Uploads are tangent at the broadcast point."""

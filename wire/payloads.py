@@ -52,10 +52,9 @@ class Point(Payload):
 
 
 @dataclass(frozen=True)
-class PointAndGradient(Payload):
-    """Down, second phase of RFedSVRG: the point and the mean gradient at it."""
+class MeanGradient(Payload):
+    """Down, second phase of RFedSVRG: the mean gradient at the point of the first phase."""
 
-    x: Tensor
     gradient: Tensor
 
 

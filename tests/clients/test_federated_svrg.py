@@ -12,7 +12,7 @@ from problems.pca import KPCA
 from strategies.variance_reduced import VarianceReduced
 from tests.clients.test_projected import local_gradients, pca_shards, start
 from tests.conformance.federated_loop import SOURCE, federate, last
-from wire.payloads import PointAndGradient
+from wire.payloads import MeanGradient
 
 HALF = RFedSVRG(step_size=2e-3, local_steps=5, maps="retraction")
 SERVER = VarianceReduced(maps="retraction")
@@ -68,6 +68,6 @@ def test_minibatches_take_the_reference_off_the_same_point():
 def test_a_client_that_missed_the_first_phase_says_so():
     problem, shards = KPCA(3), pca_shards()
     x, half = start(problem, shards), ClientHalf(KPCA(3), HALF, ExampleLens())
-    down = PointAndGradient(x, torch.zeros_like(x))
+    down = MeanGradient(torch.zeros_like(x))
     with pytest.raises(ValueError, match="phase 'gradient'"):
         take_turn(half, Seat(0, 1, 0, "train"), down, HALF.initial_memory(x), shards[0], 8, SOURCE)

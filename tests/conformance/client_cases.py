@@ -20,7 +20,7 @@ from privacy.noise import NoiseSource
 from problems.base import Examples
 from problems.linear import with_squared_norms
 from problems.pca import PrincipalEigenvector
-from wire.payloads import Payload, Point, PointAndDisplacement, PointAndGradient
+from wire.payloads import MeanGradient, Payload, Point, PointAndDisplacement
 
 
 @dataclass(frozen=True)
@@ -137,8 +137,8 @@ class Round:
 def broadcast(phase: Phase, x: torch.Tensor) -> Payload:
     """Something to send down in a phase, with a second matrix where there is one."""
     other = torch.linspace(-0.3, 0.2, x.shape[-1], dtype=x.dtype).expand_as(x)
-    if phase.down is PointAndGradient:
-        return PointAndGradient(x, other - (other * x).sum(-1, keepdim=True) * x)
+    if phase.down is MeanGradient:
+        return MeanGradient(other - (other * x).sum(-1, keepdim=True) * x)
     if phase.down is PointAndDisplacement:
         return PointAndDisplacement(x, other)
     return Point(x)
