@@ -27,7 +27,7 @@ class SPD(SPDSet):
     def from_coords(self, x: Tensor, c: Tensor) -> Tensor:
         """L sym(c) L^T of m x m coordinates."""
         factor = torch.linalg.cholesky(x)
-        return sym(factor @ sym(c) @ factor.mT)
+        return sym(factor @ c @ factor.mT)
 
     def proju(self, x: Tensor, u: Tensor) -> Tensor:
         """The symmetric part of u."""

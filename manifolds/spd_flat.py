@@ -178,7 +178,9 @@ def _diagonal(a: Tensor) -> Tensor:
 
 def _scale_diagonal(a: Tensor, scale: Tensor) -> Tensor:
     """``a`` with its diagonal multiplied by ``scale`` (..., m)."""
-    return a + torch.diag_embed(_diagonal(a) * (scale - 1))
+    scaled = a * 1.0
+    _diagonal(scaled).mul_(scale)
+    return scaled
 
 
 def _chart(factor: Tensor) -> Tensor:

@@ -1,0 +1,202 @@
+"""The places of ``geometry.py``: one manifold at one shape, in three libraries."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import geoopt
+import numpy as np
+import pymanopt.manifolds as pymanopt
+import torch
+from torch import Tensor
+
+from manifolds import SPD, Grassmann, Lorentz, Manifold, Oblique, PoincareBall, Sphere, Stiefel
+
+PYMANOPT_NAMES = {
+    "proju": "projection",
+    "retr": "retraction",
+    "expmap": "exp",
+    "logmap": "log",
+    "dist": "dist",
+    "inner": "inner_product",
+}
+
+
+def unit() -> Tensor:
+    """A curvature of its own for every geoopt manifold: PoincareBall writes into its argument."""
+    return torch.tensor(1.0, dtype=torch.float64)
+
+
+@dataclass(frozen=True)
+class Place:
+    """One manifold at one shape; ``pymanopt`` maps a number of points to their manifold."""
+
+    name: str
+    ours: Manifold
+    shape: tuple[int, ...]
+    operations: tuple[str, ...]
+    geoopt: Any = None
+    pymanopt: Callable[[int], Any] | None = None
+    batches: tuple[int, ...] = (1, 32, 1000)
+    stable_operations: tuple[str, ...] = ()
+    """Operations whose formula keeps digits that geoopt's loses, and may cost more."""
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Points x, y, tangents u, v at x and an ambient g, with and without a batch."""
+
+    x: Tensor
+    y: Tensor
+    u: Tensor
+    v: Tensor
+    g: Tensor
+
+    @staticmethod
+    def draw(place: Place, batch: int) -> "Inputs":
+        """``batch`` independent points at distances of about half a unit."""
+        generator = torch.Generator().manual_seed(1)
+        m, lead = place.ours, (batch,) if batch > 1 else ()
+        x = m.random_point(*lead, *place.shape, generator=generator)
+        size = (2, *lead, *m.coords_shape(place.shape))
+        u, v = m.from_coords(x, torch.randn(size, generator=generator, dtype=torch.float64))
+        u = u * (0.5 / m.norm(x, u, keepdim=True))
+        g = torch.randn(x.shape, generator=generator, dtype=torch.float64)
+        return Inputs(x, m.expmap(x, u), u, v, g)
+
+    def arguments(self, operation: str) -> tuple[Tensor, ...]:
+        """What an operation is called with."""
+        return {
+            "projx": (self.x + 0.01 * self.g,),
+            "proju": (self.x, self.g),
+            "egrad2rgrad": (self.x, self.g),
+            "retr": (self.x, self.u),
+            "expmap": (self.x, self.u),
+            "logmap": (self.x, self.y),
+            "dist": (self.x, self.y),
+            "transp": (self.x, self.y, self.v),
+            "inner": (self.x, self.u, self.v),
+        }[operation]
+
+
+def rivals(place: Place, operation: str, inputs: Inputs) -> dict[str, Callable[[], object]]:
+    """The implementations of one operation, bound to the same inputs."""
+    arguments = inputs.arguments(operation)
+    ours = getattr(place.ours, operation)
+    found: dict[str, Callable[[], object]] = {"ours": lambda: ours(*arguments)}
+    if place.geoopt is not None:
+        theirs = getattr(place.geoopt, operation)
+        clones = tuple(argument.clone() for argument in arguments)  # Lorentz writes into them
+        found["geoopt"] = lambda: theirs(*clones)
+    if place.pymanopt is not None and operation in PYMANOPT_NAMES:
+        count = inputs.x.shape[0] if inputs.x.dim() > place.ours.ndim else 1
+        method = getattr(place.pymanopt(count), PYMANOPT_NAMES[operation])
+        arrays = tuple(np.ascontiguousarray(argument.numpy()) for argument in arguments)
+        found["pymanopt"] = lambda: method(*arrays)
+    return found
+
+
+def _spd(m: int) -> Place:
+    return Place(
+        f"spd_{m}",
+        SPD(),
+        (m, m),
+        ("inner", "egrad2rgrad", "retr", "expmap", "logmap", "dist", "transp"),
+        geoopt.SymmetricPositiveDefinite(),
+        lambda k: pymanopt.SymmetricPositiveDefinite(m, k=k),
+        batches=(1, 32, 1000) if m <= 20 else (1, 32),
+    )
+
+
+def _stiefel(n: int, k: int) -> list[Place]:
+    operations = ("projx", "proju", "egrad2rgrad", "inner", "retr", "expmap")
+    return [
+        Place(
+            f"stiefel_qr_{n}x{k}",
+            Stiefel("euclidean", "qr"),
+            (n, k),
+            operations,
+            geoopt.EuclideanStiefel(),
+            lambda count: pymanopt.Stiefel(n, k, k=count),
+        ),
+        Place(
+            f"stiefel_polar_{n}x{k}",
+            Stiefel("euclidean", "polar"),
+            (n, k),
+            ("retr",),
+            None,
+            lambda count: pymanopt.Stiefel(n, k, k=count, retraction="polar"),
+        ),
+        Place(
+            f"stiefel_cayley_{n}x{k}",
+            Stiefel("canonical", "cayley"),
+            (n, k),
+            ("retr",),
+            geoopt.CanonicalStiefel(),  # noqa: TID251
+            batches=(1, 32) if n < 500 else (1,),
+        ),
+        Place(
+            f"grassmann_{n}x{k}",
+            Grassmann(),
+            (n, k),
+            ("proju", "retr", "expmap", "logmap", "dist"),
+            None,
+            lambda count: pymanopt.Grassmann(n, k, k=count),
+        ),
+    ]
+
+
+def _hyperbolic(d: int) -> list[Place]:
+    operations = ("inner", "egrad2rgrad", "expmap", "logmap", "dist", "transp")
+    return [
+        Place(
+            f"lorentz_{d}",
+            Lorentz(),
+            (d + 1,),
+            ("proju", *operations),
+            geoopt.Lorentz(k=unit()),
+            stable_operations=("proju", *operations),
+        ),
+        Place(
+            f"poincare_{d}",
+            PoincareBall(),
+            (d,),
+            tuple(op for op in operations if op != "inner"),
+            geoopt.PoincareBall(c=unit()),
+            lambda k: pymanopt.PoincareBall(d, k=k),
+            stable_operations=operations,
+        ),
+    ]
+
+
+def _spheres(n: int) -> list[Place]:
+    operations = ("projx", "proju", "egrad2rgrad", "inner", "retr", "expmap", "logmap", "dist")
+    return [
+        Place(
+            f"sphere_{n}",
+            Sphere(),
+            (n,),
+            operations,
+            geoopt.Sphere(),
+            stable_operations=("dist",),
+        ),
+        Place(
+            f"oblique_{n}x5",
+            Oblique(),
+            (n, 5),
+            ("proju", "retr", "expmap", "logmap", "dist"),
+            None,
+            lambda k: pymanopt.Oblique(n, 5),
+            batches=(1,),
+        ),
+    ]
+
+
+PLACES = [
+    *_stiefel(784, 5),
+    *_stiefel(100, 5),
+    *[_spd(m) for m in (10, 20, 50, 100)],
+    *_hyperbolic(5),
+    *_hyperbolic(50),
+    *_spheres(784),
+]
