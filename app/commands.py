@@ -79,6 +79,30 @@ def statement(
         print_json(plan)
 
 
+@privacy.command("ledger")
+def ledger(
+    path: Annotated[Path, typer.Argument(help="A ledger.jsonl, or the run folder that has it.")],
+    delta: Annotated[float, typer.Option(min=0.0, max=1.0, help="At which delta.")],
+    as_json: Json = False,
+) -> None:
+    """Verify a ledger's chain and price everything in it, view by view (for an auditor)."""
+    from app.launch import guarded
+    from app.pricing import audit_ledger
+
+    file = path / "ledger.jsonl" if path.is_dir() else path
+    if not file.is_file():
+        fail(f"expected a ledger, got {str(path)!r}, which has none")
+    found = guarded(lambda: audit_ledger(file, delta), fail)
+    sys.stdout.write(f"chain intact: {found['entries']} entries, {found['charges']} charges\n")
+    for view in found["views"]:
+        sys.stdout.write(
+            f"{view['view']}: ({view['epsilon']:.6g}, {delta:g})-DP, unit {view['unit']}, "
+            f"{view['neighboring_relation']}, against {view['adversary']}\n"
+        )
+    if as_json:
+        print_json(found)
+
+
 @privacy.command("calibrate")
 def calibrate(
     target_epsilon: Annotated[float, typer.Option(help="Epsilon of all steps together.")],

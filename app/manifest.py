@@ -37,6 +37,7 @@ def manifest_of(
     randomness_source: Literal["seed", "os"],
     data_checksums: Mapping[str, str],
     privacy: Mapping[str, Any] | None,
+    work: Mapping[str, Any] | None = None,
     device: str = "cpu",
     dtype: str = "float64",
     source: Path = PROJECT,
@@ -53,6 +54,7 @@ def manifest_of(
         randomness_source: "seed" (a rehearsal, not private) or "os" (a release).
         data_checksums: data file or recipe to SHA-256.
         privacy: the privacy statement as data; None when privacy is off.
+        work: the account of one round (app/work.py).
         device: where tensors live.
         dtype: of the model.
         source: folder of the code whose commit is recorded.
@@ -65,6 +67,7 @@ def manifest_of(
         "seed": seed,
         "randomness_source": randomness_source,
         "privacy": dict(privacy) if privacy is not None else None,
+        "work": dict(work) if work is not None else None,
         "data_checksums": dict(data_checksums),
         "config_sha256": config_sha256,
         "config": dict(config),

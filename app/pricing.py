@@ -1,6 +1,8 @@
 """Prices of turns and rounds, per view; thin names over privacy/."""
 
 from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from configs.load import ConfigError
@@ -8,6 +10,8 @@ from configs.schema import Experiment
 from privacy import accountant, participation
 from privacy.calibration import noise_multiplier
 from privacy.events import GaussianRelease, PoissonSampled, Unsampled
+from privacy.ledger import Ledger
+from privacy.spending import charges, spent
 
 
 def price_server(turn: Sequence[GaussianRelease], participations: int, delta: float) -> float:
@@ -91,3 +95,11 @@ def planned_statement(config: Experiment) -> dict[str, Any]:
 
     treasury = Treasury.prepare(config, load_shards(config).sizes)
     return treasury.planned(config.federation.num_rounds)
+
+
+def audit_ledger(path: Path, delta: float) -> dict[str, Any]:
+    """What a ledger proves on its own, its chain verified; see `LedgerDamaged`."""
+    entries = Ledger.read(path)
+    paid = charges(entries)
+    views = [asdict(view) for view in spent(paid, delta=delta)]
+    return {"entries": len(entries), "charges": len(paid), "delta": delta, "views": views}

@@ -19,7 +19,7 @@ from flwr.serverapp import Grid
 from torch import Tensor
 
 from app import checkpoint
-from app.assembly import initial_point, load_shards, plan_of
+from app.assembly import Shards, initial_point, load_shards, plan_of
 from app.evaluation import Evaluator, client_shares
 from app.manifest import manifest_of
 from app.progress import progress_of
@@ -27,6 +27,7 @@ from app.run_config import config_of
 from app.run_folder import RunFolder
 from app.statement import statement_of
 from app.treasury import Treasury
+from app.work import work_of
 from configs.load import ConfigError, dump, save, sha256
 from configs.schema import Experiment
 from strategies.conversation import Conversation
@@ -71,14 +72,14 @@ def run_experiment(grid: Grid, config: Experiment) -> RunFolder:
     directory = Path(config.output.directory or default_directory(config))
     start = _start(config, plan, directory)
     treasury = Treasury.prepare(config, found.sizes)
-    folder = _open_folder(config, directory, treasury.statement(), found.checksum)
+    folder = _open_folder(config, directory, treasury.statement(), found)
     resumed_at = start.first_round if config.output.resume else None
     with treasury.open_ledger(folder.ledger_path, resumed_at=resumed_at):
         return _Run(config, plan, folder, treasury, _evaluator(config)).go(grid, start)
 
 
 def _open_folder(
-    config: Experiment, directory: Path, privacy: dict[str, Any], checksum: str
+    config: Experiment, directory: Path, privacy: dict[str, Any], found: Shards
 ) -> RunFolder:
     if config.output.resume:
         folder = RunFolder.open(directory)
@@ -97,8 +98,9 @@ def _open_folder(
         engine=config.engine.kind,
         seed=config.federation.seed,
         randomness_source=_randomness(config),
-        data_checksums={config.data.kind: checksum},
+        data_checksums={config.data.kind: found.checksum},
         privacy=privacy,
+        work=work_of(config, found.point_shape),
         device=config.engine.device,
     )
     try:
@@ -200,6 +202,7 @@ class _Run:
             "round": server_round,
             **measured,
             "epsilon": spent,
+            "uploads": server_round * len(self._plan.exchanges),
             "bytes_down": traffic[0],
             "bytes_up": traffic[1],
             "seconds": seconds,

@@ -19,8 +19,8 @@ from configs.load import ConfigError, sha256
 from configs.schema import Experiment
 from privacy.accountant import NoValidBound
 from privacy.events import GaussianRelease
-from privacy.ledger import RECOVERED, Ledger
-from privacy.spending import Charge, TurnReleases
+from privacy.ledger import Ledger
+from privacy.spending import CHARGE, Charge, TurnReleases, charges
 from strategies.plan import BudgetExhausted
 
 Releases = tuple[GaussianRelease, ...]
@@ -81,10 +81,8 @@ class Treasury:
             everybody = tuple(range(self._config.federation.num_clients))
             torn = self._charge(resumed_at, 0, everybody).model_dump(mode="json")
             ledger = Ledger.recover(path, charge=torn)
-            for entry in ledger.entries:
-                if entry.kind in {"charge", RECOVERED}:
-                    body = entry.body if entry.kind == "charge" else entry.body["charge"]
-                    self._count_charge(Charge.model_validate(body))
+            for charge in charges(ledger.entries):
+                self._count_charge(charge)
         else:
             ledger = Ledger.create(path, {"config_sha256": sha256(self._config)})
         with ledger:
@@ -101,30 +99,20 @@ class Treasury:
         assert self._ledger is not None
         charge = self._charge(server_round, attempt, partitions)
         self._refuse_beyond_budget(charge)
-        self._ledger.append("charge", charge.model_dump(mode="json"))
+        self._ledger.append(CHARGE, charge.model_dump(mode="json"))
         self._count_charge(charge)
 
     def _charge(self, server_round: int, attempt: int, partitions: tuple[int, ...]) -> Charge:
-        federation, invited = self._config.federation, set(partitions)
+        federation = self._config.federation
         lens = server_lens_of(self._config)
-        mine = [
-            TurnReleases(
-                partitions=tuple(i for i in turn.partitions if i in invited),
-                releases=turn.releases,
-            )
-            for turn in self._turns
-        ]
+        sampling = federation.cohort.sampling(federation.num_clients)
         return Charge(
             server_round=server_round,
             attempt=attempt,
             partitions=partitions,
-            turns=tuple(turn for turn in mine if turn.partitions and turn.releases),
-            sampling=federation.cohort.sampling(federation.num_clients),
-            aggregate=(
-                (lens.release(sampling=federation.cohort.sampling(federation.num_clients)),)
-                if lens is not None
-                else ()
-            ),
+            turns=tuple(turn for turn in self._turns if turn.releases),
+            sampling=sampling,
+            aggregate=() if lens is None else (lens.release(sampling=sampling),),
         )
 
     def _count_charge(self, charge: Charge) -> None:

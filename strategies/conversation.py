@@ -88,7 +88,7 @@ class Conversation(Strategy):
         plan, first = self.plan, self._attempts(server_round)
         tries = plan.policy.max_attempts if plan.policy.on_failure == "retry" else 1
         for attempt in range(first, first + tries):
-            partitions = plan.cohort.draw(plan.num_clients, server_round, first, plan.source)
+            partitions = plan.cohort.draw(plan.num_clients, server_round, attempt, plan.source)
             self._treasurer.charge(server_round, attempt, partitions)
             try:
                 return self._attempt(server_round, attempt, partitions, grid)

@@ -19,7 +19,9 @@ FIGURES = (
     ("cost", "round"),
     ("relative_cost_gap", "round"),
     ("relative_cost_gap", "epsilon"),
+    ("relative_cost_gap", "uploads"),
     ("gradient_norm", "round"),
+    ("gradient_norm", "uploads"),
     ("gradient_norm", "epsilon"),
 )
 """Pairs (y, x) of columns; the file is ``y``-by-``x``.png."""
@@ -29,6 +31,7 @@ LABELS = {
     "relative_cost_gap": "relative cost gap $(f(x) - f(x^*))\\,/\\,|f(x^*)|$",
     "gradient_norm": "gradient norm $\\|\\mathrm{grad}\\,f(x)\\|$",
     "round": "round",
+    "uploads": "matrices sent by a client",
     "epsilon": "$\\varepsilon$ spent",
 }
 Numbered = Sequence[tuple[int, Curve]]

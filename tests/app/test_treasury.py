@@ -1,0 +1,47 @@
+"""The purse and the ledger agree, in every view and for every kind of privacy."""
+
+import pytest
+
+from app.launch import Request, launch
+from app.pricing import audit_ledger
+from tests.app.test_cli import QUICKSTART
+
+SETS = (
+    "federation.num_clients=6",
+    "federation.num_rounds=4",
+    "evaluation.is_enabled=false",
+    "output.plots=false",
+)
+CLIENT_LEVEL = (
+    "{kind='client-level',l2_norm_clip=0.1,delta=0.01,"
+    "noise={kind='multiplier',noise_multiplier=3.0}}"
+)
+CASES = {
+    "everyone": (),
+    "fixed-size": ("federation.cohort={kind='fixed-size',cohort_size=2}",),
+    "poisson": ("federation.cohort={kind='poisson',sampling_probability=0.3}",),
+    "unequal shards": ("federation.partition={kind='dirichlet',alpha=5.0}",),
+    "poisson batches": ("training.minibatch={kind='poisson',batch_size=64}",),
+    "client-level": (f"privacy={CLIENT_LEVEL}",),
+    "client-level poisson": (
+        f"privacy={CLIENT_LEVEL}",
+        "federation.cohort={kind='poisson',sampling_probability=0.3}",
+    ),
+}
+
+
+@pytest.mark.parametrize("sets", CASES.values(), ids=CASES)
+def test_the_statement_is_what_an_auditor_reads_from_the_ledger_alone(tmp_path, sets):
+    folder = launch(Request(QUICKSTART, (*SETS, *sets), out=tmp_path / "run", plain=True))
+    manifest = folder.manifest()
+    delta = manifest["final"]["delta"]
+    audited = {v["view"]: v for v in audit_ledger(folder.ledger_path, delta)["views"]}
+    assert audited
+    for view in manifest["privacy"]["views"]:
+        assert audited[view["view"]]["epsilon"] == pytest.approx(view["epsilon"], rel=1e-9)
+        assert audited[view["view"]]["unit"] == manifest["privacy"]["unit"]
+
+
+def test_a_target_is_met_and_not_wasted(tmp_path):
+    folder = launch(Request(QUICKSTART, SETS, out=tmp_path / "run", plain=True))
+    assert 2.0 * 0.995 <= folder.manifest()["final"]["epsilon"] <= 2.0
