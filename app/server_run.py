@@ -202,7 +202,7 @@ class _Run:
             "round": server_round,
             **measured,
             "epsilon": spent,
-            "uploads": server_round * len(self._plan.exchanges),
+            "uploads": server_round * self._plan.matrices_up,
             "bytes_down": traffic[0],
             "bytes_up": traffic[1],
             "seconds": seconds,

@@ -70,6 +70,11 @@ class Plan:
         """Number of partitions."""
         return len(self.num_examples)
 
+    @property
+    def matrices_up(self) -> int:
+        """Number of arrays of the model's shape that a client sends in one round."""
+        return sum(len(exchange.up.names()) for exchange in self.exchanges)
+
 
 @dataclass(frozen=True)
 class RoundReport:

@@ -84,7 +84,18 @@ def figures_of(runs: Sequence[Run]) -> dict[tuple[str, str], Numbered]:
     shown = {
         (y, x): [(i, curve) for i, curve in curves if _is_drawable(curve, x, y)] for y, x in FIGURES
     }
-    return {pair: curves for pair, curves in shown.items() if curves}
+    has_uploads = any(_sends_several(curve) for _, curve in curves)
+    return {
+        (y, x): curves
+        for (y, x), curves in shown.items()
+        if curves and (x != "uploads" or has_uploads)
+    }
+
+
+def _sends_several(curve: Curve) -> bool:
+    """Whether clients send other than one matrix a round, so that uploads are not rounds."""
+    rounds, uploads = curve.values("round", "uploads")
+    return bool((uploads != rounds).any())
 
 
 def _is_drawable(curve: Curve, x: str, y: str) -> bool:

@@ -21,7 +21,9 @@ DRAWN = {
 PNG = b"\x89PNG\r\n\x1a\n"
 
 
-def write_run(directory, *, name="rsgd", seed=1, epsilon=2.0, rounds=5, is_finished=True, gap=1.0):
+def write_run(
+    directory, *, name="rsgd", seed=1, epsilon=2.0, rounds=5, is_finished=True, gap=1.0, sent=1
+):
     manifest = manifest_of(
         {
             "name": name,
@@ -49,6 +51,7 @@ def write_run(directory, *, name="rsgd", seed=1, epsilon=2.0, rounds=5, is_finis
                 "relative_cost_gap": cost_gap / 2.0,
                 "gradient_norm": 2 * cost_gap,
                 "epsilon": spent,
+                "uploads": sent * server_round,
                 "bytes_up": 1000,
                 "bytes_down": 400,
                 "seconds": 0.25,
@@ -64,7 +67,18 @@ def write_run(directory, *, name="rsgd", seed=1, epsilon=2.0, rounds=5, is_finis
 
 
 def test_a_private_run_has_every_figure(tmp_path):
-    assert set(figures_of([read(write_run(tmp_path / "run"))])) == set(FIGURES)
+    assert set(figures_of([read(write_run(tmp_path / "run", sent=2))])) == set(FIGURES)
+
+
+def test_uploads_are_an_axis_only_where_they_are_not_rounds(tmp_path):
+    one = read(write_run(tmp_path / "one", name="one"))
+    assert not [x for _, x in figures_of([one]) if x == "uploads"]
+    two = read(write_run(tmp_path / "two", name="two", sent=2))
+    shown = figures_of([one, two])["gradient_norm", "uploads"]
+    assert [list(curve.values("uploads", "cost")[0]) for _, curve in shown] == [
+        [0, 1, 2, 3, 4, 5],
+        [0, 2, 4, 6, 8, 10],
+    ]
 
 
 def test_without_privacy_no_figure_has_an_epsilon_axis(tmp_path):
