@@ -1,0 +1,113 @@
+"""Projected training through the app: equal to the reference loop, accounted, all present."""
+
+import pytest
+import torch
+
+from app.assembly import initial_point, load_shards
+from app.launch import Request, launch
+from configs.load import load
+from privacy.noise import NoiseSource
+from strategies.replies import RoundFailed
+from tests.conformance import federated_loop
+
+BASE = """
+name = "run"
+problem = { kind = "kpca", num_components = 2 }
+data = { kind = "synthetic-pca", num_clients = 4, rows = 6, dimension = 7 }
+federation = { num_clients = 4, num_rounds = 4, partition = { kind = "natural" } }
+output = { plots = false }
+"""
+STEPS = 'step_size = 0.02, local_steps = 3, minibatch = { kind = "full" }'
+FAST = 'maps = "retraction"'
+HALVES = {
+    "projected": (STEPS, "projection-mean", ""),
+    "projected-partial": (STEPS, "projection-mean-partial", ""),
+    "rsgd": (f"{STEPS}, {FAST}", "tangent-mean", f', weights = "uniform", {FAST}'),
+    "rfedprox": (f"{STEPS}, penalty_weight = 1.0", "tangent-mean", ', weights = "uniform"'),
+    "federated-svrg": (f"{STEPS}, {FAST}", "variance-reduced", f", {FAST}"),
+}
+
+
+def write(tmp_path, kind):
+    training, server, more = HALVES[kind]
+    path = tmp_path / "run.toml"
+    path.write_text(
+        f'{BASE}training = {{ kind = "{kind}", {training} }}\n'
+        f'strategy = {{ kind = "{server}"{more} }}\n'
+    )
+    return str(path)
+
+
+def run(tmp_path, kind, *sets, name="out"):
+    return launch(Request(write(tmp_path, kind), sets, out=tmp_path / name, plain=True))
+
+
+def loop(tmp_path, kind, cohort=None):
+    config = load(write(tmp_path, kind))
+    found = load_shards(config)
+    source = NoiseSource.from_seed(config.federation.seed)
+    who = (lambda r: cohort.draw(4, r, 0, source)) if cohort else None
+    rounds = federated_loop.federate(
+        found.problem, found.examples, config.training, config.strategy,
+        initial_point(config), 4, cohort=who,
+    )  # fmt: skip
+    return config.strategy.model(federated_loop.last(rounds).state, found.problem.manifold)
+
+
+@pytest.mark.parametrize("execution", ["messages", "cohort"])
+@pytest.mark.parametrize("kind", HALVES)
+def test_the_app_is_the_reference_loop(tmp_path, kind, execution):
+    folder = run(tmp_path, kind, f"engine.execution={execution}")
+    model = folder.load_tensors("model")["x"]
+    torch.testing.assert_close(model, loop(tmp_path, kind), rtol=0, atol=1e-12)
+    account = folder.manifest()["work"]["communication_per_client"]
+    metrics = folder.metrics()
+    assert metrics["bytes_up"][-1] == 4 * account["bytes_up"]
+    assert metrics["bytes_down"][-1] == 4 * account["bytes_down"]
+    assert metrics["uploads"][-1] == 4 * account["matrices_up"]
+
+
+@pytest.mark.parametrize("execution", ["messages", "cohort"])
+def test_partial_participation_is_the_reference_loop(tmp_path, execution):
+    from strategies.cohort import FixedSize
+
+    cohort = "federation.cohort={kind='fixed-size',cohort_size=2}"
+    folder = run(tmp_path, "projected-partial", cohort, f"engine.execution={execution}")
+    expected = loop(tmp_path, "projected-partial", FixedSize(cohort_size=2))
+    torch.testing.assert_close(folder.load_tensors("model")["x"], expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("execution", ["messages", "cohort"])
+def test_one_missing_client_ends_a_projected_run_whatever_the_policy(
+    tmp_path, execution, monkeypatch
+):
+    from clients import projected
+
+    plain = projected.Projected.turn
+
+    def breaks(self, phase, down, memory, oracle, manifold, draws):
+        owners = draws.partition if isinstance(draws.partition, tuple) else (draws.partition,)
+        if 2 in owners:
+            raise RuntimeError("client 2 is gone")
+        return plain(self, phase, down, memory, oracle, manifold, draws)
+
+    monkeypatch.setattr(projected.Projected, "turn", breaks)
+    policy = "federation.replies={on_failure='proceed',min_fraction=0.1}"
+    with pytest.raises(RoundFailed, match="client 2"):
+        run(tmp_path, "projected", policy, f"engine.execution={execution}")
+
+
+NOISE = "delta=1e-3,noise={kind='multiplier',noise_multiplier=3.0}"
+
+
+@pytest.mark.parametrize("unit", ["example", "client"])
+def test_private_projected_runs_are_charged(tmp_path, unit):
+    privacy = f"privacy={{kind='{unit}-level',l2_norm_clip=0.5,{NOISE}}}"
+    sets = (privacy, "strategy.tube_radius=1e9", "training.step_size=0.001")
+    folder = run(tmp_path, "projected", *sets)
+    statement = folder.manifest()["privacy"]
+    assert statement["unit"] == unit
+    assert 0 < folder.manifest()["final"]["epsilon"] < float("inf")
+    plain = run(tmp_path, "projected", *sets[1:], name="plain")
+    gap = folder.load_tensors("model")["x"] - plain.load_tensors("model")["x"]
+    assert float(gap.norm()) > 1e-6
