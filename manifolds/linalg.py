@@ -50,12 +50,8 @@ def identity_like(a: Tensor) -> Tensor:
 
 
 def minus_product(c: Tensor, x: Tensor, s: Tensor) -> Tensor:
-    """The difference c - x s, in one pass over memory where nothing broadcasts; (..., n, k)."""
-    if c.dim() == x.dim() == s.dim() == 2:
-        return torch.addmm(c, x, s, alpha=-1)
-    if c.dim() == x.dim() == s.dim() == 3 and c.shape[0] == x.shape[0] == s.shape[0]:
-        return torch.baddbmm(c, x, s, alpha=-1)
-    return c - x @ s
+    """The difference c - x s, shape (..., n, k) of x s; one large temporary, none changed."""
+    return (x @ s.neg()).add_(c)
 
 
 def quotient(numerator: Callable[[Tensor], Tensor], t: Tensor) -> Tensor:
@@ -64,7 +60,6 @@ def quotient(numerator: Callable[[Tensor], Tensor], t: Tensor) -> Tensor:
     return numerator(t) / t
 
 
-# -- functions of symmetric matrices -----------------------------------------------------------
 @dataclass(frozen=True)
 class ScalarFunction:
     """A scalar function with its divided difference (f(a) - f(b)) / (a - b), f'(a) at a = b."""
@@ -192,7 +187,6 @@ def polar(x: Tensor) -> Tensor:
     return u @ vt
 
 
-# -- triangular factors ------------------------------------------------------------------------
 def whiten(factor: Tensor, u: Tensor) -> Tensor:
     """L^{-1} u L^{-T} for lower triangular L = ``factor``, shape (..., k, k)."""
     half = torch.linalg.solve_triangular(factor, u, upper=False)
@@ -209,14 +203,14 @@ def positive_qr(x: Tensor) -> tuple[Tensor, Tensor]:
 # -- exponential and rotations -----------------------------------------------------------------
 _DEGREE_18_RADIUS = 1.09
 _DEGREE_18 = (
-    (0, -1.00365581030144618291e-01, -8.02924648241156932449e-03, -8.92138498045729985177e-04, 0),
-    (0, 3.97849749499645077844e-01, 1.36783778460411720168, 4.98289622525382669416e-01,
-     -6.37898194594723280150e-04),
-    (-1.09676396052962061844e01, 1.68015813878906206114, 5.71779846478865511061e-02,
-     -6.98210122488052056106e-03, 3.34975017086070470649e-05),
-    (-9.04316832390810593223e-02, -6.76404519071381882256e-02, 6.75961301770459654925e-02,
-     2.95552570429315521194e-02, -1.39180257516060693404e-05),
-    (0, 0, -9.23364619367118555360e-02, -1.69364939002081722752e-02, -1.40086798182036094347e-05),
+    (0, -0.100365581030144618291, -8.02924648241156932449e-3, -8.92138498045729985177e-4, 0),
+    (0, 0.397849749499645077844, 1.36783778460411720168, 0.498289622525382669416,
+     -6.37898194594723280150e-4),
+    (-10.9676396052962061844, 1.68015813878906206114, 0.0571779846478865511061,
+     -6.98210122488052056106e-3, 3.34975017086070470649e-5),
+    (-0.0904316832390810593223, -0.0676404519071381882256, 0.0675961301770459654925,
+     0.0295552570429315521194, -1.39180257516060693404e-5),
+    (0, 0, -0.0923364619367118555360, -0.0169364939002081722752, -1.40086798182036094347e-5),
 )  # fmt: skip
 
 
@@ -227,9 +221,7 @@ def expm(a: Tensor) -> Tensor:
     Mathematics 7, 2019, (17)-(19)). The largest norm is read by the host to count the squarings.
     torch.linalg.matrix_exp is wrong by 3e-12 for one matrix of norm 0.03.
     """
-    if not a.numel():
-        return a
-    largest = float(torch.linalg.matrix_norm(a.detach(), ord=1).max())
+    largest = float(torch.linalg.matrix_norm(a.detach(), ord=1).max()) if a.numel() else 0.0
     if not math.isfinite(largest):
         raise ValueError(f"Expected a finite matrix, got a 1-norm of {largest}")
     squarings = max(0, math.ceil(math.log2(max(largest, TINY) / _DEGREE_18_RADIUS)))
@@ -250,15 +242,9 @@ def logm_rotation(r: Tensor) -> Tensor:
     """The principal (skew) logarithm of rotations ``r`` (..., k, k), by one symmetric eigh.
 
     sym(R) = V cos(t) V^T and skew(R) = W with |W v_i| = sin t_i, so log R = V (t / sin t) V^T W.
-    Relative accuracy near I; 9 digits at angle pi - 1e-6; at pi the logarithm is not unique and
-    the result is meaningless.
+    Relative accuracy near I; 9 digits at angle pi - 1e-6; meaningless at pi (not unique).
     """
     turn = skew(r)
     cosine, v = torch.linalg.eigh(sym(r))
     sine = torch.linalg.vector_norm(turn @ v, dim=-2).clamp_min(TINY)
     return skew((v * (torch.atan2(sine, cosine) / sine).unsqueeze(-2)) @ (v.mT @ turn))
-
-
-def largest_norm(a: Tensor) -> float:
-    """The largest Frobenius norm in a stack of matrices, 0.0 for an empty one."""
-    return float(torch.linalg.matrix_norm(a).max()) if a.numel() else 0.0

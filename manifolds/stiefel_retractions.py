@@ -42,8 +42,9 @@ def inverse_polar_retraction(x: Tensor, y: Tensor) -> Tensor:
 def qr_retraction(x: Tensor, u: Tensor) -> Tensor:
     """The Q factor of x + u, by Cholesky (its Gram matrix is at least I); of first order."""
     y = x + u
-    factor = torch.linalg.cholesky_ex(y.mT @ y)[0]
-    return torch.linalg.solve_triangular(factor.mT, y, upper=True, left=False)
+    gram = y.mT @ y
+    factor = torch.linalg.cholesky_ex(gram)[0]
+    return y @ torch.linalg.solve_triangular(factor, identity_like(gram), upper=False).mT
 
 
 def inverse_qr_retraction(x: Tensor, y: Tensor) -> Tensor:

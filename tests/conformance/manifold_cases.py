@@ -91,7 +91,7 @@ CASES = [
     ManifoldCase("euclidean-vector", Euclidean(), (5,), radius=10.0, is_inner_ambient=True),
     ManifoldCase("euclidean-matrix", Euclidean(ndim=2), (4, 3), radius=10.0),
     ManifoldCase("stiefel-euclidean", Stiefel(), (7, 3), radius=1.5, is_inner_ambient=True),
-    ManifoldCase("stiefel-euclidean-cayley", Stiefel(retraction="cayley"), (4, 3), radius=1.5),
+    ManifoldCase("stiefel-euclidean-cayley", Stiefel(retraction="cayley"), (4, 3)),
     ManifoldCase(
         "stiefel-canonical",
         Stiefel("canonical", "cayley"),

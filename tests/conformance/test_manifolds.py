@@ -1,7 +1,6 @@
 """The identities that every manifold of CASES fulfils, unbatched and batched."""
 
 import copy
-import math
 
 import pytest
 import torch
@@ -22,7 +21,7 @@ AMBIENT = pytest.mark.parametrize(
     "case", [c for c in CASES if c.is_stored_in_ambient], ids=lambda case: case.name
 )
 SEEDS = given(seed=st.integers(0, 10_000), lead=st.sampled_from([(), (3,), (2, 2)]))
-FEW = settings(max_examples=6, derandomize=True, deadline=None)
+FEW = settings(max_examples=4, derandomize=True, deadline=None)
 
 
 def close(actual: torch.Tensor, expected: torch.Tensor | float, tolerance: float) -> None:
@@ -140,48 +139,6 @@ def test_invretr_inverts_retr(case: ManifoldCase, seed, lead):
         close(m.invretr(x, m.retr(x, u)), u, 1e-12 * case.tolerance)
 
 
-@WITH_LOG
-@SEEDS
-@FEW
-def test_logmap_inverts_expmap_at_every_scale(case: ManifoldCase, seed, lead):
-    m, x = case.manifold, case.points(seed, *lead)
-    for scale in (0.0, 1e-8, 1e-3, 0.1 * case.radius, case.radius):
-        u = case.tangents(x, seed + 1, *lead, scale=scale)
-        y = m.expmap(x, u)
-        log = m.logmap(x, y)
-        assert m.check_vector_on_tangent(x, log, atol=1e-11, rtol=1e-11)
-        close(log, u, 1e-11 * case.tolerance)
-        assert case.gap(m.expmap(x, log), y) <= 1e-11 * case.tolerance
-        close(m.norm(x, log), m.dist(x, y), 1e-11 * case.tolerance)
-        close(m.dist(x, y), scale, 1e-11 * case.tolerance)
-
-
-@WITH_LOG
-@SEEDS
-@FEW
-def test_dist_is_a_metric_distance(case: ManifoldCase, seed, lead):
-    m, x = case.manifold, case.points(seed, *lead)
-    y = m.expmap(x, case.tangents(x, seed + 1, *lead, scale=0.4 * case.radius))
-    z = m.expmap(x, case.tangents(x, seed + 2, *lead, scale=0.4 * case.radius))
-    assert m.dist(x, y).shape == lead
-    assert m.dist(x, y, keepdim=True).shape == (*lead, *[1] * m.ndim)
-    close(m.dist(x, y), m.dist(y, x), 1e-11 * case.tolerance)
-    close(m.dist(x, x), 0.0, 1e-14 * case.tolerance)
-    assert bool((m.dist(y, z) <= m.dist(y, x) + m.dist(x, z) + 1e-11).all())
-    close(m.dist2(x, y), m.dist(x, y) ** 2, 1e-11 * case.tolerance)
-
-
-@WITH_LOG
-@pytest.mark.parametrize("exponent", [-9, -6, -3])
-def test_small_distances_keep_their_relative_accuracy(case: ManifoldCase, exponent: int):
-    m, x = case.manifold, case.points(3)
-    d = 10.0**exponent
-    y = m.expmap(x, case.tangents(x, 4, scale=d))
-    relative = 1e-15 * case.tolerance * 10.0**-exponent + 1e-11
-    assert abs(float(m.dist(x, y)) / d - 1) <= relative
-    assert abs(float(m.norm(x, m.logmap(x, y))) / d - 1) <= relative
-
-
 @ALL
 @SEEDS
 @FEW
@@ -196,67 +153,6 @@ def test_transp_is_linear_tangent_and_isometric_where_claimed(case: ManifoldCase
         close(m.inner(y, tu, tv), m.inner(x, u, v), 1e-12 * case.tolerance)
     if case.is_transp_identity_at_home:
         close(m.transp(x, x, u), u, 1e-12 * case.tolerance)
-
-
-@WITH_LOG
-@SEEDS
-@FEW
-def test_parallel_transport_carries_the_geodesic_along(case: ManifoldCase, seed, lead):
-    m, x = case.manifold, case.points(seed, *lead)
-    if not m.is_transp_parallel:
-        return
-    u = case.tangents(x, seed + 1, *lead, scale=0.5 * case.radius)
-    y = m.expmap(x, u)
-    close(m.transp(x, y, u), -m.logmap(y, x), 1e-11 * case.tolerance)
-    v = case.tangents(x, seed + 2, *lead)
-    close(m.transp(y, x, m.transp(x, y, v)), v, 1e-11 * case.tolerance)
-
-
-def orthonormal_basis(case: ManifoldCase, x: torch.Tensor, seed: int) -> list[torch.Tensor]:
-    """A metric-orthonormal basis of T_xM by Gram-Schmidt, twice, on projected ambient normals."""
-    m = case.manifold
-    basis: list[torch.Tensor] = []
-    for g in case.ambient(seed, m.dim(case.shape)):
-        u = m.proju(x, g)
-        for _ in range(2):
-            for e in basis:
-                u = u - m.inner(x, e, u, keepdim=True) * e
-            u = u / m.norm(x, u, keepdim=True)
-        basis.append(u)
-    return basis
-
-
-@ALL
-@pytest.mark.parametrize("seed", [11, 12])
-def test_from_coords_is_an_isometry_onto_the_tangent_space(case: ManifoldCase, seed: int):
-    """J J^T = I in a metric-orthonormal basis: i.i.d. normals become N_x(0, 1)."""
-    m, x = case.manifold, case.points(seed)
-    size = m.coords_shape(case.shape)
-    count = math.prod(size)
-    columns = m.from_coords(x, torch.eye(count, dtype=torch.float64).reshape(count, *size))
-    assert m.check_vector_on_tangent(x, columns, atol=1e-12, rtol=1e-12)
-    basis = torch.stack(orthonormal_basis(case, x, seed))
-    jacobian = m.inner(x, basis.unsqueeze(1), columns.unsqueeze(0))
-    dim = m.dim(case.shape)
-    assert jacobian.shape == (dim, count)
-    close(jacobian @ jacobian.mT, torch.eye(dim, dtype=torch.float64), 1e-12 * case.tolerance)
-    close((jacobian**2).sum(0), m.inner(x, columns), 1e-12 * case.tolerance)
-    assert int(torch.linalg.matrix_rank(jacobian)) == dim
-
-
-@ALL
-@pytest.mark.statistical
-def test_squared_tangent_noise_is_chi_square_and_rejects_wrong_stddevs(case: ManifoldCase):
-    m, x, dim = case.manifold, case.points(21), case.manifold.dim(case.shape)
-    count = -(-130_000 // dim)
-    generator = torch.Generator().manual_seed(22)
-    size = (count, *m.coords_shape(case.shape))
-    c = torch.randn(size, generator=generator, dtype=torch.float64)
-    total = float(m.inner(x, m.from_coords(x, c)).sum())
-    low, high = stats.chi2.ppf([0.5e-6, 1 - 0.5e-6], count * dim)
-    assert low <= total <= high
-    for mutant in (0.98, 1.02):
-        assert not low <= mutant**2 * total <= high, f"stddev x {mutant} was accepted"
 
 
 @ALL
@@ -278,9 +174,8 @@ def test_no_method_changes_its_arguments(case: ManifoldCase):
 
 
 @ALL
-@SEEDS
-@FEW
-def test_a_batch_is_its_elements_and_the_base_point_broadcasts(case: ManifoldCase, seed, lead):
+@pytest.mark.parametrize("seed", [71, 72])
+def test_a_batch_is_its_elements_and_the_base_point_broadcasts(case: ManifoldCase, seed: int):
     m, x = case.manifold, case.points(seed, 3)
     u = case.tangents(x, seed + 1, 3, scale=0.3)
     y = m.retr(x, u)
@@ -314,40 +209,6 @@ def test_a_batch_is_its_elements_and_the_base_point_broadcasts(case: ManifoldCas
         close(m.expmap(x[0], many), m.expmap(home, many), 1e-12 * case.tolerance)
         close(m.logmap(x[0], targets), m.logmap(home, targets), 1e-11 * case.tolerance)
         close(m.dist(targets, x[0]), m.dist(x[0], targets), 1e-11 * case.tolerance)
-
-
-@WITH_LOG
-@pytest.mark.parametrize("seed", [41, 42])
-def test_frechet_mean_is_the_zero_of_the_weighted_logarithms(case: ManifoldCase, seed: int):
-    m, x = case.manifold, case.points(seed)
-    radius = min(0.5, 0.5 * case.radius)
-    points = m.expmap(x, case.tangents(x, seed + 1, 5, scale=radius))
-    weights = torch.tensor([1.0, 2.0, 3.0, 1.0, 0.5], dtype=torch.float64)
-    mean = m.frechet_mean(points, weights)
-    residual = (m.expand_scalar(weights) * m.logmap(mean, points)).sum(0)
-    close(m.norm(mean, residual), 0.0, 1e-10 * case.tolerance)
-    assert m.check_point_on_manifold(mean, atol=1e-11)
-
-
-@WITH_LOG
-@pytest.mark.parametrize("seed", [51, 52])
-def test_autograd_of_half_squared_distance_is_minus_the_logarithm(case: ManifoldCase, seed):
-    m, x = case.manifold, case.points(seed, 2)
-    y = m.expmap(x, case.tangents(x, seed + 1, 2, scale=0.4 * case.radius))
-    a, b = x.clone().requires_grad_(), y.clone().requires_grad_()
-    ga, gb = torch.autograd.grad((m.dist(a, b) ** 2).sum() / 2, (a, b))
-    close(m.egrad2rgrad(x, ga), -m.logmap(x, y), 1e-9 * case.tolerance)
-    close(m.egrad2rgrad(y, gb), -m.logmap(y, x), 1e-9 * case.tolerance)
-
-
-@ALL
-def test_gradients_are_finite_at_zero_vectors(case: ManifoldCase):
-    m, x = case.manifold, case.points(61)
-    u = torch.zeros_like(x).requires_grad_()
-    total = m.retr(x, u).sum() + m.norm(x, u).sum()
-    if m.has_logmap:
-        total = total + m.expmap(x, u).sum()
-    assert bool(torch.autograd.grad(total, u)[0].isfinite().all())
 
 
 @ALL

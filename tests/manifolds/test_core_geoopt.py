@@ -30,16 +30,22 @@ def start_and_target(manifold: Manifold, shape: tuple[int, ...], lead: tuple[int
     return manifold.expmap(target, 0.5 * u / manifold.norm(target, u, keepdim=True)), target
 
 
+def half_squared_gap(manifold: Manifold, x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """Half the squared distance; on frames the ambient one, which needs no iteration."""
+    gap = x - target if isinstance(manifold, Stiefel) else manifold.dist(x, target)
+    return gap.square().sum() / 2
+
+
 @ALL
 @pytest.mark.parametrize("optimizer", [geoopt.optim.RiemannianSGD, geoopt.optim.RiemannianAdam])
-def test_riemannian_optimisers_find_the_frechet_mean_of_one_point(manifold, shape, optimizer):
+def test_riemannian_optimisers_find_the_nearest_point(manifold, shape, optimizer):
     start, target = start_and_target(manifold, shape, (2,))
     x = geoopt.ManifoldParameter(start, manifold=manifold)
     is_adam = optimizer is geoopt.optim.RiemannianAdam
     steps = optimizer([x], lr=0.03 if is_adam else 0.5, stabilize=10)
-    for _ in range(60 if is_adam else 25):
+    for _ in range(80 if is_adam else 40):
         steps.zero_grad()
-        (manifold.dist(x, target) ** 2).sum().div(2).backward()
+        half_squared_gap(manifold, x, target).backward()
         steps.step()
     assert manifold.check_point_on_manifold(x.detach(), atol=1e-10)
     assert float(manifold.dist(x.detach(), target).max()) <= (0.05 if is_adam else 1e-6)

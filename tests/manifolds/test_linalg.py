@@ -79,17 +79,17 @@ def test_polar_factor_of_zero_is_orthonormal():
 @pytest.mark.parametrize("kind", ["generic", "orthonormal", "eye"])
 def test_polar_factor_has_the_exact_gradient_at_orthonormal_matrices(kind: str):
     x = {
-        "generic": normals(7, 6, 3),
-        "orthonormal": positive_qr(normals(7, 6, 3))[0],
-        "eye": torch.eye(6, 3, dtype=torch.float64),
+        "generic": normals(7, 4, 2),
+        "orthonormal": positive_qr(normals(7, 4, 2))[0],
+        "eye": torch.eye(4, 2, dtype=torch.float64),
     }[kind].requires_grad_()
     assert torch.autograd.gradcheck(polar, (x,), eps=1e-6, atol=1e-7)
 
 
 @pytest.mark.parametrize("function", [EXP, LOG, SQRT, RSQRT], ids=["exp", "log", "sqrt", "rsqrt"])
 def test_symmetric_functions_have_gradients_at_repeated_eigenvalues(function):
-    q = positive_qr(normals(8, 4, 4))[0]
-    for w in ([1.0, 2.0, 3.0, 4.0], [2.0, 2.0, 2.0, 2.0], [1.0, 1.0, 3.0, 3.0 + 1e-9]):
+    q = positive_qr(normals(8, 3, 3))[0]
+    for w in ([1.0, 2.0, 3.0], [2.0, 2.0, 2.0], [1.0, 3.0, 3.0 + 1e-9]):
         a = (q * torch.tensor(w, dtype=torch.float64)) @ q.mT
 
         def f(b: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,51 @@
+"""Gradients and Fréchet means on every manifold of CASES."""
+
+import pytest
+import torch
+
+from tests.conformance.manifold_cases import CASES, ManifoldCase
+
+ALL = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+WITH_LOG = pytest.mark.parametrize(
+    "case", [c for c in CASES if c.manifold.has_logmap], ids=lambda case: case.name
+)
+
+
+def close(actual: torch.Tensor, expected: torch.Tensor | float, tolerance: float) -> None:
+    """Assert an entrywise absolute gap of at most ``tolerance``."""
+    gap = float((actual - expected).abs().max())
+    assert gap <= tolerance, f"gap {gap:.3g} > {tolerance:.3g}"
+
+
+@WITH_LOG
+@pytest.mark.parametrize("seed", [41, 42])
+def test_frechet_mean_is_the_zero_of_the_weighted_logarithms(case: ManifoldCase, seed: int):
+    m, x = case.manifold, case.points(seed)
+    radius = min(0.5, 0.5 * case.radius)
+    points = m.expmap(x, case.tangents(x, seed + 1, 5, scale=radius))
+    weights = torch.tensor([1.0, 2.0, 3.0, 1.0, 0.5], dtype=torch.float64)
+    mean = m.frechet_mean(points, weights)
+    residual = (m.expand_scalar(weights) * m.logmap(mean, points)).sum(0)
+    close(m.norm(mean, residual), 0.0, 1e-10 * case.tolerance)
+    assert m.check_point_on_manifold(mean, atol=1e-11)
+
+
+@WITH_LOG
+@pytest.mark.parametrize("seed", [51, 52])
+def test_autograd_of_half_squared_distance_is_minus_the_logarithm(case: ManifoldCase, seed):
+    m, x = case.manifold, case.points(seed, 2)
+    y = m.expmap(x, case.tangents(x, seed + 1, 2, scale=0.4 * case.radius))
+    a, b = x.clone().requires_grad_(), y.clone().requires_grad_()
+    ga, gb = torch.autograd.grad((m.dist(a, b) ** 2).sum() / 2, (a, b))
+    close(m.egrad2rgrad(x, ga), -m.logmap(x, y), 1e-9 * case.tolerance)
+    close(m.egrad2rgrad(y, gb), -m.logmap(y, x), 1e-9 * case.tolerance)
+
+
+@ALL
+def test_gradients_are_finite_at_zero_vectors(case: ManifoldCase):
+    m, x = case.manifold, case.points(61)
+    u = torch.zeros_like(x).requires_grad_()
+    total = m.retr(x, u).sum() + m.norm(x, u).sum()
+    if m.has_logmap:
+        total = total + m.expmap(x, u).sum()
+    assert bool(torch.autograd.grad(total, u)[0].isfinite().all())

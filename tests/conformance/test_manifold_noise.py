@@ -1,0 +1,64 @@
+"""Coordinates become the isotropic tangent Gaussian of the metric, on every manifold of CASES."""
+
+import math
+
+import pytest
+import torch
+from scipy import stats
+
+from tests.conformance.manifold_cases import CASES, ManifoldCase
+
+ALL = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+
+
+def close(actual: torch.Tensor, expected: torch.Tensor | float, tolerance: float) -> None:
+    """Assert an entrywise absolute gap of at most ``tolerance``."""
+    gap = float((actual - expected).abs().max())
+    assert gap <= tolerance, f"gap {gap:.3g} > {tolerance:.3g}"
+
+
+def orthonormal_basis(case: ManifoldCase, x: torch.Tensor, seed: int) -> list[torch.Tensor]:
+    """A metric-orthonormal basis of T_xM by Gram-Schmidt, twice, on projected ambient normals."""
+    m = case.manifold
+    basis: list[torch.Tensor] = []
+    for g in case.ambient(seed, m.dim(case.shape)):
+        u = m.proju(x, g)
+        for _ in range(2):
+            for e in basis:
+                u = u - m.inner(x, e, u, keepdim=True) * e
+            u = u / m.norm(x, u, keepdim=True)
+        basis.append(u)
+    return basis
+
+
+@ALL
+@pytest.mark.parametrize("seed", [11, 12])
+def test_from_coords_is_an_isometry_onto_the_tangent_space(case: ManifoldCase, seed: int):
+    """J J^T = I in a metric-orthonormal basis: i.i.d. normals become N_x(0, 1)."""
+    m, x = case.manifold, case.points(seed)
+    size = m.coords_shape(case.shape)
+    count = math.prod(size)
+    columns = m.from_coords(x, torch.eye(count, dtype=torch.float64).reshape(count, *size))
+    assert m.check_vector_on_tangent(x, columns, atol=1e-12, rtol=1e-12)
+    basis = torch.stack(orthonormal_basis(case, x, seed))
+    jacobian = m.inner(x, basis.unsqueeze(1), columns.unsqueeze(0))
+    dim = m.dim(case.shape)
+    assert jacobian.shape == (dim, count)
+    close(jacobian @ jacobian.mT, torch.eye(dim, dtype=torch.float64), 1e-12 * case.tolerance)
+    close((jacobian**2).sum(0), m.inner(x, columns), 1e-12 * case.tolerance)
+    assert int(torch.linalg.matrix_rank(jacobian)) == dim
+
+
+@ALL
+@pytest.mark.statistical
+def test_squared_tangent_noise_is_chi_square_and_rejects_wrong_stddevs(case: ManifoldCase):
+    m, x, dim = case.manifold, case.points(21), case.manifold.dim(case.shape)
+    count = -(-130_000 // dim)
+    generator = torch.Generator().manual_seed(22)
+    size = (count, *m.coords_shape(case.shape))
+    c = torch.randn(size, generator=generator, dtype=torch.float64)
+    total = float(m.inner(x, m.from_coords(x, c)).sum())
+    low, high = stats.chi2.ppf([0.5e-6, 1 - 0.5e-6], count * dim)
+    assert low <= total <= high
+    for mutant in (0.98, 1.02):
+        assert not low <= mutant**2 * total <= high, f"stddev x {mutant} was accepted"

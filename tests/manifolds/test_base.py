@@ -1,0 +1,33 @@
+"""What every manifold inherits: the Fréchet mean."""
+
+import pytest
+import torch
+
+from manifolds.hyperbolic import Lorentz
+from manifolds.linalg import standard_normal
+from manifolds.spd import SPD
+from manifolds.sphere import Sphere
+
+FLOAT = torch.float64
+
+
+def generator(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def normals(seed: int, *size: int) -> torch.Tensor:
+    return standard_normal(size, generator(seed))
+
+
+@pytest.mark.parametrize(
+    ("manifold", "shape", "radius"),
+    [(SPD(), (4, 4), 6.0), (Lorentz(), (6,), 2.0), (Lorentz(), (6,), 8.0), (Sphere(), (6,), 1.4)],
+    ids=str,
+)
+def test_frechet_mean_converges_for_widely_spread_points(manifold, shape, radius):
+    x = manifold.random(2, *shape, generator=generator(40))
+    u = manifold.from_coords(x, normals(41, 12, 2, *manifold.coords_shape(shape)))
+    points = manifold.expmap(x, u * (radius / manifold.norm(x, u, keepdim=True)))
+    mean = manifold.frechet_mean(points, max_iterations=60)
+    residual = manifold.norm(mean, manifold.logmap(mean, points).mean(0))
+    assert float(residual.max()) <= 1e-9

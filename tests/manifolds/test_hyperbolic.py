@@ -1,0 +1,64 @@
+"""The Lorentz model far from the origin and at it."""
+
+import math
+
+import pytest
+import torch
+
+from manifolds.hyperbolic import Lorentz
+from manifolds.linalg import standard_normal
+from manifolds.sphere import Sphere
+
+FLOAT = torch.float64
+
+
+def generator(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def normals(seed: int, *size: int) -> torch.Tensor:
+    return standard_normal(size, generator(seed))
+
+
+def far_point(radius: float, seed: int) -> torch.Tensor:
+    direction = Sphere().random(4, generator=generator(seed))
+    return Lorentz().projx(torch.cat((torch.ones(1, dtype=FLOAT), math.sinh(radius) * direction)))
+
+
+@pytest.mark.parametrize(("radius", "tolerance"), [(5, 1e-13), (10, 1e-11), (15, 1e-9), (25, 1e-4)])
+def test_lorentz_norms_and_transports_far_from_the_origin(radius, tolerance):
+    m = Lorentz()
+    x, y = far_point(radius, 23), far_point(radius, 24)
+    c = normals(25, 4)
+    u = m.from_coords(x, c / c.norm())
+    assert abs(float(m.norm(x, u)) - 1) <= tolerance
+    assert abs(float(m.norm(y, m.transp(x, y, u))) - 1) <= 10 * tolerance
+    back = m.coords(x, m.logmap(x, m.expmap(x, u)))
+    assert (back - c / c.norm()).abs().max() <= 10 * tolerance
+    assert abs(float(m.dist(x, m.expmap(x, u))) - 1) <= 10 * tolerance
+
+
+@pytest.mark.parametrize("radius", [0.0, 3.0, 12.0])
+def test_lorentz_coordinates_are_an_isometry_with_inverse(radius):
+    m = Lorentz()
+    x, c = far_point(radius, 26), normals(27, 6, 4)
+    tolerance = 1e-14 * math.exp(radius)
+    assert (m.coords(x, m.from_coords(x, c)) - c).abs().max() <= tolerance
+    assert (m.norm(x, m.from_coords(x, c)) - c.norm(dim=-1)).abs().max() <= tolerance
+
+
+def test_lorentz_distance_from_the_origin_is_the_radius_and_its_gradient_is_right():
+    m = Lorentz()
+    o = m.origin(5).requires_grad_()
+    y = far_point(7.0, 28)
+    d = m.dist(o, y)
+    assert abs(float(d.detach()) - 7) <= 1e-14
+    gradient = m.egrad2rgrad(o.detach(), torch.autograd.grad(d**2 / 2, o)[0])
+    assert (gradient + m.logmap(o.detach(), y)).abs().max() <= 1e-13
+    assert float(m.dist(y, y)) == 0.0
+
+
+def test_lorentz_does_not_change_the_gradient_that_it_converts():
+    g = torch.ones(5, dtype=FLOAT)
+    Lorentz().egrad2rgrad(Lorentz().origin(5), g)
+    assert torch.equal(g, torch.ones(5, dtype=FLOAT))

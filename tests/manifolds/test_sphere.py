@@ -1,0 +1,37 @@
+"""The sphere near coincident and antipodal points."""
+
+import math
+
+import pytest
+import torch
+
+from manifolds.linalg import positive_qr, standard_normal
+from manifolds.sphere import Sphere
+
+FLOAT = torch.float64
+
+
+def generator(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def normals(seed: int, *size: int) -> torch.Tensor:
+    return standard_normal(size, generator(seed))
+
+
+@pytest.mark.parametrize("d", [1e-9, 1e-6, 1e-3, 1.0, math.pi - 1e-3, math.pi - 1e-6])
+def test_sphere_angles_are_accurate_at_both_ends(d: float):
+    sphere = Sphere()
+    x = torch.tensor([1.0, 0, 0], dtype=FLOAT)
+    y = torch.tensor([math.cos(d), math.sin(d), 0], dtype=FLOAT)
+    assert abs(float(sphere.dist(x, y)) / d - 1) <= 1e-9
+    assert abs(float(sphere.norm(x, sphere.logmap(x, y))) / d - 1) <= 1e-9
+    rotation = positive_qr(normals(30, 3, 3))[0]
+    assert abs(float(sphere.dist(x @ rotation, y @ rotation)) / d - 1) <= 1e-6
+
+
+def test_sphere_of_zero_distance_and_projection_of_zero():
+    sphere = Sphere()
+    x = sphere.random(50, 4, generator=generator(1))
+    assert float(sphere.dist(x, x).max()) == 0.0
+    assert bool(sphere.projx(torch.zeros(3, dtype=FLOAT)).isnan().all())
