@@ -78,8 +78,7 @@ class SPD(SPDSet):
         return self.expand_scalar(length) if keepdim else length
 
     def transp(self, x: Tensor, y: Tensor, v: Tensor) -> Tensor:
-        """Parallel transport T v T^T with T = (y x^{-1})^{1/2} = L E L^{-1}."""
+        """Parallel transport L E S_v E L^T; stays whitened, so conditioning enters once."""
         factor = torch.linalg.cholesky(x)
         root = factor @ sym_function(whiten(factor, y), SQRT)
-        carry = torch.linalg.solve_triangular(factor, root, upper=False, left=False)
-        return sym(carry @ v @ carry.mT)
+        return sym(root @ whiten(factor, v) @ root.mT)
