@@ -30,7 +30,7 @@ from privacy.chain import (
     verified,
 )
 
-__all__ = ["Entry", "Ledger", "LedgerDamaged", "LedgerLocked", "LedgerTorn"]
+__all__ = ["RECOVERED", "Entry", "Ledger", "LedgerDamaged", "LedgerLocked", "LedgerTorn"]
 
 _RECOVER: Final = "resume the run, or call Ledger.recover with the charge it was writing"
 
@@ -111,11 +111,12 @@ class Ledger:
             length = data.rfind(b"\n") + 1
             entries = verified(path, data[:length])
             _check_head(path, entries)
-            torn = storage.set_aside(path, descriptor, length, data[length:])
+            torn = storage.Torn(len(entries) + 1, data[length:])
+            torn = storage.set_aside(path, descriptor, length, torn)
             ledger = cls(path, descriptor, entries)
-            if torn:
-                if entries[-1].kind != RECOVERED or entries[-1].body["torn"] != torn.hex():
-                    ledger.append(RECOVERED, {"torn": torn.hex(), "charge": dict(charge)})
+            if torn is not None:
+                if torn.line > len(entries):
+                    ledger.append(RECOVERED, {"torn": torn.data.hex(), "charge": dict(charge)})
                 storage.forget_torn(path)
         except BaseException:
             os.close(descriptor)

@@ -20,6 +20,14 @@ class Head:
     sha256: str
 
 
+@dataclass(frozen=True)
+class Torn:
+    """The bytes of a line that a crash left unfinished."""
+
+    line: int
+    data: bytes
+
+
 def head_file(path: Path) -> Path:
     """Where the head of the ledger at ``path`` lies."""
     return path.with_name(f"{path.name}.head")
@@ -72,14 +80,28 @@ def append_durably(descriptor: int, data: bytes) -> None:
     os.fsync(descriptor)
 
 
-def set_aside(path: Path, descriptor: int, length: int, torn: bytes) -> bytes:
-    """Cut the file to ``length``, its torn end safe in `torn_file` first; returns that end."""
-    aside = torn_file(path)
-    if torn:
-        replace_durably(aside, torn)
+def set_aside(path: Path, descriptor: int, length: int, torn: Torn) -> Torn | None:
+    """Cut the file to ``length``, its torn end safe in `torn_file` first.
+
+    Returns what lies in `torn_file`, from this call or an interrupted one; None when nothing does.
+    """
+    earlier = _read_torn(path)
+    if torn.data:
+        if earlier is not None and earlier.line == torn.line:
+            torn = Torn(torn.line, earlier.data + torn.data)
+        replace_durably(torn_file(path), b"%d\n" % torn.line + torn.data)
         os.ftruncate(descriptor, length)
         os.fsync(descriptor)
-    return aside.read_bytes() if aside.exists() else b""
+        return torn
+    return earlier
+
+
+def _read_torn(path: Path) -> Torn | None:
+    try:
+        line, _, data = torn_file(path).read_bytes().partition(b"\n")
+    except FileNotFoundError:
+        return None
+    return Torn(int(line), data)
 
 
 def forget_torn(path: Path) -> None:

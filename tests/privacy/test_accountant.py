@@ -1,0 +1,201 @@
+"""Prices agree with dp-accounting and closed forms, are monotone, and refuse by name."""
+
+import json
+import math
+from pathlib import Path
+
+import dp_accounting
+import pytest
+from dp_accounting.pld import pld_privacy_accountant
+from dp_accounting.rdp import rdp_privacy_accountant
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from privacy import accountant
+from privacy.accountant import NoValidBound
+from privacy.events import (
+    GaussianRelease,
+    PoissonSampled,
+    SampledWithoutReplacement,
+    Unsampled,
+)
+from privacy.participation import external_epsilon, server_epsilon
+
+GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "privacy_epsilons.json").read_text())
+settings.register_profile("privacy", derandomize=True, deadline=None, max_examples=50)
+settings.load_profile("privacy")
+
+
+def release(z, sampling=None, count=1, relation="add-or-remove", unit="example"):
+    return GaussianRelease(
+        unit=unit,
+        neighboring_relation=relation,
+        noise_multiplier=z,
+        sampling=sampling or Unsampled(),
+        count=count,
+    )
+
+
+def poisson(z, q, count=1):
+    return release(z, PoissonSampled(sampling_probability=q), count)
+
+
+def subset(z, size, population, count=1, relation="replace-one"):
+    sampling = SampledWithoutReplacement(sample_size=size, population=population)
+    return release(z, sampling, count, relation)
+
+
+@pytest.mark.golden
+def test_the_golden_table_covers_every_event_and_view():
+    assert len(GOLDEN) >= 60
+    seen = {(c["view"], r["sampling"]["kind"]) for c in GOLDEN for r in c["turn"]}
+    assert len(seen) == 9
+
+
+@pytest.mark.golden
+@pytest.mark.parametrize(
+    "case", GOLDEN, ids=[f"{c['view']} {c['name']} {c['times']} {c['delta']:g}" for c in GOLDEN]
+)
+def test_epsilon_agrees_with_dp_accounting(case):
+    turn = [GaussianRelease.model_validate(r) for r in case["turn"]]
+    if case["view"] == "external":
+        found = external_epsilon(
+            turn,
+            participation_probability=case["rate"],
+            num_rounds=case["times"],
+            delta=case["delta"],
+        )
+    else:
+        found = server_epsilon(turn, participations=case["times"], delta=case["delta"])
+    assert found == pytest.approx(case["epsilon"], rel=1e-3)
+
+
+@pytest.mark.golden
+@pytest.mark.parametrize("case", [c for c in GOLDEN if c["view"] != "external"][::5])
+def test_delta_is_the_inverse_of_epsilon(case):
+    turn = [GaussianRelease.model_validate(r).times(case["times"]) for r in case["turn"]]
+    epsilon = accountant.epsilon(turn, case["delta"])
+    back = accountant.delta(turn, epsilon)
+    assert back <= case["delta"] * (1 + 1e-9)
+    if not any(isinstance(r.sampling, SampledWithoutReplacement) for r in turn):
+        assert back >= case["delta"] * (1 - 1e-3)
+    assert accountant.delta(turn, 1.05 * epsilon) < back
+
+
+EVENTS = [
+    ([release(2.0, count=3)], dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE),
+    ([poisson(1.0, 0.1, 4), release(9.0)], dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE),
+    ([subset(2.0, 3, 300, 5)], dp_accounting.NeighboringRelation.REPLACE_ONE),
+]
+
+
+@pytest.mark.parametrize(("releases", "relation"), EVENTS)
+def test_events_convert_to_dp_accounting_and_cost_the_same_there(releases, relation):
+    event = accountant.to_dp_event(releases)
+    if relation is dp_accounting.NeighboringRelation.REPLACE_ONE:
+        theirs = rdp_privacy_accountant.RdpAccountant(neighboring_relation=relation)
+    else:
+        theirs = pld_privacy_accountant.PLDAccountant(relation, 1e-3)
+    theirs.compose(event)
+    assert accountant.epsilon(releases, 1e-5) == pytest.approx(theirs.get_epsilon(1e-5), rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("releases", "words"),
+    [
+        ([release(1.0), release(1.0, unit="client")], "one privacy unit"),
+        ([release(1.0), release(1.0, relation="replace-one")], "one neighbouring relation"),
+        (
+            [release(1.0, PoissonSampled(sampling_probability=0.1), 1, "replace-one")],
+            "Poisson sampling is priced under add-or-remove",
+        ),
+        (
+            [subset(1.0, 1, 10, relation="add-or-remove")],
+            "without replacement is priced under replace-one",
+        ),
+    ],
+)
+def test_a_combination_without_a_bound_is_refused_by_name(releases, words):
+    for ask in (accountant.epsilon, accountant.delta):
+        with pytest.raises(NoValidBound, match=words):
+            ask(releases, 0.5)
+
+
+def test_nothing_released_costs_nothing():
+    for releases in ([], [release(0.0, count=0)], [poisson(0.0, 0.5, 0)]):
+        assert accountant.epsilon(releases, 0.0) == 0.0
+        assert accountant.delta(releases, 0.0) == 0.0
+
+
+@pytest.mark.parametrize("bare", [release(0.0), poisson(0.0, 0.01), subset(0.0, 1, 9)])
+def test_no_noise_is_an_infinite_epsilon(bare):
+    assert accountant.epsilon([bare], 1e-5) == math.inf
+    assert accountant.delta([bare], 10.0) == 1.0
+    noised = release(5.0, relation=bare.neighboring_relation)
+    assert accountant.epsilon([noised, bare], 1e-5) == math.inf
+
+
+def test_the_ends_of_delta():
+    for releases in ([release(1.0)], [poisson(1.0, 0.1, 9)], [subset(1.0, 1, 10)]):
+        assert accountant.epsilon(releases, 0.0) == math.inf
+        assert accountant.epsilon(releases, 1.0) == 0.0
+        assert math.isfinite(accountant.epsilon(releases, 1e-200))
+
+
+@pytest.mark.parametrize("delta", [-1e-9, 1.1, math.nan])
+def test_a_delta_that_is_no_probability_is_refused(delta):
+    with pytest.raises(ValueError, match="0 <= delta <= 1"):
+        accountant.epsilon([release(1.0)], delta)
+
+
+def test_sampling_everybody_is_no_sampling():
+    exact = accountant.epsilon([release(2.0, count=5)], 1e-5)
+    assert accountant.epsilon([poisson(2.0, 1.0, 5)], 1e-5) == exact
+    whole = [subset(2.0, 7, 7, 5)]
+    assert accountant.epsilon(whole, 1e-5) == exact
+
+
+NOISES = st.integers(6, 60).map(lambda n: n / 10)
+RATES = st.integers(1, 60).map(lambda n: n / 100)
+COUNTS = st.integers(1, 300)
+DELTAS = st.integers(2, 9).map(lambda n: 10.0**-n)
+SLACK = 1 + 1e-9
+
+
+@given(NOISES, RATES, COUNTS, DELTAS)
+def test_poisson_prices_are_monotone_in_every_parameter(z, q, count, delta):
+    base = accountant.epsilon([poisson(z, q, count)], delta)
+    assert accountant.epsilon([poisson(z * 1.05, q, count)], delta) <= base * SLACK
+    assert accountant.epsilon([poisson(z, q * 1.05, count)], delta) * SLACK >= base
+    assert accountant.epsilon([poisson(z, q, count + 1)], delta) * SLACK >= base
+    assert accountant.epsilon([poisson(z, q, count)], delta / 2) * SLACK >= base
+    assert accountant.epsilon([poisson(z, q, count), release(9.0)], delta) * SLACK >= base
+    assert base <= accountant.epsilon([release(z, count=count)], delta) * (1 + 1e-4)
+
+
+@given(NOISES, COUNTS, DELTAS)
+def test_unsampled_prices_are_strictly_monotone(z, count, delta):
+    base = accountant.epsilon([release(z, count=count)], delta)
+    assert accountant.epsilon([release(z * 1.01, count=count)], delta) <= base
+    assert accountant.epsilon([release(z, count=count + 1)], delta) >= base
+    assert accountant.epsilon([release(z, count=count)], delta / 2) >= base
+
+
+@settings(max_examples=2)
+@given(st.integers(10, 40).map(lambda n: n / 10), st.integers(1, 50), COUNTS, DELTAS)
+def test_subset_prices_are_monotone_in_every_parameter(z, size, count, delta):
+    base = accountant.epsilon([subset(z, size, 1000, count)], delta)
+    assert accountant.epsilon([subset(z * 1.05, size, 1000, count)], delta) <= base
+    assert accountant.epsilon([subset(z, size + 1, 1000, count)], delta) >= base
+    assert accountant.epsilon([subset(z, size, 1000, count + 1)], delta) >= base
+    assert accountant.epsilon([subset(z, size, 1000, count)], delta / 2) >= base
+
+
+def test_a_run_that_asks_after_every_round_is_not_slow():
+    """200 growing counts share their transforms; a generous bound for a busy machine."""
+    import time
+
+    began = time.process_time()
+    for count in range(1, 201):
+        accountant.epsilon([poisson(1.07, 0.053, 3 * count)], 1e-5)
+    assert time.process_time() - began < 10.0

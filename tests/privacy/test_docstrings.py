@@ -1,0 +1,15 @@
+"""The epsilons printed in module docstrings are what the code prints."""
+
+import doctest
+import importlib
+
+import pytest
+
+MODULES = ("accountant", "calibration", "gaussian", "participation", "published")
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_examples_in_docstrings_are_true(name):
+    result = doctest.testmod(importlib.import_module(f"privacy.{name}"))
+    assert result.attempted > 0
+    assert result.failed == 0

@@ -1,0 +1,63 @@
+"""Events are frozen, refuse what cannot be, and multiply."""
+
+import math
+
+import pytest
+from pydantic import ValidationError
+
+from privacy.events import (
+    GaussianRelease,
+    PoissonSampled,
+    SampledWithoutReplacement,
+    Unsampled,
+    repeated,
+)
+
+STEP = GaussianRelease(
+    unit="example",
+    neighboring_relation="add-or-remove",
+    noise_multiplier=1.5,
+    sampling=PoissonSampled(sampling_probability=0.1),
+    count=4,
+)
+
+
+def test_a_release_survives_json_and_cannot_be_changed():
+    assert GaussianRelease.model_validate_json(STEP.model_dump_json()) == STEP
+    assert hash(STEP) == hash(STEP.model_copy())
+    with pytest.raises(ValidationError, match="frozen"):
+        STEP.count = 5
+
+
+def test_repeating_multiplies_counts_and_nothing_else():
+    (more,) = repeated([STEP], 3)
+    assert more == STEP.model_copy(update={"count": 12})
+    assert repeated([STEP], 0)[0].count == 0
+    with pytest.raises(ValueError, match="times >= 0"):
+        repeated([STEP], -1)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"noise_multiplier": -1.0},
+        {"noise_multiplier": math.nan},
+        {"noise_multiplier": math.inf},
+        {"count": -1},
+        {"unit": "record"},
+        {"neighboring_relation": "swap"},
+        {"extra": 1},
+        {"sampling": {"kind": "poisson", "sampling_probability": 0.0}},
+        {"sampling": {"kind": "poisson", "sampling_probability": 1.5}},
+        {"sampling": {"kind": "without-replacement", "sample_size": 0, "population": 4}},
+    ],
+)
+def test_what_cannot_be_is_refused(change):
+    with pytest.raises(ValidationError):
+        GaussianRelease.model_validate({**STEP.model_dump(), **change})
+
+
+def test_a_sample_larger_than_its_population_is_refused_with_both_numbers():
+    with pytest.raises(ValidationError, match="sample_size <= population = 4, got 5"):
+        SampledWithoutReplacement(sample_size=5, population=4)
+    assert Unsampled() == Unsampled()

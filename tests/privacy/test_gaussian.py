@@ -1,0 +1,84 @@
+"""Closed forms of the Gaussian mechanism: exact, one-sided, and inverse to each other."""
+
+import math
+
+import numpy as np
+import pytest
+from dp_accounting import gaussian_mechanism
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from privacy import gaussian
+
+settings.register_profile("privacy", derandomize=True, deadline=None, max_examples=50)
+settings.load_profile("privacy")
+MUS = st.integers(-60, 30).map(lambda n: 10.0 ** (n / 10))
+DELTAS = st.integers(1, 24).map(lambda n: 10.0 ** (-n / 2))
+
+
+def textbook_delta(epsilon, mu):
+    def phi(x):
+        return math.erfc(-x / math.sqrt(2)) / 2
+
+    return phi(-epsilon / mu + mu / 2) - math.exp(epsilon) * phi(-epsilon / mu - mu / 2)
+
+
+@pytest.mark.parametrize("mu", [0.1, 0.5, 1.0, 3.0])
+@pytest.mark.parametrize("epsilon", [0.0, 0.1, 1.0, 4.0])
+def test_delta_is_the_textbook_formula_rounded_up(epsilon, mu):
+    expected = textbook_delta(epsilon, mu)
+    found = gaussian.delta(epsilon, mu=mu)
+    assert found == pytest.approx(expected, rel=1e-9, abs=1e-15)
+    assert found >= expected - 1e-16
+
+
+@given(MUS, DELTAS)
+def test_epsilon_agrees_with_dp_accounting_and_errs_on_the_private_side(mu, delta):
+    found = gaussian.epsilon(delta, mu=mu)
+    assert gaussian.delta(found, mu=mu) <= delta
+    if found > 0:
+        assert gaussian.delta(found * (1 - 1e-9), mu=mu) > delta * (1 - 1e-6)
+        with np.errstate(divide="ignore"):
+            theirs = gaussian_mechanism.get_epsilon_gaussian(1 / mu, delta)
+        assert found == pytest.approx(theirs, rel=1e-6)
+
+
+@given(MUS, DELTAS)
+def test_largest_mu_inverts_epsilon_from_below(mu, delta):
+    epsilon = gaussian.epsilon(delta, mu=mu)
+    found = gaussian.largest_mu(epsilon, delta)
+    assert gaussian.delta(epsilon, mu=found) <= delta
+    if epsilon > 0:
+        assert found == pytest.approx(mu, rel=1e-6)
+
+
+@given(st.lists(st.tuples(st.integers(1, 50), st.integers(0, 9)), max_size=5))
+def test_composition_adds_squares(pairs):
+    found = gaussian.composed_mu([(z / 10, count) for z, count in pairs])
+    assert found**2 == pytest.approx(sum(100 * count / z**2 for z, count in pairs), rel=1e-12)
+
+
+def test_extremes():
+    assert gaussian.epsilon(0.0, mu=1.0) == math.inf
+    assert gaussian.epsilon(0.0, mu=0.0) == 0.0
+    assert gaussian.epsilon(1.0, mu=math.inf) == 0.0
+    assert gaussian.epsilon(0.5, mu=math.inf) == math.inf
+    assert gaussian.delta(math.inf, mu=5.0) == 0.0
+    assert gaussian.composed_mu([(0.0, 1)]) == math.inf
+    assert gaussian.composed_mu([(0.0, 0)]) == 0.0
+    assert 4.9e5 < gaussian.epsilon(1e-5, mu=1000.0) < 5.1e5
+    assert 0 < gaussian.epsilon(1e-300, mu=1e-6) < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: gaussian.delta(-0.1, mu=1.0), "epsilon >= 0"),
+        (lambda: gaussian.delta(0.1, mu=-1.0), "mu >= 0"),
+        (lambda: gaussian.epsilon(1.5, mu=1.0), "0 <= delta <= 1"),
+        (lambda: gaussian.largest_mu(1.0, 0.0), "0 < delta < 1"),
+    ],
+)
+def test_arguments_out_of_range_are_refused(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()

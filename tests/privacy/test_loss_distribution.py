@@ -1,0 +1,134 @@
+"""Loss distributions are upper bounds, agree with closed forms, and compose like convolutions."""
+
+import math
+
+import numpy as np
+import pytest
+from dp_accounting.pld import privacy_loss_distribution as pld
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from privacy import gaussian
+from privacy.loss_distribution import LARGEST_LOSS, LossPmf
+from privacy.loss_grid import gaussian_loss, guarantee_loss
+
+settings.register_profile("privacy", derandomize=True, deadline=None, max_examples=50)
+settings.load_profile("privacy")
+SETTINGS = [(1.0, 0.05), (0.5, 0.01), (2.0, 0.3), (0.3, 0.5), (5.0, 0.001)]
+
+
+def exact_delta(epsilon, z, q):
+    """Hockey sticks of the sampled Gaussian: the better of removing and adding an example."""
+
+    def phi(x):
+        return math.erfc(-x / math.sqrt(2)) / 2
+
+    inner = math.exp(epsilon) - (1 - q)
+    removed = 0.0
+    if inner > 0:
+        x = z**2 * math.log(inner / q) + 0.5
+        removed = q * phi((1 - x) / z) - inner * phi(-x / z)
+    added, rest = 0.0, math.exp(-epsilon) - (1 - q)
+    if rest > 0:
+        x = z**2 * math.log(rest / q) + 0.5
+        mixture = (1 - q) * phi(x / z) + q * phi((x - 1) / z)
+        added = phi(x / z) - math.exp(epsilon) * mixture
+    return max(removed, added)
+
+
+@pytest.mark.parametrize(("z", "q"), SETTINGS)
+@pytest.mark.parametrize("interval", [2.0**-7, 2.0**-10])
+def test_one_release_bounds_the_exact_curve_and_meets_it_on_the_grid(z, q, interval):
+    loss = gaussian_loss(z, q, interval)
+    for point in range(0, 200, 7):
+        on_grid, between = point * interval, (point + 0.37) * interval
+        assert loss.delta(on_grid) == pytest.approx(exact_delta(on_grid, z, q), rel=1e-8, abs=1e-14)
+        assert loss.delta(between) >= exact_delta(between, z, q) * (1 - 1e-12) - 1e-15
+
+
+@pytest.mark.parametrize(("z", "q"), SETTINGS)
+def test_masses_and_infinity_are_a_distribution(z, q):
+    loss = gaussian_loss(z, q, 2.0**-9)
+    for pmf in (loss.remove, loss.add, loss.composed(7).remove, loss.mixed(0.3).add):
+        assert (pmf.masses >= 0).all()
+        assert pmf.masses.sum() + pmf.infinity == pytest.approx(1.0, abs=1e-12)
+
+
+@pytest.mark.parametrize("count", [1, 2, 9, 100])
+@pytest.mark.parametrize("z", [0.5, 3.0, 40.0])
+def test_unsampled_composition_is_the_closed_form_from_above(z, count):
+    loss = gaussian_loss(z, 1.0, min(2.0**-7, 2.0 ** math.floor(math.log2(0.02 / z))))
+    mu = math.sqrt(count) / z
+    for delta in (1e-3, 1e-6, 1e-9):
+        exact = gaussian.epsilon(delta, mu=mu)
+        found = loss.composed(count).epsilon(delta)
+        assert exact <= found * (1 + 1e-9)
+        assert found <= exact * 1.001 or (found == math.inf and exact > LARGEST_LOSS)
+
+
+@pytest.mark.parametrize(("z", "q", "count"), [(1.0, 0.05, 40), (0.6, 0.02, 300)])
+def test_composition_agrees_with_dp_accounting(z, q, count):
+    theirs = pld.from_gaussian_mechanism(
+        z, sampling_prob=q, value_discretization_interval=1e-3
+    ).self_compose(count)
+    ours = gaussian_loss(z, q, 2.0**-12).composed(count)
+    for delta in (1e-3, 1e-6):
+        assert ours.epsilon(delta) == pytest.approx(theirs.get_epsilon_for_delta(delta), rel=1e-3)
+        assert ours.epsilon(delta) <= theirs.get_epsilon_for_delta(delta) * (1 + 1e-6)
+
+
+@given(st.integers(0, 10**6), st.integers(1, 6), st.integers(1, 6))
+def test_composing_is_convolving(seed, first, second):
+    masses = np.random.default_rng(seed).random(9)
+    masses *= 0.9 / masses.sum()
+    pmf = LossPmf(0.25, -4, masses, 0.1)
+    at_once = pmf.composed(first + second)
+    in_two = pmf.composed(first).convolved(pmf.composed(second))
+    expected = np.array([1.0])
+    for _ in range(first + second):
+        expected = np.convolve(expected, masses)
+    for found in (at_once, in_two):
+        dense = np.zeros(len(expected))
+        start = found.lowest + 4 * (first + second)
+        dense[start : start + len(found.masses)] = found.masses
+        assert np.abs(dense - expected).max() < 1e-14
+        assert found.infinity == pytest.approx(1 - 0.9 ** (first + second), abs=1e-12)
+
+
+@given(st.integers(0, 10**6), st.integers(1, 40))
+def test_epsilon_and_delta_are_inverse(seed, count):
+    masses = np.random.default_rng(seed).random(21)
+    pmf = LossPmf(0.125, -9, masses / masses.sum(), 0.0).composed(count)
+    for delta in (0.3, 1e-2, 1e-5):
+        epsilon = pmf.epsilon(delta)
+        assert pmf.delta(epsilon) <= delta * (1 + 1e-9)
+        if epsilon > 0:
+            assert pmf.delta(epsilon * (1 - 1e-6)) >= delta
+
+
+def test_a_guarantee_is_its_own_curve():
+    loss = guarantee_loss(0.7, 1e-3)
+    assert loss.delta(0.7) == pytest.approx(1e-3, rel=1e-12)
+    assert loss.epsilon(1e-3) == pytest.approx(0.7, rel=1e-9)
+    assert loss.epsilon(0.9e-3) == math.inf
+    expected = 1e-3 + (1 - 1e-3) / (1 + math.exp(-0.7)) * (1 - math.exp(-0.7))
+    assert loss.delta(0.0) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("count", [5000, 100_000])
+def test_rounding_of_transforms_stays_below_what_is_charged_for_it(count):
+    """Against the same power in extended precision."""
+    fft = pytest.importorskip("scipy.fft")
+    pmf = gaussian_loss(2.0, 0.01, 2.0**-12).remove
+    found = pmf.composed(count)
+    size = 1 << (len(found.masses) + len(pmf.masses)).bit_length()
+    padded = np.zeros(size, dtype=np.longdouble)
+    padded[: len(pmf.masses)] = pmf.masses
+    square, result, left = fft.rfft(padded), np.longdouble(1.0), count
+    while left:
+        result = result * square if left & 1 else result
+        square, left = square * square, left >> 1
+    low = found.lowest - pmf.lowest * count
+    exact = np.roll(fft.irfft(result, size), -(low % size))[: len(found.masses)]
+    tail_error = np.abs(np.cumsum((found.masses - exact)[::-1])).max()
+    assert tail_error < found.infinity

@@ -1,0 +1,205 @@
+"""Realised accounting: who was asked pays, attempts count, views are what the charges say."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from privacy import accountant
+from privacy.accountant import NoValidBound
+from privacy.events import (
+    GaussianRelease,
+    PoissonSampled,
+    SampledWithoutReplacement,
+    Unsampled,
+    repeated,
+)
+from privacy.ledger import Ledger
+from privacy.participation import external_epsilon, external_epsilon_of_rounds
+from privacy.spending import (
+    Charge,
+    TurnReleases,
+    charges,
+    external_spent,
+    spent,
+    spent_by_client,
+    would_exceed,
+)
+
+settings.register_profile("privacy", derandomize=True, deadline=None, max_examples=50)
+settings.load_profile("privacy")
+DELTA = 1e-5
+
+
+def release(z, sampling=None, count=1, unit="example"):
+    return GaussianRelease(
+        unit=unit,
+        neighboring_relation="add-or-remove",
+        noise_multiplier=z,
+        sampling=sampling or Unsampled(),
+        count=count,
+    )
+
+
+SMALL, LARGE = (release(5.0, count=2),), (release(9.0, count=2),)
+TURNS = (
+    TurnReleases(partitions=(0, 1, 2), releases=SMALL),
+    TurnReleases(partitions=(3, 4), releases=LARGE),
+)
+PAIRS = SampledWithoutReplacement(sample_size=2, population=5)
+
+
+def charge(server_round, partitions, *, attempt=0, turns=TURNS, sampling=PAIRS, **more):
+    return Charge(
+        server_round=server_round,
+        attempt=attempt,
+        partitions=partitions,
+        turns=turns,
+        sampling=sampling,
+        **more,
+    )
+
+
+def test_a_client_pays_for_the_rounds_it_was_asked_in_and_only_for_those():
+    paid = [charge(1, (0, 3)), charge(2, (0, 1)), charge(3, (3, 4))]
+    by_client = spent_by_client(paid, delta=DELTA)
+    assert by_client == {
+        0: accountant.epsilon(repeated(SMALL, 2), DELTA),
+        1: accountant.epsilon(SMALL, DELTA),
+        3: accountant.epsilon(repeated(LARGE, 2), DELTA),
+        4: accountant.epsilon(LARGE, DELTA),
+    }
+    views = {s.view: s for s in spent(paid, delta=DELTA)}
+    assert list(views) == ["server", "external"]
+    assert views["server"].epsilon == max(by_client.values())
+    assert views["server"].unit == "example"
+    assert views["server"].neighboring_relation == "add-or-remove"
+    assert "upload" in views["server"].adversary
+
+
+def test_aborted_attempts_and_retries_are_paid():
+    once, again = charge(1, (0, 1)), charge(1, (0, 2), attempt=1)
+    by_client = spent_by_client([once, again], delta=DELTA)
+    assert by_client[0] == accountant.epsilon(repeated(SMALL, 2), DELTA)
+    assert by_client[1] == by_client[2] == accountant.epsilon(SMALL, DELTA)
+
+
+def test_the_external_view_prices_every_named_client_for_every_round():
+    paid = [charge(r, (3, 4)) for r in range(10)]
+    expected = max(
+        external_epsilon(turn, participation_probability=0.4, num_rounds=10, delta=DELTA)
+        for turn in (SMALL, LARGE)
+    )
+    assert external_spent(paid, delta=DELTA) == pytest.approx(expected, rel=1e-9)
+
+
+def test_a_retry_with_the_same_cohort_is_one_coin():
+    fresh = [charge(1, (0, 1)), charge(1, (0, 1), attempt=1)]
+    same = [fresh[0], charge(1, (0, 1), attempt=1, cohort_attempt=0)]
+    assert external_spent(fresh, delta=DELTA) == pytest.approx(
+        external_epsilon_of_rounds([(SMALL, 0.4)] * 2, DELTA), rel=1e-9
+    )
+    assert external_spent(same, delta=DELTA) == pytest.approx(
+        external_epsilon_of_rounds([(repeated(SMALL, 2), 0.4)], DELTA), rel=1e-9
+    )
+    assert external_spent(same, delta=DELTA) > external_spent(fresh, delta=DELTA)
+
+
+def test_charges_that_name_only_their_cohort_are_completed_where_one_turn_fits():
+    alike = TurnReleases(partitions=(0,), releases=SMALL)
+    other = TurnReleases(partitions=(1,), releases=SMALL)
+    coin = PoissonSampled(sampling_probability=0.3)
+    paid = [
+        charge(1, (0,), turns=(alike,), sampling=coin),
+        charge(2, (1,), turns=(other,), sampling=coin),
+        charge(3, (), turns=(), sampling=coin),
+    ]
+    expected = external_epsilon(SMALL, participation_probability=0.3, num_rounds=3, delta=DELTA)
+    assert external_spent(paid, delta=DELTA) == pytest.approx(expected, rel=1e-9)
+
+
+def test_an_external_view_that_the_charges_leave_open_is_refused_by_name():
+    turns = (TurnReleases(partitions=(0,), releases=SMALL),)
+    others = (
+        TurnReleases(partitions=(1,), releases=LARGE),
+        TurnReleases(partitions=(2,), releases=SMALL),
+    )
+    paid = [charge(1, (0,), turns=turns), charge(2, (1, 2), turns=others)]
+    with pytest.raises(NoValidBound, match=r"round 2 .* client 0 .* Charge.turns"):
+        external_spent(paid, delta=DELTA)
+
+
+def test_with_everybody_in_every_round_both_views_are_the_exact_composition():
+    paid = [charge(r, (0, 1, 2, 3, 4), sampling=Unsampled()) for r in range(7)]
+    exact = accountant.epsilon(repeated(SMALL, 7), DELTA)
+    assert [s.epsilon for s in spent(paid, delta=DELTA)] == [exact, exact]
+
+
+def test_client_level_releases_are_a_view_of_their_own():
+    upload = release(1.2, PoissonSampled(sampling_probability=0.1), unit="client")
+    paid = [charge(r, (0,), turns=(), aggregate=(upload,)) for r in range(20)]
+    (view,) = spent(paid, delta=DELTA)
+    assert (view.view, view.unit) == ("client-level", "client")
+    assert view.epsilon == accountant.epsilon(repeated((upload,), 20), DELTA)
+    both = spent([*paid, charge(20, (0,))], delta=DELTA)
+    assert [s.view for s in both] == ["server", "external", "client-level"]
+
+
+def test_nothing_charged_is_nothing_spent():
+    assert spent([], delta=DELTA) == ()
+    assert spent_by_client([], delta=DELTA) == {}
+
+
+def test_spending_is_read_from_a_ledger_with_its_recovered_lines(tmp_path):
+    path = tmp_path / "ledger.jsonl"
+    paid = [charge(1, (0, 1)), charge(2, (0, 3))]
+    with Ledger.create(path, {}) as ledger:
+        ledger.append("charge", paid[0].model_dump(mode="json"))
+        ledger.append("note", {"text": "no charge"})
+    path.write_bytes(path.read_bytes() + b'{"body"')
+    with Ledger.recover(path, charge=paid[1].model_dump(mode="json")) as ledger:
+        assert charges(ledger.entries) == tuple(paid)
+
+
+def test_a_budget_is_asked_before_the_charge(tmp_path):
+    with Ledger.create(tmp_path / "ledger.jsonl", {}) as ledger:
+        for server_round in range(3):
+            ledger.append("charge", charge(server_round, (0, 1)).model_dump(mode="json"))
+        now = accountant.epsilon(repeated(SMALL, 3), DELTA)
+        after = accountant.epsilon(repeated(SMALL, 4), DELTA)
+        for budget, partitions, exceeds in (
+            (after, (0,), False),
+            (after * 0.999, (0,), True),
+            (now, (3, 4), False),
+            (now * 0.999, (3, 4), True),
+        ):
+            asked = would_exceed(
+                ledger.entries, charge(3, partitions), max_epsilon=budget, delta=DELTA
+            )
+            assert asked == exceeds
+        assert not would_exceed(
+            ledger.entries, charge(3, (0,)), max_epsilon=after, delta=DELTA, view="external"
+        )
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=1, max_size=12))
+def test_spending_only_grows_and_ignores_the_order(pairs):
+    paid = [charge(r, tuple(sorted({a, b}))) for r, (a, b) in enumerate(pairs)]
+    total = {s.view: s.epsilon for s in spent(paid, delta=DELTA)}
+    before = {s.view: s.epsilon for s in spent(paid[:-1], delta=DELTA)}
+    turned = {s.view: s.epsilon for s in spent(paid[::-1], delta=DELTA)}
+    assert turned == total
+    assert all(before[view] <= total[view] for view in before)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"turns": TURNS, "partitions": (0, 9)}, r"none for \[9\]"),
+        ({"turns": (TURNS[0], TURNS[0]), "partitions": (0,)}, "one turn at most"),
+        ({"partitions": (0,), "server_round": -1}, "server_round"),
+    ],
+)
+def test_a_charge_that_does_not_say_who_released_what_is_refused(fields, message):
+    with pytest.raises(ValidationError, match=message):
+        Charge(**{"server_round": 0, **fields})
