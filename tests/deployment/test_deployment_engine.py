@@ -8,10 +8,13 @@ from typing import Any
 import pytest
 
 from app.engines import deployment
+from app.engines.comparison import compare_engines
 from app.engines.credentials import TLSFiles, generate
 from app.engines.processes import EngineFailed
 from tests.deployment.interrupt import all_gone, interrupted
 
+READY = "Successfully installed"  # every process is there, the ServerApp's own included
+QUICKSTART = Path(__file__).parents[2] / "configs" / "quickstart.toml"
 pytestmark = [pytest.mark.deployment, pytest.mark.slow]
 
 
@@ -20,22 +23,17 @@ def _run(project: Path, out: Path, *overrides: str, nodes: int = 2, **more: Any)
     deployment.run(
         experiment=Path("some.toml"), overrides=[f"clients={nodes}", *overrides],
         num_supernodes=nodes, out=out, project=project, on_line=lines.append,
-        **{"timeout": 300.0, **more},
+        **{"timeout": 600.0, **more},
     )  # fmt: skip
     return lines
 
 
 @pytest.mark.usefixtures("leaves_nothing")
-def test_every_node_answers_every_round_with_its_own_memory_and_partition(
-    tiny_project: Path, tmp_path: Path
-) -> None:
-    lines = _run(tiny_project, tmp_path / "out", "rounds=3", nodes=3)
-    result = json.loads((tmp_path / "out" / "result.json").read_text())
-    assert [(a["partition-id"], a["count"]) for a in result["answers"]] == [(0, 3), (1, 3), (2, 3)]
-    assert {a["num-partitions"] for a in result["answers"]} == {3}
-    assert result["experiment"] == str(Path("some.toml").absolute())
-    assert result["threads"] == "1"
-    assert sum(line.startswith("turn ") for line in lines) == 3
+def test_the_quickstart_has_the_same_trajectory_as_inline() -> None:
+    rounds, nodes = "federation.num_rounds=3", "federation.num_clients=3"
+    found = compare_engines(str(QUICKSTART), [rounds, nodes], ("inline", "deployment"))
+    assert found["engines"] == ["inline", "deployment"]
+    assert found["max_difference"] <= 1e-10
 
 
 @pytest.mark.usefixtures("leaves_nothing")
@@ -49,14 +47,20 @@ def test_a_failing_serverapp_fails_the_engine_with_its_exception_text(
 
 
 @pytest.mark.usefixtures("leaves_nothing")
-def test_with_tls_only_registered_keys_take_part_and_each_finds_its_own_data(
+def test_with_tls_and_registered_keys_each_node_has_its_partition_its_data_and_its_memory(
     tiny_project: Path, tmp_path: Path
 ) -> None:
     paths = [tmp_path / "data a", tmp_path / "data b"]
     tls = generate(tmp_path / "creds", 2)
-    _run(tiny_project, tmp_path / "out", "rounds=1", tls=tls, data_paths=paths)
+    lines = _run(tiny_project, tmp_path / "out", "rounds=2", tls=tls, data_paths=paths)
     result = json.loads((tmp_path / "out" / "result.json").read_text())
-    assert [a["data-path"] for a in result["answers"]] == [str(path) for path in paths]
+    assert result["answers"] == [
+        {"partition-id": i, "num-partitions": 2, "count": 2, "data-path": str(paths[i])}
+        for i in range(2)
+    ]
+    assert result["experiment"] == str(Path("some.toml").absolute())
+    assert result["threads"] == "1"
+    assert sum(line.startswith("turn ") for line in lines) == 2
 
 
 @pytest.mark.usefixtures("leaves_nothing")

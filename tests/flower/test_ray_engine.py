@@ -1,4 +1,3 @@
-import json
 import re
 import signal
 from pathlib import Path
@@ -6,14 +5,16 @@ from pathlib import Path
 import pytest
 
 from app.engines import ray
+from app.engines.comparison import compare_engines
 from app.engines.processes import EngineFailed
 from tests.deployment.conftest import TINY_PROJECT, leaves_nothing  # noqa: F401 - a fixture
 from tests.deployment.interrupt import all_gone, interrupted
 
+QUICKSTART = Path(__file__).parents[2] / "configs" / "quickstart.toml"
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 
-def _run(out: Path, *overrides: str, timeout: float = 300.0) -> list[str]:
+def _run(out: Path, *overrides: str, timeout: float = 600.0) -> list[str]:
     lines: list[str] = []
     ray.run(
         experiment=Path("some.toml"), overrides=["clients=4", *overrides], num_supernodes=4,
@@ -23,14 +24,13 @@ def _run(out: Path, *overrides: str, timeout: float = 300.0) -> list[str]:
 
 
 @pytest.mark.usefixtures("leaves_nothing")
-def test_every_virtual_client_answers_every_round_with_its_own_memory(tmp_path: Path) -> None:
-    lines = _run(tmp_path / "out", "rounds=3")
-    result = json.loads((tmp_path / "out" / "result.json").read_text())
-    expected = [(0, 3), (1, 3), (2, 3), (3, 3)]
-    assert [(a["partition-id"], a["count"]) for a in result["answers"]] == expected
-    assert {a["num-partitions"] for a in result["answers"]} == {4}
-    assert result["ray"] == str(Path(result["home"]).parent)
-    assert sum(line.startswith("turn ") for line in lines) == 3
+def test_the_quickstart_has_the_same_trajectory_as_inline() -> None:
+    shared = Path("/tmp/ray")  # where Ray puts itself unless it is told otherwise
+    before = shared.exists() and shared.stat().st_mtime
+    found = compare_engines(str(QUICKSTART), ["federation.num_rounds=10"], ("inline", "ray"))
+    assert found["engines"] == ["inline", "ray"]
+    assert found["max_difference"] <= 1e-10
+    assert (shared.exists() and shared.stat().st_mtime) == before
 
 
 @pytest.mark.usefixtures("leaves_nothing")
