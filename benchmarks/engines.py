@@ -1,0 +1,193 @@
+"""Client turns per second: stacked cohort, one message a client, Flower under Ray, a numpy loop.
+
+    python benchmarks/engines.py [--clients 10 100 1000] [--cases ...] [--no-ray] [--json]
+
+Every engine runs the same experiment of benchmarks/engine_cases.py, with its ledger, its checks and
+its byte accounting; evaluation is off. In-process rivals are interleaved and the median round is
+kept; Ray runs once per case, its first round (start-up) dropped. The floor of the kPCA case is the
+time of the bare products of its gradients at the measured rate of a stacked matmul of that shape.
+"""
+
+import argparse
+import contextlib
+import json
+import resource
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from app.assembly import client_side, initial_point, load_shards, plan_of
+from app.engines.cohort import CohortGrid
+from app.treasury import Treasury
+from benchmarks.engine_cases import CASES, STEPS, experiment
+from benchmarks.engine_loops import round_of
+from benchmarks.stopwatch import table
+from configs.load import save
+from configs.schema import Experiment
+from strategies.conversation import Conversation
+
+INTERLEAVED = 5
+
+
+def stepper(config: Experiment, folder: Path) -> Callable[[], None]:
+    """A function that runs the next round of an inline experiment, ledger included."""
+    found, plan = load_shards(config), plan_of(config)
+    treasury = Treasury.prepare(config, found.sizes)
+    start = plan.half.initial(initial_point(config))
+    talk = Conversation(plan, start, treasury, lambda _: None)
+    grid = _grid(config, folder)
+    purse = contextlib.ExitStack()
+    purse.enter_context(treasury.open_ledger(folder / "ledger.jsonl", resumed_at=None))
+    talk.start(grid, num_rounds=0)  # the handshake
+    count = iter(range(1, 1_000_000))
+
+    def step(_held: contextlib.ExitStack = purse) -> None:
+        talk.run_round(next(count), grid)
+
+    return step
+
+
+def _grid(config: Experiment, folder: Path) -> Any:
+    if config.engine.execution == "cohort":
+        return CohortGrid(client_side(config), device="cpu", memory_budget_mb=1024)
+    from app.client_app import app
+    from app.engines.inline import InlineGrid
+
+    save(config, folder / "experiment.toml")
+    run_config = {"experiment": str(folder / "experiment.toml"), "overrides": ""}
+    return InlineGrid(app, config.federation.num_clients, run_config)
+
+
+def numpy_stepper(case: str, config: Experiment) -> Callable[[], None]:
+    """The researcher's loop."""
+    one, x = round_of(case, config)
+    state = [x]
+
+    def step() -> None:
+        state[0] = one(state[0])
+
+    return step
+
+
+def interleaved(rivals: dict[str, Callable[[], None]], most: float) -> dict[str, float]:
+    """Median wall seconds of one round of each rival; slow ones stop after ``most`` seconds."""
+    for step in rivals.values():
+        step()
+    seconds: dict[str, list[float]] = {name: [] for name in rivals}
+    for _ in range(INTERLEAVED):
+        for name, step in rivals.items():
+            if sum(seconds[name]) > most:
+                continue
+            began = time.perf_counter()
+            step()
+            seconds[name].append(time.perf_counter() - began)
+    return {name: statistics.median(values) for name, values in seconds.items()}
+
+
+def ray_seconds(case: str, clients: int, rounds: int) -> float:
+    """Median seconds of a round under Flower's simulation engine, without the first."""
+    from app.launch import Request, launch
+
+    with tempfile.TemporaryDirectory(prefix="manifed-bench-") as root:
+        path = Path(root) / "case.toml"
+        save(experiment(case, clients, rounds, kind="ray"), path)
+        folder = launch(Request(str(path), out=Path(root) / "run", plain=True))
+        return statistics.median(folder.metrics()["seconds"][2:])  # type: ignore[type-var]
+
+
+def floor_seconds(config: Experiment) -> float:
+    """The bare products Z (Z^T x) of one round, stacked, at the rate measured here and now."""
+    side = client_side(config)
+    shard = side.shards[0]["z"]
+    chunk = max(1, int(8e6 / (shard.numel() * 8)))
+    z = torch.stack([s["z"] for s in side.shards[:chunk]])
+    x = torch.randn(
+        chunk, *side.point_shape, dtype=z.dtype, generator=torch.Generator().manual_seed(0)
+    )
+    best = []
+    for _ in range(20):
+        began = time.perf_counter()
+        for _ in range(STEPS):
+            z.mT @ (z @ x)
+        best.append(time.perf_counter() - began)
+    return statistics.median(best) * len(side.shards) / chunk
+
+
+def measure(case: str, clients: int, *, with_ray: bool, most: float) -> dict[str, float]:
+    """Seconds of a round of every rival."""
+    with tempfile.TemporaryDirectory(prefix="manifed-bench-") as root:
+        (Path(root) / "a").mkdir()
+        (Path(root) / "b").mkdir()
+        cohort = experiment(case, clients, 1000, execution="cohort")
+        rivals = {
+            "cohort": stepper(cohort, Path(root) / "a"),
+            "messages": stepper(experiment(case, clients, 1000), Path(root) / "b"),
+            "numpy": numpy_stepper(case, cohort),
+        }
+        if clients >= 10_000:
+            rivals = {"cohort": rivals["cohort"]}
+        found = interleaved(rivals, most)
+        if case.startswith("kpca"):
+            found["floor"] = floor_seconds(cohort)
+    if with_ray:
+        found["ray"] = ray_seconds(case, clients, 5)
+    return found
+
+
+def report(results: dict[tuple[str, int], dict[str, float]]) -> tuple[str, dict[str, float]]:
+    """A Markdown table and the flat ratios."""
+    rows, flat = [], dict[str, float]()
+    for (case, clients), seconds in results.items():
+        mine = seconds["cohort"]
+        ratios = {name: s / mine for name, s in seconds.items() if name not in {"cohort", "floor"}}
+        for name, ratio in ratios.items():
+            flat[f"{case}_{clients}_cohort_over_{name}"] = ratio
+        over_floor = mine / seconds["floor"] if "floor" in seconds else None
+        if over_floor is not None:
+            flat[f"{case}_{clients}_over_floor"] = over_floor
+        rows.append(
+            [case, str(clients), f"{clients / mine:,.0f}", f"{mine * 1e3:.3g}"]
+            + [f"{ratios[n]:.1f}" if n in ratios else "" for n in ("messages", "numpy", "ray")]
+            + [f"{over_floor:.2f}" if over_floor is not None else ""]
+        )
+    header = ["case", "clients", "cohort turns/s", "ms a round"]
+    header += ["x messages", "x numpy loop", "x Ray", "over floor"]
+    return table(header, rows), flat
+
+
+def main() -> None:
+    """Print the table; with --json the ratios as the last line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--clients", type=int, nargs="+", default=[10, 100, 1000])
+    parser.add_argument("--cases", nargs="+", default=list(CASES), choices=list(CASES))
+    parser.add_argument("--no-ray", action="store_true")
+    parser.add_argument("--ray-clients", type=int, nargs="+", default=[1000])
+    parser.add_argument("--most", type=float, default=20.0, help="seconds a slow rival may take")
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    results: dict[tuple[str, int], dict[str, float]] = {}
+    for case in arguments.cases:
+        for clients in arguments.clients:
+            with_ray = not arguments.no_ray and clients in arguments.ray_clients
+            results[case, clients] = measure(case, clients, with_ray=with_ray, most=arguments.most)
+    text, flat = report(results)
+    print(text)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
+    print(
+        f"\npeak memory of this process: {peak:.0f} MiB; torch threads: {torch.get_num_threads()}"
+    )
+    if arguments.json:
+        aliases = {
+            "kpca_784x5_cohort_over_ray": flat.get("kpca_784x5_1000_cohort_over_ray"),
+            "kpca_784x5_over_floor": flat.get("kpca_784x5_100_over_floor"),
+        }
+        print(json.dumps(flat | {k: v for k, v in aliases.items() if v is not None}))
+
+
+if __name__ == "__main__":
+    main()
