@@ -60,7 +60,9 @@ class HyperbolicCloud(DataSource):
         radius = np.linalg.norm(u, axis=1, keepdims=True)
         points = np.hstack([np.cosh(radius), np.sinh(radius) * u / radius])
         features = rng.standard_normal((self.num_examples, self.num_features))
-        return build({"feature": features, "target": points})
+        return build(
+            {"feature": features, "target": points}, feature_ndim={"feature": 1, "target": 1}
+        )
 
 
 class WordnetMammals(DataSource):

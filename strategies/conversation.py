@@ -75,7 +75,7 @@ class Conversation(Strategy):
             self._nodes = meet(grid, plan.config_sha256, plan.num_examples, plan.policy.timeout)
         result = Result()
         for server_round in range(self._first_round, num_rounds + 1):
-            report = self._round(server_round, grid)
+            report = self.run_round(server_round, grid)
             self._on_round(report)
             if evaluate_fn is not None:
                 metrics = evaluate_fn(server_round, self._arrays())
@@ -84,7 +84,8 @@ class Conversation(Strategy):
         result.arrays = self._arrays()
         return result
 
-    def _round(self, server_round: int, grid: Grid) -> RoundReport:
+    def run_round(self, server_round: int, grid: Grid) -> RoundReport:
+        """One round, retries included; needs the handshake that `start` does."""
         plan, first = self.plan, self._attempts(server_round)
         tries = plan.policy.max_attempts if plan.policy.on_failure == "retry" else 1
         for attempt in range(first, first + tries):

@@ -1,4 +1,4 @@
-"""The command line: one clear line and exit code 2 on bad input, JSON as the last line on request."""
+"""The command line: bad input is one clear line and exit code 2; JSON is the last line."""
 
 import json
 import subprocess
