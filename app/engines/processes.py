@@ -17,7 +17,7 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -174,7 +174,9 @@ class PrivateFlower:
 
     def connect(self, name: str, address: str, root_certificates: Path | None = None) -> None:
         """Writes the private ``config.toml`` with one SuperLink connection called ``name``."""
-        secure = f'root-certificates = "{root_certificates}"' if root_certificates else None
+        secure = (
+            f'root-certificates = "{root_certificates.absolute()}"' if root_certificates else None
+        )
         security = secure or "insecure = true"
         config = self.home / "flwr" / "config.toml"
         config.parent.mkdir(exist_ok=True)
@@ -198,7 +200,7 @@ def _raise_exit(number: int, _frame: FrameType | None) -> None:
 @contextmanager
 def signals(
     handlers: Mapping[signal.Signals, signal.Handlers | Callable[..., None]],
-) -> Iterator[None]:
+) -> Generator[None, None, None]:
     """Sets signal handlers for a block; a no-op outside the main thread, as Python demands."""
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -216,7 +218,7 @@ def signals(
 
 
 @contextmanager
-def private_flower(project: Path) -> Iterator[PrivateFlower]:
+def private_flower(project: Path) -> Generator[PrivateFlower, None, None]:
     """A private Flower for one run of the app in ``project``; nothing of it is left afterwards.
 
     SIGTERM and SIGHUP end the block like Ctrl-C does (SystemExit 128 + number); a second signal

@@ -21,6 +21,7 @@ from app.engines.processes import (
     private_flower,
     tail,
 )
+from app.engines.staging import travelling
 from configs.load import split_overrides
 
 CONNECTION = "manifed"
@@ -154,7 +155,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """``python -m app.engines.superlink``: a run on a SuperLink that is already there.
 
     Returns:
-        0 for finished:completed, 1 for any other end.
+        0 for finished:completed, 1 for any other end, 2 for a file that is missing.
     """
     parser = argparse.ArgumentParser(prog="python -m app.engines.superlink", description=__doc__)
     parser.add_argument("address", help="HOST:PORT of the SuperLink")
@@ -165,14 +166,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--project", type=Path, default=Path.cwd())
     parser.add_argument("--timeout", type=float, default=86400.0, help="seconds")
     given = parser.parse_args(arguments)
-    config = run_config(given.experiment, given.set, given.out)
     try:
         with private_flower(given.project) as flower:
+            config = run_config(given.experiment, given.set, given.out)
+            config["experiment"] = travelling(given.experiment, given.project, flower.app)
             flower.connect(CONNECTION, given.address, given.root_certificates)
             submit(flower, config, (), timeout=given.timeout, on_line=_print_line)
     except EngineFailed as failure:
         sys.stderr.write(f"{failure}\n")
         return 1
+    except FileNotFoundError as missing:
+        sys.stderr.write(f"{missing}\n")
+        return 2
     return 0
 
 
