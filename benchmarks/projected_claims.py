@@ -1,0 +1,251 @@
+"""The claims of the projected federated learning paper as measured checks (spec 001 §8, C3-C13).
+
+    python benchmarks/projected_claims.py [C4 C9 ...] [--json]
+
+Each claim is a function from nothing to numbers and a verdict; the runs are those of
+configs/experiments/001_*.toml, shortened where a claim needs fewer rounds. C1, C2 and C11 are
+equalities and bounds: tests/clients/test_projected.py and tests/strategies/test_projection_mean.py.
+"""
+
+import argparse
+import json
+import sys
+import tomllib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import torch
+
+from app.assembly import load_shards
+from app.evaluation import client_shares
+from benchmarks.federation_race import Result, run
+from configs.load import parse
+from configs.schema import Experiment
+
+EXPERIMENTS = Path(__file__).resolve().parents[1] / "configs" / "experiments"
+RIVALS = ("rfedavg", "rfedprox", "rfedsvrg")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What was measured, and whether the claim holds as stated."""
+
+    claim: str
+    holds: bool
+    numbers: dict[str, Any]
+
+
+def table(name: str, **changes: Any) -> dict[str, Any]:
+    """The table of an experiment; ``rounds``, ``seed``, ``step_size`` and ``centred`` change it."""
+    found = tomllib.loads((EXPERIMENTS / f"{name}.toml").read_text())
+    if "rounds" in changes:
+        found["federation"]["num_rounds"] = changes["rounds"]
+    if "seed" in changes:
+        found["federation"]["seed"] = changes["seed"]
+    if "step_size" in changes:
+        found["training"]["step_size"] = changes["step_size"]
+    if "batch" in changes:
+        found["training"]["minibatch"] = changes["batch"]
+    if changes.get("centred"):
+        found["data"]["is_centred"] = True
+    return found
+
+
+def best_point(config: Experiment) -> torch.Tensor:
+    """The reference optimum, as a start."""
+    found = load_shards(config)
+    return found.problem.optimum(found.examples, client_shares(found.sizes, "uniform")).x
+
+
+def at(result: Result, *rounds: int) -> dict[str, float]:
+    """Gradient norms by round."""
+    return {str(r): result.gradient_norms[r] for r in rounds}
+
+
+def c3() -> Verdict:
+    """From the optimum with zero corrections RFedAvg leaves for good, Algorithm 1 comes back."""
+    ours = run(table("001_6_projected", step_size=2e-3, rounds=400), start=best_point)
+    averaged = run(table("001_6_rfedavg", step_size=2e-3, rounds=100), start=best_point)
+    shown = {"projected": at(ours, 0, 1, 10, 100, 400), "rfedavg": at(averaged, 0, 10, 100)}
+    return Verdict("no drift", ours.final < 1e-3 and averaged.final > 0.3, shown)
+
+
+def c4() -> Verdict:
+    """Synthetic kPCA: both drift-corrected algorithms converge, averaging stalls."""
+    numbers: dict[str, Any] = {}
+    is_true = True
+    for seed in (0, 1):
+        ends = {a: run(table(f"001_6_{a}", seed=seed)) for a in ("projected", *RIVALS)}
+        final = {name: result.final for name, result in ends.items()}
+        numbers[f"seed {seed}"] = final
+        is_true &= final["projected"] <= min(5e-3, final["rfedsvrg"])
+        is_true &= min(final["rfedavg"], final["rfedprox"]) >= 0.5
+        is_true &= final["rfedavg"] / final["projected"] >= 100
+    return Verdict("synthetic kPCA at equal step size", is_true, numbers)
+
+
+def c5() -> Verdict:
+    """RFedSVRG needs at least 1.8 times the uploads at equal step size."""
+    numbers: dict[str, Any] = {}
+    for name, target in (("001_6", 1e-2), ("001_4_exact", 1e-4)):
+        mine, theirs = (
+            run(table(f"{name}_{a}" if name == "001_6" else f"{name}-{a}"), [target], stops=True)
+            for a in ("projected", "rfedsvrg")
+        )
+        ratio = theirs.uploads(target) / mine.uploads(target)
+        numbers[name] = {
+            "projected": mine.uploads(target),
+            "rfedsvrg": theirs.uploads(target),
+            "ratio": ratio,
+        }
+    is_true = all(entry["ratio"] >= 1.8 for entry in numbers.values())
+    return Verdict("uploads to a target", is_true, numbers)
+
+
+def c6() -> Verdict:
+    """More local steps: fewer uploads for Algorithm 1, a higher plateau for RFedAvg."""
+    ours = {tau: run(table(f"001_7_projected-tau-{tau}", rounds=1000), [1e-2]) for tau in TAUS}
+    flat = {tau: run(table(f"001_7_rfedavg-tau-{tau}", rounds=500)).final for tau in TAUS}
+    uploads = [ours[tau].uploads(1e-2) for tau in TAUS]
+    ends = [ours[tau].final for tau in TAUS]
+    is_true = uploads[0] > uploads[1] > uploads[2] and flat[10] < flat[15] < flat[20]
+    is_true &= ends[1] < ends[0] / 10 and ends[2] < ends[1] / 10
+    numbers = {"uploads to 1e-2": uploads, "|grad| at 1000": ends, "rfedavg plateau": flat}
+    return Verdict("local steps help", is_true, numbers)
+
+
+TAUS = (10, 15, 20)
+
+
+def c7() -> Verdict:
+    """Digits: the corrected algorithms converge, averaging plateaus."""
+    ends = {a: run(table(f"001_1_digits-{a}")) for a in ("projected", *RIVALS)}
+    final = {name: result.final for name, result in ends.items()}
+    config = parse(table("001_1_digits-projected"))
+    found, shares = load_shards(config), client_shares((1,) * 10, "uniform")
+    best = found.problem.optimum(found.examples, shares)
+    gaps = {
+        name: float(found.problem.objective(result.model, found.examples, shares)) - best.value
+        for name, result in ends.items()
+    }
+    angle = found.problem.metrics(ends["projected"].model, best, {})["principal_angle"]
+    is_true = max(final["projected"], final["rfedsvrg"]) <= 0.1 and gaps["projected"] <= 1e-3
+    is_true &= min(final["rfedavg"], final["rfedprox"]) >= 5 and gaps["rfedavg"] >= 0.5
+    return Verdict("digits kPCA", is_true, {"|grad|": final, "f - f*": gaps, "angle": angle})
+
+
+def c8() -> Verdict:
+    """Stochastic gradients: a floor whose mean square falls like the sampling variance."""
+    floors: dict[str, float] = {}
+    for b in (9, 18, 45, 90):
+        result = run(table(f"001_3_digits-batch-{b}", rounds=400), start=best_point)
+        tail = torch.tensor(result.gradient_norms[-200:], dtype=torch.float64)
+        floors[str(b)] = float(tail.square().mean())
+    full = run(table("001_3_digits-batch-179", rounds=400), start=best_point).final
+    ratios = [
+        floors[str(b)] * b / (1 - (b - 1) / 178) / (floors["9"] * 9 / (1 - 8 / 178))
+        for b in (18, 45, 90)
+    ]
+    is_true = all(0.5 <= r <= 2 for r in ratios) and full < 0.05 * floors["90"] ** 0.5
+    numbers = {"mean square": floors, "relative to sampling variance": ratios, "full": full}
+    return Verdict("batch size", is_true, numbers)
+
+
+def c9() -> Verdict:
+    """Matrix completion: as many rounds as RFedSVRG, half the uploads; RFedAvg needs conflict."""
+    numbers: dict[str, Any] = {}
+    is_true = True
+    for eta in (2e-5, 5e-5):
+        ends = {
+            a: run(table(f"001_4_exact-{a}", step_size=eta), [1e-4], stops=True)
+            for a in ("projected", "rfedsvrg", "rfedavg")
+        }
+        rounds = {n: r.reached[1e-4].rounds if r.reached else None for n, r in ends.items()}
+        numbers[f"rounds to 1e-4 at {eta:g}"] = rounds
+        is_true &= abs(rounds["projected"] / rounds["rfedsvrg"] - 1) <= 0.2
+    noisy = {a: run(table(f"001_4_noisy-{a}", rounds=80)).final for a in ("projected", *RIVALS)}
+    mixed = {a: run(table(f"001_4_heterogeneous-{a}")).final for a in ("projected", *RIVALS)}
+    is_true &= noisy["projected"] <= 1e-6 and noisy["rfedavg"] >= 1
+    numbers |= {"noisy, |grad| at 80": noisy, "heterogeneous, |grad| at 200": mixed}
+    return Verdict("matrix completion", is_true, numbers)
+
+
+def c10() -> Verdict:
+    """Matrix completion: more local steps, fewer uploads."""
+    uploads = [
+        run(table(f"001_9_projected-tau-{tau}"), [1e-4], stops=True).uploads(1e-4) for tau in TAUS
+    ]
+    is_true = uploads[0] > uploads[1] > uploads[2]
+    return Verdict("local steps help matrix completion", is_true, {"uploads to 1e-4": uploads})
+
+
+def c12() -> Verdict:
+    """CPU time a round: ours < RFedAvg < RFedSVRG < RFedProx with exact maps."""
+    numbers: dict[str, Any] = {}
+    for maps in ("exact", "retraction"):
+        times: dict[str, float] = {}
+        for name in ("projected", *RIVALS):
+            found = table(f"001_6_{name}", rounds=60, step_size=2e-3)
+            if name != "projected":
+                found["training"]["maps"] = found["strategy"]["maps"] = maps
+            times[name] = 1e3 * min(run(found).seconds_per_round for _ in range(3))
+        numbers[f"CPU ms a round, {maps}"] = times
+    t = numbers["CPU ms a round, exact"]
+    is_true = t["projected"] < t["rfedavg"] < t["rfedsvrg"] < t["rfedprox"]
+    return Verdict("run time with exact maps", is_true, numbers)
+
+
+def c13() -> Verdict:
+    """Limits: a step-size window narrower than RFedSVRG's, and centred data at eta = 1/beta."""
+    window = {
+        f"{eta:g}": {
+            a: run(table(f"001_6_{a}", step_size=eta)).final for a in ("projected", "rfedsvrg")
+        }
+        for eta in (5e-3, 8e-3, 1.2e-2)
+    }
+    config = parse(table("001_1_digits-projected", centred=True))
+    z = torch.cat([s["z"] for s in load_shards(config).examples]) / 179**0.5
+    beta = float(torch.linalg.eigvalsh(z.mT @ z)[-1])
+    centred = {
+        f"{c}/beta": {
+            a: run(table(f"001_1_digits-{a}", centred=True, step_size=c / beta, rounds=300)).final
+            for a in ("projected", "rfedsvrg")
+        }
+        for c in (1.0, 0.5)
+    }
+    is_true = window["0.008"]["projected"] > 0.1 > window["0.008"]["rfedsvrg"]
+    is_true &= centred["1.0/beta"]["projected"] > 1 > centred["0.5/beta"]["projected"]
+    numbers = {"synthetic, |grad| at 500": window, "centred digits, |grad| at 300": centred}
+    return Verdict("limits", is_true, numbers)
+
+
+CLAIMS: dict[str, Callable[[], Verdict]] = {
+    "C3": c3, "C4": c4, "C5": c5, "C6": c6, "C7": c7, "C8": c8, "C9": c9, "C10": c10, "C12": c12,
+    "C13": c13,
+}  # fmt: skip
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print a verdict a claim; exit code 1 when one does not hold."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("claims", nargs="*", metavar="CLAIM", help=", ".join(CLAIMS))
+    parser.add_argument("--json", action="store_true")
+    given = parser.parse_args(argv)
+    torch.set_num_threads(1)
+    found = {name: CLAIMS[name]() for name in (given.claims or CLAIMS)}
+    for name, verdict in found.items():
+        print(f"{name:4} {'holds' if verdict.holds else 'FAILS'}  {verdict.claim}")
+        for key, value in verdict.numbers.items():
+            print(f"       {key}: {json.dumps(value)}")
+    if given.json:
+        numbers = {n: {"holds": v.holds, **v.numbers} for n, v in found.items()}
+        print(json.dumps(numbers))
+    return 0 if all(verdict.holds for verdict in found.values()) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
