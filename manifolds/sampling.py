@@ -18,7 +18,7 @@ from typing import Annotated, Literal
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
-from scipy.linalg.lapack import dpstrf
+from scipy.linalg.lapack import dpstrf  # pyright: ignore[reportAttributeAccessIssue]
 from torch import Tensor
 
 from manifolds.base import Manifold
