@@ -8,7 +8,7 @@ model and the final numbers at the end.
 import contextlib
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -212,7 +212,7 @@ class _Run:
         self._progress(server_round, self._row)
 
     @contextlib.contextmanager
-    def _evaluation_time(self) -> Iterator[None]:
+    def _evaluation_time(self) -> Generator[None, None, None]:
         before = time.perf_counter()
         yield
         self._evaluating += time.perf_counter() - before

@@ -6,7 +6,7 @@ an adversary who sees the models and not who took part.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
@@ -72,7 +72,7 @@ class Treasury:
 
     # -- charging ----------------------------------------------------------------------------
     @contextmanager
-    def open_ledger(self, path: Path, *, resumed_at: int | None) -> Iterator[None]:
+    def open_ledger(self, path: Path, *, resumed_at: int | None) -> Generator[None, None, None]:
         """Hold the run's ledger; on a resumed run everything in it counts as spent.
 
         A last line that a crash tore is charged as if it had invited everybody.

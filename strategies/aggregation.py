@@ -56,7 +56,7 @@ def weighted_mean(uploads: Payload, weights: Tensor) -> dict[str, Tensor]:
     """sum_i w_i u_i of every field, with weights normalised to one."""
     share = weights / weights.sum()
     return {
-        name: torch.tensordot(share, stacked, dims=([0], [0]))
+        name: torch.einsum("c,c...->...", share, stacked)
         for name, stacked in uploads.tensors().items()
     }
 
