@@ -122,10 +122,8 @@ def report(title: str, results: dict[str, Result]) -> None:
         print(f" | {'rounds':>6} {'uploads':>7} {'kB':>8} {'s':>7} to {target:g}", end="")
     print()
     for name, result in results.items():
-        print(
-            f"{name:10} {result.step_size:8.4g} {result.server_step_size:6.3g} {result.final:13.3e}",
-            end="",
-        )
+        print(f"{name:10} {result.step_size:8.4g} {result.server_step_size:6.3g}", end="")
+        print(f" {result.final:13.3e}", end="")
         print(f" {1e3 * result.seconds_per_round:9.2f}", end="")
         for target in TARGETS:
             end = result.reached.get(target)

@@ -41,6 +41,7 @@ def federate(
     lens: ExampleLens | None = None,
     client_lens: ClientLens | None = None,
     memory: Memory | None = None,
+    source: NoiseSource = SOURCE,
 ) -> Iterator[Played]:
     """The rounds, one by one; ``cohort(server_round)`` says who takes part (default: all)."""
     half = ClientHalf(problem, training, lens or ExampleLens())
@@ -58,9 +59,9 @@ def federate(
             down = strategy.down(state, phase.name)
             spread = type(down)(*[t.expand(len(rows), *t.shape) for t in down.tensors().values()])
             seat = Seat(members, r, 0, phase.name)
-            turn = take_turn(half, seat, spread, mine, examples, sizes[rows].tolist(), SOURCE)
+            turn = take_turn(half, seat, spread, mine, examples, sizes[rows].tolist(), source)
             mine = turn.memory
-            draws = ServerDraws(SOURCE, r, 0, index)
+            draws = ServerDraws(source, r, 0, index)
             if client_lens is None:
                 weights = sizes[rows].double()
                 if strategy.weights == "uniform":
