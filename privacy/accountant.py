@@ -108,7 +108,7 @@ def _delta(total: Composition, epsilon: float) -> float:
     return found if is_fine else min(found, renyi.delta(renyi.curve(total), epsilon))
 
 
-@lru_cache(maxsize=32)
+@lru_cache(maxsize=8)
 def _loss(total: Composition) -> tuple[Loss, bool]:
     interval, is_fine = grid_interval([(total, 1.0)])
     return total.loss(interval), is_fine

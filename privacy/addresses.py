@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
 from itertools import pairwise
-from typing import Final
+from typing import Final, NamedTuple
 
 
 class Stream(IntEnum):
@@ -30,6 +30,7 @@ class Stream(IntEnum):
 
 BITS: Final = {"stream": 8, "attempt": 16, "step": 24, "server_round": 24, "partition": 24}
 BLOCK_BITS: Final = 32
+_ENDS: Final = tuple(1 << bits for bits in BITS.values())
 
 
 @dataclass(frozen=True, order=True)
@@ -45,8 +46,7 @@ class BlockRange:
     stop: int
 
 
-@dataclass(frozen=True)
-class Address:
+class Address(NamedTuple):
     """The part of an address that a whole cohort shares."""
 
     stream: Stream
@@ -60,20 +60,28 @@ class Address:
         Raises:
             ValueError: naming the field, its value and its bound.
         """
-        if partitions:
-            values = (self.stream, self.attempt, self.step, self.server_round)
-            for name, value in zip(BITS, (*values, min(partitions)), strict=True):
-                if not 0 <= value < 1 << BITS[name]:
-                    raise ValueError(f"Expected 0 <= {name} < 2**{BITS[name]}, got {value}")
-            if max(partitions) >= 1 << BITS["partition"]:
-                raise ValueError(f"Expected partition < 2**24, got {max(partitions)}")
-        if len(set(partitions)) != len(partitions):
+        if len(partitions) == 1:
+            least = most = partitions[0]
+        elif partitions:
+            least, most = min(partitions), max(partitions)
+        else:
+            least = most = 0
+        fields = (self.stream, self.attempt, self.step, self.server_round, most)
+        if least < 0 or any(map(int.__ge__, fields, _ENDS)) or min(fields) < 0:
+            self._refuse(least, most)
+        if len(partitions) > 1 and len(set(partitions)) != len(partitions):
             raise ValueError(f"Expected distinct partitions (noise is never reused): {partitions}")
         if stop > 1 << BLOCK_BITS:
             raise ValueError(
                 f"Expected at most 2**{BLOCK_BITS} blocks at one address, got {stop}; "
                 "use another step or a smaller shape"
             )
+
+    def _refuse(self, least: int, most: int) -> None:
+        values = (self.stream, self.attempt, self.step, self.server_round, least)
+        for name, value in [*zip(BITS, values, strict=True), ("partition", most)]:
+            if not 0 <= value < 1 << BITS[name]:
+                raise ValueError(f"Expected 0 <= {name} < 2**{BITS[name]}, got {value}")
 
     def high(self) -> int:
         """The upper 64 bits: stream 8 | attempt 16 | step 24 | upper 16 of server_round."""

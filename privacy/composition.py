@@ -26,6 +26,9 @@ from privacy.loss_grid import gaussian_loss
 _CELLS_PER_STDDEV: Final = 50
 _COARSEST: Final = 0.01
 _MOST_CELLS: Final = 1 << 21
+_LEAST_RATE: Final = 1e-9
+_LEAST_NOISE: Final = 1e-3
+"""At and below this noise multiplier (epsilon > 10^5) sampling is not worth a bound of its own."""
 
 
 class NoValidBound(ValueError):
@@ -121,9 +124,9 @@ def compose(releases: Iterable[GaussianRelease]) -> Composition:
     subsets = Counter[tuple[float, int, int]]()
     for release in present:
         z, count, sampling = release.noise_multiplier, release.count, release.sampling
-        if isinstance(sampling, PoissonSampled) and sampling.sampling_probability < 1 and z > 0:
-            poisson[z, sampling.sampling_probability] += count
-        elif isinstance(sampling, SampledWithoutReplacement) and _is_proper(sampling) and z > 0:
+        if isinstance(sampling, PoissonSampled) and (rate := _rate(sampling, z)) < 1:
+            poisson[z, rate] += count
+        elif isinstance(sampling, SampledWithoutReplacement) and _is_proper(sampling, z):
             subsets[z, sampling.sample_size, sampling.population] += count
         else:
             unsampled.append((z, count))
@@ -160,8 +163,13 @@ def _refuse_mixtures(present: list[GaussianRelease]) -> None:
         )
 
 
-def _is_proper(sampling: SampledWithoutReplacement) -> bool:
-    return sampling.sample_size < sampling.population
+def _rate(sampling: PoissonSampled, z: float) -> float:
+    """The sampling probability, raised where float64 could not tell it from 0 (a safe bound)."""
+    return max(sampling.sampling_probability, _LEAST_RATE * z) if z > _LEAST_NOISE else 1.0
+
+
+def _is_proper(sampling: SampledWithoutReplacement, z: float) -> bool:
+    return sampling.sample_size < sampling.population and z > _LEAST_NOISE
 
 
 def _loss_variance(z: float, q: float) -> float:

@@ -27,7 +27,7 @@ def composed_mu(releases: Iterable[tuple[float, int]]) -> float:
     present = [(z, count) for z, count in releases if count > 0]
     if any(z == 0 for z, _ in present):
         return math.inf
-    return math.sqrt(math.fsum(count / z**2 for z, count in present))
+    return math.sqrt(math.fsum(count * (1 / z) * (1 / z) for z, count in present))
 
 
 def delta(epsilon: float, *, mu: float) -> float:
@@ -52,7 +52,9 @@ def epsilon(delta_: float, *, mu: float) -> float:
         return 0.0
     if mu == math.inf or delta_ == 0:
         return math.inf
-    high = mu**2 / 2 + mu * math.sqrt(2 * math.log(1 / delta_))  # tail of the loss N(mu^2/2, mu^2)
+    high = mu * mu / 2 + mu * math.sqrt(
+        2 * math.log(1 / delta_)
+    )  # tail of the loss N(mu^2/2, mu^2)
     while delta(high, mu=mu) > delta_:
         high *= 1.0 + 2.0**-20
     return _bisect_down(0.0, high, lambda eps: delta(eps, mu=mu) <= delta_)

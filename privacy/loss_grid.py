@@ -19,7 +19,7 @@ _REACH: Final = 8.9
 """Standard deviations kept of a Gaussian: what lies above, < 3e-19, is an infinite loss."""
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=16)
 def gaussian_loss(noise_multiplier: float, sampling_probability: float, interval: float) -> Loss:
     """One Gaussian release of Poisson-sampled units under add-or-remove (probability 1: of all)."""
     z, q = noise_multiplier, sampling_probability
@@ -37,42 +37,41 @@ def guarantee_loss(epsilon: float, delta: float) -> Loss:
 def _removed(z: float, q: float, interval: float) -> LossPmf:
     """Upper distribution: the mixture; the loss rises with x."""
     top = min(_REACH * z + 1.0, float(_place(np.array([LARGEST_LOSS]), z, q)[0]))
-    lowest = math.log1p(-q) if q < 1 else max(_loss(-_REACH * z, z, q), -LARGEST_LOSS)
+    lowest = max(_loss(-_REACH * z, z, q), -LARGEST_LOSS)
     points = _grid(interval, lowest, _loss(top, z, q))
     cuts = np.minimum(_place(points * interval, z, q), top)
     cuts[-1] = top
     null, shifted = _masses(cuts / z), _masses((cuts - 1) / z)
-    upper = (1 - q) * null + q * shifted
-    pmf = _split(interval, points, upper, null)
-    below = _cdf((cuts[0] - 1) / z) if q == 1 else 0.0
+    pmf = _split(interval, points, (1 - q) * null + q * shifted, null)
+    below = (1 - q) * _cdf(cuts[0] / z) + q * _cdf((cuts[0] - 1) / z)
     above = (1 - q) * _cdf(-top / z) + q * _cdf(-(top - 1) / z)
     return _with_tails(pmf, below, above)
 
 
 def _added(z: float, q: float, interval: float) -> LossPmf:
-    """Upper distribution: N(0, z^2); the loss falls with x, from -log(1 - q)."""
+    """Upper distribution: N(0, z^2); the loss falls with x, from at most -log(1 - q)."""
     lowest = max(-_loss(_REACH * z, z, q), -LARGEST_LOSS)
-    points = _grid(interval, lowest, -math.log1p(-q))
+    points = _grid(interval, lowest, min(-_loss(-_REACH * z, z, q), LARGEST_LOSS))
     cuts = _place(-points * interval, z, q)[::-1]
     null, shifted = _masses(cuts / z)[::-1], _masses((cuts - 1) / z)[::-1]
     pmf = _split(interval, points, null, (1 - q) * null + q * shifted)
-    return _with_tails(pmf, _cdf(-cuts[-1] / z), 0.0)
+    return _with_tails(pmf, _cdf(-cuts[-1] / z), _cdf(cuts[0] / z))
 
 
 def _loss(x: float, z: float, q: float) -> float:
     """log(1 - q + q exp((x - 1/2) / z^2)): the loss of the mixture against N(0, z^2) at x."""
-    rest = math.log1p(-q) if q < 1 else -math.inf
-    return float(np.logaddexp(rest, math.log(q) + (x - 0.5) / z**2))
+    exponent = (x - 0.5) / z**2
+    if q == 1 or exponent > 700:
+        return math.log(q) + exponent
+    return math.log1p(q * math.expm1(exponent))
 
 
 def _place(losses: Array, z: float, q: float) -> Array:
     """The x of a loss, its inverse; -inf at or below log(1 - q)."""
     if q == 1:
         return z**2 * losses + 0.5
-    rest = -np.expm1(math.log1p(-q) - losses)
     with np.errstate(divide="ignore"):
-        logs = np.log(np.maximum(rest, 0.0))
-    return z**2 * (losses - math.log(q) + logs) + 0.5
+        return z**2 * np.log1p(np.maximum(np.expm1(losses) / q, -1.0)) + 0.5
 
 
 def _cdf(x: float) -> float:

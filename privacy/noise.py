@@ -151,7 +151,8 @@ class NoiseSource:
         if isinstance(partition, int):
             if 0 < count <= _FEW and reading is NORMALS["single"]:
                 counters = address.counters(partition, first, stop)
-                return few_normals(self._encryptor().update(counters), count).reshape(shape)
+                few = few_normals(self._encryptor().update(counters), count)
+                return few if shape == (count,) else few.reshape(shape)
         else:
             shape = (len(partitions), *shape)
         out = np.empty((len(partitions), count))

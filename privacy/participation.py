@@ -59,10 +59,7 @@ def external_epsilon(
     """
     _check(participation_probability, num_rounds, delta)
     if isinstance(turn, Guarantee):
-        if num_rounds == 0:
-            return 0.0
-        once = guarantee_loss(turn.epsilon, turn.delta).mixed(participation_probability)
-        return once.composed(num_rounds).epsilon(delta)
+        return _guaranteed(turn, participation_probability, num_rounds, delta)
     return _external({(compose(turn), participation_probability): num_rounds}, delta)
 
 
@@ -85,11 +82,8 @@ def external_epsilon_of_rounds(
 def server_epsilon(turn: Turn, *, participations: int, delta: float) -> float:
     """Epsilon at ``delta`` against the server, of a client that served so many rounds."""
     _check(1.0, participations, delta)
-    if participations == 0:
-        return 0.0
     if isinstance(turn, Guarantee):
-        loss = guarantee_loss(turn.epsilon, turn.delta)
-        return loss.composed(participations).epsilon(delta)
+        return _guaranteed(turn, 1.0, participations, delta)
     return accountant.epsilon(repeated(turn, participations), delta)
 
 
@@ -120,6 +114,16 @@ def _quantiles(num_rounds: int, probability: float, delta: float) -> list[int]:
     return sorted({int(np.argmax(tails <= share)) for share in shares})
 
 
+def _guaranteed(turn: Guarantee, probability: float, rounds: int, delta: float) -> float:
+    """The smaller of optimal and basic composition (the latter needs no delta of its own)."""
+    if rounds == 0:
+        return 0.0
+    loss = guarantee_loss(turn.epsilon, turn.delta).mixed(probability).composed(rounds)
+    failing = -math.expm1(rounds * math.log1p(-probability * turn.delta))
+    basic = rounds * turn.epsilon if delta >= failing else math.inf
+    return min(loss.epsilon(delta), basic)
+
+
 def _external(counts: Mapping[tuple[Composition, float], int], delta: float) -> float:
     """Price of turns by (composition, probability); probability 1 has at most one entry."""
     present = {key: n for key, n in counts.items() if n > 0 and not key[0].is_empty}
@@ -146,7 +150,7 @@ def _renyi(present: Mapping[tuple[Composition, float], int], delta: float) -> fl
     return renyi.epsilon(np.sum(curves, axis=0), delta)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=16)
 def _mixture(turn: Composition, probability: float, interval: float) -> Loss:
     return turn.loss(interval).mixed(probability)
 

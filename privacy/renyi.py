@@ -4,6 +4,7 @@ Mironov (2017); Wang, Balle, Kasiviswanathan (2019), Theorem 27, for uniform sub
 replace-one; conversion by Canonne, Kamath, Steinke (2020), Proposition 12.
 """
 
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -62,17 +63,18 @@ def orders() -> Array:
 
 
 def _finite(divergences: Array) -> tuple[Array, Array]:
+    """Orders with a bound; below 1e-15 dp-accounting's conversions leave float64, so not below."""
     is_finite = np.isfinite(divergences)
-    return orders()[is_finite], divergences[is_finite]
+    return orders()[is_finite], np.maximum(divergences[is_finite], 1e-15)
 
 
 @lru_cache(maxsize=256)
 def _poisson(z: float, q: float) -> Array:
     import dp_accounting  # pyright: ignore[reportMissingTypeStubs]
 
-    gaussian = dp_accounting.GaussianDpEvent(z)
     return _priced(
-        dp_accounting.PoissonSampledDpEvent(q, gaussian),
+        z,
+        lambda gaussian: dp_accounting.PoissonSampledDpEvent(q, gaussian),
         dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE,
     )
 
@@ -81,19 +83,31 @@ def _poisson(z: float, q: float) -> Array:
 def _without_replacement(z: float, sample_size: int, population: int) -> Array:
     import dp_accounting  # pyright: ignore[reportMissingTypeStubs]
 
-    gaussian = dp_accounting.GaussianDpEvent(z)
     return _priced(
-        dp_accounting.SampledWithoutReplacementDpEvent(population, sample_size, gaussian),
+        z,
+        lambda gaussian: dp_accounting.SampledWithoutReplacementDpEvent(
+            population, sample_size, gaussian
+        ),
         dp_accounting.NeighboringRelation.REPLACE_ONE,
     )
 
 
-def _priced(event: Any, relation: Any) -> Array:
-    """The divergences of one event; a negative or NaN one is numerical failure, hence no bound."""
+def _priced(z: float, sampled: Callable[[Any], Any], relation: Any) -> Array:
+    """The divergences of one sampled Gaussian, at most those of the Gaussian itself.
+
+    Sampling never adds divergence (quasi-convexity). A failure, or a divergence that is negative
+    or NaN, is numerical and gives no bound of its own.
+    """
+    import dp_accounting  # pyright: ignore[reportMissingTypeStubs]
+
+    unsampled = orders() / (2 * z * z)
     accountant = _dp_rdp().RdpAccountant(orders(), relation)
-    accountant.compose(event)
+    try:
+        accountant.compose(sampled(dp_accounting.GaussianDpEvent(z)))
+    except (ValueError, OverflowError):
+        return unsampled
     found = np.asarray(accountant.rdp, dtype=np.float64)
-    return np.where(found > 0, found, np.inf)
+    return np.minimum(np.where(found > 0, found, np.inf), unsampled)
 
 
 def _dp_rdp() -> Any:

@@ -82,4 +82,5 @@ def few_normals(cipher: bytes, count: int) -> Tensor:
     """The first ``count`` normals of a short cipher text, bit for bit as ``NORMALS`` reads them."""
     words = struct.unpack(f"<{len(cipher) // 8}Q", cipher)[:count]
     centred = [(word >> 11) * 2.0**-52 + (2.0**-53 - 1.0) for word in words]
-    return torch.tensor(centred, dtype=torch.float64).erfinv_().mul_(_SQRT2)
+    packed = bytearray(struct.pack(f"={count}d", *centred))
+    return torch.frombuffer(packed, dtype=torch.float64).erfinv_().mul_(_SQRT2)

@@ -137,6 +137,8 @@ def test_a_guarantee_composes_and_its_delta_counts():
     assert server_epsilon(PAPER, participations=11, delta=1e-3) == math.inf
     assert server_epsilon(PAPER, participations=5, delta=1e-3) < 5 * 0.15
     assert server_epsilon(PAPER, participations=0, delta=0.0) == 0.0
+    pure = Guarantee(epsilon=0.15, delta=0.0)
+    assert server_epsilon(pure, participations=4, delta=0.0) == pytest.approx(0.6)
 
 
 def test_nothing_costs_nothing_and_no_noise_costs_everything():
