@@ -18,6 +18,8 @@ from strategies.replies import Replies
 from wire.letters import Header
 from wire.payloads import Payload
 
+_CACHE_BYTES = 8 * 2**20
+
 
 class CohortGrid:
     """Runs cohorts of one client side; keeps the stacked shards and the stacked memory."""
@@ -30,14 +32,24 @@ class CohortGrid:
         self._sizes = torch.tensor([len(shard) for shard in side.shards], device=device)
         self._memory: Memory | None = None
         self._tags: dict[int, tuple[int, int]] = {}
-        self._chunk = max(1, int(memory_budget_mb * 2**20 / self._bytes_per_client()))
+        self._chunk = max(1, min(self._budgeted(memory_budget_mb), self._cached()))
 
-    def _bytes_per_client(self) -> float:
-        """A generous estimate: the shard twice, and one gradient for each example of a batch."""
-        shard = sum(t.numel() * t.element_size() for t in self._stacked.tensors.values())
-        per_shard = shard / len(self._side.shards)
+    def _shard_bytes(self) -> float:
+        shards = sum(t.numel() * t.element_size() for t in self._stacked.tensors.values())
+        return shards / len(self._side.shards)
+
+    def _cached(self) -> int:
+        """Clients whose shards stay in a processor's cache over all local steps."""
+        if self._device != "cpu":
+            return len(self._side.shards)
+        return int(_CACHE_BYTES / self._shard_bytes()) or 1
+
+    def _budgeted(self, memory_budget_mb: int) -> int:
+        """Clients that fit: the shard twice, and one gradient for each example of a batch."""
+        per_shard = self._shard_bytes()
         point = 8 * torch.Size(self._side.point_shape).numel()
-        return 2 * per_shard + point * (16 + self._side.gradients_per_step(int(self._sizes.max())))
+        gradients = self._side.gradients_per_step(int(self._sizes.max()))
+        return int(memory_budget_mb * 2**20 / (2 * per_shard + point * (16 + gradients)))
 
     def exchange_cohort(
         self,

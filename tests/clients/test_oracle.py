@@ -1,6 +1,7 @@
 """The oracle: exact laws of its noise, exact bounds of its clipping."""
 
 import math
+from functools import lru_cache
 
 import pytest
 import torch
@@ -24,20 +25,25 @@ def oracle_of(shard, lens, server_round=1):
     return Oracle(PrincipalEigenvector(), shard, torch.tensor(len(shard)), lens, draws)
 
 
-@pytest.mark.statistical
-@pytest.mark.parametrize(("scale", "is_accepted"), [(1.0, True), (0.98, False), (1.02, False)])
-def test_noise_norm_is_chi_square_with_the_stated_stddev(scale, is_accepted):
+@lru_cache
+def summed_squares():
+    """(sum of |noise|^2 over the stated variance, degrees of freedom)."""
     shard, x = shards(dim=51)[0], start(dim=51)
     training = RSGD(step_size=1.0, minibatch=Full())
     lens = ExampleLens(l2_norm_clip=0.5, noise=RelativeNoise(multiplier=0.7))
     quiet = oracle_of(shard, ExampleLens(l2_norm_clip=0.5)).gradient(x, Full(), None)
-    oracle, draws, dim = oracle_of(shard, lens), 3000, x.numel() - 1
+    oracle, draws = oracle_of(shard, lens), 2500
     total = 0.0
     for _ in range(draws):
         total += float((oracle.gradient(x, Full(), training.stddev) - quiet).square().sum())
-    stated = 0.7 * 0.5 / len(shard)
-    statistic = total * scale**2 / stated**2
-    tail = stats.chi2.cdf(statistic, draws * dim)
+    return total / (0.7 * 0.5 / len(shard)) ** 2, draws * (x.numel() - 1)
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize(("scale", "is_accepted"), [(1.0, True), (0.98, False), (1.02, False)])
+def test_noise_norm_is_chi_square_with_the_stated_stddev(scale, is_accepted):
+    total, freedom = summed_squares()
+    tail = stats.chi2.cdf(total * scale**2, freedom)
     assert (FALSE_POSITIVE / 2 < tail < 1 - FALSE_POSITIVE / 2) == is_accepted
 
 

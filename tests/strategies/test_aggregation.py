@@ -1,6 +1,7 @@
 """Client-level privacy: the clip bounds one client's influence, the noise has the stated law."""
 
 import math
+from functools import lru_cache
 
 import pytest
 import torch
@@ -58,15 +59,20 @@ def test_two_uploads_a_client_are_refused():
         private_mean(DisplacementAndIterate(u, u), x, "tangent", SPHERE, lens, COHORT, draws)
 
 
+@lru_cache
+def summed_squares():
+    """(sum of |noise|^2 over the stated variance, degrees of freedom)."""
+    x, u = setup()
+    rounds = range(1, 2501)
+    total = sum(float(mean_of(x, u[:0], 2.0, server_round=r).square().sum()) for r in rounds)
+    return total / (2.0 * 0.5 / COHORT) ** 2, len(rounds) * (DIM - 1)
+
+
 @pytest.mark.statistical
 @pytest.mark.parametrize(("scale", "is_accepted"), [(1.0, True), (0.98, False), (1.02, False)])
 def test_the_noise_is_chi_square_with_the_stated_stddev(scale, is_accepted):
-    x, u = setup()
-    rounds, stated = 3000, 2.0 * 0.5 / COHORT
-    total = sum(
-        float(mean_of(x, u[:0], 2.0, server_round=r).square().sum()) for r in range(1, rounds + 1)
-    )
-    tail = stats.chi2.cdf(total * scale**2 / stated**2, rounds * (DIM - 1))
+    total, freedom = summed_squares()
+    tail = stats.chi2.cdf(total * scale**2, freedom)
     assert (5e-7 < tail < 1 - 5e-7) == is_accepted
 
 

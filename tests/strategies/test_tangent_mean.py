@@ -69,7 +69,7 @@ def test_option_2_returns_each_round_with_equal_probability():
     half, sphere, rounds, counts = TangentMean(output_rule="uniform"), Sphere(), 4, [0] * 4
     x, y = points(rounds + 1, seed=2)
     generator = torch.Generator().manual_seed(0)
-    trials = 4000
+    trials = 1000
     for _ in range(trials):
         state = half.initial(x)
         for r in range(1, rounds + 1):
