@@ -132,3 +132,17 @@ def test_rounding_of_transforms_stays_below_what_is_charged_for_it(count):
     exact = np.roll(fft.irfft(result, size), -(low % size))[: len(found.masses)]
     tail_error = np.abs(np.cumsum((found.masses - exact)[::-1])).max()
     assert tail_error < found.infinity
+
+
+@settings(max_examples=25)
+@given(
+    st.integers(4, 40).map(lambda n: n / 10),
+    st.integers(1, 90).map(lambda n: n / 100),
+    st.integers(1, 200),
+    st.integers(2, 9).map(lambda n: 10.0**-n),
+)
+def test_a_coarser_grid_never_promises_more(z, q, count, delta):
+    coarse = gaussian_loss(z, q, 2.0**-6).composed(count)
+    fine = gaussian_loss(z, q, 2.0**-9).composed(count)
+    assert coarse.epsilon(delta) >= fine.epsilon(delta) * (1 - 1e-9)
+    assert coarse.delta(1.0) >= fine.delta(1.0) * (1 - 1e-9)
