@@ -1,0 +1,68 @@
+"""The audit: shipped mechanisms hold, planted faults are caught, a published calibration is not."""
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from app.audit.mechanisms import planted_faults, price
+from app.audit.report import audit_all, find
+from app.audit.worlds import SHORT_STEP, ExampleWorlds, canary, pole, shard
+from clients.minibatch import Full
+from clients.rsgd import RSGD
+from privacy import gaussian
+from privacy.audit import audit, clopper_pearson
+from privacy.mechanism import ExampleLens, RelativeNoise
+from privacy.noise import NoiseSource
+from problems.pca import PrincipalEigenvector
+
+SOURCE = NoiseSource.from_seed(1)
+
+
+def test_the_canary_pulls_with_exactly_its_length_and_the_others_not_at_all():
+    rows = shard(5, canary(0.7))
+    norms = PrincipalEigenvector().rgrad_norms(pole(), rows)
+    assert float(norms[0]) == pytest.approx(0.7, rel=1e-12)
+    assert float(norms[1:].max()) < 1e-12
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize("mu", [0.5, 1.0, 2.0])
+def test_the_bound_never_exceeds_the_truth_of_a_gaussian_and_comes_near(mu):
+    rng, n, delta = np.random.default_rng(5), 40000, 0.05
+    found = audit(rng.normal(mu, 1, n), rng.normal(0, 1, n), delta=delta, confidence=1 - 1e-6)
+    truth = gaussian.epsilon(delta, mu=mu)
+    assert 0.55 * truth < found.epsilon_lower_bound <= truth
+
+
+def test_clopper_pearson_is_the_exact_binomial_bound():
+    low, high = clopper_pearson(7, 50, 0.975)
+    assert stats.binom.sf(6, 50, low) == pytest.approx(0.025, rel=1e-9)
+    assert stats.binom.cdf(7, 50, high) == pytest.approx(0.025, rel=1e-9)
+    assert clopper_pearson(0, 50, 0.975)[0] == 0.0
+    assert clopper_pearson(50, 50, 0.975)[1] == 1.0
+
+
+def test_the_attack_is_as_strong_as_the_worst_case_of_the_accountant():
+    """Scores of a full-batch step are Gaussian at distance mu = 1 / multiplier: nothing is lost."""
+    lens = ExampleLens(l2_norm_clip=0.5, noise=RelativeNoise(multiplier=1.25))
+    training = RSGD(step_size=SHORT_STEP, minibatch=Full())
+    worlds = ExampleWorlds(training, lens, 20, 5.0, None, SOURCE)
+    n = 20000
+    present, absent = worlds.scores(n, is_present=True), worlds.scores(n, is_present=False)
+    distance = (present.mean() - absent.mean()) / absent.std()
+    assert distance == pytest.approx(1 / 1.25, abs=5 * np.sqrt(2 / n))
+    assert price(worlds)(1e-5) == pytest.approx(gaussian.epsilon(1e-5, mu=1 / 1.25), rel=1e-9)
+
+
+@pytest.mark.parametrize("fault", planted_faults(SOURCE), ids=lambda fault: fault.name)
+def test_every_planted_fault_is_caught(fault):
+    assert find(fault, 0.95, scale=0.5).is_violated
+
+
+@pytest.mark.slow
+def test_all_shipped_mechanisms_pass_and_the_published_calibration_fails():
+    result = audit_all(seed=0)
+    assert result["violations"] == 0
+    assert result["planted_faults_caught"] == result["planted_faults"] == 4
+    assert result["published_dp_rsvrg_violated"]
+    assert result["mechanisms"] >= 11
