@@ -130,16 +130,7 @@ def compose(releases: Iterable[GaussianRelease]) -> Composition:
             subsets[z, sampling.sample_size, sampling.population] += count
         else:
             unsampled.append((z, count))
-    if poisson and relation != "add-or-remove":
-        raise NoValidBound(
-            f"Poisson sampling is priced under add-or-remove, got {relation!r}; use "
-            "neighboring_relation 'add-or-remove', or sampling 'unsampled' or 'without-replacement'"
-        )
-    if subsets and relation != "replace-one":
-        raise NoValidBound(
-            f"Sampling without replacement is priced under replace-one, got {relation!r}; use "
-            "neighboring_relation 'replace-one', or sampling 'unsampled' or 'poisson'"
-        )
+    _refuse_schemes(relation, has_poisson=bool(poisson), has_subsets=bool(subsets))
     return Composition(
         unit,
         relation,
@@ -160,6 +151,19 @@ def _refuse_mixtures(present: list[GaussianRelease]) -> None:
         raise NoValidBound(
             f"One bound covers one neighbouring relation, got {relations}; state the noise "
             "multipliers of all releases under the same one"
+        )
+
+
+def _refuse_schemes(relation: NeighboringRelation, *, has_poisson: bool, has_subsets: bool) -> None:
+    if has_poisson and relation != "add-or-remove":
+        raise NoValidBound(
+            f"Poisson sampling is priced under add-or-remove, got {relation!r}; use "
+            "neighboring_relation 'add-or-remove', or sampling 'unsampled' or 'without-replacement'"
+        )
+    if has_subsets and relation != "replace-one":
+        raise NoValidBound(
+            f"Sampling without replacement is priced under replace-one, got {relation!r}; use "
+            "neighboring_relation 'replace-one', or sampling 'unsampled' or 'poisson'"
         )
 
 
