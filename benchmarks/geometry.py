@@ -19,11 +19,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-import torch
-
 from benchmarks.geometry_cases import PLACES, Inputs, Place, rivals
 from benchmarks.stable_accuracy import accuracy_tables
-from benchmarks.stopwatch import race, table
+from benchmarks.stopwatch import prepare, race, table
 
 HEADER = ["place", "operation", "batch", "ours us/item", "geoopt/ours", "pymanopt/ours"]
 Timings = Mapping[tuple[str, str, int], Mapping[str, float]]
@@ -85,7 +83,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="only places whose name contains this")
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
-    torch.set_num_threads(1)
+    print(prepare("Geometry, ours beside geoopt and pymanopt"))
     timings: dict[tuple[str, str, int], dict[str, float]] = {}
     for place in PLACES:
         if arguments.only in place.name:

@@ -4,10 +4,33 @@ The machine is shared, so wall time and absolute numbers mean little: every riva
 once per round, rounds repeat, and the smallest CPU time of each rival is kept. Read the ratios.
 """
 
+import os
+import platform
+import sys
 import time
 from collections.abc import Callable, Mapping
 
+import torch
+
 Work = Callable[[], object]
+
+
+def prepare(title: str) -> str:
+    """One thread and a settled allocator; returns the heading of a result page.
+
+    glibc returns freed blocks to the system until a large one has been freed: without that, page
+    faults of the first cases would count as arithmetic.
+    """
+    torch.set_num_threads(1)
+    torch.ones(4_000_000, dtype=torch.float64).sum()
+    command = " ".join(["python", *sys.argv])
+    load = " ".join(f"{value:.1f}" for value in os.getloadavg())
+    return (
+        f"# {title}\n\n`{command}`\n\n"
+        f"Python {platform.python_version()}, torch {torch.__version__}, {os.cpu_count()} cores, "
+        f"load average {load} at the start. CPU time, one thread, smallest of interleaved rounds: "
+        "read the ratios.\n"
+    )
 
 
 def cpu_seconds(work: Work, repeats: int) -> float:
@@ -21,21 +44,22 @@ def cpu_seconds(work: Work, repeats: int) -> float:
 def race(rivals: Mapping[str, Work], *, rounds: int = 5, slice_: float = 0.02) -> dict[str, float]:
     """CPU seconds of one call of each rival: the smallest of ``rounds`` interleaved slices.
 
+    A rival whose single call exceeds a slice runs in the first three rounds only, one whose call
+    exceeds a hundred slices once after its warm-up.
+
     Args:
         rivals: what to run, by name.
-        rounds: rounds at most; one where a single call exceeds a hundred slices.
+        rounds: number of rounds.
         slice_: CPU seconds that one rival gets in one round.
     """
-    first = {name: max(cpu_seconds(work, 1), 1e-7) for name, work in rivals.items()}  # warm-up
-    first = {
-        name: seconds if seconds > 100 * slice_ else max(cpu_seconds(rivals[name], 1), 1e-7)
-        for name, seconds in first.items()
-    }
-    repeats = {name: max(1, int(slice_ / seconds)) for name, seconds in first.items()}
-    best = dict(first)
-    for _ in range(rounds):
-        for name, work in rivals.items():
-            if first[name] <= 100 * slice_:
+    for work in rivals.values():
+        work()  # libraries load and compile at the first call
+    best = {name: max(cpu_seconds(work, 1), 1e-7) for name, work in rivals.items()}
+    running = {name: work for name, work in rivals.items() if best[name] <= 100 * slice_}
+    repeats = {name: max(1, int(slice_ / seconds)) for name, seconds in best.items()}
+    for turn in range(rounds):
+        for name, work in running.items():
+            if turn < 3 or repeats[name] > 1:
                 best[name] = min(best[name], cpu_seconds(work, repeats[name]))
     return best
 

@@ -18,6 +18,7 @@ import json
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -25,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
 
 from benchmarks.paper_in_jax import jax_samplers
-from benchmarks.stopwatch import cpu_seconds, milliseconds, race, table
+from benchmarks.stopwatch import milliseconds, prepare, race, table
 from manifolds import (
     SPD,
     Grassmann,
@@ -114,36 +115,31 @@ def eigendecomposition(case: Case) -> Callable[[], object]:
     return lambda: case.eigh(x, torch.randn(size, generator=generator, dtype=torch.float64))
 
 
-def chain(case: Case) -> float:
-    """CPU seconds of 10 010 Metropolis steps, from 100 of them (no step is ever refused here)."""
+def chain(case: Case) -> Callable[[], object]:
+    """100 Metropolis steps, none of which is ever refused."""
     strategy = Metropolis(burn_in=MEASURED_STEPS - 1, thinning=1, step=1.0)
-    unguarded = strategy.model_copy(update={"min_acceptance_rate": -1.0})
-    work = draw(unguarded, case, case.shape)
-    return min(cpu_seconds(work, 1) for _ in range(3)) * CHAIN_STEPS / MEASURED_STEPS
-
-
-def explicit_basis(case: Case) -> float:
-    """CPU seconds of one basis and one draw, extrapolated by dim^3 where it is too large."""
-    shape = case.basis_shape or case.shape
-    work = draw(Basis(), case, shape)
-    seconds = race({"basis": work}, rounds=3)["basis"]
-    return seconds * (case.manifold.dim(case.shape) / case.manifold.dim(shape)) ** 3
+    return draw(strategy.model_copy(update={"min_acceptance_rate": -1.0}), case, case.shape)
 
 
 def measure(case: Case, jitted: dict[str, Callable[[], object]]) -> dict[str, float]:
     """CPU seconds of one draw by every rival."""
+    basis_shape = case.basis_shape or case.shape
     rivals: dict[str, Callable[[], object]] = {
         "randn": floor(case),
         "ours": isometry(case),
+        "basis": draw(Basis(), case, basis_shape),
+        "mcmc": chain(case),
     }
     if case.eigh is not None:
         rivals["eigh"] = eigendecomposition(case)
     if case.name in jitted:
         rivals["jax"] = jitted[case.name]
     seconds = race(rivals, rounds=40, slice_=0.005)
+    seconds["mcmc"] *= CHAIN_STEPS / MEASURED_STEPS
+    m = case.manifold
+    seconds["basis"] *= (m.dim(case.shape) / m.dim(basis_shape)) ** 3
     many = race({"randn": floor(case, COHORT), "ours": isometry(case, COHORT)}, rounds=20)
-    seconds |= {f"cohort_{name}": value for name, value in many.items()}
-    return seconds | {"basis": explicit_basis(case), "mcmc": chain(case)}
+    return seconds | {f"cohort_{name}": value for name, value in many.items()}
 
 
 def row(case: Case, seconds: dict[str, float]) -> list[str]:
@@ -164,7 +160,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object last")
     parser.add_argument("--quick", action="store_true", help="only dimensions below 600")
     arguments = parser.parse_args()
-    torch.set_num_threads(1)
+    print(prepare("Cost of one draw of the tangent Gaussian"))
     jitted = jax_samplers()
     rows, result = [], {}
     for case in CASES:
@@ -179,8 +175,8 @@ def main() -> None:
                 result[f"{case.name}_{rival}_over_ours"] = seconds[rival] / seconds["ours"]
     header = ["case", "dim", "ours ms", "ours/randn, 1", f"ours/randn, {COHORT}"]
     print(table([*header, "basis/ours", "mcmc/ours", "eigh/ours", "jax/ours"], rows))
-    if not jitted:
-        print("\njax is not installed: its column is empty.")
+    print(f"\n{__doc__.split(chr(10), 4)[4].strip()}")
+    print(f"\njax {version('jax')}." if jitted else "\njax is not installed: no column for it.")
     if arguments.json:
         print(json.dumps(result))
 
