@@ -75,6 +75,19 @@ CASES = [
         ),
         _REPLACE,
     ),
+    ClientCase(
+        "rsvrg-reuse-each",
+        RSVRG(
+            step_size=0.05,
+            epochs=2,
+            inner_steps=3,
+            minibatch=WithoutReplacement(batch_size=1),
+            correction_clip="each",
+            reference_share=0.2,
+            output="random-iterate",
+        ),
+        _REPLACE,
+    ),
     ClientCase("projected", Projected(step_size=0.1, local_steps=4), _PLAIN, "ambient"),
     ClientCase(
         "projected-private",
