@@ -49,7 +49,7 @@ def compare(
         "published": "Theorem 4.2 as printed; UNSOUND at record level",
         "parallel": "the same with parallel composition; still UNSOUND at record level",
         "external": "sound: models seen, cohorts not",
-        "server": "sound: every upload seen, a client in every round",
+        "server": "sound: every upload seen; a priori, a quantile of rounds a client",
     }
     for name, price_of in views.items():
         sys.stdout.write(

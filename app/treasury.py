@@ -95,7 +95,12 @@ class Treasury:
         return self._attempts[server_round]
 
     def charge(self, server_round: int, attempt: int, partitions: tuple[int, ...]) -> None:
-        """Put a round's charge on disk, before any letter of it leaves."""
+        """Put a round's charge on disk, before any letter of it leaves.
+
+        A run without privacy has nothing to charge and writes nothing.
+        """
+        if self._config.privacy.kind == "none":
+            return
         assert self._ledger is not None
         charge = self._charge(server_round, attempt, partitions)
         self._refuse_beyond_budget(charge)

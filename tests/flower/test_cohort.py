@@ -1,0 +1,112 @@
+"""Cohort execution is the message path without the envelopes, for every algorithm and problem."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from app.assembly import client_side
+from app.engines.cohort import CohortGrid
+from app.launch import Request, launch
+from benchmarks.engine_cases import CASES
+from configs.load import parse, save
+from wire.letters import Header
+from wire.payloads import Point
+
+EXPERIMENTS = Path(__file__).resolve().parents[2] / "configs" / "experiments"
+SETS = (
+    "federation.num_rounds=3",
+    "evaluation.is_enabled=false",
+    "output.plots=false",
+)
+
+
+def both(tmp_path, config, *sets):
+    folders = []
+    for execution in ("messages", "cohort"):
+        request = Request(
+            str(config), (*SETS, *sets, f"engine.execution={execution}"), out=tmp_path / execution
+        )
+        folders.append(launch(request))
+    return folders
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_benchmark_case_runs_alike_on_both_paths(tmp_path, case):
+    table = CASES[case](4, 3)
+    if case == "kpca_784x5":
+        table["data"]["rows"] = 10
+    save(parse(table), tmp_path / "case.toml")
+    one, two = both(tmp_path, tmp_path / "case.toml")
+    x, y = (folder.load_tensors("model")["x"] for folder in (one, two))
+    assert float((x - y).abs().max()) <= 1e-10
+    for column in ("round", "bytes_up", "bytes_down"):
+        assert one.metrics()[column] == two.metrics()[column]
+
+
+PAPERS = [
+    "000_1_col2-eps-0.15",
+    "000_1_col3-eps-0.15",
+    "000_3_wishart-rsvrg-N-20",
+    "000_5_tree-dp-rsgd",
+]
+
+
+@pytest.mark.parametrize("name", PAPERS)
+def test_private_experiments_run_alike_on_both_paths(tmp_path, name):
+    one, two = both(tmp_path, EXPERIMENTS / f"{name}.toml")
+    x, y = (folder.load_tensors("model")["x"] for folder in (one, two))
+    assert float((x - y).abs().max()) <= 1e-10
+    assert one.manifest()["privacy"] == two.manifest()["privacy"]
+
+
+def side_of(clients=8):
+    return client_side(parse(CASES["least_squares_d10"](clients, 3)))
+
+
+def exchange(grid, partitions, clients=8):
+    header = Header("", 1, 0, "train", -1)
+    return grid.exchange_cohort(header, Point(torch.zeros(10).double()), partitions, {})
+
+
+def test_chunks_do_not_change_the_uploads():
+    side = side_of()
+    whole = exchange(CohortGrid(side, device="cpu", memory_budget_mb=64), tuple(range(8)))
+    small = CohortGrid(side, device="cpu", memory_budget_mb=64)
+    small._chunk = 3
+    parts = exchange(small, tuple(range(8)))
+    assert parts.partitions == whole.partitions
+    torch.testing.assert_close(parts.uploads.u, whole.uploads.u, rtol=0, atol=1e-12)
+
+
+def test_the_chunk_obeys_the_memory_budget():
+    side = side_of()
+    tiny = CohortGrid(side, device="cpu", memory_budget_mb=16)
+    shard = sum(t.numel() * t.element_size() for t in side.shards[0].tensors.values())
+    assert 1 <= tiny._chunk * 2 * shard <= 16 * 2**20
+
+
+def test_one_client_that_breaks_a_batched_kernel_is_isolated(monkeypatch):
+    from clients import rsgd
+
+    plain = rsgd.RSGD.turn
+
+    def breaks_with_client_2(self, phase, down, memory, oracle, manifold, draws):
+        if 2 in draws.partition:
+            raise torch.linalg.LinAlgError("no factor")
+        return plain(self, phase, down, memory, oracle, manifold, draws)
+
+    monkeypatch.setattr(rsgd.RSGD, "turn", breaks_with_client_2)
+    replies = exchange(CohortGrid(side_of(), device="cpu", memory_budget_mb=64), (0, 1, 2, 5))
+    assert replies.partitions == (0, 1, 5)
+    assert list(replies.failures) == [2]
+    assert "no factor" in replies.failures[2]
+    assert replies.uploads.u.shape == (3, 10)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+def test_a_gpu_gives_the_same_uploads():
+    side = side_of()
+    cpu = exchange(CohortGrid(side, device="cpu", memory_budget_mb=64), tuple(range(8)))
+    gpu = exchange(CohortGrid(side, device="cuda", memory_budget_mb=64), tuple(range(8)))
+    torch.testing.assert_close(gpu.uploads.u.cpu(), cpu.uploads.u, rtol=0, atol=1e-10)
