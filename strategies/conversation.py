@@ -1,40 +1,29 @@
-"""The round loop over a Flower Grid: cohort, charge, letters, replies, step, checkpoint.
+"""A federation as Flower runs it: all rounds of a plan, and Flower's own names for their parts.
 
-A `Conversation` is a `flwr.serverapp.strategy.Strategy`. It is the only mutable object of the
-server; everything it calls is a pure function of frozen data.
-
-Order of a round, and why: the ledger is charged and on disk *before* a letter leaves, because in
-the server's view the uploads are the release; so a crash, a retry or an abort can make the ledger
-show more than was spent, never less. The new model is used only after that.
+A `Conversation` is a `flwr.serverapp.strategy.Strategy`: `start` runs the whole story (rounds.py),
+and who prefers a loop of their own calls `configure_train` and `aggregate_train`.
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 
-import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
-from torch import Tensor
 
-from privacy.mechanism import ClientLens
-from strategies.aggregation import PrivateMean, ServerDraws, private_mean, weighted_mean
+from strategies.aggregation import ServerDraws
 from strategies.handshake import meet
-from strategies.inbox import Expectation, read_replies, refuse_bad_rows
-from strategies.plan import Exchange, Plan, RoundReport, StackedGrid, Treasurer
-from strategies.replies import Replies, RoundFailed
-from strategies.server_half import Collected, ServerState
+from strategies.inbox import read_replies
+from strategies.plan import Plan, RoundReport, StackedGrid, Treasurer
+from strategies.replies import RoundFailed
+from strategies.rounds import Rounds
+from strategies.server_half import ServerState
 from wire import keys
-from wire.letters import Header, pack, tensors_from_record, tensors_to_record
-from wire.payloads import Payload
-
-CLIP = "l2_norm_clip"
-"""The adapted clip norm, kept in the server's state and so in its checkpoints."""
+from wire.letters import Header, tensors_from_record, tensors_to_record
 
 
-class Conversation(Strategy):
-    """Runs the rounds of one plan."""
+class Conversation(Rounds, Strategy):
+    """Runs the rounds of one plan, from the handshake to the result."""
 
     def __init__(
         self,
@@ -48,13 +37,10 @@ class Conversation(Strategy):
         last_accepted: Mapping[int, int] | None = None,
     ) -> None:
         """``attempts(round)`` says how often a round was charged before (after a crash)."""
-        self.plan, self.state = plan, state
-        self._treasurer, self._on_round = treasurer, on_round
-        self._first_round, self._attempts = first_round, attempts
-        self._nodes: dict[int, int] = {}
-        self._last_accepted: dict[int, int] = dict(last_accepted or {})
+        super().__init__(plan, state, treasurer, attempts=attempts, last_accepted=last_accepted)
+        self._on_round, self._first_round = on_round, first_round
+        self._configured: tuple[Header, tuple[int, ...]] | None = None
 
-    # -- the loop ----------------------------------------------------------------------------
     def start(
         self,
         grid: Grid,
@@ -70,9 +56,7 @@ class Conversation(Strategy):
             x = tensors_from_record(initial_arrays)["x"]
             self.state = self.plan.half.initial(x)
         self.summary()
-        if not isinstance(grid, StackedGrid):
-            plan = self.plan
-            self._nodes = meet(grid, plan.config_sha256, plan.num_examples, plan.policy.timeout)
+        self._meet(grid)
         result = Result()
         for server_round in range(self._first_round, num_rounds + 1):
             report = self.run_round(server_round, grid)
@@ -84,144 +68,11 @@ class Conversation(Strategy):
         result.arrays = self._arrays()
         return result
 
-    def run_round(self, server_round: int, grid: Grid) -> RoundReport:
-        """One round, retries included; needs the handshake that `start` does."""
-        plan, first = self.plan, self._attempts(server_round)
-        tries = plan.policy.max_attempts if plan.policy.on_failure == "retry" else 1
-        for attempt in range(first, first + tries):
-            partitions = plan.cohort.draw(plan.num_clients, server_round, attempt, plan.source)
-            self._treasurer.charge(server_round, attempt, partitions)
-            try:
-                return self._attempt(server_round, attempt, partitions, grid)
-            except RoundFailed as failure:
-                if attempt == first + tries - 1:
-                    raise
-                log(
-                    30,
-                    "Round %d, attempt %d failed and is paid for: %s",
-                    server_round,
-                    attempt,
-                    failure,
-                )
-        raise AssertionError("unreachable: a round ends by a report or an error")
-
-    def _attempt(
-        self, server_round: int, attempt: int, partitions: tuple[int, ...], grid: Grid
-    ) -> RoundReport:
-        plan, state = self.plan, self.state
-        seen, failures, down_bytes, up_bytes = partitions, dict[int, str](), 0, 0
-        for index, exchange in enumerate(plan.exchanges):
-            header = Header(plan.config_sha256, server_round, attempt, exchange.name, -1)
-            down = plan.half.down(state, exchange.name)
-            replies = self._exchange(header, exchange, down, seen, grid)
-            down_bytes, up_bytes = down_bytes + replies.bytes_down, up_bytes + replies.bytes_up
-            failures |= replies.failures
-            if seen and not plan.policy.is_enough(
-                replies, len(partitions), needs_everyone=plan.needs_everyone
-            ):
-                raise RoundFailed(
-                    f"Round {server_round}: {plan.policy.explain(replies, len(partitions))}"
-                )
-            seen = replies.partitions
-            draws = ServerDraws(plan.source, server_round, attempt, index)
-            state = self._step(state, exchange, replies, draws)
-        self.state = state
-        self._last_accepted |= dict.fromkeys(seen, server_round)
-        return RoundReport(server_round, state, seen, failures, down_bytes, up_bytes)
-
-    def _step(
-        self, state: ServerState, exchange: Exchange, replies: Replies, draws: ServerDraws
-    ) -> ServerState:
-        plan = self.plan
-        if not replies.partitions and plan.lens is None:
-            return state
-        collected = Collected(
-            {}, replies.uploads, replies.partitions, plan.num_clients, draws.uniform()
-        )
-        if plan.lens is None:
-            collected = replace(collected, mean=self._weighted_mean(replies))
-        else:
-            clip = float(state.tensors.get(CLIP, plan.lens.l2_norm_clip))
-            private = self._private_mean(plan.lens, state, replies, draws, clip)
-            collected = replace(collected, mean=private.mean)
-            if plan.lens.adaptive is not None:
-                state = state.replace(
-                    **{CLIP: torch.tensor(private.next_clip, dtype=torch.float64)}
-                )
-        return plan.half.step(state, exchange.name, collected, draws.server_round, plan.manifold)
-
-    def _weighted_mean(self, replies: Replies) -> Mapping[str, Tensor]:
-        plan = self.plan
-        sizes = [plan.num_examples[i] for i in replies.partitions]
-        weights = torch.tensor(sizes, dtype=torch.float64, device=plan.device)
-        if plan.half.weights == "uniform":
-            weights = torch.ones_like(weights)
-        return weighted_mean(replies.uploads, weights)
-
-    def _private_mean(
-        self,
-        lens: ClientLens,
-        state: ServerState,
-        replies: Replies,
-        draws: ServerDraws,
-        clip: float,
-    ) -> PrivateMean:
-        plan = self.plan
-        base = plan.half.base(state, plan.manifold)
-        expected = plan.cohort.expected_size(plan.num_clients)
-        return private_mean(
-            replies.uploads, base, plan.half.space, plan.manifold, lens, expected, draws, clip
-        )
-
-    # -- the exchange ------------------------------------------------------------------------
-    def _exchange(
-        self,
-        header: Header,
-        exchange: Exchange,
-        down: Payload,
-        partitions: tuple[int, ...],
-        grid: Grid,
-    ) -> Replies:
-        if isinstance(grid, StackedGrid):
-            replies = grid.exchange_cohort(header, down, partitions, self._last_accepted)
-            return refuse_bad_rows(self._expect(header, exchange), replies)
-        letters = self._letters(header, down, partitions)
-        answers = grid.send_and_receive(letters, timeout=self.plan.policy.timeout)
-        sent = {m.metadata.message_id: i for m, i in zip(letters, partitions, strict=True)}
-        by_client = {
-            sent[a.metadata.reply_to_message_id]: a
-            for a in answers
-            if a.metadata.reply_to_message_id in sent
-        }
-        return read_replies(self._expect(header, exchange), down.num_bytes(), partitions, by_client)
-
-    def _letters(self, header: Header, down: Payload, partitions: tuple[int, ...]) -> list[Message]:
-        letters: list[Message] = []
-        for i in partitions:
-            mine = Header(
-                header.config_sha256,
-                header.server_round,
-                header.attempt,
-                header.phase,
-                i,
-                self._last_accepted.get(i, 0),
-            )
-            letters.append(
-                Message(
-                    pack(mine, down),
-                    dst_node_id=self._nodes[i],
-                    message_type=MessageType.TRAIN,
-                    group_id=str(header.server_round),
-                )
-            )
-        return letters
-
-    def _expect(self, header: Header, exchange: Exchange) -> Expectation:
-        plan = self.plan
-        base = plan.half.base(self.state, plan.manifold)
-        return Expectation(
-            header, exchange.up, base, plan.half.space, plan.manifold, plan.policy.timeout
-        )
+    def _meet(self, grid: Grid) -> None:
+        """The handshake, once."""
+        if not self._nodes and not isinstance(grid, StackedGrid):
+            plan = self.plan
+            self._nodes = meet(grid, plan.config_sha256, plan.num_examples, plan.policy.timeout)
 
     # -- Flower's names ----------------------------------------------------------------------
     def _arrays(self) -> ArrayRecord:
@@ -231,14 +82,13 @@ class Conversation(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """The letters of the first phase of a round, charged before they are handed out."""
-        plan = self.plan
-        if not self._nodes:
-            self._nodes = meet(grid, plan.config_sha256, plan.num_examples, plan.policy.timeout)
-        attempt = self._attempts(server_round)
+        self._meet(grid)
+        plan, attempt = self.plan, self._attempts(server_round)
         partitions = plan.cohort.draw(plan.num_clients, server_round, attempt, plan.source)
         self._treasurer.charge(server_round, attempt, partitions)
         phase = plan.exchanges[0].name
         header = Header(plan.config_sha256, server_round, attempt, phase, -1)
+        self._configured = (header, partitions)
         return self._letters(header, plan.half.down(self.state, phase), partitions)
 
     def aggregate_train(
@@ -248,9 +98,9 @@ class Conversation(Strategy):
         plan, exchange = self.plan, self.plan.exchanges[0]
         if len(plan.exchanges) != 1:
             raise NotImplementedError(f"{plan.half.kind} has several phases a round; use start()")
-        attempt = self._attempts(server_round)
-        partitions = plan.cohort.draw(plan.num_clients, server_round, attempt, plan.source)
-        header = Header(plan.config_sha256, server_round, attempt, exchange.name, -1)
+        if self._configured is None or self._configured[0].server_round != server_round:
+            raise RoundFailed(f"Expected configure_train for round {server_round} first")
+        header, partitions = self._configured
         owner = {node: i for i, node in self._nodes.items()}
         by_client = {
             owner[r.metadata.src_node_id]: r for r in replies if r.metadata.src_node_id in owner
@@ -258,8 +108,9 @@ class Conversation(Strategy):
         read = read_replies(self._expect(header, exchange), 0, partitions, by_client)
         if not plan.policy.is_enough(read, len(partitions), needs_everyone=plan.needs_everyone):
             raise RoundFailed(plan.policy.explain(read, len(partitions)))
-        draws = ServerDraws(plan.source, server_round, attempt)
+        draws = ServerDraws(plan.source, server_round, header.attempt)
         self.state = self._step(self.state, exchange, read, draws)
+        self._last_accepted |= dict.fromkeys(read.partitions, server_round)
         return self._arrays(), MetricRecord({keys.SERVER_ROUND: server_round})
 
     def configure_evaluate(

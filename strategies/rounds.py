@@ -1,0 +1,188 @@
+"""One round over a Flower Grid: cohort, charge, letters, replies, step.
+
+`Rounds` keeps the server's state; it is the only mutable object of the server, and everything it
+calls is a pure function of frozen data.
+
+Order of a round, and why: the ledger is charged and on disk *before* a letter leaves, because in
+the server's view the uploads are the release; so a crash, a retry or an abort can make the ledger
+show more than was spent, never less. The new model is used only after that.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import torch
+from flwr.app import Message, MessageType
+from flwr.common.logger import log
+from flwr.serverapp import Grid
+from torch import Tensor
+
+from privacy.mechanism import ClientLens
+from strategies.aggregation import PrivateMean, ServerDraws, private_mean, weighted_mean
+from strategies.inbox import Expectation, read_replies, refuse_bad_rows
+from strategies.plan import Exchange, Plan, RoundReport, StackedGrid, Treasurer
+from strategies.replies import Replies, RoundFailed
+from strategies.server_half import Collected, ServerState
+from wire.letters import Header, pack
+from wire.payloads import Payload
+
+CLIP = "l2_norm_clip"
+"""The adapted clip norm, kept in the server's state and so in its checkpoints."""
+
+
+class Rounds:
+    """Runs the rounds of one plan, one at a time."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        state: ServerState,
+        treasurer: Treasurer,
+        *,
+        attempts: Callable[[int], int] = lambda _: 0,
+        last_accepted: Mapping[int, int] | None = None,
+    ) -> None:
+        """``attempts(round)`` says how often a round was charged before (after a crash)."""
+        self.plan, self.state = plan, state
+        self._treasurer, self._attempts = treasurer, attempts
+        self._nodes: dict[int, int] = {}
+        self._last_accepted: dict[int, int] = dict(last_accepted or {})
+
+    def run_round(self, server_round: int, grid: Grid) -> RoundReport:
+        """One round, retries included; needs the handshake that `start` does."""
+        plan, first = self.plan, self._attempts(server_round)
+        tries = plan.policy.max_attempts if plan.policy.on_failure == "retry" else 1
+        for attempt in range(first, first + tries):
+            partitions = plan.cohort.draw(plan.num_clients, server_round, attempt, plan.source)
+            self._treasurer.charge(server_round, attempt, partitions)
+            try:
+                return self._attempt(server_round, attempt, partitions, grid)
+            except RoundFailed as failure:
+                if attempt == first + tries - 1:
+                    raise
+                log(
+                    30,
+                    "Round %d, attempt %d failed and is paid for: %s",
+                    server_round,
+                    attempt,
+                    failure,
+                )
+        raise AssertionError("unreachable: a round ends by a report or an error")
+
+    def _attempt(
+        self, server_round: int, attempt: int, partitions: tuple[int, ...], grid: Grid
+    ) -> RoundReport:
+        plan, state = self.plan, self.state
+        seen, failures, down_bytes, up_bytes = partitions, dict[int, str](), 0, 0
+        for index, exchange in enumerate(plan.exchanges):
+            header = Header(plan.config_sha256, server_round, attempt, exchange.name, -1)
+            down = plan.half.down(state, exchange.name)
+            replies = self._exchange(header, exchange, down, seen, grid)
+            down_bytes, up_bytes = down_bytes + replies.bytes_down, up_bytes + replies.bytes_up
+            failures |= replies.failures
+            if seen and not plan.policy.is_enough(
+                replies, len(partitions), needs_everyone=plan.needs_everyone
+            ):
+                raise RoundFailed(
+                    f"Round {server_round}: {plan.policy.explain(replies, len(partitions))}"
+                )
+            seen = replies.partitions
+            draws = ServerDraws(plan.source, server_round, attempt, index)
+            state = self._step(state, exchange, replies, draws)
+        self.state = state
+        self._last_accepted |= dict.fromkeys(seen, server_round)
+        return RoundReport(server_round, state, seen, failures, down_bytes, up_bytes)
+
+    def _step(
+        self, state: ServerState, exchange: Exchange, replies: Replies, draws: ServerDraws
+    ) -> ServerState:
+        plan = self.plan
+        if not replies.partitions and plan.lens is None:
+            return state
+        collected = Collected(
+            {}, replies.uploads, replies.partitions, plan.num_clients, draws.uniform()
+        )
+        if plan.lens is None:
+            collected = replace(collected, mean=self._weighted_mean(replies))
+        else:
+            clip = float(state.tensors.get(CLIP, plan.lens.l2_norm_clip))
+            private = self._private_mean(plan.lens, state, replies, draws, clip)
+            collected = replace(collected, mean=private.mean)
+            if plan.lens.adaptive is not None:
+                state = state.replace(
+                    **{CLIP: torch.tensor(private.next_clip, dtype=torch.float64)}
+                )
+        return plan.half.step(state, exchange.name, collected, draws.server_round, plan.manifold)
+
+    def _weighted_mean(self, replies: Replies) -> Mapping[str, Tensor]:
+        plan = self.plan
+        sizes = [plan.num_examples[i] for i in replies.partitions]
+        weights = torch.tensor(sizes, dtype=torch.float64, device=plan.device)
+        if plan.half.weights == "uniform":
+            weights = torch.ones_like(weights)
+        return weighted_mean(replies.uploads, weights)
+
+    def _private_mean(
+        self,
+        lens: ClientLens,
+        state: ServerState,
+        replies: Replies,
+        draws: ServerDraws,
+        clip: float,
+    ) -> PrivateMean:
+        plan = self.plan
+        base = plan.half.base(state, plan.manifold)
+        expected = plan.cohort.expected_size(plan.num_clients)
+        return private_mean(
+            replies.uploads, base, plan.half.space, plan.manifold, lens, expected, draws, clip
+        )
+
+    # -- the exchange ------------------------------------------------------------------------
+    def _exchange(
+        self,
+        header: Header,
+        exchange: Exchange,
+        down: Payload,
+        partitions: tuple[int, ...],
+        grid: Grid,
+    ) -> Replies:
+        if isinstance(grid, StackedGrid):
+            replies = grid.exchange_cohort(header, down, partitions, self._last_accepted)
+            return refuse_bad_rows(self._expect(header, exchange), replies)
+        letters = self._letters(header, down, partitions)
+        answers = grid.send_and_receive(letters, timeout=self.plan.policy.timeout)
+        sent = {m.metadata.message_id: i for m, i in zip(letters, partitions, strict=True)}
+        by_client = {
+            sent[a.metadata.reply_to_message_id]: a
+            for a in answers
+            if a.metadata.reply_to_message_id in sent
+        }
+        return read_replies(self._expect(header, exchange), down.num_bytes(), partitions, by_client)
+
+    def _letters(self, header: Header, down: Payload, partitions: tuple[int, ...]) -> list[Message]:
+        letters: list[Message] = []
+        for i in partitions:
+            mine = Header(
+                header.config_sha256,
+                header.server_round,
+                header.attempt,
+                header.phase,
+                i,
+                self._last_accepted.get(i, 0),
+            )
+            letters.append(
+                Message(
+                    pack(mine, down),
+                    dst_node_id=self._nodes[i],
+                    message_type=MessageType.TRAIN,
+                    group_id=str(header.server_round),
+                )
+            )
+        return letters
+
+    def _expect(self, header: Header, exchange: Exchange) -> Expectation:
+        plan = self.plan
+        base = plan.half.base(self.state, plan.manifold)
+        return Expectation(
+            header, exchange.up, base, plan.half.space, plan.manifold, plan.policy.timeout
+        )

@@ -1,0 +1,112 @@
+"""The conversation as a Flower Strategy, and the order of what a round does."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from flwr.app import ArrayRecord, ConfigRecord
+
+from app.assembly import initial_point, plan_of
+from app.client_app import app as client_app
+from app.engines.inline import InlineGrid
+from configs.load import load, save
+from strategies.conversation import Conversation
+from strategies.replies import RoundFailed
+from wire.letters import tensors_from_record
+
+QUICKSTART = Path(__file__).resolve().parents[2] / "configs" / "quickstart.toml"
+SETS = ["federation.num_clients=4", "federation.cohort={kind='fixed-size',cohort_size=2}"]
+
+
+class Purse:
+    """Notes every charge; can refuse to be silent about order."""
+
+    def __init__(self):
+        self.charged = []
+
+    def charge(self, server_round, attempt, partitions):
+        self.charged.append((server_round, attempt, partitions))
+
+    def attempts(self, server_round):
+        return sum(r == server_round for r, _, _ in self.charged)
+
+
+@pytest.fixture
+def parts(tmp_path):
+    config = load(QUICKSTART, SETS)
+    save(config, tmp_path / "config.toml")
+    run_config = {"experiment": str(tmp_path / "config.toml"), "overrides": ""}
+    grid = InlineGrid(client_app, 4, run_config)
+    plan, purse = plan_of(config), Purse()
+    start = plan.half.initial(initial_point(config))
+
+    def conversation(policy=plan.policy):
+        changed = type(plan)(**{**vars(plan), "policy": policy})
+        return Conversation(changed, start, purse, lambda _: None, attempts=purse.attempts)
+
+    return conversation, grid, purse
+
+
+def test_flowers_own_calls_give_the_rounds_that_start_runs(parts):
+    conversation, grid, purse = parts
+    story, by_hand = conversation(), conversation()
+    expected = tensors_from_record(story.start(grid, num_rounds=3).arrays)["x"]
+    purse.charged.clear()
+    arrays = ArrayRecord()
+    for server_round in (1, 2, 3):
+        letters = by_hand.configure_train(server_round, arrays, ConfigRecord(), grid)
+        assert purse.charged[-1][0] == server_round
+        arrays, _ = by_hand.aggregate_train(server_round, grid.send_and_receive(letters))
+    assert torch.equal(tensors_from_record(arrays)["x"], expected)
+
+
+def test_aggregate_without_configure_is_refused(parts):
+    conversation, _, _ = parts
+    with pytest.raises(RoundFailed, match="configure_train"):
+        conversation().aggregate_train(1, [])
+
+
+def test_a_round_is_charged_before_its_letters_leave(parts, monkeypatch):
+    conversation, grid, purse = parts
+    seen = []
+    deliver = grid._deliver
+
+    def noting(message):
+        seen.append(len(purse.charged))
+        return deliver(message)
+
+    monkeypatch.setattr(grid, "_deliver", noting)
+    talk = conversation()
+    talk.start(grid, num_rounds=2)
+    handshake = 4
+    assert seen[handshake:] == [1, 1, 2, 2]
+
+
+def test_a_retry_is_a_charge_of_its_own_with_another_cohort_draw(parts, monkeypatch):
+    conversation, grid, purse = parts
+    policy = conversation().plan.policy.model_copy(update={"on_failure": "retry"})
+    deliver, broken = grid._deliver, []
+
+    def fails_once(message):
+        if message.metadata.message_type == "train" and not broken:
+            broken.append(message)
+            message.content["letter"]["config-sha256"] = "another"
+        return deliver(message)
+
+    monkeypatch.setattr(grid, "_deliver", fails_once)
+    conversation(policy).start(grid, num_rounds=1)
+    assert [(r, a) for r, a, _ in purse.charged] == [(1, 0), (1, 1)]
+
+
+def test_bad_replies_end_a_round_when_too_few_are_left(parts, monkeypatch):
+    conversation, grid, _ = parts
+    deliver = grid._deliver
+
+    def spoils(message):
+        if message.metadata.message_type == "train":
+            message.content["letter"]["config-sha256"] = "another"
+        return deliver(message)
+
+    monkeypatch.setattr(grid, "_deliver", spoils)
+    with pytest.raises(RoundFailed, match=r"Round 1: Expected replies from 2 clients.*config"):
+        conversation().start(grid, num_rounds=1)
