@@ -4,8 +4,8 @@
     python benchmarks/reproduce_000.py --all [--json]
 
 Verdicts are computed from the numbers printed beside them; docs/experiments.md explains each.
-Checks 11 and 12 use MNIST and the WordNet mammals where MANIFED_DATA names a folder that has them, and
-their stand-ins elsewhere. With --json the last line printed is one JSON object.
+Checks 11 and 12 use MNIST and the WordNet mammals where MANIFED_DATA names a folder that has
+them, and their stand-ins elsewhere. With --json the last line printed is one JSON object.
 """
 
 import argparse

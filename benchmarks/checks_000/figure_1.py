@@ -48,5 +48,5 @@ def check_4() -> Finding:
             "regime": {f"column {c}": v for c, v in regime.items()},
         },
         SEEDS[1],
-        "regime: one basis for all agents and, in columns 2 and 3, N_i = 2000; column 3 on two seeds",
+        "regime: one basis for all agents, N_i = 2000 in columns 2 and 3; column 3 on two seeds",
     )

@@ -52,7 +52,7 @@ def check_1() -> Finding:
 
 
 def check_2() -> Finding:
-    """The epsilon' of the theorem grows with T, s and epsilon; at rho = 1 one round costs s epsilon."""
+    """The theorem's epsilon' grows with T, s and epsilon; at rho = 1 a round costs s epsilon."""
     rounds = [printed(100, 5, t)[0] for t in (50, 100, 200, 300, 400, 500)]
     cohorts = [printed(100, s, 200)[0] for s in (1, 2, 5, 10)]
     locals_ = [printed(100, 5, 200, e)[0] for e in (0.05, 0.1, 0.15, 0.3)]
