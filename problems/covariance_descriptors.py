@@ -1,16 +1,24 @@
-"""Region covariance descriptors: 9 x 9 SPD matrices from patches of colour photographs.
+"""Region covariance descriptors: SPD matrices from patches of colour photographs.
 
 Tuzel, Porikli, Meer: Region Covariance: A Fast Descriptor for Detection and Classification (2006).
-Features of a pixel: x, y, R, G, B, |I_x|, |I_y|, |I_xx|, |I_yy|, with I the mean of the channels.
-PriRFed section 6.2 uses PathMNIST, a download; patches of scikit-learn's two photographs stand in.
+Features of a pixel, ``nine``: x, y, R, G, B, |I_x|, |I_y|, |I_xx|, |I_yy|, with I the mean of the
+channels. ``eleven``, of Utpala et al. (TMLR 2023), Appendix C.1, adds the length and the angle of
+(|I_x|, |I_y|), with their filters and I the luminance. Both papers use PathMNIST, a download;
+patches of scikit-learn's two photographs stand in.
 """
 
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import ndimage  # pyright: ignore[reportMissingTypeStubs]
 
 Array = NDArray[np.float64]
+Features = Literal["nine", "eleven"]
+
+SOBEL = np.array([[1, 0, -1], [2, 0, -2], [1, 0, -1]]) / 4
+"""The printed filter has the row [6, 0, -12] last, and the same one for both directions."""
+SECOND = np.outer([1, 4, 6, 4, 1], [1, 0, -2, 0, 1]) / 32
 
 
 def pixel_features(image: NDArray[Any]) -> Array:
@@ -26,28 +34,41 @@ def pixel_features(image: NDArray[Any]) -> Array:
     return np.stack(planes, axis=-1)
 
 
+def eleven_features(image: NDArray[Any]) -> Array:
+    """The eleven features of every pixel of an (h, w, 3) image, shape (h, w, 11)."""
+    colours = np.asarray(image, dtype=np.float64) / 255.0
+    y, x = np.mgrid[0 : colours.shape[0], 0 : colours.shape[1]].astype(np.float64)
+    grey = colours @ np.array([0.299, 0.587, 0.114])
+    convolve: Any = ndimage.convolve
+    changes = [np.abs(convolve(grey, k)) for k in (SOBEL, SOBEL.T, SECOND, SECOND.T)]
+    length, angle = np.hypot(*changes[:2]), np.arctan2(changes[0], changes[1] + 1e-12)
+    planes = [x, y, *np.moveaxis(colours, -1, 0), *changes, length, angle]
+    return np.stack(planes, axis=-1)
+
+
 def descriptors(
     image: NDArray[Any],
     *,
+    features: Features = "nine",
     patch: int = 28,
     stride: int = 8,
     ridge: float = 1e-6,
     is_standardised: bool = False,
 ) -> Array:
-    """Covariances of the features in every patch plus ridge * (trace / 9) * I, shape (n, 9, 9).
+    """Covariances of the k features in every patch plus ridge * (trace / k) * I, shape (n, k, k).
 
     ``is_standardised`` divides features by their standard deviation over the image first; the
     affine-invariant metric only notices through the ridge.
     """
-    features = pixel_features(image)
+    planes = pixel_features(image) if features == "nine" else eleven_features(image)
     if is_standardised:
-        features = features / features.reshape(-1, features.shape[-1]).std(0)
-    height, width, count = features.shape
+        planes = planes / planes.reshape(-1, planes.shape[-1]).std(0)
+    height, width, count = planes.shape
     if min(height, width) < patch:
         raise ValueError(f"Expected an image of at least {patch} x {patch}, got {height} x {width}")
     rows: list[Array] = []
     for top in range(0, height - patch + 1, stride):
-        band = features[top : top + patch]
+        band = planes[top : top + patch]
         windows = np.lib.stride_tricks.sliding_window_view(band, patch, axis=1)[:, ::stride]
         pixels = np.moveaxis(windows, 1, 0).transpose(0, 1, 3, 2).reshape(-1, patch * patch, count)
         centred = pixels - pixels.mean(1, keepdims=True)

@@ -5,8 +5,9 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from manifolds.base import Manifold
 from manifolds.hyperbolic import Lorentz
+from manifolds.poincare import PoincareBall
+from manifolds.spd_flat import SPDLogCholesky, SPDLogEuclidean
 from manifolds.sphere import Sphere
 from problems import least_squares, matrix_completion, pca
 from problems.base import Examples
@@ -89,39 +90,47 @@ class KPCASpec(ProblemSource):
 
 
 class FrechetMeanSpec(ProblemSource):
-    """The Fréchet mean (PriRFed section 6.2 on SPD; also sphere and hyperboloid)."""
+    """The Fréchet mean (PriRFed section 6.2): SPD in three metrics, sphere, hyperbolic space."""
 
     kind: Literal["frechet-mean"] = "frechet-mean"
-    manifold: Literal["spd", "sphere", "lorentz"] = "spd"
+    manifold: Literal[
+        "spd", "spd-log-euclidean", "spd-log-cholesky", "sphere", "lorentz", "poincare"
+    ] = "spd"
 
     _NEEDS: ClassVar[dict[str, ExampleKind]] = {
-        "spd": "spd-matrices", "sphere": "sphere-points", "lorentz": "hyperbolic-pairs",
+        "sphere": "sphere-points", "lorentz": "hyperbolic-pairs", "poincare": "hyperbolic-pairs",
     }  # fmt: skip
-    _MIN_CURVATURE: ClassVar[dict[str, float]] = {"spd": -0.5, "sphere": 1.0, "lorentz": -1.0}
 
     def build(self) -> FiniteSum:
         """The problem on ``manifold``."""
-        manifold: Manifold
         match self.manifold:
             case "spd":
                 return SPDMean()
+            case "spd-log-euclidean":
+                return FrechetMean(SPDLogEuclidean(), min_curvature=0.0)
+            case "spd-log-cholesky":
+                return FrechetMean(SPDLogCholesky(), min_curvature=0.0)
             case "sphere":
-                manifold = Sphere()
+                return FrechetMean(Sphere(), min_curvature=1.0)
             case "lorentz":
-                manifold = Lorentz()
-        return FrechetMean(manifold, self._MIN_CURVATURE[self.manifold])
+                return FrechetMean(Lorentz(), min_curvature=-1.0)
+            case "poincare":
+                return FrechetMean(PoincareBall(), min_curvature=-1.0)
 
     def prepare(self, shard: Examples, meta: Mapping[str, Any]) -> Examples:
         """The points alone, as ``z``."""
         del meta
-        if self.manifold != "lorentz":
+        if self.needs != "hyperbolic-pairs":
             return shard
-        return Examples({"z": shard["target"]}, {"z": 1})
+        z = shard["target"]
+        if self.manifold == "poincare":
+            z = z[..., 1:] / (1 + z[..., :1])
+        return Examples({"z": z}, {"z": 1})
 
     @property
     def needs(self) -> ExampleKind:
         """Points of ``manifold``."""
-        return self._NEEDS[self.manifold]
+        return self._NEEDS.get(self.manifold, "spd-matrices")
 
 
 class HyperbolicPredictionSpec(ProblemSource):

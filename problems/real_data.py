@@ -18,10 +18,14 @@ class _Images(DataSource):
 
     num_examples: int | None = Field(default=None, ge=1)
     """A uniform subset of this size; null keeps all."""
+    digit: int | None = Field(default=None, ge=0, le=9)
+    """Only images of this digit; null keeps all ten."""
     is_centred: bool = False
     is_unit_norm: bool = True
 
     def _dataset(self, pixels: Array, labels: NDArray[np.int64], seed: int, **meta: Any) -> Dataset:
+        if self.digit is not None:
+            pixels, labels = pixels[labels == self.digit], labels[labels == self.digit]
         chosen = subset(len(pixels), self.num_examples, generator(seed, "data"))
         rows, labels = pixels[chosen], labels[chosen]
         if self.is_centred:
@@ -57,10 +61,13 @@ class Mnist(_Images):
 
 
 class SamplePhotos(DataSource):
-    """9 x 9 covariance descriptors of patches of scikit-learn's two photographs."""
+    """Covariance descriptors of patches of scikit-learn's two photographs."""
 
     kind: Literal["sample-photos"] = "sample-photos"
     provides: ClassVar[ExampleKind] = "spd-matrices"
+    features: covariance_descriptors.Features = "nine"
+    photo: Literal[0, 1] | None = None
+    """Only china.jpg (0) or flower.jpg (1); null takes both."""
     patch: int = Field(default=28, ge=4)
     stride: int = Field(default=8, ge=1)
     ridge: float = Field(default=1e-6, ge=0)
@@ -68,14 +75,17 @@ class SamplePhotos(DataSource):
     num_examples: int | None = Field(default=None, ge=1)
 
     def load(self, data_dir: Path | None, seed: int) -> Dataset:
-        """Matrices ``z`` (n, 9, 9), labelled by the photograph."""
+        """Matrices ``z`` (n, k, k), k the number of features, labelled by the photograph."""
         del data_dir
         z, photo = covariance_descriptors.sample_photos(
+            features=self.features,
             patch=self.patch,
             stride=self.stride,
             ridge=self.ridge,
             is_standardised=self.is_standardised,
         )
+        if self.photo is not None:
+            z, photo = z[photo == self.photo], photo[photo == self.photo]
         chosen = subset(len(z), self.num_examples, generator(seed, "data"))
         return build({"z": z[chosen]}, feature_ndim={"z": 2}, labels=photo[chosen])
 

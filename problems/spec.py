@@ -25,6 +25,7 @@ from problems.synthetic_data import (
     LogNormalSPD,
     ScaledIdentities,
     SphereCloud,
+    SpikedRows,
     SyntheticEigengap,
     SyntheticLeastSquares,
     SyntheticLogistic,
@@ -54,6 +55,7 @@ DataSpec = Annotated[
     | HyperbolicCloud
     | SyntheticEigengap
     | SyntheticPCA
+    | SpikedRows
     | Wishart
     | LogNormalSPD
     | SphereCloud

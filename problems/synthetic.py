@@ -179,6 +179,24 @@ def lognormal_spd(
     return (z + np.swapaxes(z, -1, -2)) / 2
 
 
+def spiked_rows(
+    num_examples: int, d: int, rng: np.random.Generator, *, squared_norm: float = 100.0
+) -> Array:
+    """Rows like one class of images, shape (n, d): a mean direction and 99 that fade, in R^d.
+
+    z = sum_k sqrt(l_k) c_k q_k with q orthonormal, c_1 ~ N(1, 0.3^2), other c_k ~ N(0, 1), l_1 one
+    half and l_k proportional to k^-1.5, scaled to the mean squared norm. Spec 003 §8.5.
+    """
+    count = min(100, d)
+    spectrum = np.arange(1, count + 1) ** -1.5
+    spectrum[1:] *= 0.5 / spectrum[1:].sum()
+    spectrum[0] = 0.5
+    coefficients = rng.standard_normal((num_examples, count))
+    coefficients[:, 0] = 1 + 0.3 * coefficients[:, 0]
+    z = (coefficients * np.sqrt(spectrum)) @ orthonormal(d, count, rng).T
+    return z * np.sqrt(squared_norm / np.square(z).sum(1).mean())
+
+
 def sphere_cloud(num_examples: int, d: int, rng: np.random.Generator, spread: float) -> Array:
     """exp_c(spread * N_c(0, 1)) around a uniform centre c of the sphere in R^d, shape (n, d)."""
     centre = rng.standard_normal(d)

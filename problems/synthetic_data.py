@@ -53,6 +53,24 @@ class SyntheticPCA(DataSource):
         return build({"z": z}, sources=sources)
 
 
+class SpikedRows(DataSource):
+    """Rows like one class of MNIST for a leading eigenvector (Utpala et al. 2023, Figure 3b)."""
+
+    kind: Literal["spiked-rows"] = "spiked-rows"
+    provides: ClassVar[ExampleKind] = "rows"
+    num_examples: int = Field(default=6903, ge=2)
+    dimension: int = Field(default=784, ge=2)
+    squared_norm: float = Field(default=100.0, gt=0)
+    """Mean squared norm of a row; about 100 for pixels in [0, 1]."""
+
+    def load(self, data_dir: Path | None, seed: int) -> Dataset:
+        """Rows ``z``."""
+        del data_dir
+        rng = generator(seed, "data")
+        sizes = (self.num_examples, self.dimension)
+        return build({"z": synthetic.spiked_rows(*sizes, rng, squared_norm=self.squared_norm)})
+
+
 class Wishart(DataSource):
     """PriRFed Figure 3: Wishart matrices within ``radius`` of the identity (null: all)."""
 
