@@ -95,8 +95,9 @@ class Grassmann(Manifold):
     def retr(self, x: Tensor, u: Tensor) -> Tensor:
         """(x + u) R^-1 with R^T R = I + u^T u (Cholesky-QR, unconditionally safe)."""
         gram = u.mT @ u
-        factor = torch.linalg.cholesky(identity_like(gram) + gram)
-        return torch.linalg.solve_triangular(factor.mT, x + u, upper=True, left=False)
+        eye = identity_like(gram)
+        factor = torch.linalg.cholesky_ex(eye + gram)[0]
+        return (u + x) @ torch.linalg.solve_triangular(factor, eye, upper=False).mT
 
     def invretr(self, x: Tensor, y: Tensor) -> Tensor:
         """The horizontal vector y (x^T y)^-1 - x with span(x + u) = span y."""

@@ -10,8 +10,23 @@ Symbols: L factor, S_u, S_y whitened u and y, E square root of S_y.
 import torch
 from torch import Tensor
 
-from manifolds.linalg import EXP, LOG, SQRT, congruence, identity_like, sym, sym_function, whiten
+from manifolds.linalg import (
+    EXP,
+    LOG,
+    SQRT,
+    congruence,
+    expm,
+    identity_like,
+    sym,
+    sym_function,
+    whiten,
+)
 from manifolds.spd_set import SPDSet
+
+SHORT_STEP = 2.18
+"""1-norm of S_u up to which exp(S_u / 2) is one polynomial, without squaring."""
+MANY_ENTRIES = 2500
+"""Entries of a stack from which matrix products beat an eigendecomposition."""
 
 
 class SPD(SPDSet):
@@ -62,9 +77,17 @@ class SPD(SPDSet):
         return congruence(factor, 2 * whiten(factor, y) - identity_like(x), SQRT) - x
 
     def expmap(self, x: Tensor, u: Tensor) -> Tensor:
-        """L exp(S_u) L^T."""
+        """L exp(S_u) L^T.
+
+        A short step of a large stack goes through exp(S_u / 2), a polynomial in matrix products;
+        every other by an eigendecomposition, which keeps small eigenvalues of any ratio.
+        """
         factor = torch.linalg.cholesky(x)
-        return congruence(factor, whiten(factor, u), EXP)
+        whitened = whiten(factor, u)
+        if whitened.requires_grad or not _is_short_and_many(whitened):
+            return congruence(factor, whitened, EXP)
+        half = factor @ expm(whitened * 0.5)
+        return sym(half @ half.mT)
 
     def logmap(self, x: Tensor, y: Tensor) -> Tensor:
         """L log(S_y) L^T."""
@@ -82,3 +105,10 @@ class SPD(SPDSet):
         factor = torch.linalg.cholesky(x)
         root = factor @ sym_function(whiten(factor, y), SQRT)
         return sym(root @ whiten(factor, v) @ root.mT)
+
+
+def _is_short_and_many(whitened: Tensor) -> bool:
+    """Whether the polynomial is accurate (the host reads the largest norm) and pays."""
+    if whitened.numel() < MANY_ENTRIES:
+        return False
+    return float(whitened.abs().sum(-1).max()) <= SHORT_STEP

@@ -185,7 +185,7 @@ class Stiefel(Manifold):
     ) -> Tensor:
         """Haar-distributed points (QR with a positive diagonal)."""
         shape = self._valid(size2shape(*size))
-        return positive_qr(standard_normal(shape, generator, dtype, device))[0]
+        return positive_qr(standard_normal(shape, generator, dtype, device))[0].contiguous()
 
     def origin(
         self,

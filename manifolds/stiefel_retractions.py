@@ -23,7 +23,7 @@ class Retraction:
 
 def polar_retraction(x: Tensor, u: Tensor) -> Tensor:
     """(x + u)(I + G)^{-1/2}, of second order for the Euclidean metric."""
-    y = x + u
+    y = u + x  # u first: its rows are contiguous, those of a QR factor x are not
     return y @ sym_function(y.mT @ y, RSQRT)
 
 
@@ -41,7 +41,7 @@ def inverse_polar_retraction(x: Tensor, y: Tensor) -> Tensor:
 
 def qr_retraction(x: Tensor, u: Tensor) -> Tensor:
     """The Q factor of x + u, by Cholesky (its Gram matrix is at least I); of first order."""
-    y = x + u
+    y = u + x  # u first: its rows are contiguous, those of a QR factor x are not
     gram = y.mT @ y
     factor = torch.linalg.cholesky_ex(gram)[0]
     return y @ torch.linalg.solve_triangular(factor, identity_like(gram), upper=False).mT

@@ -6,6 +6,7 @@ import scipy.linalg
 import torch
 
 from manifolds.base import Manifold
+from manifolds.spd import SPD
 from manifolds.spd_bures import SPDBuresWasserstein
 from manifolds.spd_flat import SPDLogCholesky, SPDLogEuclidean
 from manifolds.spd_set import SPDSet
@@ -118,3 +119,17 @@ def test_projection_clamps_eigenvalues_and_the_check_names_the_reason():
     tilted = torch.tensor([[1.0, 0.5], [0.0, 1.0]]).double()
     assert "x - x^T" in BURES.check_point_on_manifold(tilted, explain=True)[1]
     assert isinstance(BURES, SPDSet)
+
+
+@pytest.mark.parametrize("size", [0.01, 1.0, 6.0])
+def test_the_exponential_of_a_large_stack_is_that_of_its_elements(size: float):
+    """A stack of short steps goes through a polynomial, a single step through an eigenproblem."""
+    spd = SPD()
+    x = points(9, 40, 10)
+    u = spd.from_coords(x, points(10, 40, 10))
+    u = size * u / spd.norm(x, u, keepdim=True)
+    stack = spd.expmap(x, u)
+    for i in (0, 17, 39):
+        single = spd.expmap(x[i], u[i])
+        assert float(spd.dist(single, stack[i])) <= 1e-13 * (1 + size)
+    assert torch.equal(stack, stack.mT)
