@@ -1,7 +1,8 @@
-"""Rényi bounds, by dp-accounting: for sampling without replacement, and where a grid ends.
+"""Rényi bounds: for sampling without replacement, and where a grid ends (by dp-accounting).
 
 Mironov (2017); Wang, Balle, Kasiviswanathan (2019), Theorem 27, for uniform subsets under
-replace-one; conversion by Canonne, Kamath, Steinke (2020), Proposition 12.
+replace-one (privacy/subset_divergence.py); conversion by Canonne, Kamath, Steinke (2020),
+Proposition 12.
 """
 
 from collections.abc import Callable
@@ -12,6 +13,7 @@ import numpy as np
 
 from privacy.composition import Composition
 from privacy.normal_law import Array
+from privacy.subset_divergence import subset_divergences
 
 
 def curve(releases: Composition) -> Array:
@@ -58,8 +60,9 @@ def delta(divergences: Array, epsilon_: float) -> float:
 
 @lru_cache(maxsize=1)
 def orders() -> Array:
-    """dp-accounting's default orders."""
-    return np.asarray(_dp_rdp().DEFAULT_RDP_ORDERS, dtype=np.float64)
+    """dp-accounting's default orders, its octaves above 64 in steps of an eighth."""
+    octaves = np.round(np.geomspace(64.0, 2048.0, 41))
+    return np.union1d(np.asarray(_dp_rdp().DEFAULT_RDP_ORDERS, dtype=np.float64), octaves)
 
 
 def _finite(divergences: Array) -> tuple[Array, Array]:
@@ -81,15 +84,9 @@ def _poisson(z: float, q: float) -> Array:
 
 @lru_cache(maxsize=256)
 def _without_replacement(z: float, sample_size: int, population: int) -> Array:
-    import dp_accounting  # pyright: ignore[reportMissingTypeStubs]
-
-    return _priced(
-        z,
-        lambda gaussian: dp_accounting.SampledWithoutReplacementDpEvent(
-            population, sample_size, gaussian
-        ),
-        dp_accounting.NeighboringRelation.REPLACE_ONE,
-    )
+    """The divergences of a Gaussian over subsets, at most those of the Gaussian itself."""
+    subset = subset_divergences(z, sample_size, population, orders())
+    return np.minimum(subset, orders() / (2 * z * z))
 
 
 def _priced(z: float, sampled: Callable[[Any], Any], relation: Any) -> Array:

@@ -30,6 +30,8 @@ _MARGIN: Final = 1e-7
 _OFFSETS: Final = np.arange(-_REACH, _REACH + _STEP, _STEP)
 _SMALL: Final = 128
 """Orders up to this are summed apart from larger ones, which have more terms."""
+_LARGEST: Final = 1e100
+"""Noise beyond this is priced as this, so that its square is finite."""
 _EVERY: Final = 64
 """Up to this power every even one is computed, beyond it one in fifty."""
 
@@ -45,6 +47,7 @@ def subset_divergences(z: float, sample_size: int, population: int, orders: Arra
             f"Expected z > 0, 1 <= sample_size <= population and orders > 1, got z = {z}, "
             f"sample_size = {sample_size}, population = {population}, orders = {orders}"
         )
+    z = min(z, _LARGEST)
     if sample_size == population:
         return orders / (2 * z**2)
     below, above = np.floor(orders), np.ceil(orders)
