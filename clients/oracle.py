@@ -21,7 +21,7 @@ from privacy.noise import Stream
 from problems.base import Examples, Problem
 
 StddevRule = Callable[[ExampleLens, int], float]
-"""(lens, num_examples) -> standard deviation of one release, from the half that states the event."""
+"""(lens, num_examples) -> stddev of one release, from the half that states the event."""
 
 
 class Oracle:

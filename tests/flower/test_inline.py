@@ -1,4 +1,4 @@
-"""The app on the inline engine: equal to a loop a reader can check by eye, and honest about errors."""
+"""The app on the inline engine: equal to a loop a reader can check by eye."""
 
 from pathlib import Path
 
