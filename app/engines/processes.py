@@ -161,12 +161,15 @@ class PrivateFlower:
         self.services.append(service)
         return service
 
-    def call(self, *arguments: str, timeout: float = 120.0) -> str:
-        """The standard output of a short Flower command; EngineFailed when it exits non-zero."""
-        process = subprocess.run(
-            self.command(*arguments), env=self.env, stdin=subprocess.DEVNULL,
-            capture_output=True, text=True, timeout=timeout, start_new_session=True, check=False,
-        )  # fmt: skip
+    def call(self, *arguments: str, timeout: float = 180.0) -> str:
+        """The standard output of a short Flower command; EngineFailed when it fails or hangs."""
+        try:
+            process = subprocess.run(
+                self.command(*arguments), env=self.env, stdin=subprocess.DEVNULL, text=True,
+                capture_output=True, timeout=timeout, start_new_session=True, check=False,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            raise EngineFailed("timeout", f"{' '.join(arguments)}: {timeout:g} s") from None
         if process.returncode != 0:
             said = (process.stdout + process.stderr).strip()
             raise EngineFailed("not-started", f"{' '.join(arguments)}: {said}")

@@ -27,7 +27,6 @@ from configs.load import split_overrides
 CONNECTION = "manifed"
 COMPLETED = "finished:completed"
 START_SECONDS = 90.0
-STATUS_SECONDS = 60.0
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _RUN_ID = re.compile(r"Successfully started run (\d+)")
 
@@ -76,9 +75,7 @@ def _one_word(override: str) -> str:
 
 def status_of(flower: PrivateFlower, run_id: str) -> tuple[str, str]:
     """Flower's own status of a run and its details: the exception text of the ServerApp."""
-    listing = flower.call(
-        "flwr", "list", CONNECTION, "--run-id", run_id, "--format", "json", timeout=STATUS_SECONDS
-    )
+    listing = flower.call("flwr", "list", CONNECTION, "--run-id", run_id, "--format", "json")
     run = json.loads(listing[listing.index("{") :])["runs"][0]
     return run["status"], run["status-details"]
 

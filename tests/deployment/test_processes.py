@@ -87,6 +87,16 @@ def test_a_program_that_is_missing_is_named(tiny_project: Path) -> None:
         flower.command("no-such-program")
 
 
+def test_a_short_command_that_fails_or_hangs_is_reported(tiny_project: Path) -> None:
+    with private_flower(tiny_project) as flower:
+        with pytest.raises(EngineFailed, match="no such run"):
+            flower.call("python", "-c", "raise SystemExit('no such run')")
+        with pytest.raises(EngineFailed, match=r"sleep\(60\): 0\.5 s") as caught:
+            flower.call("python", "-c", "import time; time.sleep(60)", timeout=0.5)
+        assert caught.value.status == "timeout"
+        assert flower.call("python", "-c", "print('said')") == "said\n"
+
+
 def test_ignored_signals_stay_ignored() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # nohup
     try:
