@@ -43,12 +43,12 @@ def check_12() -> Finding:
     reaches = all(found[name]["least"] < 1.5 * optimum for name in ("dp-rsgd", "dp-rsvrg"))
     leaves = {name: found[name]["end"] > 1.2 * found[name]["least"] for name in CURVES}
     faster = found["dp-rsvrg"]["round of least"] < found["dp-rsgd"]["round of least"]
-    as_printed = reaches and faster and leaves["rsvrg"] and leaves["dp-rsvrg"]
+    private = reaches and faster and leaves["dp-rsvrg"]
     return Finding(
         12,
         "Figure 5: DP methods reach the embedding, RSVRG faster; both RSVRG leave it again",
-        verdict_of(as_printed=as_printed, in_regime=reaches),
+        verdict_of(as_printed=private and leaves["rsvrg"], in_regime=private),
         {**found, "leaves": leaves, "where RSGD ends": optimum},
         SEEDS,
-        f"data: {source()}",
+        f"regime: with noise; RSVRG without noise does not leave. Data: {source()}",
     )

@@ -7,32 +7,32 @@ SEED = 0
 EVERYONE = 'federation.cohort={ kind = "all" }'
 SPHERE_RSGD = (
     NON_PRIVATE,
-    "federation.num_rounds=60",
+    "federation.num_rounds=30",
     "training.step_size=0.5",
     "training.local_steps=1",
     'training.minibatch={ kind = "full" }',
     EVERYONE,
 )
-SPHERE_RSVRG = (NON_PRIVATE, "federation.num_rounds=60", "training.step_size=0.1", EVERYONE)
+SPHERE_RSVRG = (NON_PRIVATE, "federation.num_rounds=10", "training.step_size=0.1", EVERYONE)
 SPD_SMALL = (NON_PRIVATE, "federation.partition.shard_size=25", "evaluation.every=5")
 SPD_RSGD = (
     *SPD_SMALL,
-    "federation.num_rounds=50",
+    "federation.num_rounds=25",
     "training.step_size=0.2",
     "training.local_steps=1",
     'training.minibatch={ kind = "full" }',
     EVERYONE,
 )
-SPD_RSVRG = (*SPD_SMALL, "federation.num_rounds=25", EVERYONE)
+SPD_RSVRG = (*SPD_SMALL, "federation.num_rounds=6", EVERYONE)
 TREE = (NON_PRIVATE, EVERYONE, "evaluation.every=5")
 TREE_RSGD = (
     *TREE,
-    "federation.num_rounds=100",
+    "federation.num_rounds=60",
     "training.step_size=8.0",
     "training.local_steps=1",
     'training.minibatch={ kind = "full" }',
 )
-TREE_RSVRG = (*TREE, "federation.num_rounds=40", "training.step_size=2.0")
+TREE_RSVRG = (*TREE, "federation.num_rounds=20", "training.step_size=2.0")
 
 RUNS: dict[str, tuple[str, tuple[str, ...]]] = {
     "sphere RSGD": ("000_2_digits-rsgd-N-3", SPHERE_RSGD),
