@@ -56,6 +56,13 @@ class Projected(GradientSteps):
     kind: Literal["projected"] = "projected"
     server_step_size: float = Field(default=1.0, gt=0)
     """eta_g; the same as the strategy's, since line 17 undoes line 13."""
+    upload: Literal["corrected", "plain"] = "corrected"
+    """"corrected": z-hat minus P(x), line 11. "plain": -eta tau mean_t g_t, without the correction.
+
+    Both have one mean while the corrections sum to zero. When the server clips or noises its mean
+    they do not, and corrected uploads carry the noise of each round into all later ones (the mean
+    correction becomes a random walk); plain uploads forget it after one round.
+    """
 
     @property
     def phases(self) -> tuple[Phase, ...]:
@@ -86,10 +93,10 @@ class Projected(GradientSteps):
         assert isinstance(memory, Drift)
         c = self.correction(down.x, memory)
         anchor, end, mean = local_steps(self, down.x, c, oracle, manifold)
-        return (
-            Displacement(end - anchor),  # line 11
-            Drift(anchor, mean, torch.ones_like(memory.has_history)),
-        )
+        u = end - anchor  # line 11
+        if self.upload == "plain":
+            u = -self.step_size * self.local_steps * mean
+        return Displacement(u), Drift(anchor, mean, torch.ones_like(memory.has_history))
 
 
 class ProjectedPartial(GradientSteps):

@@ -101,6 +101,12 @@ def check_private_halves(training: AnyTraining, privacy_kind: str, noise_kind: s
             f"training.kind: {training.kind!r} has no client-level privacy ({why}); use "
             "'projected', or privacy.kind = 'example-level'"
         )
+    is_client_level = privacy_kind == "client-level"
+    if is_client_level and isinstance(training, Projected) and training.upload != "plain":
+        raise ValueError(
+            "training.upload: expected 'plain' with privacy.kind = 'client-level', got "
+            f"{training.upload!r}, which would add the noise of each round to all later ones"
+        )
     if noise_kind == "published" and not isinstance(training, RSGD | RSVRG):
         raise ValueError(
             "privacy.noise.kind: 'published' is the formula of 'rsgd' and 'rsvrg', got "

@@ -103,7 +103,13 @@ NOISE = "delta=1e-3,noise={kind='multiplier',noise_multiplier=3.0}"
 @pytest.mark.parametrize("unit", ["example", "client"])
 def test_private_projected_runs_are_charged(tmp_path, unit):
     privacy = f"privacy={{kind='{unit}-level',l2_norm_clip=0.5,{NOISE}}}"
-    sets = (privacy, "strategy.tube_radius=1e9", "training.step_size=0.001")
+    upload = "plain" if unit == "client" else "corrected"
+    sets = (
+        privacy,
+        "strategy.tube_radius=1e9",
+        "training.step_size=0.001",
+        f"training.upload={upload}",
+    )
     folder = run(tmp_path, "projected", *sets)
     statement = folder.manifest()["privacy"]
     assert statement["unit"] == unit

@@ -177,6 +177,32 @@ def test_client_level_noise_and_clip_act_on_ambient_uploads():
         x = played.state["anchor"]
 
 
+def test_plain_uploads_are_algorithm_1_and_forget_the_servers_noise():
+    problem, shards = KPCA(3), pca_shards()
+    x, rounds = start(problem, shards), 40
+    half = Projected(step_size=2e-3, local_steps=5)
+    plain = half.model_copy(update={"upload": "plain"})
+    one = last(federate(problem, shards, half, ProjectionMean(), x, 10)).state["x"]
+    two = last(federate(problem, shards, plain, ProjectionMean(), x, 10)).state["x"]
+    torch.testing.assert_close(one, two, rtol=0, atol=1e-12)
+    noisy = ClientLens(l2_norm_clip=1e3, noise_multiplier=1e-8)
+
+    def imbalance(training):
+        """Size of the mean correction in the first and in the last rounds."""
+        sizes = [
+            float(training.correction(p.state["x"], p.memory).mean(0).norm())
+            for p in federate(
+                problem, shards, training, ProjectionMean(), x, rounds, client_lens=noisy
+            )
+        ]
+        return sizes[0], sum(sizes[-10:]) / 10
+
+    first, late = imbalance(half)
+    assert late > 3 * first
+    first, late = imbalance(plain)
+    assert 0.3 * first < late < 2 * first
+
+
 # -- the config -------------------------------------------------------------------------------
 TABLE = {
     "name": "t",
@@ -229,6 +255,7 @@ PROX = {"kind": "rfedprox", "step_size": 1.0, "penalty_weight": 1.0, "maps": "re
             },
             ["training.kind", "client-level", "books"],
         ),
+        ({"privacy": CLIENT}, ["training.upload", "'plain'", "'corrected'"]),
         ({"privacy": EXAMPLE}, ["privacy.noise.kind", "'published'", "'projected'"]),
     ],
 )
