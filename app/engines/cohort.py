@@ -18,7 +18,7 @@ from strategies.replies import Replies
 from wire.letters import Header
 from wire.payloads import Payload
 
-_CACHE_BYTES = 8 * 2**20
+_CACHE_BYTES = 16 * 2**20
 
 
 class CohortGrid:
