@@ -58,6 +58,7 @@ def _draw(axes: "Axes", curves: Sequence[Curve], column: str) -> None:
         axes.axhline(float(np.mean(optima)), color="#555555", linestyle=":", label="true value")
     if is_logarithmic and column != "distance_to_truth":
         axes.set_yscale("log")
+    axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set_xlabel("round")
     axes.set_ylabel((LABELS | MORE_LABELS)[column])
     axes.legend(loc="best", fontsize=8)
