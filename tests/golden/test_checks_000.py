@@ -8,6 +8,7 @@ import torch
 from app.assembly import client_side, initial_point, plan_of
 from app.engines.cohort import CohortGrid
 from benchmarks.checks_000 import CHECKS, calibration, optimum, theorem
+from benchmarks.checks_000.panels import FIGURES
 from benchmarks.checks_000.trials import EXPERIMENTS, NON_PRIVATE, trial
 from configs.load import load
 from manifolds.hyperbolic import Lorentz
@@ -17,6 +18,21 @@ from strategies.conversation import Conversation
 
 pytestmark = pytest.mark.golden
 QUICKSTART = str(Path(__file__).resolve().parents[2] / "configs" / "quickstart.toml")
+
+
+# -- configs ---------------------------------------------------------------------------------
+CONFIGS = sorted(EXPERIMENTS.glob("000_*.toml"))
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_every_config_is_valid_explained_and_named_after_its_file(path):
+    assert load(path).name == path.stem
+    assert path.read_text(encoding="utf-8").startswith("# PriRFed Figure")
+
+
+def test_every_config_is_a_curve_of_a_figure():
+    shown = {name for panels in FIGURES.values() for panel in panels for name in panel.configs}
+    assert shown == {path.stem for path in CONFIGS}
 
 
 # -- privacy: checks 1, 2, 3 and 13 ----------------------------------------------------------
