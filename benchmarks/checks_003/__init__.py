@@ -1,0 +1,24 @@
+"""The checks of spec 003 §11, by id."""
+
+from collections.abc import Callable
+
+from benchmarks.checks_003 import accounting, laws, timing
+from benchmarks.checks_003.finding import Finding
+
+CHECKS: dict[str, Callable[[], Finding]] = {
+    "H1": laws.check_h1,
+    "H2": laws.check_h2,
+    "H3": timing.check_h3,
+    "H4": timing.check_h4,
+    "H5": timing.check_h5,
+    "H6": timing.check_h6,
+    "H7": timing.check_h7,
+    "H8": laws.check_h8,
+    "H9": accounting.check_h9,
+    "H10": accounting.check_h10,
+    "H11": accounting.check_h11,
+    "H12": accounting.check_h12,
+    "H13": accounting.check_h13,
+    "H21": laws.check_h21,
+    "H22": laws.check_h22,
+}
