@@ -90,7 +90,7 @@ TAUS = (10, 15, 20)
 
 
 def c7() -> Verdict:
-    """Digits: the corrected algorithms converge, averaging plateaus."""
+    """Digits: after 600 rounds the corrected algorithms are far below averaging's plateau."""
     ends = {a: run(table(f"001_1_digits-{a}")) for a in ("projected", *RIVALS)}
     final = {name: result.final for name, result in ends.items()}
     config = parse(table("001_1_digits-projected"))
@@ -101,8 +101,9 @@ def c7() -> Verdict:
         for name, result in ends.items()
     }
     angle = found.problem.metrics(ends["projected"].model, best, {})["principal_angle"]
-    is_true = max(final["projected"], final["rfedsvrg"]) <= 0.1 and gaps["projected"] <= 1e-3
-    is_true &= min(final["rfedavg"], final["rfedprox"]) >= 5 and gaps["rfedavg"] >= 0.5
+    plateau = min(final["rfedavg"], final["rfedprox"])
+    is_true = 30 * max(final["projected"], final["rfedsvrg"]) <= plateau
+    is_true &= 50 * max(gaps["projected"], gaps["rfedsvrg"]) <= gaps["rfedavg"]
     return Verdict("digits kPCA", is_true, {"|grad|": final, "f - f*": gaps, "angle": angle})
 
 
