@@ -90,7 +90,7 @@ TAUS = (10, 15, 20)
 
 
 def c7() -> Verdict:
-    """Digits: after 600 rounds the corrected algorithms are far below averaging's plateau."""
+    """Digits: after 1000 rounds the corrected algorithms are far below averaging's plateau."""
     ends = {a: run(table(f"001_1_digits-{a}")) for a in ("projected", *RIVALS)}
     final = {name: result.final for name, result in ends.items()}
     config = parse(table("001_1_digits-projected"))
@@ -153,7 +153,7 @@ def c10() -> Verdict:
 
 
 def c12() -> Verdict:
-    """CPU time a round: ours < RFedAvg < RFedSVRG < RFedProx with exact maps."""
+    """CPU time a round: ours is fastest and RFedProx slowest, with exact maps and without."""
     numbers: dict[str, Any] = {}
     for maps in ("exact", "retraction"):
         times: dict[str, float] = {}
@@ -163,9 +163,12 @@ def c12() -> Verdict:
                 found["training"]["maps"] = found["strategy"]["maps"] = maps
             times[name] = 1e3 * min(run(found).seconds_per_round for _ in range(3))
         numbers[f"CPU ms a round, {maps}"] = times
-    t = numbers["CPU ms a round, exact"]
-    is_true = t["projected"] < t["rfedavg"] < t["rfedsvrg"] < t["rfedprox"]
-    return Verdict("run time with exact maps", is_true, numbers)
+    is_true = all(
+        min(t, key=lambda name: t[name]) == "projected"
+        and max(t, key=lambda name: t[name]) == "rfedprox"
+        for t in numbers.values()
+    )
+    return Verdict("run time", is_true, numbers)
 
 
 def c13() -> Verdict:
