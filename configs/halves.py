@@ -74,16 +74,22 @@ def _check_maps(training: AnyTraining, strategy: AnyStrategy) -> None:
 
 
 def check_manifold(training: AnyTraining, manifold: Manifold) -> None:
-    """Refuse projected training where there is no projection, or another metric.
+    """Refuse training whose maps the manifold has not: projection, or exact exp and log.
 
     Raises:
-        ValueError: naming the manifolds that have one.
+        ValueError: naming the manifolds that have them, or the maps that this one has.
     """
     if isinstance(training, Projected | ProjectedPartial):
         try:
             reach(manifold)
         except ValueError as error:
             raise ValueError(f"training.kind: {training.kind!r}: {error}") from None
+    elif not manifold.has_logmap and (isinstance(training, RSVRG) or training.maps == "exact"):
+        raise ValueError(
+            f"training.kind: {training.kind!r} with exact maps needs expmap and logmap, and "
+            f"{manifold.name} has none; use training.maps = 'retraction' with 'rsgd', or "
+            "training.kind = 'projected'"
+        )
 
 
 def check_private_halves(training: AnyTraining, privacy_kind: str, noise_kind: str) -> None:

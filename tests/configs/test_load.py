@@ -1,12 +1,21 @@
 """Bad input ends in one line that names the field, the value and the bound."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from clients.projected import Projected
+from clients.rsgd import RSGD
+from clients.rsvrg import RSVRG
+from configs.halves import check_manifold
 from configs.load import ConfigError, dump, load, parse, sha256, split_overrides
+from manifolds.fixed_rank import FixedRank
+from manifolds.spd import SPD
 
 QUICKSTART = Path(__file__).resolve().parents[2] / "configs" / "quickstart.toml"
+SIMULATION = QUICKSTART.parents[1] / "simulation.py"
 EXPERIMENTS = sorted((QUICKSTART.parent / "experiments").glob("*.toml"))
 
 
@@ -81,3 +90,53 @@ def test_a_dumped_config_parses_to_itself():
 def test_overrides_split_at_spaces_outside_quotes_and_brackets():
     text = "a.b=1 c={k = 'v w', n = [1, 2]} d='x y'"
     assert split_overrides(text) == ["a.b=1", "c={k = 'v w', n = [1, 2]}", "d='x y'"]
+
+
+# -- what a manifold can do is known before anything runs ------------------------------------
+PROJECTED_ON_SPD = (
+    "privacy={kind='none'} problem={kind='frechet-mean',manifold='spd'} data={kind='wishart'} "
+    "training={kind='projected',step_size=0.1,local_steps=2} strategy={kind='projection-mean'}"
+)
+UNKNOWN_MANIFOLD = (
+    "problem={kind='frechet-mean',manifold='spd-bures-wasserstein'} data={kind='wishart'}"
+)
+REFUSED = [
+    (PROJECTED_ON_SPD, ["training.kind", "'projected'", "ambient", "'rsgd'"]),
+    (UNKNOWN_MANIFOLD, ["problem", "manifold", "spd-log-euclidean", "spd-bures-wasserstein"]),
+    ("strategy.maps=retraction", ["strategy.maps", "'exact'", "'retraction'"]),
+]
+
+
+@pytest.mark.parametrize(("overrides", "words"), REFUSED, ids=["projection", "metric", "maps"])
+def test_a_missing_operation_is_refused_when_the_config_is_read(overrides, words):
+    with pytest.raises(ConfigError) as caught:
+        load(QUICKSTART, split_overrides(overrides))
+    text = str(caught.value)
+    assert "\n" not in text
+    assert [word for word in words if word not in text] == []
+
+
+def test_the_command_says_so_in_one_line_with_exit_code_2(tmp_path):
+    sets = [word for given in split_overrides(PROJECTED_ON_SPD) for word in ("--set", given)]
+    out = tmp_path / "run"
+    done = subprocess.run(
+        [sys.executable, SIMULATION, QUICKSTART, "--out", out, *sets],
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2
+    assert done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    assert "'projected'" in line
+    assert not out.exists()
+
+
+def test_exact_maps_need_an_exponential_and_a_logarithm():
+    flat = FixedRank(rows=4, columns=3, rank=2)
+    for training in (RSGD(step_size=0.1), RSVRG(step_size=0.1, inner_steps=2)):
+        with pytest.raises(ValueError, match="needs expmap and logmap, and"):
+            check_manifold(training, flat)
+        check_manifold(training, SPD())
+    check_manifold(RSGD(step_size=0.1, maps="retraction"), flat)
+    check_manifold(Projected(step_size=0.1, local_steps=1), flat)
