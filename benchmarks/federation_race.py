@@ -4,9 +4,10 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from flwr.common.serde import recorddict_to_proto
 from torch import Tensor
 
 from app.assembly import client_side, initial_point, load_shards, plan_of
@@ -14,9 +15,12 @@ from app.engines.cohort import CohortGrid
 from app.evaluation import client_shares
 from configs.load import parse
 from configs.schema import Experiment
+from strategies.cohort import Cohort
 from strategies.conversation import Conversation
 from strategies.plan import RoundReport
 from strategies.replies import RoundFailed
+from wire.letters import Header, pack
+from wire.payloads import Payload
 
 logging.getLogger("flwr").setLevel(logging.ERROR)
 
@@ -28,6 +32,9 @@ class Finish:
     rounds: int
     uploads: int
     bytes_both_ways: int
+    """Of all clients' tensors."""
+    wire_bytes: int
+    """Of all clients' letters as Flower serialises their content: headers and NumPy's too."""
     seconds: float
     """CPU seconds."""
 
@@ -61,58 +68,87 @@ class NoCharge:
         """Nothing is released."""
 
 
+def wire_bytes(config: Experiment, x: Tensor) -> int:
+    """Bytes of all letters of one client in one round, both ways, for ambient points like ``x``."""
+
+    def letter(phase: str, kind: type[Payload]) -> int:
+        header = Header("0" * 64, 1, 0, phase, 1, 1)
+        payload = kind(*[x] * len(kind.names()))
+        return recorddict_to_proto(pack(header, payload)).ByteSize()
+
+    return sum(letter(p.name, p.down) + letter(p.name, p.up) for p in config.training.phases)
+
+
 class _Stop(Exception):
-    """All targets are met."""
+    """All targets are met, or nothing more is to be expected."""
 
 
 class _Watch:
     """Times rounds (CPU seconds of this process), not their evaluation."""
 
-    def __init__(self, config: Experiment, targets: Sequence[float], *, stops: bool) -> None:
+    def __init__(
+        self, config: Experiment, targets: Sequence[float], *, stops: bool, patience: int | None
+    ) -> None:
         self.found, self.plan = load_shards(config), plan_of(config)
-        self.targets, self.stops = targets, stops
+        self.targets, self.stops, self.patience = targets, stops, patience
         self.shares = client_shares(self.found.sizes, config.strategy.weights)
         self.norms: list[float] = []
         self.reached: dict[float, Finish] = {}
-        self.seconds, self.bytes, self.began = 0.0, 0, 0.0
+        self.seconds, self.bytes, self.wire, self.began = 0.0, 0, 0, 0.0
         self.model = initial_point(config)
+        self.letters = wire_bytes(config, self.model)
 
     def look(self, x: Tensor) -> None:
         self.model = x
         norm = self.found.problem.gradient_norm(x, self.found.examples, self.shares)
         self.norms.append(float(norm))
 
+    def is_stuck(self) -> bool:
+        """No gradient norm of the last ``patience`` rounds is 1 % below all before them."""
+        if self.patience is None or len(self.norms) <= self.patience:
+            return False
+        return min(self.norms[-self.patience :]) > 0.99 * min(self.norms[: -self.patience])
+
     def __call__(self, report: RoundReport) -> None:
         self.seconds += time.process_time() - self.began
         self.bytes += report.bytes_up + report.bytes_down
+        self.wire += self.letters * len(report.participants)
         self.look(self.plan.half.model(report.state, self.plan.manifold))
         sent = report.server_round * self.plan.matrices_up
         for target in self.targets:
             if self.norms[-1] <= target and target not in self.reached:
-                self.reached[target] = Finish(report.server_round, sent, self.bytes, self.seconds)
-        if self.stops and len(self.reached) == len(self.targets):
+                self.reached[target] = Finish(
+                    report.server_round, sent, self.bytes, self.wire, self.seconds
+                )
+        is_done = self.stops and len(self.reached) == len(self.targets)
+        if is_done or self.is_stuck():
             raise _Stop
         self.began = time.process_time()
 
 
 def run(
-    table: Mapping[str, Any],
+    table: Mapping[str, Any] | Experiment,
     targets: Sequence[float] = (),
     *,
     stops: bool = False,
+    patience: int | None = None,
     start: Callable[[Experiment], Tensor] = initial_point,
+    cohort: Cohort | None = None,
 ) -> Result:
     """The experiment of ``table`` on the cohort engine; ``stops`` once every target is met.
 
+    It also ends after ``patience`` rounds in which the gradient norm has not fallen by 1 %. An
+    `Experiment` and a ``cohort`` run unchecked, also where the config would be refused.
     A run whose round fails (a step size that throws a client off the manifold's charts) is returned
     with what it had reached and the ``failure``.
     """
-    config = parse(dict(table))
-    watch = _Watch(config, targets, stops=stops)
+    config = table if isinstance(table, Experiment) else parse(dict(table))
+    watch = _Watch(config, targets, stops=stops, patience=patience)
     grid = CohortGrid(client_side(config), device="cpu", memory_budget_mb=1024)
     x, failure = start(config), ""
     watch.look(x)
-    talk = Conversation(watch.plan, watch.plan.half.initial(x), NoCharge(), watch)
+    plan = watch.plan if cohort is None else replace(watch.plan, cohort=cohort)
+    talk = Conversation(plan, plan.half.initial(x), NoCharge(), watch)
     watch.began = time.process_time()
     try:
         talk.start(grid, num_rounds=config.federation.num_rounds)  # type: ignore[arg-type]

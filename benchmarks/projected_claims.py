@@ -1,10 +1,11 @@
 """The claims of the projected federated learning paper as measured checks (spec 001 §8, C3-C13).
 
-    python benchmarks/projected_claims.py [C4 C9 ...] [--json]
+    python benchmarks/projected_claims.py [C4 C9 PARTIAL ...] [--json]
 
 Each claim is a function from nothing to numbers and a verdict; the runs are those of
 configs/experiments/001_*.toml, shortened where a claim needs fewer rounds. C1, C2 and C11 are
 equalities and bounds: tests/clients/test_projected.py and tests/strategies/test_projection_mean.py.
+PARTIAL, EXAMPLE and CLIENT go beyond the paper: benchmarks/projected_beyond.py.
 """
 
 import argparse
@@ -21,6 +22,7 @@ import torch
 from app.assembly import load_shards
 from app.evaluation import client_shares
 from benchmarks.federation_race import Result, run
+from benchmarks.projected_beyond import partial, private_client, private_example
 from benchmarks.projected_experiments import Verdict, best_point, table
 from configs.load import parse
 
@@ -203,7 +205,7 @@ def c13() -> Verdict:
 
 CLAIMS: dict[str, Callable[[], Verdict]] = {
     "C3": c3, "C4": c4, "C5": c5, "C6": c6, "C7": c7, "C8": c8, "C9": c9, "C10": c10, "C12": c12,
-    "C13": c13,
+    "C13": c13, "PARTIAL": partial, "EXAMPLE": private_example, "CLIENT": private_client,
 }  # fmt: skip
 
 
