@@ -1,14 +1,21 @@
 """Projected training through the app: equal to the reference loop, accounted, all present."""
 
+import math
+from statistics import NormalDist
+
 import pytest
 import torch
+from flwr.common.serde import recorddict_to_proto
 
 from app.assembly import initial_point, load_shards
 from app.launch import Request, launch
-from configs.load import load
+from app.pricing import audit_ledger
+from benchmarks.federation_race import wire_bytes
+from configs.load import ConfigError, load
 from privacy.noise import NoiseSource
 from strategies.replies import RoundFailed
 from tests.conformance import federated_loop
+from wire.letters import pack
 
 BASE = """
 name = "run"
@@ -100,20 +107,70 @@ def test_one_missing_client_ends_a_projected_run_whatever_the_policy(
 NOISE = "delta=1e-3,noise={kind='multiplier',noise_multiplier=3.0}"
 
 
-@pytest.mark.parametrize("unit", ["example", "client"])
-def test_private_projected_runs_are_charged(tmp_path, unit):
-    privacy = f"privacy={{kind='{unit}-level',l2_norm_clip=0.5,{NOISE}}}"
-    upload = "plain" if unit == "client" else "corrected"
-    sets = (
-        privacy,
+def private(unit, upload=None):
+    """Overrides of a private run; client level takes plain uploads."""
+    upload = upload or ("plain" if unit == "client" else "corrected")
+    return (
+        f"privacy={{kind='{unit}-level',l2_norm_clip=0.5,{NOISE}}}",
         "strategy.tube_radius=1e9",
         "training.step_size=0.001",
         f"training.upload={upload}",
     )
+
+
+def gaussian_delta(epsilon, mu):
+    """Balle and Wang (2018), (6)."""
+    phi = NormalDist().cdf
+    return phi(mu / 2 - epsilon / mu) - math.exp(epsilon) * phi(-mu / 2 - epsilon / mu)
+
+
+@pytest.mark.parametrize(("unit", "releases"), [("example", 4 * 3), ("client", 4)])
+def test_a_private_projected_run_spends_what_the_accountant_says(tmp_path, unit, releases):
+    """One release a noised gradient (rounds x local steps), or one a noised mean (rounds)."""
+    sets = private(unit)
     folder = run(tmp_path, "projected", *sets)
-    statement = folder.manifest()["privacy"]
-    assert statement["unit"] == unit
-    assert 0 < folder.manifest()["final"]["epsilon"] < float("inf")
+    final = folder.manifest()["final"]
+    assert folder.manifest()["privacy"]["unit"] == unit
+    assert gaussian_delta(final["epsilon"], math.sqrt(releases) / 3) == pytest.approx(1e-3)
+    audited = [view["epsilon"] for view in audit_ledger(folder.ledger_path, 1e-3)["views"]]
+    assert max(audited) == pytest.approx(final["epsilon"], rel=1e-9)
     plain = run(tmp_path, "projected", *sets[1:], name="plain")
     gap = folder.load_tensors("model")["x"] - plain.load_tensors("model")["x"]
     assert float(gap.norm()) > 1e-6
+
+
+def test_corrected_uploads_at_client_level_are_refused_in_one_line_before_anything_is_written(
+    tmp_path,
+):
+    with pytest.raises(ConfigError) as caught:
+        run(tmp_path, "projected", *private("client", "corrected"))
+    message = str(caught.value)
+    assert "training.upload: expected 'plain'" in message
+    assert "got 'corrected'" in message
+    assert "\n" not in message
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_benchmark_counts_the_bytes_of_the_letters_that_flower_serialises(
+    tmp_path, monkeypatch
+):
+    from app import client_turn
+    from strategies import rounds
+
+    sizes = []
+
+    def weighed(header, payload):
+        content = pack(header, payload)
+        if payload is not None:
+            sizes.append(recorddict_to_proto(content).ByteSize())
+        return content
+
+    for kind in ("projected", "federated-svrg"):
+        sizes.clear()
+        with monkeypatch.context() as patch:
+            for module in (client_turn, rounds):
+                patch.setattr(module, "pack", weighed)
+            run(tmp_path, kind, name=kind)
+        config = load(write(tmp_path, kind))
+        counted = 4 * 4 * wire_bytes(config, initial_point(config))
+        assert sum(sizes) == pytest.approx(counted, rel=0.01)

@@ -22,7 +22,7 @@ from strategies.projection_mean import ProjectionMean
 from strategies.variance_reduced import VarianceReduced
 from tests.clients.test_projected import local_gradients, pca_shards, start
 from tests.conformance.federated_loop import federate, last
-from tests.strategies.test_projection_mean import client_constants
+from tests.strategies.test_projected_theory import client_constants
 
 
 @pytest.mark.slow
