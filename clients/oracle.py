@@ -54,13 +54,14 @@ class Oracle:
         Without a ``stddev`` rule nothing is added: such a value must not leave the client unless
         something noised covers it (the anchor of Algorithm 3 as printed).
         """
-        examples, weights = self._batch(minibatch)
+        examples, chosen = self._batch(minibatch)
+        weights = chosen / self._per_client(minibatch.expected_size).unsqueeze(-1)
         clip = self._lens.l2_norm_clip
         if clip is None:
-            total = self.problem.rgrad_sum(x, examples, weights)
+            mean = self.problem.rgrad_sum(x, examples, weights)
         else:
-            total = self._clipped_sum(x, examples, weights, clip)
-        return self._noised(x, total / self._expected_size(minibatch), stddev, label)
+            mean = self._clipped_sum(x, examples, weights, clip)
+        return self._noised(x, mean, stddev, label)
 
     def correction(
         self,

@@ -146,8 +146,8 @@ def local_steps(
     for t in range(half.local_steps):  # line 4
         tangent = oracle.gradient(z, half.minibatch, half.stddev)  # lines 5-6
         gradient = ambient_vector(manifold, z, tangent)
-        z_hat = z_hat - half.step_size * (gradient + correction)  # line 8
+        total.add_(gradient)
+        z_hat = torch.sub(z_hat, gradient + correction, alpha=half.step_size)  # line 8
         if t + 1 < half.local_steps:
             z = nearest(manifold, z_hat)  # line 9
-        total = total + gradient
     return anchor, z_hat, total / half.local_steps

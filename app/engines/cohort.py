@@ -19,6 +19,7 @@ from wire.letters import Header
 from wire.payloads import Payload
 
 _CACHE_BYTES = 16 * 2**20
+"""Shards of one chunk: a step reads them twice, so they should stay in the cache in between."""
 
 
 class CohortGrid:
@@ -32,7 +33,7 @@ class CohortGrid:
         self._sizes = torch.tensor([len(shard) for shard in side.shards], device=device)
         self._memory: Memory | None = None
         self._tags: dict[int, tuple[int, int]] = {}
-        self._chunk = max(1, min(self._budgeted(memory_budget_mb), self._cached()))
+        self.chunk_size = max(1, min(self._budgeted(memory_budget_mb), self._cached()))
 
     def _shard_bytes(self) -> float:
         shards = sum(t.numel() * t.element_size() for t in self._stacked.tensors.values())
@@ -64,8 +65,8 @@ class CohortGrid:
             return Replies((), _empty(phase.up, down))
         done: list[tuple[tuple[int, ...], Payload]] = []
         failures: dict[int, str] = {}
-        for start in range(0, len(partitions), self._chunk):
-            chunk = partitions[start : start + self._chunk]
+        for start in range(0, len(partitions), self.chunk_size):
+            chunk = partitions[start : start + self.chunk_size]
             done += self._chunk_or_singles(header, down, chunk, last_accepted, failures)
         kept = tuple(i for chunk, _ in done for i in chunk)
         uploads = _concatenate([up for _, up in done]) if done else _empty(phase.up, down)

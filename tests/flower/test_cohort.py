@@ -73,7 +73,7 @@ def test_chunks_do_not_change_the_uploads():
     side = side_of()
     whole = exchange(CohortGrid(side, device="cpu", memory_budget_mb=64), tuple(range(8)))
     small = CohortGrid(side, device="cpu", memory_budget_mb=64)
-    small._chunk = 3
+    small.chunk_size = 3
     parts = exchange(small, tuple(range(8)))
     assert parts.partitions == whole.partitions
     torch.testing.assert_close(parts.uploads.u, whole.uploads.u, rtol=0, atol=1e-12)
@@ -83,7 +83,7 @@ def test_the_chunk_obeys_the_memory_budget():
     side = side_of()
     tiny = CohortGrid(side, device="cpu", memory_budget_mb=16)
     shard = sum(t.numel() * t.element_size() for t in side.shards[0].tensors.values())
-    assert 1 <= tiny._chunk * 2 * shard <= 16 * 2**20
+    assert 1 <= tiny.chunk_size * 2 * shard <= 16 * 2**20
 
 
 def test_one_client_that_breaks_a_batched_kernel_is_isolated(monkeypatch):
