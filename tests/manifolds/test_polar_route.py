@@ -49,3 +49,17 @@ def test_one_bad_frame_does_not_cost_the_others_their_digits():
     found = polar(torch.cat([good, bad]))
     torch.testing.assert_close(found[:4], exact, rtol=0, atol=4e-15)
     torch.testing.assert_close(found[4:], nearest, rtol=0, atol=4e-6)
+
+
+def test_a_stack_of_nothing_has_a_polar_factor():
+    assert tuple(polar(torch.zeros(0, 7, 3, dtype=torch.float64)).shape) == (0, 7, 3)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_no_mild_stack_is_sent_to_the_svd(seed, monkeypatch):
+    """Condition 2 of the frames is condition 4 of their Gram matrices, however it is spread."""
+    generator = torch.Generator().manual_seed(seed)
+    u, v = (positive_qr(standard_normal((4, n, 5), generator))[0] for n in (40, 5))
+    singular = 0.51 + 0.49 * torch.rand(4, 1, 5, generator=generator, dtype=torch.float64).round()
+    monkeypatch.setattr(torch.linalg, "svd", lambda *a, **k: pytest.fail("an SVD"))
+    torch.testing.assert_close(polar((u * singular) @ v.mT), u @ v.mT, rtol=0, atol=4e-15)
