@@ -15,12 +15,14 @@ import torch
 from torch import Tensor
 
 from app.noise_level import client_lens, example_lens
+from clients.minibatch import Full
+from clients.rsvrg import RSVRG
 from clients.turn import ClientHalf
 from configs.load import ConfigError, sha256
 from configs.schema import Experiment
 from privacy.mechanism import ClientLens, ExampleLens
 from privacy.noise import NoiseSource, Stream
-from problems.base import Examples
+from problems.base import Examples, ProblemBase
 from problems.federation import dataset, shards
 from problems.finite_sum import FiniteSum
 from strategies.plan import Exchange, Plan
@@ -71,12 +73,20 @@ class ClientSide:
         """The source of one turn."""
         return self.source or self.release()
 
-    def gradients_per_step(self, num_examples: int) -> float:
-        """How many per-example gradients one step may hold at once."""
+    def iterates_in_a_turn(self) -> int:
+        """How many points a turn may keep until its end."""
         training = self.half.training
-        if training.kind != "rsvrg":
-            return 0.0
-        return 4 * training.minibatch.expected_size(num_examples)  # type: ignore[attr-defined]
+        if isinstance(training, RSVRG):
+            return training.epochs * training.inner_steps
+        return int(getattr(training, "local_steps", 1))
+
+    def gradients_in_a_step(self, num_examples: int) -> float:
+        """How many points' worth of per-example gradients, with temporaries, a step may hold."""
+        each = self.half.problem.points_per_example
+        if isinstance(self.half.training, RSVRG):
+            each = ProblemBase.points_per_example
+        batch = getattr(self.half.training, "minibatch", Full()).expected_size(num_examples)
+        return each * batch
 
 
 @lru_cache(maxsize=4)

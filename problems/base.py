@@ -108,6 +108,11 @@ class Problem(Protocol):
     """The mathematics of one finite-sum problem min_x sum_j w_j f_j(x) over a manifold."""
 
     @property
+    def points_per_example(self) -> float:
+        """What one gradient sum holds at once for each example, in sizes of a point."""
+        ...
+
+    @property
     def manifold(self) -> Manifold:
         """Where x lives."""
         ...
@@ -141,6 +146,9 @@ class Problem(Protocol):
 
 class ProblemBase:
     """Defaults for ``rgrad_norms`` and ``rgrad_sum`` from ``rgrads``; closed forms override."""
+
+    points_per_example: float = 5.0
+    """A gradient of each example with its temporaries; 0 where two products give the sum."""
 
     @property
     def manifold(self) -> Manifold:

@@ -20,6 +20,8 @@ from problems.linear import row_combination, row_products, squared_norms
 class LeastSquares(FiniteSum):
     """Examples ``feature`` (..., n, d) and ``target`` (..., n)."""
 
+    points_per_example = 0.0
+
     def __init__(self, ridge: float = 0.0) -> None:
         self.ridge = ridge
         self._manifold = Euclidean()

@@ -18,6 +18,8 @@ from problems.linear import row_combination, row_products, squared_norms
 class Logistic(FiniteSum):
     """Examples ``feature`` (..., n, d) and ``label`` (..., n) in {-1, 1}."""
 
+    points_per_example = 0.0
+
     def __init__(self, penalty: float = 0.0) -> None:
         self.penalty = penalty
         self._manifold = Euclidean()

@@ -27,6 +27,8 @@ from problems.pca import principal_angle
 class MatrixCompletion(FiniteSum):
     """Examples ``column`` (..., n, d), zero where unseen, and ``mask`` (..., n, d) of 0 and 1."""
 
+    points_per_example = 0.0
+
     def __init__(self, rank: int, on: Literal["stiefel", "grassmann"] = "stiefel") -> None:
         self.rank = rank
         self._manifold: Manifold = Stiefel() if on == "stiefel" else Grassmann()

@@ -53,6 +53,8 @@ def principal_angle(x: Tensor, y: Tensor) -> Tensor:
 class PrincipalEigenvector(FiniteSum):
     """f_j(x) = -(z_j^T x)^2 on the sphere of R^d; examples ``z`` of shape (..., n, d)."""
 
+    points_per_example = 0.0
+
     def __init__(self) -> None:
         self._manifold = Sphere()
 
@@ -127,6 +129,8 @@ class PrincipalEigenvector(FiniteSum):
 
 class KPCA(FiniteSum):
     """f_j(X) = -1/2 |X^T z_j|^2 on St(d, k) or Gr(d, k); examples ``z`` of shape (..., n, d)."""
+
+    points_per_example = 0.0
 
     def __init__(
         self, num_components: int, on: Literal["stiefel", "grassmann"] = "stiefel"

@@ -5,6 +5,7 @@ The trajectory, the byte accounting, the ledger and the reply policy are those o
 noise comes from each client's own address, so a result does not depend on who is stacked with whom.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -13,44 +14,61 @@ from torch import Tensor
 from app.assembly import ClientSide
 from clients.local_training import Memory
 from clients.turn import Seat, take_turn
+from configs.load import ConfigError
 from problems.base import Examples
 from strategies.replies import Replies
 from wire.letters import Header
 from wire.payloads import Payload
 
 _CACHE_BYTES = 16 * 2**20
-"""Shards of one chunk: a step reads them twice, so they should stay in the cache in between."""
+"""What the local steps of one chunk read again and again: larger chunks would fall out of cache."""
+_POINTS_OF_A_STEP = 16
+"""Iterates, gradients, noise and their temporaries, in sizes of a point."""
+_KEPT_POINTS = 3
+"""Uploads of a round, of at most two tensors, and once more while they are averaged."""
+
+
+def _clients_at_a_time(side: ClientSide, device: str, memory_budget_mb: int) -> int:
+    """How many clients one stacked call takes: as many as fit, and stay in a processor's cache."""
+    longest, first = max(len(shard) for shard in side.shards), side.shards[0]
+    shard = longest * sum(t.nbytes for t in first.tensors.values()) // len(first)
+    point = math.prod(side.point_shape) * side.dtype.itemsize
+    blank = side.half.training.initial_memory(torch.zeros(side.point_shape, dtype=side.dtype))
+    remembered = blank.num_bytes() if blank is not None else 0
+    kept = len(side.shards) * (shard + remembered + _KEPT_POINTS * point)
+    working = shard + point * side.gradients_in_a_step(longest)
+    each = shard + working + point * (_POINTS_OF_A_STEP + side.iterates_in_a_turn())
+    budget = memory_budget_mb * 2**20
+    if kept + each > budget:
+        raise ConfigError(
+            f"Expected engine.memory_budget_mb >= {math.ceil((kept + each) / 2**20)} for the data "
+            f"and memory of {len(side.shards)} clients, got {memory_budget_mb}; raise it, or set "
+            "engine.execution to 'messages'"
+        )
+    fits = int((budget - kept) / each)
+    return min(fits, max(1, int(_CACHE_BYTES / working))) if device == "cpu" else fits
 
 
 class CohortGrid:
     """Runs cohorts of one client side; keeps the stacked shards and the stacked memory."""
 
     def __init__(self, side: ClientSide, *, device: str, memory_budget_mb: int) -> None:
-        """``memory_budget_mb`` bounds what one stacked call may touch at a time."""
+        """``memory_budget_mb`` bounds the stacked shards, memory, uploads and temporaries.
+
+        Raises:
+            ConfigError: when it cannot hold one client's turn beside what is kept of all.
+        """
         self._side, self._device = side, device
         self._source = side.turn_source()
+        self.chunk_size = _clients_at_a_time(side, device, memory_budget_mb)
         self._stacked = Examples.stack(list(side.shards)).to(device)
         self._sizes = torch.tensor([len(shard) for shard in side.shards], device=device)
         self._memory: Memory | None = None
         self._tags: dict[int, tuple[int, int]] = {}
-        self.chunk_size = max(1, min(self._budgeted(memory_budget_mb), self._cached()))
 
-    def _shard_bytes(self) -> float:
-        shards = sum(t.numel() * t.element_size() for t in self._stacked.tensors.values())
-        return shards / len(self._side.shards)
-
-    def _cached(self) -> int:
-        """Clients whose shards stay in a processor's cache over all local steps."""
-        if self._device != "cpu":
-            return len(self._side.shards)
-        return int(_CACHE_BYTES / self._shard_bytes()) or 1
-
-    def _budgeted(self, memory_budget_mb: int) -> int:
-        """Clients that fit: the shard twice, and one gradient for each example of a batch."""
-        per_shard = self._shard_bytes()
-        point = 8 * torch.Size(self._side.point_shape).numel()
-        gradients = self._side.gradients_per_step(int(self._sizes.max()))
-        return int(memory_budget_mb * 2**20 / (2 * per_shard + point * (16 + gradients)))
+    def shards_bytes(self) -> int:
+        """Bytes of the stacked shards."""
+        return sum(t.nbytes for t in self._stacked.tensors.values())
 
     def exchange_cohort(
         self,
@@ -63,16 +81,13 @@ class CohortGrid:
         _, phase = self._side.half.phase(header.phase)
         if not partitions:
             return Replies((), _empty(phase.up, down))
-        done: list[tuple[tuple[int, ...], Payload]] = []
-        failures: dict[int, str] = {}
+        done, failures = _Uploads(len(partitions)), dict[int, str]()
         for start in range(0, len(partitions), self.chunk_size):
             chunk = partitions[start : start + self.chunk_size]
-            done += self._chunk_or_singles(header, down, chunk, last_accepted, failures)
-        kept = tuple(i for chunk, _ in done for i in chunk)
-        uploads = _concatenate([up for _, up in done]) if done else _empty(phase.up, down)
-        return Replies(
-            kept, uploads, failures, down.num_bytes() * len(partitions), uploads.num_bytes()
-        )
+            self._chunk_or_singles(header, down, chunk, last_accepted, done, failures)
+        uploads = done.stacked() or _empty(phase.up, down)
+        down_bytes = down.num_bytes() * len(partitions)
+        return Replies(tuple(done.partitions), uploads, failures, down_bytes, uploads.num_bytes())
 
     def _chunk_or_singles(
         self,
@@ -80,18 +95,17 @@ class CohortGrid:
         down: Payload,
         chunk: tuple[int, ...],
         last_accepted: Mapping[int, int],
+        done: "_Uploads",
         failures: dict[int, str],
-    ) -> list[tuple[tuple[int, ...], Payload]]:
+    ) -> None:
         try:
-            return [(chunk, self._run(header, down, chunk, last_accepted))]
+            done.add(chunk, self._run(header, down, chunk, last_accepted))
         except Exception as error:
             if len(chunk) == 1:
                 failures[chunk[0]] = f"{type(error).__name__}: {error}"
-                return []
-        singles: list[tuple[tuple[int, ...], Payload]] = []
-        for i in chunk:
-            singles += self._chunk_or_singles(header, down, (i,), last_accepted, failures)
-        return singles
+                return
+            for i in chunk:
+                self._chunk_or_singles(header, down, (i,), last_accepted, done, failures)
 
     def _run(
         self,
@@ -159,11 +173,30 @@ def _rows(examples: Examples, rows: slice | Tensor) -> Examples:
     return Examples(picked, examples.feature_ndim)
 
 
-def _concatenate(payloads: list[Payload]) -> Payload:
-    if len(payloads) == 1:
-        return payloads[0]
-    columns = zip(*[p.tensors().values() for p in payloads], strict=True)
-    return type(payloads[0])(*[torch.cat(list(column)) for column in columns])
+class _Uploads:
+    """Uploads in the order they came, copied into one block: chunks leave no holes in the heap."""
+
+    def __init__(self, capacity: int) -> None:
+        self.partitions: list[int] = []
+        self._capacity = capacity
+        self._block: Payload | None = None
+
+    def add(self, partitions: Sequence[int], uploads: Payload) -> None:
+        """The next rows."""
+        if self._block is None:
+            rows = [t.new_empty(self._capacity, *t.shape[1:]) for t in uploads.tensors().values()]
+            self._block = type(uploads)(*rows)
+        begin = len(self.partitions)
+        for name, tensor in uploads.tensors().items():
+            self._block.tensors()[name][begin : begin + len(partitions)] = tensor
+        self.partitions += partitions
+
+    def stacked(self) -> Payload | None:
+        """All rows added; None when there are none."""
+        if self._block is None:
+            return None
+        count = len(self.partitions)
+        return type(self._block)(*[t[:count] for t in self._block.tensors().values()])
 
 
 def _empty(kind: type[Payload], down: Payload) -> Payload:

@@ -1,0 +1,36 @@
+"""What a round of the cohort engine holds stays under the budget of the config."""
+
+import sys
+
+import pytest
+
+from benchmarks.scaling import memory_of_a_round
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/status"),
+]
+
+
+@pytest.mark.parametrize(
+    ("case", "clients", "budget"),
+    [("lorentz_d10", 10_000, 64), ("spd_10", 2000, 96), ("kpca_100x5", 1000, 128)],
+)
+def test_shards_and_a_round_stay_under_the_budget(case, clients, budget):
+    found = memory_of_a_round(case, clients, budget)
+    assert 1 < found["clients_at_a_time"] < clients
+    assert found["shards_mb"] + found["growth_mb"] <= budget
+
+
+def test_a_budget_that_cannot_hold_the_data_is_refused_in_one_line(tmp_path):
+    from app.cli import main
+    from benchmarks.engine_cases import CASES
+    from configs.load import parse, save
+
+    table = CASES["kpca_784x5"](100, 1) | {
+        "engine": {"execution": "cohort", "memory_budget_mb": 16}
+    }
+    save(parse(table), tmp_path / "x.toml")
+    with pytest.raises(SystemExit) as stopped:
+        main(["run", str(tmp_path / "x.toml"), "--out", str(tmp_path / "run")])
+    assert stopped.value.code == 2
