@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from benchmarks.checks_003 import accounting, laws, timing
+from benchmarks.checks_003 import accounting, convergence, figure_3, laws, timing
 from benchmarks.checks_003.finding import Finding
 
 CHECKS: dict[str, Callable[[], Finding]] = {
@@ -19,6 +19,13 @@ CHECKS: dict[str, Callable[[], Finding]] = {
     "H11": accounting.check_h11,
     "H12": accounting.check_h12,
     "H13": accounting.check_h13,
+    "H14": convergence.check_h14,
+    "H15": convergence.check_h15,
+    "H16": convergence.check_h16,
+    "H17": figure_3.check_h17,
+    "H18": figure_3.check_h18,
+    "H19": figure_3.check_h19,
+    "H20": figure_3.check_h20,
     "H21": laws.check_h21,
     "H22": laws.check_h22,
 }

@@ -38,44 +38,52 @@ def check_h17() -> Finding:
     for epsilon in (0.1, 0.5):
         panel = f"3b_spiked_eps{epsilon}"
         rows[f"epsilon {epsilon}"] = finals(panel, (*PRINTED, "scount"), seeds)
-    alias = experiment("003_3b_spiked_eps0.1_rgd", "training.step_size=3.0", "name=alias")
-    config = experiment("003_3b_spiked_eps0.1_rgd")
-    stddev = curve("3b_spiked_eps0.1", "rgd", seeds).noise_stddev
-    turn = stddev * math.sqrt(783)
-    numbers = {
-        "final excess risk (start 52)": rows,
-        "DP-RGD, epsilon 0.1, step size 3: excess risk, noise of one step in units of pi": [
-            solve(alias, seeds).final, 3.0 * turn / math.pi
-        ],
-        "the same at the step size reported": [
-            rows["epsilon 0.1"]["rgd"], config.training.step_size * turn / math.pi
-        ],
-    }  # fmt: skip
     return Finding(
         "H17",
-        "Figure 3b (MNIST, sphere): DP-RSVRG consistently outperforms DP-RGD and DP-RSGD",
+        "Figure 3b (sphere; stand-in): DP-RSVRG consistently outperforms DP-RGD and DP-RSGD",
         ordering(rows),
-        numbers,
+        {
+            "final excess risk (52 at the start)": rows,
+            "DP-RGD at epsilon 0.1, steps 0.1, 1, 2: noise of a step / pi, excess risk": antipodes(
+                seeds
+            ),
+        },
         seeds=seeds,
+        remark="DP-RSVRG is best with the noise of the public code's count only (scount), whose "
+        "epsilon is 9 times the target. A step whose noise has length pi ends at the antipode, "
+        "where an eigenvector is none the worse: a search up to step 5 takes that for progress.",
     )
 
 
+def antipodes(seeds: tuple[int, ...]) -> list[float]:
+    """DP-RGD with steps whose noise alone turns the point by a large part of pi."""
+    found: list[float] = []
+    for step_size in (0.1, 1.0, 2.0):
+        config = experiment("003_3b_spiked_eps0.1_rgd", f"training.step_size={step_size}")
+        run = solve(config, seeds)
+        found += [step_size * run.noise_stddev * math.sqrt(783) / math.pi, run.final]
+    return found
+
+
 def ordering(rows: Rows) -> Verdict:
-    """Whether RSVRG is best at every epsilon; in a regime if at some, or by the public count."""
+    """Whether RSVRG with noise for the stated epsilon is best at every epsilon, or at some."""
     printed = [is_best(row, "rsvrg", PRINTED) for row in rows.values()]
-    counted = [is_best(row, "scount", ("rgd", "rsgd")) for row in rows.values()]
-    return verdict_of(as_printed=all(printed), in_regime=any(printed) or all(counted))
+    return verdict_of(as_printed=all(printed), in_regime=any(printed))
 
 
 def check_h18() -> Finding:
     """Figure 3a, row 1: a Frechet mean on SPD(11), n = 10704."""
     seeds = (0, 1)
     rows = {"epsilon 0.1": finals("3a_lognormal_eps0.1", (*PRINTED, "scount"), seeds)}
+    spread = {
+        name: curve("3a_lognormal_eps0.1", name, seeds).excess[:, -1].tolist()
+        for name in ("rgd", "rsvrg")
+    }
     return Finding(
         "H18",
-        "Figure 3a (PathMNIST, SPD(11)): DP-RSVRG consistently better than both",
+        "Figure 3a (SPD(11); stand-in): DP-RSVRG consistently better than DP-RGD and DP-RSGD",
         ordering(rows),
-        {"final excess risk": rows},
+        {"final excess risk (mean)": rows, "of every seed": spread},
         seeds=seeds,
     )
 
@@ -91,9 +99,13 @@ def check_h19() -> Finding:
     second = [row["rsvrg"] < row["rsgd"] for row in rows.values()]
     return Finding(
         "H19",
-        "Figure 3c (Poincare embeddings): DP-RGD best, DP-RSVRG better than DP-RSGD",
+        "Figure 3c (Poincare ball; stand-in): DP-RGD best, DP-RSVRG better than DP-RSGD",
         verdict_of(as_printed=best and all(second), in_regime=best and any(second)),
-        {"final excess risk": rows},
+        {
+            "final excess risk": rows,
+            "DP-RSGD / DP-RSVRG": [row["rsgd"] / row["rsvrg"] for row in rows.values()],
+            "DP-RGD / DP-RSVRG": [row["rgd"] / row["rsvrg"] for row in rows.values()],
+        },
         seeds=seeds,
     )
 
