@@ -20,6 +20,8 @@ PYMANOPT_NAMES = {
     "dist": "dist",
     "inner": "inner_product",
 }
+ILL_CONDITIONED = "projx_1e8"
+"""The projection of frames of condition number 1e8."""
 
 
 def unit() -> Tensor:
@@ -66,6 +68,8 @@ class Inputs:
 
     def arguments(self, operation: str) -> tuple[Tensor, ...]:
         """What an operation is called with."""
+        if operation == ILL_CONDITIONED:
+            return (self.x * torch.logspace(0, -8, self.x.shape[-1], dtype=torch.float64),)
         return {
             "projx": (self.x + 0.01 * self.g,),
             "proju": (self.x, self.g),
@@ -82,6 +86,7 @@ class Inputs:
 def rivals(place: Place, operation: str, inputs: Inputs) -> dict[str, Callable[[], object]]:
     """The implementations of one operation, bound to the same inputs."""
     arguments = inputs.arguments(operation)
+    operation = "projx" if operation == ILL_CONDITIONED else operation
     ours = getattr(place.ours, operation)
     found: dict[str, Callable[[], object]] = {"ours": lambda: ours(*arguments)}
     if place.geoopt is not None:
@@ -109,7 +114,7 @@ def _spd(m: int) -> Place:
 
 
 def _stiefel(n: int, k: int) -> list[Place]:
-    operations = ("projx", "proju", "egrad2rgrad", "inner", "retr", "expmap")
+    operations = ("projx", ILL_CONDITIONED, "proju", "egrad2rgrad", "inner", "retr", "expmap")
     return [
         Place(
             f"stiefel_qr_{n}x{k}",

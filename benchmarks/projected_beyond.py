@@ -36,7 +36,7 @@ def partial() -> Verdict:
     """Ten of thirty a round: the books converge as with everybody, stale corrections do not."""
     numbers: dict[str, Any] = {}
     is_true = True
-    for seed in SEEDS:
+    for seed in SEEDS[:2]:
         changes = {"seed": seed, "step_size": 2e-3}
         whole = table("001_6_projected", **changes)
         naive = table("001_6_projected", **changes)

@@ -5,7 +5,8 @@
 Each claim is a function from nothing to numbers and a verdict; the runs are those of
 configs/experiments/001_*.toml, shortened where a claim needs fewer rounds, and ended on their
 plateau where the gradient norm has not fallen by 1 % in ``patience`` rounds. C1, C2 and C11 are
-equalities and bounds: tests/clients/test_projected.py and tests/strategies/test_projected_theory.py.
+equalities and bounds: test_projected.py in tests/clients, test_projected_theory.py in
+tests/strategies.
 PARTIAL, EXAMPLE and CLIENT go beyond the paper: benchmarks/projected_beyond.py.
 """
 
@@ -61,20 +62,20 @@ def c4() -> Verdict:
 
 
 def c5() -> Verdict:
-    """RFedSVRG needs at least 1.8 times the uploads at equal step size."""
+    """Ours needs at most 0.55 times the uploads of RFedSVRG at equal step size."""
     numbers: dict[str, Any] = {}
     for name, target in (("001_6", 1e-2), ("001_4_exact", 1e-4)):
         mine, theirs = (
             run(table(f"{name}_{a}" if name == "001_6" else f"{name}-{a}"), [target], stops=True)
             for a in ("projected", "rfedsvrg")
         )
-        ratio = theirs.uploads(target) / mine.uploads(target)
+        ratio = mine.uploads(target) / theirs.uploads(target)
         numbers[name] = {
             "projected": mine.uploads(target),
             "rfedsvrg": theirs.uploads(target),
             "ratio": ratio,
         }
-    is_true = all(entry["ratio"] >= 1.8 for entry in numbers.values())
+    is_true = all(entry["ratio"] <= 0.55 for entry in numbers.values())
     return Verdict("uploads to a target", is_true, numbers)
 
 
@@ -191,7 +192,7 @@ def c13() -> Verdict:
         }
         for eta in (5e-3, 8e-3, 1.2e-2)
     }
-    edge = [run(table("001_6_projected", seed=seed)).final for seed in range(8)]
+    edge = [run(table("001_6_projected", seed=seed)).final for seed in range(4)]
     config = parse(table("001_1_digits-projected", centred=True))
     z = torch.cat([s["z"] for s in load_shards(config).examples]) / 179**0.5
     beta = float(torch.linalg.eigvalsh(z.mT @ z)[-1])
@@ -207,7 +208,7 @@ def c13() -> Verdict:
     is_true &= sum(end > 5e-3 for end in edge) >= 2
     numbers = {
         "synthetic, |grad| at 500, by eta": window,
-        "synthetic, eta 4e-3, |grad| at 500, seeds 0-7": edge,
+        "synthetic, eta 4e-3, |grad| at 500, seeds 0-3": edge,
         "centred digits, |grad| at 300": centred,
     }
     return Verdict("limits", is_true, numbers)
