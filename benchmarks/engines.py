@@ -1,6 +1,7 @@
 """Client turns per second: stacked cohort, one message a client, Flower under Ray, a numpy loop.
 
     python benchmarks/engines.py [--clients 10 100 1000] [--cases ...] [--no-ray] [--json]
+    python benchmarks/engines.py --cases spd_10 --out benchmarks/results   # adds to what is there
 
 Every engine runs the same experiment of benchmarks/engine_cases.py, with its ledger, its checks and
 its byte accounting; evaluation is off. In-process rivals are interleaved and the median round is
@@ -27,7 +28,7 @@ from app.engines.cohort import CohortGrid
 from app.treasury import Treasury
 from benchmarks.engine_cases import CASES, STEPS, experiment
 from benchmarks.engine_loops import round_of
-from benchmarks.stopwatch import table
+from benchmarks.engines_report import Results, flat_ratios, report, write
 from configs.load import save
 from configs.schema import Experiment
 from strategies.conversation import Conversation
@@ -151,27 +152,6 @@ def measure(case: str, clients: int, *, with_ray: bool, most: float) -> dict[str
     return found
 
 
-def report(results: dict[tuple[str, int], dict[str, float]]) -> tuple[str, dict[str, float]]:
-    """A Markdown table and the flat ratios."""
-    rows, flat = [], dict[str, float]()
-    for (case, clients), seconds in results.items():
-        mine = seconds["cohort"]
-        ratios = {name: s / mine for name, s in seconds.items() if name not in {"cohort", "floor"}}
-        for name, ratio in ratios.items():
-            flat[f"{case}_{clients}_cohort_over_{name}"] = ratio
-        over_floor = mine / seconds["floor"] if "floor" in seconds else None
-        if over_floor is not None:
-            flat[f"{case}_{clients}_over_floor"] = over_floor
-        rows.append(
-            [case, str(clients), f"{clients / mine:,.0f}", f"{mine * 1e3:.3g}"]
-            + [f"{ratios[n]:.1f}" if n in ratios else "" for n in ("messages", "numpy", "ray")]
-            + [f"{over_floor:.2f}" if over_floor is not None else ""]
-        )
-    header = ["case", "clients", "cohort turns/s", "ms a round"]
-    header += ["x messages", "x numpy loop", "x Ray", "over floor"]
-    return table(header, rows), flat
-
-
 def main() -> None:
     """Print the table; with --json the ratios as the last line."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -180,25 +160,24 @@ def main() -> None:
     parser.add_argument("--no-ray", action="store_true")
     parser.add_argument("--ray-clients", type=int, nargs="+", default=[1000])
     parser.add_argument("--most", type=float, default=20.0, help="seconds a slow rival may take")
+    parser.add_argument("--out", type=Path, help="folder whose engines.json, .md, .png to update")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
-    results: dict[tuple[str, int], dict[str, float]] = {}
+    results: Results = {}
     for case in arguments.cases:
         for clients in arguments.clients:
             with_ray = not arguments.no_ray and clients in arguments.ray_clients
-            results[case, clients] = measure(case, clients, with_ray=with_ray, most=arguments.most)
-    text, flat = report(results)
-    print(text)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
-    print(
-        f"\npeak memory of this process: {peak:.0f} MiB; torch threads: {torch.get_num_threads()}"
-    )
+            found = measure(case, clients, with_ray=with_ray, most=arguments.most)
+            found["memory"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
+            results[f"{case} {clients}"] = found
+            print(report({f"{case} {clients}": found}).splitlines()[-1], flush=True)
+            if arguments.out is not None:
+                kept = arguments.out / "engines.json"
+                earlier = json.loads(kept.read_text()) if kept.exists() else {}
+                write(earlier | results, arguments.out)
+    print(report(results))
     if arguments.json:
-        aliases = {
-            "kpca_784x5_cohort_over_ray": flat.get("kpca_784x5_1000_cohort_over_ray"),
-            "kpca_784x5_over_floor": flat.get("kpca_784x5_100_over_floor"),
-        }
-        print(json.dumps(flat | {k: v for k, v in aliases.items() if v is not None}))
+        print(json.dumps(flat_ratios(results)))
 
 
 if __name__ == "__main__":

@@ -15,7 +15,14 @@ from geoopt.utils import size2shape
 from torch import Tensor
 
 from manifolds.base import Manifold, verdict
-from manifolds.linalg import TINY, expm, identity_like, polar, quotient, standard_normal
+from manifolds.linalg import (
+    TINY,
+    expm,
+    identity_like,
+    quotient,
+    standard_normal,
+)
+from manifolds.polar_factor import polar
 
 
 class Grassmann(Manifold):

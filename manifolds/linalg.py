@@ -138,67 +138,6 @@ def congruence(factor: Tensor, a: Tensor, function: ScalarFunction) -> Tensor:
     return sym((rows * function.value(w).unsqueeze(-2)) @ rows.mT)
 
 
-# -- polar factor ------------------------------------------------------------------------------
-class _Polar(torch.autograd.Function):
-    """Polar factor P = U V^T; backward by the Lyapunov equation of its differential.
-
-    dP = P V (2 skew(V^T P^T dX V) / (s_i + s_j)) V^T + (I - P P^T) dX H^{-1}, H = V s V^T.
-    """
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        u, s, vt = torch.linalg.svd(x, full_matrices=False)
-        return u @ vt, s, vt
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        ctx.mark_non_differentiable(output[1], output[2])
-        ctx.save_for_backward(*output)
-
-    @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> Tensor:
-        p, s, vt = ctx.saved_tensors
-        gradient = grad_outputs[0]
-        along = p.mT @ gradient
-        turn = 2 * skew(vt @ along @ vt.mT) / (s.unsqueeze(-1) + s.unsqueeze(-2))
-        across = (gradient - p @ along) @ (vt.mT / s.unsqueeze(-2)) @ vt
-        return p @ (vt.mT @ turn @ vt) + across
-
-
-_GRAM_CONDITION = 4.0
-"""Largest condition number of x^T x for which its error is not seen beside rounding."""
-
-
-def polar(x: Tensor) -> Tensor:
-    """The orthonormal polar factor of ``x`` (..., n, k), n >= k: the nearest point of St(n, k).
-
-    Accurate to rounding whatever the condition number. Stacks of well-conditioned frames go through
-    their Gram matrices, x (x^T x)^{-1/2}, whose error is eps * condition^2; all others through an
-    SVD. Differentiable where x has rank k.
-    """
-    if x.requires_grad:
-        return _Polar.apply(x)[0]  # pyright: ignore[reportOptionalSubscript]
-    if x.dim() > 2 and x.numel() and _may_be_mild(x[(0,) * (x.dim() - 2)]):
-        w, v = torch.linalg.eigh(x.mT @ x)
-        if bool((w[..., 0] * _GRAM_CONDITION > w[..., -1]).all()):
-            return x @ ((v * w.rsqrt().unsqueeze(-2)) @ v.mT)
-    u, _, vt = torch.linalg.svd(x, full_matrices=False)
-    return u @ vt
-
-
-def _may_be_mild(x: Tensor) -> bool:
-    """False if the Gram matrix of ``x`` (n, k) surely has a condition above `_GRAM_CONDITION`.
-
-    Eigenvalues of mean m within [a, 4 a] have variance <= (4 a - m)(m - a) <= 9/16 m^2 (Bhatia and
-    Davis 2000). One frame speaks for its stack, so that hopeless stacks do not pay for a try.
-    """
-    gram = x.mT @ x
-    entries = gram.flatten()
-    return float(entries.dot(entries)) * x.shape[-1] <= (1 + 9 / 16) * float(gram.trace()) ** 2
-
-
 def whiten(factor: Tensor, u: Tensor) -> Tensor:
     """L^{-1} u L^{-T} for lower triangular L = ``factor``, shape (..., k, k)."""
     half = torch.linalg.solve_triangular(factor, u, upper=False)

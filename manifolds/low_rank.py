@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from manifolds.linalg import polar
+from manifolds.polar_factor import polar
 
 Factors = tuple[Tensor, Tensor, Tensor]
 """(left, right, core): left (..., m, r) and right (..., n, r) orthonormal, core (..., r, r)."""

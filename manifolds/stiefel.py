@@ -19,12 +19,12 @@ from manifolds.linalg import (
     expm,
     identity_like,
     minus_product,
-    polar,
     positive_qr,
     skew,
     standard_normal,
     sym,
 )
+from manifolds.polar_factor import polar
 from manifolds.stiefel_log import tangent_of_logarithm
 from manifolds.stiefel_retractions import CAYLEY, POLAR, QR
 

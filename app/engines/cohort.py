@@ -115,10 +115,9 @@ class CohortGrid:
         last_accepted: Mapping[int, int],
     ) -> Payload:
         side, size = self._side, len(chunk)
-        rows = torch.tensor(chunk, device=self._device)
-        is_run = chunk[-1] - chunk[0] == size - 1
-        window = slice(chunk[0], chunk[-1] + 1)
-        examples = _rows(self._stacked, window if is_run else rows)
+        rows = self._rows(chunk)
+        picked = {key: tensor[rows] for key, tensor in self._stacked.tensors.items()}
+        examples = Examples(picked, self._stacked.feature_ndim)
         spread = type(down)(
             *[t.to(self._device).expand(size, *t.shape) for t in down.tensors().values()]
         )
@@ -131,9 +130,19 @@ class CohortGrid:
             self._write(turn.memory, header, chunk)
         return turn.up
 
+    def _rows(self, chunk: tuple[int, ...]) -> slice | Tensor:
+        """Where the clients of ``chunk`` lie in the stacks: a view when they are neighbours."""
+        if chunk[-1] - chunk[0] == len(chunk) - 1:
+            return slice(chunk[0], chunk[-1] + 1)
+        return torch.tensor(chunk, device=self._device)
+
     # -- memory ------------------------------------------------------------------------------
     def _remember(
-        self, header: Header, down: Payload, chunk: Sequence[int], last_accepted: Mapping[int, int]
+        self,
+        header: Header,
+        down: Payload,
+        chunk: tuple[int, ...],
+        last_accepted: Mapping[int, int],
     ) -> Memory | None:
         x: Tensor = next(iter(down.tensors().values()))
         blank = self._side.half.training.initial_memory(x)
@@ -145,32 +154,27 @@ class CohortGrid:
             and (self._tags[i] == this_turn or self._tags[i][0] == last_accepted.get(i, 0))
             for i in chunk
         ]
-        rows = torch.tensor(chunk, device=self._device)
-        keep = torch.tensor(valid, device=self._device)
-        merged = [
-            torch.where(keep.reshape(-1, *[1] * (new.dim() - 1)), old[rows], new)
-            for old, new in zip(
-                self._memory.tensors().values(), blank.tensors().values(), strict=True
-            )
-        ]
-        return type(blank)(*merged)
+        rows = self._rows(chunk)
+        known = [old[rows] for old in self._memory.tensors().values()]
+        if not all(valid):
+            keep = torch.tensor(valid, device=self._device)
+            known = [
+                torch.where(keep.reshape(-1, *[1] * (new.dim() - 1)), old, new)
+                for old, new in zip(known, blank.tensors().values(), strict=True)
+            ]
+        return type(blank)(*known)
 
-    def _write(self, memory: Memory, header: Header, chunk: Sequence[int]) -> None:
+    def _write(self, memory: Memory, header: Header, chunk: tuple[int, ...]) -> None:
         if self._memory is None:
             count = len(self._side.shards)
             zeros = [t.new_zeros(count, *t.shape[1:]) for t in memory.tensors().values()]
             self._memory = type(memory)(*zeros)
-        rows = torch.tensor(chunk, device=self._device)
+        rows = self._rows(chunk)
         for old, new in zip(
             self._memory.tensors().values(), memory.tensors().values(), strict=True
         ):
             old[rows] = new
         self._tags |= dict.fromkeys(chunk, (header.server_round, header.attempt))
-
-
-def _rows(examples: Examples, rows: slice | Tensor) -> Examples:
-    picked = {key: tensor[rows] for key, tensor in examples.tensors.items()}
-    return Examples(picked, examples.feature_ndim)
 
 
 class _Uploads:

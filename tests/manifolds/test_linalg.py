@@ -14,13 +14,13 @@ from manifolds.linalg import (
     divided_differences,
     expm,
     logm_rotation,
-    polar,
     positive_qr,
     skew,
     standard_normal,
     sym,
     sym_function,
 )
+from manifolds.polar_factor import polar
 
 
 def normals(seed: int, *size: int) -> torch.Tensor:

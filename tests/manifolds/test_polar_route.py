@@ -5,7 +5,11 @@ import math
 import pytest
 import torch
 
-from manifolds.linalg import polar, positive_qr, standard_normal
+from manifolds.linalg import (
+    positive_qr,
+    standard_normal,
+)
+from manifolds.polar_factor import polar
 
 
 def frames(condition: float, *lead: int, seed: int = 1):
@@ -63,3 +67,18 @@ def test_no_mild_stack_is_sent_to_the_svd(seed, monkeypatch):
     singular = 0.51 + 0.49 * torch.rand(4, 1, 5, generator=generator, dtype=torch.float64).round()
     monkeypatch.setattr(torch.linalg, "svd", lambda *a, **k: pytest.fail("an SVD"))
     torch.testing.assert_close(polar((u * singular) @ v.mT), u @ v.mT, rtol=0, atol=4e-15)
+
+
+@pytest.mark.parametrize("step", [0.0, 1e-12, 1e-6, 1e-4, 1e-3, 1e-2, 0.1])
+def test_a_frame_just_off_the_manifold_comes_back_to_rounding(step):
+    """Whatever the degree of the series, or beyond it."""
+    generator = torch.Generator().manual_seed(3)
+    u, v = (positive_qr(standard_normal((6, n, 5), generator))[0] for n in (60, 5))
+    stretched = 1 + step * torch.rand(6, 1, 5, generator=generator, dtype=torch.float64)
+    torch.testing.assert_close(polar((u * stretched) @ v.mT), u @ v.mT, rtol=0, atol=2e-15)
+
+
+def test_small_steps_need_no_eigenproblem(monkeypatch):
+    monkeypatch.setattr(torch.linalg, "eigh", lambda *a, **k: pytest.fail("an eigenproblem"))
+    x, exact = frames(1 + 1e-3, 4)
+    torch.testing.assert_close(polar(x), exact, rtol=0, atol=2e-15)
