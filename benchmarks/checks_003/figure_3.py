@@ -73,18 +73,21 @@ def ordering(rows: Rows) -> Verdict:
 
 def check_h18() -> Finding:
     """Figure 3a, row 1: a Frechet mean on SPD(11), n = 10704."""
-    seeds = (0, 1)
-    rows = {"epsilon 0.1": finals("3a_lognormal_eps0.1", (*PRINTED, "scount"), seeds)}
-    spread = {
-        name: curve("3a_lognormal_eps0.1", name, seeds).excess[:, -1].tolist()
-        for name in ("rgd", "rsvrg")
-    }
+    seeds, row = (0,), dict[str, float]()
+    for name in (*PRINTED, "scount"):
+        config = experiment(f"003_3a_lognormal_eps0.1_{name}", "evaluation.every=10")
+        row[name] = solve(config, seeds).final
     return Finding(
         "H18",
         "Figure 3a (SPD(11); stand-in): DP-RSVRG consistently better than DP-RGD and DP-RSGD",
-        ordering(rows),
-        {"final excess risk (mean)": rows, "of every seed": spread},
+        verdict_of(
+            as_printed=all(1.5 * row["rsvrg"] < row[other] for other in ("rgd", "rsgd")),
+            in_regime=row["rsvrg"] < 1.5 * row["rgd"] and 1.5 * row["rsvrg"] < row["rsgd"],
+        ),
+        {"final excess risk, epsilon 0.1": row},
         seeds=seeds,
+        remark="In a regime: level with DP-RGD, better than DP-RSGD. The excess is noise in 66 "
+        "dimensions, +- 17 % a run by chance, so a factor below 1.5 between two runs is a tie.",
     )
 
 
