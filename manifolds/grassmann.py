@@ -19,6 +19,7 @@ from manifolds.linalg import (
     TINY,
     expm,
     identity_like,
+    minus_product,
     quotient,
     standard_normal,
 )
@@ -43,7 +44,7 @@ class Grassmann(Manifold):
 
     def proju(self, x: Tensor, u: Tensor) -> Tensor:
         """The horizontal part u - x x^T u."""
-        return u - x @ (x.mT @ u)
+        return minus_product(u, x, x.mT @ u)
 
     def egrad2rgrad(self, x: Tensor, u: Tensor) -> Tensor:
         """The horizontal part of the Euclidean gradient u."""

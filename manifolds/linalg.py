@@ -49,9 +49,11 @@ def identity_like(a: Tensor) -> Tensor:
     return torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
 
 
-def minus_product(c: Tensor, x: Tensor, s: Tensor) -> Tensor:
-    """The difference c - x s, shape (..., n, k) of x s; one large temporary, none changed."""
-    return (x @ s.neg()).add_(c)
+def minus_product(c: Tensor, x: Tensor, s: Tensor, scale: float = 1.0) -> Tensor:
+    """The difference c - scale x s, shape (..., n, k) of x s; one large temporary, none changed."""
+    if c.dim() == 2 and s.dim() == 2 and x.dim() == 2:
+        return torch.addmm(c, x, s, alpha=-scale)
+    return (x @ (s * -scale)).add_(c)
 
 
 def quotient(numerator: Callable[[Tensor], Tensor], t: Tensor) -> Tensor:

@@ -74,6 +74,8 @@ class Stiefel(Manifold):
     def from_coords(self, x: Tensor, c: Tensor) -> Tensor:
         """The projection of n k ambient coordinates, its skew part over sqrt(beta)."""
         xtc = x.mT @ c
+        if self._turn == 0.5:  # one operation on k x k matrices, which cost as much as large ones
+            return minus_product(c, x, xtc + xtc.mT, 0.5)
         return minus_product(c, x, xtc.lerp(xtc.mT, self._turn))
 
     def projx(self, x: Tensor) -> Tensor:
@@ -83,7 +85,7 @@ class Stiefel(Manifold):
     def proju(self, x: Tensor, u: Tensor) -> Tensor:
         """The vector u - x sym(x^T u), the orthogonal projection in both metrics."""
         xtu = x.mT @ u
-        return minus_product(u, x, xtu.lerp(xtu.mT, 0.5))
+        return minus_product(u, x, xtu + xtu.mT, 0.5)
 
     def egrad2rgrad(self, x: Tensor, u: Tensor) -> Tensor:
         """The vector g - x sym(x^T g) (Euclidean), g - x g^T x (canonical)."""
