@@ -159,7 +159,7 @@ def check_h12() -> Finding:
             "closed form: sigma, lambda limit, lambda needed, epsilon at least, about": closed,
         },
         remark="Regime: C1 << C0, or sigma_2 >> 4 C1 (n above 1e4 to 3e5). At the paper's n and "
-        "C0 = C1 the closed form misses its target by 16x and more: never calibrate with it.",
+        "C0 = C1 the closed form misses its target by up to 16x: never calibrate with it.",
     )
 
 

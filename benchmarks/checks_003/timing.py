@@ -181,11 +181,15 @@ def check_h6() -> Finding:
     return Finding(
         "H6",
         "sphere(784): 668 s with an SVD basis become 24 s, a gain of ~10 (27.8 by division)",
-        verdict_of(as_printed=seconds["svd"] / seconds["algorithm 8"] > 10),
+        verdict_of(
+            as_printed=seconds["svd"] / seconds["algorithm 8"] > 10,
+            in_regime=seconds["svd"] / seconds["ours"] > 10,
+        ),
         {
             "SVD basis / Algorithm 8": seconds["svd"] / seconds["algorithm 8"],
             "SVD basis / ours (projection)": seconds["svd"] / seconds["ours"],
         },
+        remark="In a regime: by the projection of ambient noise, which the paper omits.",
     )
 
 
