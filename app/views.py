@@ -91,7 +91,7 @@ class Views:
         lens = server_lens_of(self.config)
         if lens is not None:
             return (
-                f"tangent Gaussian at the server, noise multiplier {lens.noise_multiplier:.5g}, "
+                f"{self.config.strategy.space} Gaussian at the server, noise multiplier {lens.noise_multiplier:.5g}, "
                 f"l2_norm_clip {lens.l2_norm_clip:g}"
             )
         releases = [release for turn in self.turns for release in turn.releases]

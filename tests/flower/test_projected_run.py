@@ -131,6 +131,11 @@ def test_a_private_projected_run_spends_what_the_accountant_says(tmp_path, unit,
     folder = run(tmp_path, "projected", *sets)
     final = folder.manifest()["final"]
     assert folder.manifest()["privacy"]["unit"] == unit
+    where = {
+        "example": "tangent Gaussian at each client",
+        "client": "ambient Gaussian at the server",
+    }
+    assert folder.manifest()["privacy"]["mechanism"].startswith(where[unit])
     assert gaussian_delta(final["epsilon"], math.sqrt(releases) / 3) == pytest.approx(1e-3)
     audited = [view["epsilon"] for view in audit_ledger(folder.ledger_path, 1e-3)["views"]]
     assert max(audited) == pytest.approx(final["epsilon"], rel=1e-9)
