@@ -5,6 +5,7 @@ Each returns numpy arrays and touches nothing else. Heavy imports stay inside th
 
 import gzip
 import hashlib
+import importlib.util
 from pathlib import Path
 from typing import Any
 
@@ -45,11 +46,17 @@ def checksum(*arrays: NDArray[Any]) -> str:
 
 
 def digits() -> tuple[Array, Labels]:
-    """scikit-learn's 1797 digits: pixels / 16, shape (1797, 64), and labels."""
-    from sklearn.datasets import load_digits
+    """scikit-learn's 1797 digits: pixels / 16, shape (1797, 64), and labels.
 
-    bunch: Any = load_digits()
-    return np.asarray(bunch.data, dtype=np.float64) / 16.0, np.asarray(bunch.target, np.int64)
+    Read from the file it ships: importing scikit-learn would cost as much as a whole quick run.
+    """
+    package = importlib.util.find_spec("sklearn")
+    if package is None or package.origin is None:
+        raise DataMissing("digits", "datasets/data/digits.csv.gz of an installed scikit-learn")
+    path = Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz"
+    with gzip.open(path, "rt", encoding="ascii") as lines:
+        table = np.loadtxt(lines, delimiter=",")
+    return table[:, :-1] / 16.0, table[:, -1].astype(np.int64)
 
 
 def mnist(data_dir: Path | None) -> tuple[Array, Labels, str]:

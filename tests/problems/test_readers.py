@@ -172,3 +172,13 @@ def test_the_mammals_closure_has_one_root_and_1170_synsets():
     assert pairs.shape == (6448, 2)
     above = np.bincount(pairs[:, 0], minlength=len(names))
     assert [names[i] for i in np.flatnonzero(above == 0)] == ["mammal.n.01"]
+
+
+def test_the_digits_are_those_of_scikit_learn():
+    from sklearn.datasets import load_digits
+
+    pixels, labels = readers.digits()
+    theirs = load_digits()
+    assert (pixels * 16 == theirs.data).all()
+    assert (labels == theirs.target).all()
+    assert (pixels.dtype, labels.dtype) == (np.float64, np.int64)
