@@ -90,8 +90,9 @@ class Views:
     def _mechanism(self) -> str:
         lens = server_lens_of(self.config)
         if lens is not None:
+            space = self.config.strategy.space
             return (
-                f"{self.config.strategy.space} Gaussian at the server, noise multiplier {lens.noise_multiplier:.5g}, "
+                f"{space} Gaussian at the server, noise multiplier {lens.noise_multiplier:.5g}, "
                 f"l2_norm_clip {lens.l2_norm_clip:g}"
             )
         releases = [release for turn in self.turns for release in turn.releases]
