@@ -31,7 +31,9 @@ def measure(place: Place, batch: int) -> dict[tuple[str, str, int], dict[str, fl
     """CPU seconds of every operation of a place, by rival."""
     inputs = Inputs.draw(place, batch)
     return {
-        (place.name, operation, batch): race(rivals(place, operation, inputs), slice_=0.01)
+        (place.name, operation, batch): race(
+            rivals(place, operation, inputs), rounds=20, slice_=0.01
+        )
         for operation in place.operations
     }
 
