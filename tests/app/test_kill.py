@@ -80,7 +80,9 @@ def test_no_ledger_under_reports_after_fifty_kills_and_runs_go_on(tmp_path):
     for trial in range(KILLS):
         out, witness = tmp_path / f"run-{trial}", tmp_path / f"witness-{trial}"
         request = Request(QUICKSTART, SETS, out=out, plain=True)
-        killed += kill_after(request, witness, moments.uniform(0.0, 1.2 * seconds))
+        was_killed = kill_after(request, witness, moments.uniform(0.0, 1.1 * seconds))
+        killed += was_killed
+        seconds *= 1.0 if was_killed else 0.95  # the runs were faster than the timed one
         if (out / "ledger.jsonl").exists():
             assert released(witness) <= charged(out / "ledger.jsonl")
         else:
