@@ -185,10 +185,13 @@ def plan_of(config: Experiment) -> Plan:
     )
 
 
+def starting_point(problem: FiniteSum, examples: Examples, seed: int) -> Tensor:
+    """x^(0) of ``seed``, whatever the algorithm."""
+    generator = NoiseSource.from_seed(seed).generator(stream=Stream.INITIAL_POINT, partition=0)
+    return problem.random_start(examples, generator)
+
+
 def initial_point(config: Experiment) -> Tensor:
     """x^(0): from the seed, the same for every algorithm that starts from that seed."""
     found = load_shards(config)
-    generator = NoiseSource.from_seed(config.federation.seed).generator(
-        stream=Stream.INITIAL_POINT, partition=0
-    )
-    return found.problem.random_start(found.examples[0], generator)
+    return starting_point(found.problem, found.examples[0], config.federation.seed)

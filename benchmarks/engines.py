@@ -76,12 +76,14 @@ def numpy_stepper(case: str, config: Experiment) -> Callable[[], None]:
     return step
 
 
-def interleaved(rivals: dict[str, Callable[[], None]], most: float) -> dict[str, float]:
+def interleaved(
+    rivals: dict[str, Callable[[], None]], most: float, rounds: int = INTERLEAVED
+) -> dict[str, float]:
     """Median wall seconds of one round of each rival; slow ones stop after ``most`` seconds."""
     for step in rivals.values():
         step()
     seconds: dict[str, list[float]] = {name: [] for name in rivals}
-    for _ in range(INTERLEAVED):
+    for _ in range(rounds):
         for name, step in rivals.items():
             if sum(seconds[name]) > most:
                 continue
@@ -135,13 +137,10 @@ def measure(case: str, clients: int, *, with_ray: bool, most: float) -> dict[str
         (Path(root) / "a").mkdir()
         (Path(root) / "b").mkdir()
         cohort = experiment(case, clients, 1000, execution="cohort")
-        rivals = {
-            "cohort": stepper(cohort, Path(root) / "a"),
-            "messages": stepper(experiment(case, clients, 1000), Path(root) / "b"),
-            "numpy": numpy_stepper(case, cohort),
-        }
-        if clients >= 10_000:
-            rivals = {"cohort": rivals["cohort"]}
+        rivals = {"cohort": stepper(cohort, Path(root) / "a")}
+        if clients < 10_000:
+            rivals["messages"] = stepper(experiment(case, clients, 1000), Path(root) / "b")
+            rivals["numpy"] = numpy_stepper(case, cohort)
         if case.startswith("kpca"):
             rivals["floor"] = bare_products(cohort)
         found = interleaved(rivals, most)

@@ -2,16 +2,14 @@
 
 import tomllib
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from app.assembly import load_shards
 from app.evaluation import client_shares
+from benchmarks.experiment_files import experiment_path
 from configs.schema import Experiment
-
-EXPERIMENTS = Path(__file__).resolve().parents[1] / "configs" / "experiments"
 
 
 @dataclass(frozen=True)
@@ -25,7 +23,7 @@ class Verdict:
 
 def table(name: str, **changes: Any) -> dict[str, Any]:
     """The table of an experiment; ``rounds``, ``seed``, ``step_size`` and ``centred`` change it."""
-    found = tomllib.loads((EXPERIMENTS / f"{name}.toml").read_text())
+    found = tomllib.loads(experiment_path(name).read_text())
     if "rounds" in changes:
         found["federation"]["num_rounds"] = changes["rounds"]
     if "seed" in changes:

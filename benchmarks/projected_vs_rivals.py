@@ -16,8 +16,6 @@ is one JSON object.
 import argparse
 import json
 import math
-import os
-import platform
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -29,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
 
 from benchmarks.federation_race import Result, run
-from benchmarks.stopwatch import table
+from benchmarks.stopwatch import circumstances, table
 
 TARGETS = (1e-2, 1e-4)
 PAPER_STEP_SIZE = 4e-3
@@ -173,16 +171,6 @@ def _ratio(results: dict[str, Result], target: float) -> float:
     return results["projected"].uploads(target) / results["rfedsvrg"].uploads(target)
 
 
-def heading() -> str:
-    """The command and where it ran."""
-    command = " ".join(["python", *sys.argv])
-    load = " ".join(f"{value:.1f}" for value in os.getloadavg())
-    return (
-        f"`{command}`\n\nPython {platform.python_version()}, torch {torch.__version__}, "
-        f"{os.cpu_count()} cores, load average {load} at the start."
-    )
-
-
 SEARCHES: dict[str, tuple[str, str, Callable[[str, int, int], dict[str, Result]]]] = {
     "equal": ("", f"equal step size {PAPER_STEP_SIZE:g}", equal),
     "step": ("tuned", "best step size of each", tuned),
@@ -200,7 +188,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args(argv)
     torch.set_num_threads(1)
-    print(heading())
+    print(circumstances())
     numbers: dict[str, Any] = {}
     for name in given.only:
         prefix, title, raced = SEARCHES[name]

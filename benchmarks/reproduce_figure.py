@@ -63,14 +63,15 @@ def _run(name: str, seed: int, out: Path, sets: Sequence[str]) -> "Run":
     """The finished run of one config and seed, made now unless it is there."""
     from app.launch import Request
     from app.report.runs import read
-    from benchmarks.checks_000.trials import EXPERIMENTS, run_silently
+    from benchmarks.checks_000.trials import run_silently
+    from benchmarks.experiment_files import experiment_path
 
     folder = out / f"{name}-seed-{seed}"
     if folder.exists() and (not (folder / "manifest.json").exists() or not read(folder).final):
         shutil.rmtree(folder)
     if not folder.exists():
         overrides = ("output.plots=false", *sets, f"federation.seed={seed}")
-        request = Request(str(EXPERIMENTS / f"{name}.toml"), overrides, out=folder, plain=True)
+        request = Request(str(experiment_path(name)), overrides, out=folder, plain=True)
         run_silently(request)
     run = read(folder)
     cost, seconds = run.last("cost"), run.final["seconds"]

@@ -15,12 +15,12 @@ import math
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 from typing import Any
+
+from benchmarks.findings import log_slope
 
 ROOT = Path(__file__).resolve().parent.parent
 ROUNDS = 7
@@ -39,11 +39,7 @@ class Curve:
     def slope(self) -> float:
         """Least-squares slope of log seconds over log size, larger half."""
         half = len(self.sizes) // 2
-        xs = [math.log(n) for n in self.sizes[half:]]
-        ys = [math.log(s) for s in self.seconds[half:]]
-        x, y = sum(xs) / len(xs), sum(ys) / len(ys)
-        top = sum((a - x) * (b - y) for a, b in zip(xs, ys, strict=True))
-        return top / sum((a - x) ** 2 for a in xs)
+        return log_slope(self.sizes[half:], self.seconds[half:])
 
     def milliseconds(self) -> str:
         """Each size with its milliseconds a round."""
@@ -80,23 +76,17 @@ SWEEPS: tuple[tuple[str, str, tuple[int, ...]], ...] = (
 
 def measured(case: str, over: str, sizes: Sequence[int]) -> Curve:
     """Median seconds of a round at every size, interleaved."""
-    from benchmarks.engines import stepper
+    from benchmarks.engines import interleaved, stepper
     from configs.load import parse
 
     with tempfile.TemporaryDirectory(prefix="manifed-bench-") as root:
-        steps: list[Callable[[], None]] = []
+        steps: dict[str, Callable[[], None]] = {}
         for size in sizes:
             folder = Path(root) / str(size)
             folder.mkdir()
-            steps.append(stepper(parse(with_size(case, over, size)), folder))
-        seconds: list[list[float]] = [[] for _ in sizes]
-        for turn in range(ROUNDS + 1):
-            for step, kept in zip(steps, seconds, strict=True):
-                began = time.perf_counter()
-                step()
-                if turn > 0:
-                    kept.append(time.perf_counter() - began)
-    return Curve(case, over, tuple(sizes), tuple(median(values) for values in seconds))
+            steps[str(size)] = stepper(parse(with_size(case, over, size)), folder)
+        seconds = interleaved(steps, math.inf, rounds=ROUNDS)
+    return Curve(case, over, tuple(sizes), tuple(seconds.values()))
 
 
 # -- memory ------------------------------------------------------------------------------------
@@ -192,7 +182,6 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="folder for scaling.md and scaling.png")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
-    sys.path.insert(0, str(ROOT))
     import torch
 
     from benchmarks.stopwatch import table

@@ -23,13 +23,19 @@ def prepare(title: str) -> str:
     """
     torch.set_num_threads(1)
     torch.ones(4_000_000, dtype=torch.float64).sum()
+    return (
+        f"# {title}\n\n{circumstances()} CPU time, one thread, smallest of interleaved rounds: "
+        "read the ratios.\n"
+    )
+
+
+def circumstances() -> str:
+    """The command that runs, on what, and beside how much other work."""
     command = " ".join(["python", *sys.argv])
     load = " ".join(f"{value:.1f}" for value in os.getloadavg())
     return (
-        f"# {title}\n\n`{command}`\n\n"
-        f"Python {platform.python_version()}, torch {torch.__version__}, {os.cpu_count()} cores, "
-        f"load average {load} at the start. CPU time, one thread, smallest of interleaved rounds: "
-        "read the ratios.\n"
+        f"`{command}`\n\nPython {platform.python_version()}, torch {torch.__version__}, "
+        f"{os.cpu_count()} cores, load average {load} at the start."
     )
 
 

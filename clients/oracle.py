@@ -54,8 +54,7 @@ class Oracle:
         Without a ``stddev`` rule nothing is added: such a value must not leave the client unless
         something noised covers it (the anchor of Algorithm 3 as printed).
         """
-        examples, chosen = self._batch(minibatch)
-        weights = chosen / self._per_client(minibatch.expected_size).unsqueeze(-1)
+        examples, weights = self._batch(minibatch)
         clip = self._lens.l2_norm_clip
         if clip is None:
             mean = self.problem.rgrad_sum(x, examples, weights)
@@ -89,17 +88,18 @@ class Oracle:
         else:
             moved = self.manifold.transp(there, here, self._clip_each(there, then, clip))
             change = self._clip_each(here, now, clip) - moved
-        total = (self.manifold.expand_scalar(weights) * change).sum(axis)
-        mean = total / self._expected_size(minibatch)
+        mean = (self.manifold.expand_scalar(weights) * change).sum(axis)
         return self._noised(x, mean, stddev, "correction")
 
     # -- the parts ---------------------------------------------------------------------------
     def _batch(self, minibatch: Minibatch) -> tuple[Examples, Tensor]:
+        """A fresh batch with the weights of its mean, over the expected size."""
         batch: Batch = minibatch.draw(
             self._num_examples, len(self._examples), self._draws, self._step
         )
         self._step += 1
-        positions, weights = batch
+        positions, chosen = batch
+        weights = chosen / self._per_client(minibatch.expected_size).unsqueeze(-1)
         examples = self._examples if positions is None else self._examples.take(positions)
         return examples, weights
 
@@ -120,9 +120,6 @@ class Oracle:
         gradients = self.problem.rgrads(x, examples)
         kept = torch.where(factors > 0, factors * gradients, torch.zeros_like(gradients))
         return kept.sum(-1 - self.manifold.ndim)
-
-    def _expected_size(self, minibatch: Minibatch) -> Tensor:
-        return self.manifold.expand_scalar(self._per_client(minibatch.expected_size))
 
     def _per_client(self, function: Callable[[int], float]) -> Tensor:
         counts = self._num_examples

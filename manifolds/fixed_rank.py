@@ -21,10 +21,7 @@ from geoopt.utils import size2shape
 from torch import Tensor
 
 from manifolds.base import Manifold, verdict
-from manifolds.linalg import (
-    identity_like,
-    standard_normal,
-)
+from manifolds.linalg import identity_like, standard_normal
 from manifolds.low_rank import truncate, turned_towards
 from manifolds.polar_factor import polar
 

@@ -154,7 +154,8 @@ def positive_qr(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 # -- exponential and rotations -----------------------------------------------------------------
-_DEGREE_18_RADIUS = 1.09
+DEGREE_18_RADIUS = 1.09
+"""1-norm up to which `expm` needs no squaring."""
 _DEGREE_18 = (
     (0, -0.100365581030144618291, -8.02924648241156932449e-3, -8.92138498045729985177e-4, 0),
     (0, 0.397849749499645077844, 1.36783778460411720168, 0.498289622525382669416,
@@ -177,7 +178,7 @@ def expm(a: Tensor) -> Tensor:
     largest = float(torch.linalg.matrix_norm(a.detach(), ord=1).max()) if a.numel() else 0.0
     if not math.isfinite(largest):
         raise ValueError(f"Expected a finite matrix, got a 1-norm of {largest}")
-    squarings = max(0, math.ceil(math.log2(max(largest, TINY) / _DEGREE_18_RADIUS)))
+    squarings = max(0, math.ceil(math.log2(max(largest, TINY) / DEGREE_18_RADIUS)))
     a = a * 0.5**squarings
     squared = a @ a
     cubed = squared @ a

@@ -44,8 +44,6 @@ class _Polar(torch.autograd.Function):
 
 _GRAM_CONDITION = 4.0
 """Largest condition number of x^T x for which its error is not seen beside rounding."""
-
-
 _LONGEST_SERIES = 8
 """Degree from which an eigendecomposition is cheaper."""
 

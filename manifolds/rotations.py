@@ -14,14 +14,7 @@ from geoopt.utils import size2shape
 from torch import Tensor
 
 from manifolds.base import Manifold, verdict
-from manifolds.linalg import (
-    TINY,
-    expm,
-    identity_like,
-    logm_rotation,
-    skew,
-    standard_normal,
-)
+from manifolds.linalg import TINY, expm, identity_like, logm_rotation, skew, standard_normal
 from manifolds.polar_factor import polar
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from manifolds.linalg import (
+    DEGREE_18_RADIUS,
     EXP,
     LOG,
     SQRT,
@@ -23,7 +24,7 @@ from manifolds.linalg import (
 )
 from manifolds.spd_set import SPDSet
 
-SHORT_STEP = 2.18
+SHORT_STEP = 2 * DEGREE_18_RADIUS
 """1-norm of S_u up to which exp(S_u / 2) is one polynomial, without squaring."""
 MANY_ENTRIES = 2500
 """Entries of a stack from which matrix products beat an eigendecomposition."""

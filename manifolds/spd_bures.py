@@ -14,10 +14,7 @@ region: clip, or use the affine-invariant or log-Cholesky metric, which have no 
 import torch
 from torch import Tensor
 
-from manifolds.linalg import (
-    identity_like,
-    sym,
-)
+from manifolds.linalg import identity_like, sym
 from manifolds.polar_factor import polar
 from manifolds.spd_set import SPDSet
 

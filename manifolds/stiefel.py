@@ -73,9 +73,9 @@ class Stiefel(Manifold):
 
     def from_coords(self, x: Tensor, c: Tensor) -> Tensor:
         """The projection of n k ambient coordinates, its skew part over sqrt(beta)."""
+        if self._beta == 1:
+            return self.proju(x, c)
         xtc = x.mT @ c
-        if self._turn == 0.5:  # one operation on k x k matrices, which cost as much as large ones
-            return minus_product(c, x, xtc + xtc.mT, 0.5)
         return minus_product(c, x, xtc.lerp(xtc.mT, self._turn))
 
     def projx(self, x: Tensor) -> Tensor:

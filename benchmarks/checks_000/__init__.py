@@ -14,7 +14,7 @@ from benchmarks.checks_000 import (
     spd,
     theorem,
 )
-from benchmarks.checks_000.finding import Finding
+from benchmarks.findings import Finding
 
 CHECKS: Mapping[int, Callable[[], Finding]] = {
     1: theorem.check_1,

@@ -11,8 +11,9 @@ from functools import lru_cache
 import numpy as np
 
 from app.assembly import initial_point, load_shards
-from benchmarks.checks_000.finding import Finding, verdict_of
-from benchmarks.checks_000.trials import EXPERIMENTS, Trial, mean, trial, trials
+from benchmarks.checks_000.trials import Trial, mean, trial, trials
+from benchmarks.experiment_files import experiment_path
+from benchmarks.findings import Finding, log_slope, verdict_of
 from configs.load import load
 from problems.base import Examples
 
@@ -101,7 +102,7 @@ class Ball:
 @lru_cache(maxsize=8)
 def ball_of(name: str, seed: int) -> Ball:
     """The ball around the optimum that holds the data and the start of a config's run."""
-    config = load(EXPERIMENTS / f"{name}.toml", [f"federation.seed={seed}"])
+    config = load(experiment_path(name), [f"federation.seed={seed}"])
     found, x = load_shards(config), initial_point(config)
     problem = found.problem
     best = problem.optimum(found.examples).x
@@ -180,7 +181,7 @@ def check_14() -> Finding:
             for seed in SEEDS
         ]
         excess[epsilon] = mean(tails)
-    slope = float(np.polyfit(np.log(list(excess)), np.log(list(excess.values())), 1)[0])
+    slope = log_slope(list(excess), list(excess.values()))
     return Finding(
         14,
         "excess risk falls as epsilon^-2 at fixed T where noise dominates",

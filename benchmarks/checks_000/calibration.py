@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.stats import norm
 
-from benchmarks.checks_000.finding import Finding, verdict_of
+from benchmarks.findings import Finding, verdict_of
 from privacy.accountant import epsilon
 from privacy.audit import audit
 from privacy.events import GaussianRelease, SampledWithoutReplacement, Unsampled

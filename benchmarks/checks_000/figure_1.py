@@ -2,8 +2,8 @@
 
 from itertools import pairwise
 
-from benchmarks.checks_000.finding import Finding, verdict_of
 from benchmarks.checks_000.trials import mean, trials
+from benchmarks.findings import Finding, verdict_of
 
 EPSILONS = ("0.08", "0.15", "0.3")
 SEEDS = {1: (0, 1, 2), 2: (0, 1, 2), 3: (0, 1)}

@@ -3,8 +3,8 @@
 import os
 from itertools import pairwise
 
-from benchmarks.checks_000.finding import Finding, verdict_of
 from benchmarks.checks_000.trials import mean, trials
+from benchmarks.findings import Finding, verdict_of
 
 SEEDS = (0, 1)
 DIGITS, MNIST = (3, 6, 12), (8, 16)

@@ -5,8 +5,9 @@ import torch
 
 from app.assembly import load_shards
 from benchmarks.checks_000.bounds import Ball, ball_of
-from benchmarks.checks_000.finding import Finding, verdict_of
-from benchmarks.checks_000.trials import EXPERIMENTS, NON_PRIVATE, trial
+from benchmarks.checks_000.trials import NON_PRIVATE, trial
+from benchmarks.experiment_files import experiment_path
+from benchmarks.findings import Finding, verdict_of
 from configs.load import load
 
 NAME = "000_3_wishart-rsgd-N-20"
@@ -36,7 +37,7 @@ def contraction(ball: Ball) -> float:
 
 def divergence() -> float:
     """The v of Assumption 5.4 at the optimum: the mean over agents of |grad f_i - grad f|^2."""
-    config = load(EXPERIMENTS / f"{NAME}.toml", [*overrides(1), f"federation.seed={SEED}"])
+    config = load(experiment_path(NAME), [*overrides(1), f"federation.seed={SEED}"])
     found = load_shards(config)
     problem = found.problem
     x = problem.optimum(found.examples).x

@@ -4,8 +4,8 @@ import os
 
 import numpy as np
 
-from benchmarks.checks_000.finding import Finding, verdict_of
 from benchmarks.checks_000.trials import Trial, mean, trials
+from benchmarks.findings import Finding, verdict_of
 
 SEEDS = (0, 1, 2)
 CURVES = ("rsgd", "dp-rsgd", "rsvrg", "dp-rsvrg")

@@ -2,11 +2,10 @@
 
 from dataclasses import dataclass, replace
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.checks_000.finding import Finding, verdict_of
+from benchmarks.findings import Finding, log_slope, verdict_of
 from clients.draws import Draws
 from clients.minibatch import Full
 from clients.oracle import Oracle
@@ -146,10 +145,7 @@ def check_16() -> Finding:
     """The difference is of third order on curved manifolds and nothing on flat ones."""
     differences = {m.name: mean_differences(m, shape) for m, shape in _SPACES.items()}
     flat = differences.pop(Euclidean.name)
-    slopes = {
-        name: float(np.polyfit(np.log(SPREADS), np.log(values), 1)[0])
-        for name, values in differences.items()
-    }
+    slopes = {name: log_slope(SPREADS, values) for name, values in differences.items()}
     holds = all(abs(slope - 3) < 0.3 for slope in slopes.values()) and max(flat) < EXACT
     return Finding(
         16,

@@ -1,7 +1,7 @@
 """Check 5 (and the same on the other two problems): without noise both algorithms reach f*."""
 
-from benchmarks.checks_000.finding import Finding, verdict_of
 from benchmarks.checks_000.trials import NON_PRIVATE, trial
+from benchmarks.findings import Finding, verdict_of
 
 SEED = 0
 EVERYONE = 'federation.cohort={ kind = "all" }'

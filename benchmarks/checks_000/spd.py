@@ -1,7 +1,7 @@
 """Checks 9 and 10: DP-RSVRG against DP-RSGD on SPD (Figures 3 and 4)."""
 
-from benchmarks.checks_000.finding import Finding, verdict_of
 from benchmarks.checks_000.trials import Trial, mean, trials
+from benchmarks.findings import Finding, verdict_of
 
 SEEDS = (0, 1)
 EARLY, ROUNDS = 5, 100

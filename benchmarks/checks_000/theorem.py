@@ -8,7 +8,7 @@ import itertools
 from collections.abc import Mapping
 from pathlib import Path
 
-from benchmarks.checks_000.finding import Finding, verdict_of
+from benchmarks.findings import Finding, verdict_of
 from privacy.published import compare, theorem
 
 LOCAL = (0.15, 1e-4)

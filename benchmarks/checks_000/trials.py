@@ -17,9 +17,8 @@ from torch import Tensor
 
 from app.launch import Request, launch
 from app.report.runs import read
-from app.run_config import APP_FOLDER
+from benchmarks.experiment_files import experiment_path
 
-EXPERIMENTS = APP_FOLDER / "configs" / "experiments"
 NON_PRIVATE = 'privacy={ kind = "none" }'
 """Override: neither clipping nor noise."""
 
@@ -49,11 +48,12 @@ class Trial:
 @lru_cache(maxsize=256)
 def trial(name: str, seed: int, *sets: str) -> Trial:
     """The run of configs/experiments/NAME.toml (or a path) at ``seed`` with ``sets`` applied."""
-    path = Path(name) if name.endswith(".toml") else EXPERIMENTS / f"{name}.toml"
     overrides = ("engine.execution=cohort", "output.plots=false", *sets)
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"
-        request = Request(str(path), (*overrides, f"federation.seed={seed}"), out=out, plain=True)
+        request = Request(
+            str(experiment_path(name)), (*overrides, f"federation.seed={seed}"), out=out, plain=True
+        )
         run_silently(request)
         found = read(out)
         model = load_file(out / "model.safetensors")["x"]

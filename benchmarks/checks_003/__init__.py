@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from benchmarks.checks_003 import accounting, convergence, figure_3, laws, timing
-from benchmarks.checks_003.finding import Finding
+from benchmarks.findings import Finding
 
 CHECKS: dict[str, Callable[[], Finding]] = {
     "H1": laws.check_h1,

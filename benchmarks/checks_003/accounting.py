@@ -2,10 +2,9 @@
 
 import math
 
-import numpy as np
 from scipy import optimize
 
-from benchmarks.checks_003.finding import Finding, verdict_of
+from benchmarks.findings import Finding, log_slope, verdict_of
 from privacy.published_rsvrg import Schedule
 from privacy.rsvrg_prices import (
     calibrated_stddev,
@@ -114,11 +113,6 @@ def check_h11() -> Finding:
     )
 
 
-def slope(x: list[float], y: list[float]) -> float:
-    """Of the least-squares line through the logarithms."""
-    return float(np.polyfit(np.log(x), np.log(y), 1)[0])
-
-
 def rates(first: float, second: float, epsilon: float) -> dict[str, float]:
     """Exponents of the calibrated sigma in m S (at fixed n) and in 1/epsilon."""
 
@@ -130,8 +124,8 @@ def rates(first: float, second: float, epsilon: float) -> dict[str, float]:
         return calibrated_stddev(schedule, target, DELTA)[0]
 
     return {
-        "m S": slope([1, 4, 16], [sigma(s, epsilon) for s in (1, 4, 16)]),
-        "1/epsilon": slope([1, 0.5, 0.25], [sigma(1, epsilon * f) for f in (1, 2, 4)]),
+        "m S": log_slope([1, 4, 16], [sigma(s, epsilon) for s in (1, 4, 16)]),
+        "1/epsilon": log_slope([1, 0.5, 0.25], [sigma(1, epsilon * f) for f in (1, 2, 4)]),
     }
 
 

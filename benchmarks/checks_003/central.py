@@ -7,28 +7,24 @@ equality with a product run is tested). Every seed is one row: its own start and
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from app.assembly import load_shards
+from app.assembly import load_shards, starting_point
 from app.noise_level import example_lens
-from app.run_config import APP_FOLDER
+from benchmarks.experiment_files import experiment_path
 from clients.rsvrg import RSVRG
 from clients.turn import ClientHalf, Seat, take_turn
 from configs.load import load
 from configs.schema import Experiment
 from privacy.mechanism import ExampleLens, PublishedNoise
-from privacy.noise import NoiseSource, Stream
+from privacy.noise import NoiseSource
 from problems.base import Examples
 from problems.finite_sum import FiniteSum
 from wire.payloads import Point
-
-EXPERIMENTS = APP_FOLDER / "configs" / "experiments"
 
 
 class Shared(Examples):
@@ -64,17 +60,11 @@ class Curve:
 
 def experiment(name: str, *sets: str) -> Experiment:
     """configs/experiments/NAME.toml (or a path) with overrides."""
-    path = Path(name) if name.endswith(".toml") else EXPERIMENTS / f"{name}.toml"
-    return load(path, sets)
+    return load(experiment_path(name), sets)
 
 
-@lru_cache(maxsize=4)
-def best_value(problem: FiniteSum, key: str) -> float:
-    """The optimal cost of the data set behind ``key`` (`solve` registers it)."""
-    return problem.optimum([_DATA[key]]).value
-
-
-_DATA: dict[str, Examples] = {}
+_LEAST: dict[tuple[FiniteSum, str], float] = {}
+"""Optimal costs by problem and checksum of the data: every curve of a panel needs the same one."""
 
 
 def solve(config: Experiment, seeds: Sequence[int], *, stddev: float | None = None) -> Curve:
@@ -91,11 +81,13 @@ def solve(config: Experiment, seeds: Sequence[int], *, stddev: float | None = No
         )
     found = load_shards(config)
     data, problem = found.examples[0], found.problem
-    _DATA[found.checksum] = data
+    key = problem, found.checksum
+    if key not in _LEAST:
+        _LEAST[key] = problem.optimum([data]).value
     lens = example_lens(config, found.sizes)
     if stddev is not None:
         lens = lens.model_copy(update={"noise": PublishedNoise(coefficient=stddev * len(data))})
-    return _run(config, problem, data, lens, seeds, best_value(problem, found.checksum))
+    return _run(config, problem, data, lens, seeds, _LEAST[key])
 
 
 def _run(
@@ -111,7 +103,7 @@ def _run(
     stacked = Shared(
         {k: t.expand(rows, *t.shape) for k, t in data.tensors.items()}, data.feature_ndim
     )
-    x = torch.stack([start(problem, data, seed) for seed in seeds])
+    x = torch.stack([starting_point(problem, data, seed) for seed in seeds])
     source = NoiseSource.from_seed(config.federation.seed)
     spent, excess = [0.0], [_costs(problem, x, data) - least]
     for r in range(1, config.federation.num_rounds + 1):
@@ -130,12 +122,6 @@ def _step_stddev(config: Experiment, lens: ExampleLens, num_examples: int) -> fl
     if isinstance(training, RSVRG):
         return training.correction_stddev(lens, num_examples)
     return training.stddev(lens, num_examples)
-
-
-def start(problem: FiniteSum, data: Examples, seed: int) -> Tensor:
-    """x^(0) of a seed, as `app.assembly.initial_point` draws it."""
-    generator = NoiseSource.from_seed(seed).generator(stream=Stream.INITIAL_POINT, partition=0)
-    return problem.random_start(data, generator)
 
 
 def _costs(problem: FiniteSum, x: Tensor, data: Examples) -> NDArray[np.float64]:

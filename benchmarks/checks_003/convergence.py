@@ -7,7 +7,6 @@ import numpy as np
 
 from app.assembly import load_shards
 from benchmarks.checks_003.central import Curve, solve
-from benchmarks.checks_003.finding import Finding, verdict_of
 from benchmarks.checks_003.settings import (
     DELTA,
     Pair,
@@ -19,12 +18,7 @@ from benchmarks.checks_003.settings import (
     rsvrg,
     spiked,
 )
-
-
-def slope(x: Sequence[float], y: Sequence[float]) -> float:
-    """Of the least-squares line through the logarithms."""
-    return float(np.polyfit(np.log(x), np.log(y), 1)[0])
-
+from benchmarks.findings import Finding, log_slope, verdict_of
 
 # -- H14 -------------------------------------------------------------------------------------
 NOISELESS: dict[str, tuple[Pair, float, int, int]] = {
@@ -75,8 +69,8 @@ def check_h15() -> Finding:
         for clip in (1e-5, 1e-3, 1.0)
     }
     by_dimension = [strongly_convex(10_000, d, 1e-5, seeds).final for d in dimensions]
-    slopes = {key: slope(sizes, values) for key, values in by_clip.items()}
-    in_d = slope([d - 1 for d in dimensions], by_dimension)
+    slopes = {key: log_slope(sizes, values) for key, values in by_clip.items()}
+    in_d = log_slope([d - 1 for d in dimensions], by_dimension)
     holds = {key: abs(found + 2) < 0.2 for key, found in slopes.items()}
     return Finding(
         "H15",
@@ -118,7 +112,7 @@ def check_h16() -> Finding:
         f"C1={clip:g}": [nonconvex(epsilon, clip, seeds) for epsilon in epsilons]
         for clip in (1.0, 1e-4)
     }
-    slopes = {key: slope(epsilons, [row[0] for row in found]) for key, found in rows.items()}
+    slopes = {key: log_slope(epsilons, [row[0] for row in found]) for key, found in rows.items()}
     return Finding(
         "H16",
         "E|grad F|^2 at Output II falls as 1 / (n epsilon) with Theorem 7's step, m and S",

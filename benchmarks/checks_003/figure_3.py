@@ -10,7 +10,7 @@ from functools import lru_cache
 
 from app.assembly import load_shards
 from benchmarks.checks_003.central import Curve, experiment, solve
-from benchmarks.checks_003.finding import Finding, Verdict, verdict_of
+from benchmarks.findings import Finding, Verdict, verdict_of
 
 Rows = dict[str, dict[str, float]]
 PRINTED = ("rgd", "rsgd", "rsvrg")

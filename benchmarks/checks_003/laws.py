@@ -7,7 +7,7 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from benchmarks.checks_003.finding import Finding, verdict_of
+from benchmarks.findings import Finding, verdict_of
 from manifolds import (
     SPD,
     Grassmann,

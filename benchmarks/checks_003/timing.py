@@ -3,12 +3,11 @@
 import math
 from collections.abc import Callable
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.checks_003.finding import Finding, verdict_of
 from benchmarks.checks_003.laws import MANIFOLDS, generator
+from benchmarks.findings import Finding, log_slope, verdict_of
 from benchmarks.stopwatch import cpu_seconds, race
 from clients.minibatch import WithoutReplacement
 from clients.rsgd import RSGD
@@ -71,11 +70,6 @@ def gram_schmidt(manifold: Manifold, shape: tuple[int, ...]) -> Work:
     return draw
 
 
-def exponent(sizes: list[int], seconds: list[float]) -> float:
-    """Log-log slope."""
-    return float(np.polyfit(np.log(sizes), np.log(seconds), 1)[0])
-
-
 def check_h3() -> Finding:
     """Table 1's costs."""
     cases: dict[str, tuple[Manifold, list[int], Callable[[int], tuple[int, ...]], float]] = {
@@ -92,7 +86,7 @@ def check_h3() -> Finding:
     found: dict[str, list[float]] = {}
     for name, (manifold, sizes, shape, claimed) in cases.items():
         seconds = race({str(s): ours(manifold, shape(s)) for s in sizes}, rounds=3)
-        found[name] = [exponent(sizes, [seconds[str(s)] for s in sizes]), claimed]
+        found[name] = [log_slope(sizes, [seconds[str(s)] for s in sizes]), claimed]
     holds = all(measured < claimed + 0.25 for measured, claimed in found.values())
     return Finding(
         "H3",

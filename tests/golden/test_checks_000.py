@@ -9,7 +9,8 @@ from app.assembly import client_side, initial_point, plan_of
 from app.engines.cohort import CohortGrid
 from benchmarks.checks_000 import CHECKS, calibration, optimum, spd, theorem
 from benchmarks.checks_000.panels import FIGURES
-from benchmarks.checks_000.trials import EXPERIMENTS, NON_PRIVATE, trial
+from benchmarks.checks_000.trials import NON_PRIVATE, trial
+from benchmarks.experiment_files import EXPERIMENTS
 from configs.load import load
 from manifolds.hyperbolic import Lorentz
 from manifolds.spd import SPD

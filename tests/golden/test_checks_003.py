@@ -6,8 +6,10 @@ import torch
 from app.assembly import client_side, initial_point, plan_of
 from app.engines.cohort import CohortGrid
 from benchmarks.checks_003 import CHECKS, accounting, convergence, laws
-from benchmarks.checks_003.central import EXPERIMENTS, experiment, gradients_a_round, solve
+from benchmarks.checks_003.central import experiment, gradients_a_round, solve
 from benchmarks.checks_003.settings import centrally, cloud, example_level, rsvrg
+from benchmarks.experiment_files import EXPERIMENTS
+from benchmarks.findings import log_slope
 from configs.load import load
 from strategies.conversation import Conversation
 
@@ -115,13 +117,13 @@ def excess(num_examples, clip):
 
 def test_the_excess_risk_falls_with_the_square_of_n_where_the_full_gradient_rules():
     sizes = (1000, 3000)
-    found = convergence.slope(sizes, [excess(n, 1e-5) for n in sizes])
+    found = log_slope(sizes, [excess(n, 1e-5) for n in sizes])
     assert found == pytest.approx(-2.0, abs=0.2)
 
 
 def test_with_equal_clips_more_data_hardly_help():
     sizes = (1000, 3000)
-    assert convergence.slope(sizes, [excess(n, 1.0) for n in sizes]) > -0.6
+    assert log_slope(sizes, [excess(n, 1.0) for n in sizes]) > -0.6
 
 
 def test_runs_repeat_bit_for_bit_and_seeds_do_not_mix():
