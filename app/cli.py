@@ -78,12 +78,15 @@ def run(
 
     request = Request(config, tuple(sets or ()), engine, out, resume, plain)
     folder = launch_or_exit(request, fail)
+    from app.run_folder import printable
     from app.statement import statement_of
 
     manifest = folder.manifest()
     if manifest.get("stopped"):
         sys.stdout.write(f"stopped: {manifest['stopped']}\n")
-    sys.stdout.write(f"{json.dumps(manifest['final'])}\nrun folder: {folder.directory}\n")
+    sys.stdout.write(
+        f"{json.dumps(manifest['final'])}\nrun folder: {printable(folder.directory)}\n"
+    )
     sys.stdout.write(statement_of(manifest["privacy"]) + "\n")
     if as_json:
         print_json({"directory": str(folder.directory), **manifest["final"]})

@@ -12,10 +12,10 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from torch import Tensor
 
 from app.assembly import ClientSide, client_side
-from app.run_config import config_of
 from clients.local_training import Memory
 from clients.turn import Seat, take_turn
 from configs.load import sha256
+from configs.schema import Experiment
 from wire import keys
 from wire.letters import (
     BadLetter,
@@ -30,14 +30,12 @@ from wire.payloads import Payload
 
 
 @lru_cache(maxsize=4)
-def _side(experiment: str, overrides: str) -> tuple[ClientSide, str]:
-    config = config_of(experiment, overrides)
+def _side(config: Experiment) -> tuple[ClientSide, str]:
     return client_side(config), sha256(config)
 
 
-def _mine(context: Context) -> tuple[ClientSide, str, int]:
-    experiment = str(context.run_config[keys.RUN_EXPERIMENT])
-    side, digest = _side(experiment, str(context.run_config[keys.RUN_OVERRIDES]))
+def _mine(context: Context, config: Experiment) -> tuple[ClientSide, str, int]:
+    side, digest = _side(config)
     pinned = context.node_config.get(keys.CONFIG_SHA256)
     if pinned is not None and pinned != digest:
         raise BadLetter(f"This node is pinned to config {pinned}, the run has {digest}")
@@ -49,9 +47,9 @@ def _mine(context: Context) -> tuple[ClientSide, str, int]:
     return side, digest, partition
 
 
-def introduce(message: Message, context: Context) -> Message:
+def introduce(message: Message, context: Context, config: Experiment) -> Message:
     """The reply to the handshake's query."""
-    side, digest, partition = _mine(context)
+    side, digest, partition = _mine(context, config)
     record = ConfigRecord(
         {
             keys.CONFIG_SHA256: digest,
@@ -62,9 +60,9 @@ def introduce(message: Message, context: Context) -> Message:
     return Message(RecordDict({keys.LETTER: record}), reply_to=message)
 
 
-def answer(message: Message, context: Context) -> Message:
+def answer(message: Message, context: Context, config: Experiment) -> Message:
     """The reply to a training letter."""
-    side, digest, partition = _mine(context)
+    side, digest, partition = _mine(context, config)
     header = read_header(message.content)
     if (header.config_sha256, header.partition_id) != (digest, partition):
         raise BadLetter(

@@ -4,14 +4,13 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
-from app.run_config import APP_FOLDER, find
+from app.run_config import APP_FOLDER, find, run_config_of
 from app.run_folder import RunFolder
-from app.server_run import EXPERIMENT_FILE, default_directory
+from app.server_run import EXPERIMENT_FILE, named_directory
 from configs.load import ConfigError, load
 from configs.schema import Experiment
-from wire import keys
 
 T = TypeVar("T")
 
@@ -30,10 +29,8 @@ class Request:
 
 @dataclass(frozen=True)
 class Launch:
-    """A request resolved: the file, the overrides, the experiment they make, and its folder."""
+    """A request resolved: the experiment that was checked is the one that runs, in its folder."""
 
-    experiment: Path
-    overrides: tuple[str, ...]
     config: Experiment
     directory: Path
 
@@ -44,24 +41,32 @@ def resolve(request: Request) -> Launch:
     Raises:
         ConfigError: in one line.
     """
-    path, sets = find(request.config).resolve(), list(request.sets)
-    directory = request.out
+    path, directory = find(request.config), request.out
+    settings: dict[str, Any] = {"output.quiet": True}
     if request.resume is not None:
         directory = request.resume
         path = _saved(request.resume)
-        sets.append("output.resume=true")
+        settings["output.resume"] = True
     if request.engine is not None:
-        sets.append(f'engine.kind="{request.engine}"')
+        settings["engine.kind"] = request.engine
     if request.plain:
-        sets.append("output.plain=true")
-    config = load(path, sets)
-    directory = (directory or default_directory(config)).resolve()
-    sets += ["output.quiet=true", f"output.directory={str(directory)!r}"]
-    config = load(path, sets)
-    if directory.exists() and request.resume is None and any(directory.iterdir()):
-        raise ConfigError(f"--out: expected a new or empty folder, got {str(directory)!r}")
+        settings["output.plain"] = True
+    config = load(path, request.sets, settings)
+    directory = (directory or named_directory(config)).resolve()
+    config = placed(config, directory)
+    if not config.output.resume and directory.exists():
+        if not directory.is_dir():
+            raise ConfigError(f"--out: expected a folder, got the file {str(directory)!r}")
+        if any(directory.iterdir()):
+            raise ConfigError(f"--out: expected a new or empty folder, got {str(directory)!r}")
     check_parts(config)
-    return Launch(path, tuple(sets), config, directory)
+    return Launch(config, directory)
+
+
+def placed(config: Experiment, directory: Path) -> Experiment:
+    """The experiment with its run folder; any name that the file system takes."""
+    output = config.output.model_copy(update={"directory": str(directory)})
+    return config.model_copy(update={"output": output})
 
 
 def _saved(directory: Path) -> Path:
@@ -101,22 +106,21 @@ def launch(request: Request) -> RunFolder:
 
 
 def _inline(plan: Launch) -> None:
-    from app.client_app import app as client_app
+    from app.client_app import client_app_of
     from app.engines.inline import InlineGrid, run_app
-    from app.server_app import app as server_app
+    from app.server_app import server_app_of
 
-    overrides = " ".join(plan.overrides)
-    run_config = {keys.RUN_EXPERIMENT: str(plan.experiment), keys.RUN_OVERRIDES: overrides}
-    engine, clients = plan.config.engine, plan.config.federation.num_clients
+    config = plan.config
+    engine, clients = config.engine, config.federation.num_clients
     if engine.execution == "cohort":
         from app.assembly import client_side
         from app.engines.cohort import CohortGrid
 
-        side = client_side(plan.config)
+        side = client_side(config)
         grid = CohortGrid(side, device=engine.device, memory_budget_mb=engine.memory_budget_mb)
     else:
-        grid = InlineGrid(client_app, clients, run_config)
-    run_app(server_app, grid, run_config)
+        grid = InlineGrid(client_app_of(lambda _: config), clients, {})
+    run_app(server_app_of(lambda _: config), grid, {})
 
 
 def _networked(plan: Launch, kind: str) -> None:
@@ -124,10 +128,8 @@ def _networked(plan: Launch, kind: str) -> None:
 
     engine = ray if kind == "ray" else deployment
     engine.run(
-        experiment=plan.experiment,
-        overrides=plan.overrides,
+        run_config=run_config_of(plan.config),
         num_supernodes=plan.config.federation.num_clients,
-        out=plan.directory,
         project=APP_FOLDER,
         timeout=plan.config.engine.timeout,
         on_line=lambda line: sys.stderr.write(line + "\n"),

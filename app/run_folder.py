@@ -226,6 +226,11 @@ def jsonable(value: Any) -> Any:
     return value
 
 
+def printable(path: Path) -> str:
+    """A path on one line of any terminal: as it is, or quoted with escapes where it must be."""
+    return str(path) if str(path).isprintable() else repr(str(path))
+
+
 def _cell(value: Cell) -> str:
     if value is None:
         return ""

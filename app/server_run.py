@@ -14,26 +14,24 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from flwr.app import Context
 from flwr.serverapp import Grid
 from torch import Tensor
 
 from app import checkpoint
 from app.assembly import Shards, initial_point, load_shards, plan_of
+from app.durable import write_atomically
 from app.evaluation import Evaluator, client_shares
 from app.manifest import manifest_of
 from app.progress import progress_of
-from app.run_config import config_of
-from app.run_folder import RunFolder
+from app.run_folder import RunFolder, printable
 from app.statement import statement_of
 from app.treasury import Treasury
 from app.work import work_of
-from configs.load import ConfigError, dump, save, sha256
+from configs.load import ConfigError, dump, sha256, to_toml
 from configs.schema import Experiment
 from strategies.conversation import Conversation
 from strategies.plan import BudgetExhausted, Plan, RoundReport, StackedGrid
 from strategies.server_half import ServerState
-from wire import keys
 
 EXPERIMENT_FILE = "experiment.toml"
 """The resolved config in the run folder, from which a run is resumed."""
@@ -48,22 +46,20 @@ class Start:
     last_accepted: dict[int, int]
 
 
-def default_directory(config: Experiment) -> Path:
-    """runs/<name>-<UTC time> under the current folder."""
+def named_directory(config: Experiment) -> Path:
+    """``output.directory``, or runs/<name>-<UTC time> under the current folder."""
+    if config.output.directory is not None:
+        return Path(config.output.directory)
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S%f")[:-3]
     return Path.cwd() / "runs" / f"{config.name}-{stamp}"
 
 
-def run(grid: Grid, context: Context) -> None:
-    """Run the experiment of ``context.run_config`` on ``grid``."""
-    config = config_of(
-        str(context.run_config[keys.RUN_EXPERIMENT]), str(context.run_config[keys.RUN_OVERRIDES])
-    )
+def run(grid: Grid, config: Experiment) -> None:
+    """Run ``config`` on ``grid`` and print its statement unless it is to be quiet."""
     folder = run_experiment(_quick(grid), config)
     if not config.output.quiet:
-        sys.stdout.write(
-            f"{statement_of(folder.manifest()['privacy'])}\nrun folder: {folder.directory}\n"
-        )
+        statement = statement_of(folder.manifest()["privacy"])
+        sys.stdout.write(f"{statement}\nrun folder: {printable(folder.directory)}\n")
 
 
 def _quick(grid: Grid) -> Grid:
@@ -77,7 +73,7 @@ def _quick(grid: Grid) -> Grid:
 def run_experiment(grid: Grid, config: Experiment) -> RunFolder:
     """The finished run folder; see `ConfigError`, `RoundFailed` and `LedgerDamaged` for errors."""
     plan, found = plan_of(config), load_shards(config)
-    directory = Path(config.output.directory or default_directory(config))
+    directory = named_directory(config)
     start = _start(config, plan, directory)
     treasury = Treasury.prepare(config, found.sizes)
     folder = _open_folder(config, directory, treasury.statement(), found)
@@ -99,7 +95,7 @@ def _open_folder(
             )
         return folder
     manifest = manifest_of(
-        dump(config),
+        dump(_placeless(config)),
         sha256(config),
         sys.argv,
         name=config.name,
@@ -115,8 +111,15 @@ def _open_folder(
         folder = RunFolder.create(directory, manifest)
     except (FileExistsError, NotADirectoryError) as error:
         raise ConfigError(f"output.directory: {error}") from None
-    save(config, folder.directory / EXPERIMENT_FILE)
+    text = to_toml(_placeless(config))
+    write_atomically(folder.directory / EXPERIMENT_FILE, text.encode())
     return folder
+
+
+def _placeless(config: Experiment) -> Experiment:
+    """The experiment without its folder, whose name may be no text that a file can hold."""
+    output = config.output.model_copy(update={"directory": None, "resume": False})
+    return config.model_copy(update={"output": output})
 
 
 def _randomness(config: Experiment) -> Any:

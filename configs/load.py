@@ -2,12 +2,14 @@
 
 import hashlib
 import json
+import re
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
+from pydantic_core import PydanticSerializationError
 
 from configs.schema import Experiment
 
@@ -19,8 +21,15 @@ class ConfigError(ValueError):
     """A config that cannot run; one line naming the field, its value and the bound."""
 
 
-def load(path: str | Path, overrides: Sequence[str] = ()) -> Experiment:
-    """The experiment of ``path`` with ``overrides`` applied in order.
+def load(
+    path: str | Path, overrides: Sequence[str] = (), settings: Mapping[str, Any] | None = None
+) -> Experiment:
+    """The experiment of ``path`` with ``overrides``, then ``settings``, applied in order.
+
+    Args:
+        path: a TOML file.
+        overrides: items ``a.b=VALUE`` as a person types them; a bare word is a string.
+        settings: dotted field to a plain value, which no parser sees.
 
     Raises:
         ConfigError: in one line, for a missing or malformed file, an unknown key, a wrong type, a
@@ -29,6 +38,8 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Experiment:
     table = _read(Path(path))
     for override in overrides:
         _apply(table, override)
+    for key, value in (settings or {}).items():
+        _put(table, key, value)
     table.setdefault("name", Path(path).stem)
     return parse(table)
 
@@ -54,47 +65,61 @@ def _read(path: Path) -> dict[str, Any]:
         raise ConfigError(f"Expected valid TOML in {str(path)!r}: {error}") from None
 
 
-def split_overrides(text: str) -> list[str]:
-    """The overrides of one run-config string, separated by spaces outside quotes and brackets."""
-    parts, depth, quote, current = [], 0, "", ""
-    for char in text:
-        if quote:
-            quote = "" if char == quote else quote
-        elif char in "\"'":
-            quote = char
-        elif char in "[{":
-            depth += 1
-        elif char in "]}":
-            depth -= 1
-        if char == " " and not quote and depth == 0:
-            parts.append(current)
-            current = ""
-        else:
-            current += char
-    return [part for part in [*parts, current] if part]
+def parse_overrides(text: str) -> dict[str, Any]:
+    """The settings in a TOML document of single lines ``a.b = VALUE``, by dotted field.
+
+    Nothing is guessed: a line that is no whole TOML statement, a table header, a bare word, a
+    value over several lines and a field that is set twice are all refused.
+
+    Raises:
+        ConfigError: with the line.
+    """
+    found = dict[str, Any]()
+    for line in text.split("\n"):
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        match = _ASSIGNMENT.fullmatch(line.strip())
+        value = _toml_value(match.group(2)) if match else None
+        if match is None or value is None:
+            raise ConfigError(
+                "overrides: expected TOML like federation.num_rounds = 50, one field a line "
+                f"(write \\n between two of them) and strings in quotes, got {line!r}"
+            )
+        key = re.sub(r"\s", "", match.group(1))
+        if clash := next((k for k in found if f"{k}.".startswith(f"{key}.")
+                          or f"{key}.".startswith(f"{k}.")), None):  # fmt: skip
+            raise ConfigError(f"overrides: expected each field once, got {clash} and {key}")
+        found[key] = value[0]
+    return found
+
+
+_ASSIGNMENT = re.compile(r"([A-Za-z0-9_-]+(?:\s*\.\s*[A-Za-z0-9_-]+)*)\s*=(.*)")
 
 
 def _apply(table: dict[str, Any], override: str) -> None:
     key, separator, text = override.partition("=")
-    path = key.strip().split(".")
-    if not separator or not all(path):
+    if not separator or not all(key.strip().split(".")):
         raise ConfigError(f"Expected an override like federation.num_rounds=50, got {override!r}")
-    node = table
+    value = _toml_value(text)
+    _put(table, key.strip(), text.strip() if value is None else value[0])
+
+
+def _put(table: dict[str, Any], key: str, value: Any) -> None:
+    path, node = key.split("."), table
     for part in path[:-1]:
         node = node.setdefault(part, {})
         if not isinstance(node, dict):
-            raise ConfigError(
-                f"Expected {key.strip()} to name a table entry, got a value at {part!r}"
-            )
-    node[path[-1]] = _value(text.strip())
+            raise ConfigError(f"Expected {key} to name a table entry, got a value at {part!r}")
+    node[path[-1]] = value
 
 
-def _value(text: str) -> Any:
-    """A TOML value; bare words are strings, so that ``engine.kind=ray`` needs no quotes."""
+def _toml_value(text: str) -> tuple[Any] | None:
+    """The one TOML value that ``text`` is; None when it is none, or more than one statement."""
     try:
-        return tomllib.loads(f"value = {text}")["value"]
+        found = tomllib.loads(f"value = {text.strip()}")
     except tomllib.TOMLDecodeError:
-        return text
+        return None
+    return (found["value"],) if len(found) == 1 else None
 
 
 def _one_line(error: ValidationError) -> str:
@@ -157,16 +182,40 @@ def dump(config: Experiment) -> dict[str, Any]:
     return config.model_dump(mode="json")
 
 
-def save(config: Experiment, path: Path) -> None:
-    """Write the resolved config as TOML; `load` reads it back to an equal object."""
+def to_toml(config: Experiment) -> str:
+    """The resolved config as TOML text, which `from_toml` reads back to an equal object.
+
+    Raises:
+        ConfigError: a value that TOML cannot hold (a name that is not Unicode).
+    """
     import tomli_w
 
-    table = config.model_dump(mode="json", exclude_none=True)
-    path.write_text(tomli_w.dumps(table), encoding="utf-8")
+    try:
+        text = tomli_w.dumps(config.model_dump(mode="json", exclude_none=True))
+        text.encode()
+        is_same = from_toml(text) == config
+    except (UnicodeEncodeError, PydanticSerializationError) as error:
+        raise ConfigError(f"Expected a config of Unicode text, got {error}") from None
+    if not is_same:
+        raise ConfigError("Expected a config that TOML can hold, got one that it changes")
+    return text
+
+
+def from_toml(text: str) -> Experiment:
+    """The experiment of a resolved config's text (see `load` for errors)."""
+    try:
+        return parse(tomllib.loads(text))
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"Expected a resolved config in TOML: {error}") from None
+
+
+def save(config: Experiment, path: Path) -> None:
+    """Write the resolved config as TOML; `load` reads it back to an equal object."""
+    path.write_text(to_toml(config), encoding="utf-8")
 
 
 def sha256(config: Experiment) -> str:
     """Hash of everything that decides the trajectory and the privacy of a run."""
-    table = {k: v for k, v in dump(config).items() if k not in _NOT_IN_THE_HASH}
+    table = config.model_dump(mode="json", exclude=_NOT_IN_THE_HASH)
     canonical = json.dumps(table, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()

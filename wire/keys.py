@@ -25,3 +25,4 @@ DATA_PATH = "data-path"
 
 RUN_EXPERIMENT = "experiment"
 RUN_OVERRIDES = "overrides"
+RUN_RESOLVED = "resolved"

@@ -5,7 +5,7 @@ new Python process for each message to a client. It is the rehearsal of a deploy
 seconds for each round; docs/deployment.md tells how to do it on machines of your own.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from app.engines.credentials import TLSFiles
@@ -13,7 +13,6 @@ from app.engines.processes import LOOPBACK, PrivateFlower, Service, free_ports, 
 from app.engines.superlink import (
     CONNECTION,
     START_SECONDS,
-    run_config,
     start_superlink,
     submit,
 )
@@ -23,10 +22,8 @@ NODE_START_SECONDS = 20.0
 
 def run(
     *,
-    experiment: Path,
-    overrides: Sequence[str],
+    run_config: Mapping[str, str],
     num_supernodes: int,
-    out: Path,
     project: Path,
     timeout: float,
     on_line: Callable[[str], None],
@@ -36,10 +33,8 @@ def run(
     """Runs the app in ``project`` on one SuperLink and ``num_supernodes`` SuperNodes.
 
     Args:
-        experiment: the TOML file of the experiment; made absolute.
-        overrides: items ``field=value`` that change it.
+        run_config: what every process of the run reads (app/run_config.py).
         num_supernodes: how many SuperNodes; node i gets partition i.
-        out: the run folder that the ServerApp writes.
         project: the folder with the Flower app's ``pyproject.toml``.
         timeout: seconds from the submission to the end of the run.
         on_line: called with each line of the run's log.
@@ -64,7 +59,7 @@ def run(
         nodes = _start_nodes(flower, address, configs, tls)
         submit(
             flower,
-            run_config(experiment, overrides, out),
+            run_config,
             (),
             timeout=timeout,
             on_line=on_line,

@@ -5,19 +5,17 @@ One ``flower-superlink --simulation`` is started for the run, the app is submitt
 check that the app behaves under Flower as it does inline; for speed use the inline engine.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from app.engines.processes import private_flower
-from app.engines.superlink import CONNECTION, run_config, start_superlink, submit
+from app.engines.superlink import CONNECTION, start_superlink, submit
 
 
 def run(
     *,
-    experiment: Path,
-    overrides: Sequence[str],
+    run_config: Mapping[str, str],
     num_supernodes: int,
-    out: Path,
     project: Path,
     timeout: float,
     on_line: Callable[[str], None],
@@ -25,10 +23,8 @@ def run(
     """Runs the app in ``project`` with ``num_supernodes`` virtual clients under Ray.
 
     Args:
-        experiment: the TOML file of the experiment; made absolute.
-        overrides: items ``field=value`` that change it.
+        run_config: what every process of the run reads (app/run_config.py).
         num_supernodes: how many virtual clients there are; one CPU each.
-        out: the run folder that the ServerApp writes.
         project: the folder with the Flower app's ``pyproject.toml``.
         timeout: seconds from the submission to the end of the run.
         on_line: called with each line of the run's log.
@@ -44,7 +40,7 @@ def run(
         federation = f"num-supernodes={num_supernodes} client-resources-num-cpus=1"
         submit(
             flower,
-            run_config(experiment, overrides, out),
+            run_config,
             ["--federation-config", federation],
             timeout=timeout,
             on_line=on_line,

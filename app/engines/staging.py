@@ -21,22 +21,3 @@ def stage(project: Path, target: Path) -> Path:
             (target / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(project / name, target / name)
     return target
-
-
-def travelling(experiment: Path, project: Path, app: Path) -> str:
-    """The name under which every machine finds an experiment in the bundle built from ``app``.
-
-    A file of the project keeps its relative path; any other is copied into ``configs/``. An app
-    that is built where it lies is not written to: its experiment keeps its absolute path.
-    """
-    source, project = experiment.resolve(), project.resolve()
-    if not source.is_file():
-        raise FileNotFoundError(f"Expected an experiment file, got {experiment}")
-    if app == project:
-        return str(source)
-    if source.is_relative_to(project) and (app / source.relative_to(project)).is_file():
-        return source.relative_to(project).as_posix()
-    name = Path("configs") / f"submitted-{source.name}"
-    (app / name).parent.mkdir(exist_ok=True)
-    shutil.copyfile(source, app / name)
-    return name.as_posix()

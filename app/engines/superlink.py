@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+import tomli_w
+
 from app.engines.processes import (
     LOOPBACK,
     EngineFailed,
@@ -21,8 +23,8 @@ from app.engines.processes import (
     private_flower,
     tail,
 )
-from app.engines.staging import travelling
-from configs.load import split_overrides
+from app.run_config import find, run_config_of
+from configs.load import ConfigError, load
 
 CONNECTION = "manifed"
 COMPLETED = "finished:completed"
@@ -51,28 +53,6 @@ def start_superlink(
     return link, f"{LOOPBACK}:{port}"
 
 
-def run_config(experiment: Path, overrides: Sequence[str], out: Path | None) -> dict[str, str]:
-    """The two run_config values of the app: an absolute path and one line of overrides.
-
-    ``out`` becomes ``output.directory`` unless the overrides name one. The line is what
-    ``configs.load.split_overrides`` takes apart again.
-    """
-    items = [*overrides]
-    if out is not None and not any(item.startswith("output.directory=") for item in items):
-        items.append(f"output.directory={out.absolute()}")
-    line = " ".join(_one_word(item) for item in items)
-    return {"experiment": str(experiment.absolute()), "overrides": line}
-
-
-def _one_word(override: str) -> str:
-    """The override itself, or with its value in quotes where a space would split it."""
-    if split_overrides(f"{override} a=1") == [override, "a=1"]:
-        return override
-    key, _, value = override.partition("=")
-    quote = "'" if "'" not in value else '"'
-    return f"{key}={quote}{value}{quote}"
-
-
 def status_of(flower: PrivateFlower, run_id: str) -> tuple[str, str]:
     """Flower's own status of a run and its details: the exception text of the ServerApp."""
     listing = flower.call("flwr", "list", CONNECTION, "--run-id", run_id, "--format", "json")
@@ -95,7 +75,7 @@ def submit(
     with the true status otherwise, or when a ``watched`` service ends, or after ``timeout`` s.
     """
     values = flower.home / "run-config.toml"
-    values.write_text("".join(f"{k} = {json.dumps(v)}\n" for k, v in config.items()))
+    values.write_text(tomli_w.dumps(dict(config)), encoding="utf-8")
     stream = flower.start(
         "run", "flwr", "run", str(flower.app), CONNECTION, "--stream", "-c", str(values), *options
     )
@@ -152,7 +132,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """``python -m app.engines.superlink``: a run on a SuperLink that is already there.
 
     Returns:
-        0 for finished:completed, 1 for any other end, 2 for a file that is missing.
+        0 for finished:completed, 1 for any other end, 2 for an experiment that cannot run.
     """
     parser = argparse.ArgumentParser(prog="python -m app.engines.superlink", description=__doc__)
     parser.add_argument("address", help="HOST:PORT of the SuperLink")
@@ -164,16 +144,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--timeout", type=float, default=86400.0, help="seconds")
     given = parser.parse_args(arguments)
     try:
+        out = {} if given.out is None else {"output.directory": str(given.out.absolute())}
+        config = run_config_of(load(find(str(given.experiment)), given.set, out))
         with private_flower(given.project) as flower:
-            config = run_config(given.experiment, given.set, given.out)
-            config["experiment"] = travelling(given.experiment, given.project, flower.app)
             flower.connect(CONNECTION, given.address, given.root_certificates)
             submit(flower, config, (), timeout=given.timeout, on_line=_print_line)
     except EngineFailed as failure:
         sys.stderr.write(f"{failure}\n")
         return 1
-    except FileNotFoundError as missing:
-        sys.stderr.write(f"{missing}\n")
+    except (ConfigError, FileNotFoundError) as wrong:
+        sys.stderr.write(f"{wrong}\n")
         return 2
     return 0
 

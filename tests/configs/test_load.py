@@ -10,7 +10,16 @@ from clients.projected import Projected
 from clients.rsgd import RSGD
 from clients.rsvrg import RSVRG
 from configs.halves import check_manifold
-from configs.load import ConfigError, dump, load, parse, sha256, split_overrides
+from configs.load import (
+    ConfigError,
+    dump,
+    from_toml,
+    load,
+    parse,
+    parse_overrides,
+    sha256,
+    to_toml,
+)
 from manifolds.fixed_rank import FixedRank
 from manifolds.spd import SPD
 
@@ -59,7 +68,7 @@ def test_every_shipped_experiment_parses(path):
 )
 def test_bad_overrides_name_field_value_and_bound(override, words):
     with pytest.raises(ConfigError) as caught:
-        load(QUICKSTART, split_overrides(override))
+        load(QUICKSTART, override.split(" "))
     text = str(caught.value)
     assert "\n" not in text
     for word in words:
@@ -87,37 +96,76 @@ def test_a_dumped_config_parses_to_itself():
     assert parse(dump(config)) == config
 
 
-def test_overrides_split_at_spaces_outside_quotes_and_brackets():
-    text = "a.b=1 c={k = 'v w', n = [1, 2]} d='x y'"
-    assert split_overrides(text) == ["a.b=1", "c={k = 'v w', n = [1, 2]}", "d='x y'"]
+# -- the one string of overrides that people type for `flwr run` ---------------------------------
+def test_overrides_in_one_string_are_lines_of_toml():
+    text = "# mine\na.b = 1\n\nc={k = 'v w', n = [1, 2]}\r\n d . e='x # y' # z"
+    assert parse_overrides(text) == {"a.b": 1, "c": {"k": "v w", "n": [1, 2]}, "d.e": "x # y"}
+
+
+AMBIGUOUS = [
+    "a.b=1 c.d=2",
+    "engine.kind=ray",
+    "description=[draft privacy.noise.epsilon=0.1",
+    "[privacy]",
+    "a=1\na=2",
+    "a.b=1\na={b=2}",
+    "a={b=2}\na.c=1",
+    "a=",
+    "=1",
+    "a..b=1",
+    "a=[1,\n2]",
+    "a='''x\ny'''",
+    "a",
+]
+
+
+@pytest.mark.parametrize("text", AMBIGUOUS)
+def test_overrides_in_one_string_are_never_guessed(text):
+    with pytest.raises(ConfigError, match=r"^overrides: ") as caught:
+        parse_overrides(text)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "text", ["[draft", "try privacy={kind='none'}", "1\nname = 2", "é \"' \\ \x7f\t\U0001f600", ""]
+)
+def test_an_override_is_one_value_and_toml_keeps_it(text):
+    config = load(QUICKSTART, [f"description={text}"])
+    assert config.description == text
+    assert config.privacy == load(QUICKSTART).privacy
+    assert from_toml(to_toml(config)) == config
 
 
 # -- what a manifold can do is known before anything runs ------------------------------------
 PROJECTED_ON_SPD = (
-    "privacy={kind='none'} problem={kind='frechet-mean',manifold='spd'} data={kind='wishart'} "
-    "training={kind='projected',step_size=0.1,local_steps=2} strategy={kind='projection-mean'}"
+    "privacy={kind='none'}",
+    "problem={kind='frechet-mean',manifold='spd'}",
+    "data={kind='wishart'}",
+    "training={kind='projected',step_size=0.1,local_steps=2}",
+    "strategy={kind='projection-mean'}",
 )
 UNKNOWN_MANIFOLD = (
-    "problem={kind='frechet-mean',manifold='spd-bures-wasserstein'} data={kind='wishart'}"
+    "problem={kind='frechet-mean',manifold='spd-bures-wasserstein'}",
+    "data={kind='wishart'}",
 )
 REFUSED = [
     (PROJECTED_ON_SPD, ["training.kind", "'projected'", "ambient", "'rsgd'"]),
     (UNKNOWN_MANIFOLD, ["problem", "manifold", "spd-log-euclidean", "spd-bures-wasserstein"]),
-    ("strategy.maps=retraction", ["strategy.maps", "'exact'", "'retraction'"]),
+    (("strategy.maps=retraction",), ["strategy.maps", "'exact'", "'retraction'"]),
 ]
 
 
 @pytest.mark.parametrize(("overrides", "words"), REFUSED, ids=["projection", "metric", "maps"])
 def test_a_missing_operation_is_refused_when_the_config_is_read(overrides, words):
     with pytest.raises(ConfigError) as caught:
-        load(QUICKSTART, split_overrides(overrides))
+        load(QUICKSTART, overrides)
     text = str(caught.value)
     assert "\n" not in text
     assert [word for word in words if word not in text] == []
 
 
 def test_the_command_says_so_in_one_line_with_exit_code_2(tmp_path):
-    sets = [word for given in split_overrides(PROJECTED_ON_SPD) for word in ("--set", given)]
+    sets = [word for given in PROJECTED_ON_SPD for word in ("--set", given)]
     out = tmp_path / "run"
     done = subprocess.run(
         [sys.executable, SIMULATION, QUICKSTART, "--out", out, *sets],

@@ -15,11 +15,12 @@ PROGRAM = """
 import signal, sys
 from pathlib import Path
 from app.engines import {engine}
+from tests.deployment.tiny_run_config import tiny_run_config
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's & may have switched it off
 {engine}.run(
-    experiment=Path("x.toml"), overrides=["clients=2", "rounds=100000"], num_supernodes=2,
-    out=Path(sys.argv[1]), project=Path(sys.argv[2]), timeout=600,
+    run_config=tiny_run_config(2, Path(sys.argv[1]), "rounds=100000"), num_supernodes=2,
+    project=Path(sys.argv[2]), timeout=600,
     on_line=lambda line: print(line, flush=True),
 )
 """

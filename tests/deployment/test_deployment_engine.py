@@ -12,6 +12,7 @@ from app.engines.comparison import compare_engines
 from app.engines.credentials import TLSFiles, generate
 from app.engines.processes import EngineFailed
 from tests.deployment.interrupt import all_gone, interrupted
+from tests.deployment.tiny_run_config import tiny_run_config
 
 READY = "Successfully installed"  # every process is there, the ServerApp's own included
 QUICKSTART = Path(__file__).parents[2] / "configs" / "quickstart.toml"
@@ -21,8 +22,8 @@ pytestmark = [pytest.mark.deployment, pytest.mark.slow]
 def _run(project: Path, out: Path, *overrides: str, nodes: int = 2, **more: Any) -> list[str]:
     lines: list[str] = []
     deployment.run(
-        experiment=Path("some.toml"), overrides=[f"clients={nodes}", *overrides],
-        num_supernodes=nodes, out=out, project=project, on_line=lines.append,
+        run_config=tiny_run_config(nodes, out, *overrides), num_supernodes=nodes,
+        project=project, on_line=lines.append,
         **{"timeout": 600.0, **more},
     )  # fmt: skip
     return lines
@@ -58,7 +59,7 @@ def test_with_tls_and_registered_keys_each_node_has_its_partition_its_data_and_i
         {"partition-id": i, "num-partitions": 2, "count": 2, "data-path": str(paths[i])}
         for i in range(2)
     ]
-    assert result["experiment"] == str(Path("some.toml").absolute())
+    assert result["experiment"] == "some.toml"
     assert result["threads"] == "1"
     assert sum(line.startswith("turn ") for line in lines) == 2
 

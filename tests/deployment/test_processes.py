@@ -12,8 +12,6 @@ from app.engines.processes import (
     private_flower,
     signals,
 )
-from app.engines.superlink import run_config
-from configs.load import split_overrides
 
 
 def test_ports_are_distinct_and_free() -> None:
@@ -104,26 +102,3 @@ def test_ignored_signals_stay_ignored() -> None:
             assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)
-
-
-@pytest.mark.parametrize(
-    ("item", "again"),
-    [
-        ("federation.num_rounds=50", "federation.num_rounds=50"),
-        ("data.sizes=[1, 2]", "data.sizes=[1, 2]"),
-        ("description=two words", "description='two words'"),
-        ("description=it's two words", 'description="it\'s two words"'),
-        ('description="two words"', 'description="two words"'),
-    ],
-)
-def test_overrides_survive_the_one_line_that_flower_admits(item: str, again: str) -> None:
-    config = run_config(Path("x.toml"), [item, "a.b=1"], None)
-    assert config["experiment"] == str(Path("x.toml").absolute())
-    assert split_overrides(config["overrides"]) == [again, "a.b=1"]
-
-
-def test_the_run_folder_is_passed_absolutely_unless_the_overrides_name_one() -> None:
-    given = run_config(Path("x.toml"), ["a=1"], Path("runs/x"))["overrides"]
-    assert given == f"a=1 output.directory={Path('runs/x').absolute()}"
-    named = ["output.directory='/elsewhere'"]
-    assert run_config(Path("x.toml"), named, Path("runs/x"))["overrides"] == named[0]

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from app.engines.staging import stage, travelling
+from app.engines.staging import stage
 
 REPOSITORY = Path(__file__).parents[2]
 FAB_LIMIT = 10_485_760
@@ -76,34 +76,3 @@ def test_a_working_copys_clutter_does_not_get_into_the_bundle_or_break_its_limit
         (copy / name).parent.mkdir(parents=True, exist_ok=True)
         (copy / name).write_bytes(b"1" * FAB_LIMIT)
     assert build_fab_from_disk(copy) == clean
-
-
-def test_an_experiment_of_the_project_travels_under_its_own_name(
-    project: Path, tmp_path: Path
-) -> None:
-    staged = stage(project, tmp_path / "staged")
-    assert travelling(project / "configs" / "x.toml", project, staged) == "configs/x.toml"
-
-
-def test_an_experiment_from_elsewhere_is_taken_along(project: Path, tmp_path: Path) -> None:
-    mine = tmp_path / "x.toml"
-    mine.write_text("mine")
-    staged = stage(project, tmp_path / "staged")
-    name = travelling(mine, project, staged)
-    assert (staged / name).read_text() == "mine"
-    assert (staged / "configs/x.toml").read_text() == "configs/x.toml"
-
-
-def test_a_missing_experiment_is_named(project: Path, tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"Expected an experiment file, got .*none\.toml"):
-        travelling(tmp_path / "none.toml", project, stage(project, tmp_path / "staged"))
-
-
-def test_an_app_that_is_built_where_it_lies_is_not_written_to(
-    tiny_project: Path, tmp_path: Path
-) -> None:
-    mine = tmp_path / "x.toml"
-    mine.write_text("mine")
-    before = _tree(tiny_project)
-    assert travelling(mine, tiny_project, tiny_project) == str(mine)
-    assert _tree(tiny_project) == before

@@ -9,6 +9,7 @@ from app.engines.comparison import compare_engines
 from app.engines.processes import EngineFailed
 from tests.deployment.conftest import TINY_PROJECT, leaves_nothing  # noqa: F401 - a fixture
 from tests.deployment.interrupt import all_gone, interrupted
+from tests.deployment.tiny_run_config import tiny_run_config
 
 QUICKSTART = Path(__file__).parents[2] / "configs" / "quickstart.toml"
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
@@ -17,8 +18,8 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow]
 def _run(out: Path, *overrides: str, timeout: float = 600.0) -> list[str]:
     lines: list[str] = []
     ray.run(
-        experiment=Path("some.toml"), overrides=["clients=4", *overrides], num_supernodes=4,
-        out=out, project=TINY_PROJECT, timeout=timeout, on_line=lines.append,
+        run_config=tiny_run_config(4, out, *overrides), num_supernodes=4,
+        project=TINY_PROJECT, timeout=timeout, on_line=lines.append,
     )  # fmt: skip
     return lines
 
