@@ -20,11 +20,13 @@ from clients.rsvrg import RSVRG
 from clients.turn import ClientHalf
 from configs.load import ConfigError, sha256
 from configs.schema import Experiment
+from manifolds.base import Manifold
 from privacy.mechanism import ClientLens, ExampleLens
 from privacy.noise import NoiseSource, Stream
 from problems.base import Examples, ProblemBase
 from problems.federation import dataset, shards
 from problems.finite_sum import FiniteSum
+from problems.starts import Start
 from strategies.plan import Exchange, Plan
 
 DATA_VARIABLE = "MANIFED_DATA"
@@ -185,13 +187,25 @@ def plan_of(config: Experiment) -> Plan:
     )
 
 
-def starting_point(problem: FiniteSum, examples: Examples, seed: int) -> Tensor:
-    """x^(0) of ``seed``, whatever the algorithm."""
+def starting_point(start: Start, manifold: Manifold, shape: tuple[int, ...], seed: int) -> Tensor:
+    """x^(0) of ``seed``, whatever the algorithm and whatever the examples."""
     generator = NoiseSource.from_seed(seed).generator(stream=Stream.INITIAL_POINT, partition=0)
-    return problem.random_start(examples, generator)
+    return start.point(manifold, shape, generator)
 
 
 def initial_point(config: Experiment) -> Tensor:
-    """x^(0): from the seed, the same for every algorithm that starts from that seed."""
+    """x^(0): from the config and the seed, the same for every algorithm that starts from them.
+
+    Raises:
+        ConfigError: ``problem.start`` gives something that is no point of the problem.
+    """
     found = load_shards(config)
-    return starting_point(found.problem, found.examples[0], config.federation.seed)
+    try:
+        return starting_point(
+            config.problem.start,
+            found.problem.manifold,
+            found.point_shape,
+            config.federation.seed,
+        )
+    except ValueError as error:
+        raise ConfigError(str(error)) from None

@@ -151,6 +151,7 @@ def _is_tag(part: Any, location: tuple[Any, ...]) -> bool:
         "cohort",
         "minibatch",
         "partition",
+        "start",
     }
     return index > 0 and location[index - 1] in parents and ("-" in str(part) or str(part) in _TAGS)
 
@@ -174,6 +175,9 @@ _TAGS = {
     "a9a",
     "kpca",
     "logistic",
+    "random",
+    "origin",
+    "given",
 }
 
 

@@ -71,10 +71,6 @@ class FiniteSum(ProblemBase):
         """f_j(x) for every example, shape ``(..., n)``."""
         raise NotImplementedError
 
-    def random_start(self, examples: Examples, generator: torch.Generator) -> Tensor:
-        """A starting point x^(0): a random point of the manifold unless the problem has another."""
-        return self.manifold.random_point(*self.point_shape(examples), generator=generator)
-
     def objective(self, x: Tensor, shards: Shards, weights: Tensor | None = None) -> Tensor:
         """f(x), shape ``(...)`` of x's leading dimensions."""  # (2.1)
         parts = [
@@ -104,7 +100,7 @@ class FiniteSum(ProblemBase):
         return Optimum(found.x, found.value, found.gradient_norm)
 
     def reference_start(self, examples: Examples, weights: Tensor) -> Tensor:
-        """Where the reference solver starts (deterministic)."""
+        """Where the reference solver starts (deterministic; never sent to a client)."""
         raise NotImplementedError(f"{type(self).__name__} has no start for its reference solver")
 
     def descend_from(

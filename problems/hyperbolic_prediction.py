@@ -77,11 +77,6 @@ class HyperbolicPrediction(FiniteSum):
         """2 |alpha_j| dist(x, y_j), shape ``(..., n)``."""
         return 2 * examples["weight"].abs() * self._distances(x, examples)
 
-    def random_start(self, examples: Examples, generator: torch.Generator) -> Tensor:
-        """The embedding of a random training node."""
-        targets = examples["target"]
-        return targets[int(torch.randint(len(targets), (1,), generator=generator))]
-
     def reference_start(self, examples: Examples, weights: Tensor) -> Tensor:
         """The target of largest total weight."""
         return examples["target"][(weights * examples["weight"]).argmax()]

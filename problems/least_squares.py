@@ -56,11 +56,6 @@ class LeastSquares(FiniteSum):
         total = row_combination(weights * self._residuals(x, examples), examples["feature"])
         return total + self.ridge * weights.sum(-1, keepdim=True) * x if self.ridge else total
 
-    def random_start(self, examples: Examples, generator: torch.Generator) -> Tensor:
-        """Standard normal coordinates."""
-        shape = self.point_shape(examples)
-        return torch.randn(shape, generator=generator, dtype=torch.float64)
-
     def optimum(self, shards: Shards, weights: Tensor | None = None) -> Optimum:
         """The minimiser (of least norm where it is not unique), by lstsq."""
         examples, each = pool(shards, weights)

@@ -54,11 +54,6 @@ class Logistic(FiniteSum):
         total = row_combination(weights * self._slopes(x, examples), examples["feature"])
         return total + self.penalty * weights.sum(-1, keepdim=True) * x if self.penalty else total
 
-    def random_start(self, examples: Examples, generator: torch.Generator) -> Tensor:
-        """Zero: the loss is convex and no direction is preferred."""
-        del generator
-        return torch.zeros(self.point_shape(examples), dtype=torch.float64)
-
     def optimum(self, shards: Shards, weights: Tensor | None = None) -> Optimum:
         """The minimiser by damped Newton steps, to a gradient norm of 1e-9.
 

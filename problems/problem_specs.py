@@ -23,12 +23,16 @@ from problems.hyperbolic_prediction import (
 from problems.linear import with_squared_norms
 from problems.logistic import Logistic
 from problems.spd_mean import SPDMean
+from problems.starts import OriginStart, RandomStart, Start
 
 Scaling = Literal["mean", "sum"]
 
 
 class ProblemSource(Frozen):
     """What every problem's configuration can do."""
+
+    start: Start = RandomStart()
+    """x^(0), which is broadcast as it is: from the config and the seed, never from examples."""
 
     def build(self) -> FiniteSum:
         """The problem, without data."""
@@ -137,6 +141,7 @@ class HyperbolicPredictionSpec(ProblemSource):
     """Structured prediction on the hyperbolic plane (PriRFed section 6.3)."""
 
     kind: Literal["hyperbolic-prediction"] = "hyperbolic-prediction"
+    start: Start = OriginStart()
     bandwidth: float = Field(default=0.3, gt=0)
     ridge: float = Field(default=1e-5, gt=0)
     kernel_width: KernelWidth = "printed"
@@ -195,6 +200,7 @@ class LogisticSpec(ProblemSource):
     """Logistic regression on R^d."""
 
     kind: Literal["logistic"] = "logistic"
+    start: Start = OriginStart()
     penalty: float = Field(default=0.0, ge=0)
 
     def build(self) -> FiniteSum:

@@ -103,7 +103,8 @@ def _run(
     stacked = Shared(
         {k: t.expand(rows, *t.shape) for k, t in data.tensors.items()}, data.feature_ndim
     )
-    x = torch.stack([starting_point(problem, data, seed) for seed in seeds])
+    start, shape = config.problem.start, problem.point_shape(data)
+    x = torch.stack([starting_point(start, problem.manifold, shape, seed) for seed in seeds])
     source = NoiseSource.from_seed(config.federation.seed)
     spent, excess = [0.0], [_costs(problem, x, data) - least]
     for r in range(1, config.federation.num_rounds + 1):

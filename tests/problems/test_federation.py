@@ -50,8 +50,9 @@ def test_every_pair_gives_shards_that_its_problem_can_read(problem, data, partit
     shards = federation.shards(*specs, 16, 0)
     built = specs[0].build()
     assert len(shards) == 16
-    x = built.random_start(shards[0], torch.Generator().manual_seed(0))
-    assert tuple(x.shape) == built.point_shape(shards[0])
+    shape = built.point_shape(shards[0])
+    x = specs[0].start.point(built.manifold, shape, torch.Generator().manual_seed(0))
+    assert tuple(x.shape) == shape
     for shard in shards:
         norms = built.rgrad_norms(x, shard)
         assert norms.shape == (len(shard),)

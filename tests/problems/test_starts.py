@@ -1,0 +1,155 @@
+"""x^(0) is public: it depends on shapes, the config and the seed, and on no example."""
+
+from typing import Any, Literal, get_args, get_origin
+
+import pytest
+import torch
+from pydantic import TypeAdapter
+
+from app import assembly
+from app.launch import check_parts
+from configs.load import ConfigError, parse
+from configs.schema import Experiment
+from problems import federation
+from problems.hyperbolic_data import WordnetMammals
+from problems.problem_specs import ProblemSource
+from problems.real_data import A9a, Digits, Mnist, SamplePhotos
+from problems.spec import DataSpec, ProblemSpec
+from problems.starts import Start
+
+REAL = {A9a, Digits, Mnist, SamplePhotos, WordnetMammals}
+SMALL = {"num_examples": 40, "num_nodes": 41, "num_clients": 4, "columns": 10, "dimension": 10}
+OTHERWISE = {"wishart": {"dimension": 2}, "synthetic-low-rank": {"oversampling": 2.0}}
+CLIENTS = 4
+
+
+def members(union: Any) -> tuple[Any, ...]:
+    """The classes of a discriminated union."""
+    return get_args(get_args(union)[0])
+
+
+def problems() -> list[ProblemSource]:
+    """Every problem of the union, on every manifold that a field of it names."""
+    found: list[ProblemSource] = []
+    for spec in members(ProblemSpec):
+        places = [
+            (name, value)
+            for name, field in spec.model_fields.items()
+            if name in {"on", "manifold"} and get_origin(field.annotation) is Literal
+            for value in get_args(field.annotation)
+        ]
+        found += [spec(**{name: value}) for name, value in places] or [spec()]
+    return found
+
+
+def synthetic(needs: str) -> dict[str, Any]:
+    """A small random data set of this kind of examples."""
+    kinds = [one for one in members(DataSpec) if one not in REAL and one.provides == needs]
+    assert kinds, f"no random data set provides {needs}"
+    sizes = {name: size for name, size in SMALL.items() if name in kinds[0].model_fields}
+    kind = kinds[0].model_fields["kind"].default
+    return {"kind": kind, **sizes, **OTHERWISE.get(kind, {})}
+
+
+def experiment(problem: ProblemSource | dict[str, Any], seed: int = 3) -> Experiment:
+    spec = (
+        problem
+        if isinstance(problem, ProblemSource)
+        else TypeAdapter[Any](ProblemSpec).validate_python(problem)
+    )
+    return parse(
+        {
+            "name": "start",
+            "problem": spec.model_dump(),
+            "data": synthetic(spec.needs),
+            "federation": {"num_clients": CLIENTS, "num_rounds": 1, "seed": seed},
+            "training": {
+                "kind": "rsgd",
+                "step_size": 0.1,
+                "maps": "retraction",
+                "minibatch": {"kind": "full"},
+            },
+            "strategy": {"kind": "tangent-mean", "maps": "retraction"},
+        }
+    )
+
+
+def forget() -> None:
+    """Empty the caches of everything that was loaded."""
+    for cache in (assembly.load_shards, federation._shards, federation._dataset):
+        cache.cache_clear()
+
+
+def start_and_swapped(config: Experiment, monkeypatch) -> tuple[torch.Tensor, torch.Tensor]:
+    """x^(0), and x^(0) after every example of every client was replaced by another."""
+    forget()
+    before, shards = assembly.initial_point(config), assembly.load_shards(config).examples
+    load = type(config.data).load
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            type(config.data), "load", lambda me, folder, seed: load(me, folder, seed + 1)
+        )
+        forget()
+        after, others = assembly.initial_point(config), assembly.load_shards(config).examples
+    forget()
+    assert all(
+        not torch.equal(mine[key], other[key])
+        for mine, other in zip(shards, others, strict=True)
+        for key in list(mine.tensors)[:1]
+    ), "the examples were not swapped"
+    return before, after
+
+
+ALL = problems()
+
+
+@pytest.mark.parametrize("problem", ALL, ids=lambda p: "-".join(map(str, p.model_dump().values())))
+def test_swapping_every_example_moves_no_bit_of_the_start(problem, monkeypatch):
+    before, after = start_and_swapped(experiment(problem), monkeypatch)
+    assert torch.equal(before, after)
+
+
+def test_a_start_at_an_example_is_caught(monkeypatch):
+    def at_a_target(config: Experiment) -> torch.Tensor:
+        return assembly.load_shards(config).examples[0]["target"][0]
+
+    monkeypatch.setattr(assembly, "initial_point", at_a_target)
+    config = experiment({"kind": "hyperbolic-prediction"})
+    before, after = start_and_swapped(config, monkeypatch)
+    assert not torch.equal(before, after)
+
+
+def test_a_random_start_follows_the_seed():
+    one, two = (assembly.initial_point(experiment({"kind": "kpca"}, s)) for s in (1, 2))
+    assert not torch.equal(one, two)
+
+
+def test_a_given_start_is_that_point_and_the_origin_the_origin():
+    given = {"kind": "given", "entries": [0.0, 0.6, 0.8, *[0.0] * 7]}
+    config = experiment({"kind": "frechet-mean", "manifold": "sphere", "start": given})
+    assert assembly.initial_point(config)[1:3].tolist() == pytest.approx([0.6, 0.8])
+    config = experiment({"kind": "principal-eigenvector", "start": {"kind": "origin"}})
+    assert float(assembly.initial_point(config)[0]) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("entries", "words"),
+    [
+        ([1.0, 0.0], ["problem.start.entries", "[10]", "[2]"]),
+        ([2.0, *[0.0] * 9], ["problem.start.entries", "Sphere"]),
+        ([[1.0, 2.0], [3.0]], ["problem.start.entries", "one length"]),
+    ],
+    ids=["shape", "off the sphere", "ragged"],
+)
+def test_a_given_start_that_is_no_point_is_refused_in_one_line(entries, words):
+    start = {"kind": "given", "entries": entries}
+    config = experiment({"kind": "frechet-mean", "manifold": "sphere", "start": start})
+    with pytest.raises(ConfigError) as caught:
+        check_parts(config)
+    assert "\n" not in str(caught.value)
+    assert [word for word in words if word.lower() not in str(caught.value).lower()] == []
+
+
+def test_every_kind_of_start_is_in_the_union():
+    kinds = {one.model_fields["kind"].default for one in members(Start)}
+    assert kinds == {"random", "origin", "given"}
