@@ -66,6 +66,7 @@ def test_the_config_of_the_readme_is_a_valid_experiment():
     assert experiment.federation.num_clients == 10
 
 
+@pytest.mark.slow
 def test_the_programs_of_the_extension_guide_run():
     program = "\n".join(blocks(ROOT / "docs" / "extending.md", "python"))
     done = subprocess.run(

@@ -104,7 +104,7 @@ def test_one_client_that_breaks_a_batched_kernel_is_isolated(monkeypatch):
     assert replies.uploads.u.shape == (3, 10)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+@pytest.mark.gpu
 def test_a_gpu_gives_the_same_uploads():
     side = side_of()
     cpu = exchange(CohortGrid(side, device="cpu", memory_budget_mb=64), tuple(range(8)))

@@ -48,8 +48,8 @@ def test_an_angle_close_to_a_right_angle_is_accurate():
     x = torch.zeros(4, 1, dtype=torch.float64)
     x[0] = 1
     y = torch.tensor([[math.cos(theta)], [math.sin(theta)], [0.0], [0.0]], dtype=torch.float64)
-    assert abs(float(GRASSMANN.dist(x, y)) - theta) <= 1e-15
-    assert abs(float(GRASSMANN.logmap(x, y).norm()) - theta) <= 1e-15
+    assert abs(float(GRASSMANN.dist(x, y)) - theta) <= 4e-15
+    assert abs(float(GRASSMANN.logmap(x, y).norm()) - theta) <= 4e-15
 
 
 def test_changing_the_basis_of_a_subspace_changes_no_distance_and_turns_tangents_along():

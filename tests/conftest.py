@@ -1,0 +1,34 @@
+"""In the gate, where ``CI=true``, a test that is skipped fails: nothing that was not run is green.
+
+A capability that a case lacks is not a skip: the test is not generated for that case. A test that
+needs a device or data has a marker, which ``make`` selects where they are.
+"""
+
+import os
+from collections.abc import Generator
+
+import pytest
+
+IS_GATE = os.environ.get("CI") == "true"
+
+
+def fail_if_skipped(report: pytest.TestReport | pytest.CollectReport) -> None:
+    """Change a skip of the gate into a failure that gives its reason; an expected one stays."""
+    if IS_GATE and report.skipped and not hasattr(report, "wasxfail"):
+        reason = report.longrepr[-1] if isinstance(report.longrepr, tuple) else report.longrepr
+        report.outcome = "failed"
+        report.longrepr = f"{report.nodeid}: Expected no skip with CI=true, got {str(reason)!r}"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    fail_if_skipped(report)
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    report = yield
+    fail_if_skipped(report)
+    return report
