@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PLANTED = {
     "test_tool.py": "import pytest\ndef test_it():\n    pytest.skip('no tool')\n",
-    "test_condition.py": "import pytest\n@pytest.mark.skipif(True, reason='-')\ndef test_it(): ...\n",
+    "test_condition.py": "import pytest\n@pytest.mark.skipif(True, reason='')\ndef test_it(): ...",
     "test_module.py": "import pytest\npytest.importorskip('no_such_module')\ndef test_it(): ...\n",
     "test_expected.py": "import pytest\n@pytest.mark.xfail\ndef test_it():\n    assert False\n",
     "test_plain.py": "def test_it(): ...\n",
@@ -21,7 +21,7 @@ PLANTED = {
 @pytest.mark.parametrize(
     ("environment", "status", "expected"),
     [
-        ({"CI": "true"}, 1, "2 failed, 1 passed, 1 xfailed, 1 error"),
+        ({"CI": "true"}, 1, "1 failed, 1 passed, 1 xfailed, 2 errors"),
         ({}, 0, "1 passed, 3 skipped, 1 xfailed"),
     ],
     ids=["in the gate", "outside"],

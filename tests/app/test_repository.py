@@ -87,7 +87,8 @@ def test_the_licence_and_the_changelog_are_whole():
     assert "## [Unreleased]" in log
 
 
-def test_the_gate_script_is_valid_and_executable():
-    script = ROOT / ".ci" / "run"
+@pytest.mark.parametrize("name", ["run", "tools"])
+def test_the_gate_script_is_valid_and_executable(name):
+    script = ROOT / ".ci" / name
     assert script.stat().st_mode & 0o111
     assert subprocess.run(["bash", "-n", script], check=False).returncode == 0
