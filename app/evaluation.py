@@ -1,6 +1,7 @@
 """The simulation oracle: cost, gap and gradient on all data. No deployment could compute these.
 
-They are diagnostics of a rehearsal, never released: the privacy statement says so.
+They are diagnostics of a seeded simulation, never part of a release: `oracle_is_on` says when they
+are computed, and the privacy statement says what they would do to a release.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from configs.schema import Experiment
 from problems.base import Examples
 from problems.finite_sum import FiniteSum, Optimum
 
@@ -46,6 +48,21 @@ class Evaluator:
             "gradient_norm": gradient_norm,
         }
         return row | self.problem.metrics(x, self.optimum, self.meta)
+
+
+def oracle_is_on(config: Experiment, *, is_deployment: bool = False) -> bool:
+    """Whether a run may print numbers that are computed on all data without noise.
+
+    Guarantees: with noise keyed by the operating system, and in a deployment, only if the config
+    says ``evaluation.is_simulated_oracle = true``.
+    """
+    evaluation, privacy = config.evaluation, config.privacy
+    if not evaluation.is_enabled:
+        return False
+    if evaluation.is_simulated_oracle is not None:
+        return evaluation.is_simulated_oracle
+    is_release = privacy.kind != "none" and privacy.noise_source == "os"
+    return not (is_release or is_deployment or config.engine.kind == "deployment")
 
 
 def client_shares(sizes: Sequence[int], rule: str) -> Tensor:

@@ -3,14 +3,18 @@
 What was charged is priced by app/views.py. A resumed run counts all that its ledger holds.
 """
 
+import logging
 from collections import Counter
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from flwr.common.logger import log
+
 from app.assembly import lens_of, server_lens_of
-from app.views import Views, check_reporting_delta, reporting_delta
+from app.budget import Prices
+from app.views import Views, check_reporting_delta, passed_target, reporting_delta
 from configs.load import ConfigError, sha256
 from configs.schema import Experiment
 from privacy.accountant import NoValidBound
@@ -29,7 +33,8 @@ class Treasury:
         self._rounds = 0
         self._ledger: Ledger | None = None
         self.delta = reporting_delta(config)
-        self._views = Views(config, turns, self.delta)
+        self._prices = Prices(config, turns, self.delta)
+        self._views = Views(config, turns, self.delta, self._prices)
 
     @classmethod
     def prepare(cls, config: Experiment, sizes: Sequence[int]) -> "Treasury":
@@ -51,7 +56,7 @@ class Treasury:
         )
         treasury = cls(config, turns)
         try:
-            treasury._views.price(participations=1, rounds=1)
+            treasury._views.price(participations=1, draws=1, planned=1)
         except NoValidBound as refusal:
             raise ConfigError(f"privacy: {refusal}") from None
         return treasury
@@ -114,18 +119,20 @@ class Treasury:
         self._rounds += 1
 
     def _refuse_beyond_budget(self, charge: Charge) -> None:
-        privacy = self._config.privacy
-        if privacy.kind == "none" or privacy.max_epsilon is None:
-            return
-        worst = max((self._count[i] + 1 for i in charge.partitions), default=0)
-        worst = max(worst, *self._count.values(), 0) if self._count else worst
-        after = self._headline(worst, self._rounds + 1)
-        if after > privacy.max_epsilon:
+        """Refuse the draw that the budget does not pay, whoever is in it (app/budget.py)."""
+        prices, draws = self._prices, self._rounds + 1
+        if not prices.pays(draws):
+            budget = prices.budget
+            assert budget is not None
+            cost = prices.a_priori(budget.view, draws, budget.delta)
             raise BudgetExhausted(
-                f"privacy.max_epsilon: round {charge.server_round} would bring epsilon to "
-                f"{after:.4g}, the budget is {privacy.max_epsilon:g}; the model of the last paid "
-                "round is kept"
+                f"{budget.field}: round {charge.server_round} would be cohort draw {draws}, which "
+                f"costs epsilon {cost:.4g} in the {budget.view} view whoever is drawn, the budget "
+                f"is {budget.epsilon:g}; the model of the last paid round is kept, and "
+                "privacy.max_epsilon may allow more"
             )
+        if prices.passes_target(draws) and not prices.passes_target(draws - 1):
+            log(logging.WARNING, "%s", passed_target(self._config, prices, draws))
 
     # -- what it cost ------------------------------------------------------------------------
     def headline(self) -> float | None:
@@ -138,9 +145,12 @@ class Treasury:
         return self._views.price(participations, rounds)[0]["epsilon"]
 
     def statement(self) -> dict[str, Any]:
-        """The privacy statement as data (app/statement.py prints it)."""
+        """The privacy statement as data (app/statement.py prints it).
+
+        What an outsider learns is priced for all draws that were planned, made or not.
+        """
         return self._views.statement(max(self._count.values(), default=0), self._rounds)
 
     def planned(self, rounds: int) -> dict[str, Any]:
-        """The statement that ``rounds`` rounds would end with if all invited everybody."""
-        return self._views.statement(rounds, rounds)
+        """The statement of a plan of ``rounds`` rounds, if all of them invite everybody."""
+        return self._views.statement(rounds, rounds, planned=rounds)

@@ -2,7 +2,8 @@
 
 Costs are upper bounds. The `server` view is realised: the worst client over the rounds to which it
 was really invited, aborted attempts and retries included. The `external` view is a priori: an
-adversary who sees the models and not who took part.
+adversary who sees the models and not who took part, priced for the draws that were planned, however
+many were made (app/budget.py says why).
 """
 
 from collections.abc import Sequence
@@ -11,8 +12,9 @@ from functools import lru_cache
 from typing import Any
 
 from app.assembly import server_lens_of
+from app.budget import Prices, target_of
 from app.noise_level import check_delta
-from app.pricing import price_client_level, price_external, price_server
+from app.pricing import price_server
 from configs.load import ConfigError
 from configs.schema import Experiment
 from privacy.charges import TurnReleases
@@ -35,47 +37,51 @@ class Views:
     config: Experiment
     turns: tuple[TurnReleases, ...]
     delta: float | None
+    prices: Prices
 
-    def price(self, participations: int, rounds: int) -> list[dict[str, Any]]:
-        """The sound views, the headline first, when the worst client took so many turns."""
+    def price(
+        self, participations: int, draws: int, planned: int | None = None
+    ) -> list[dict[str, Any]]:
+        """The sound views, the headline first, when the worst client took so many turns.
+
+        ``draws`` were made; an outsider is priced for ``planned`` (None: the config's) or for
+        those made, whichever is more.
+        """
+        planned = max(self.prices.planned() if planned is None else planned, draws)
         if self.config.privacy.kind == "client-level":
-            return [self._client_view(rounds)]
+            return [self._client_view(draws)]
         assert self.delta is not None
         turns = tuple(turn.releases for turn in self.turns)
-        federation = self.config.federation
-        rate = federation.cohort.rate(federation.num_clients)
         server = max((_server(t, participations, self.delta) for t in turns), default=0.0)
         views: list[dict[str, Any]] = [_view("server", _SERVER, server, self.delta)]
         views[0]["remark"] = f"realised: at most {participations} rounds a client"
-        views.append(self._external_view(turns, rate, rounds, server))
+        views.append(self._external_view(planned, server))
         return views
 
-    def _external_view(
-        self, turns: Sequence[Releases], rate: float, rounds: int, server: float
-    ) -> dict[str, Any]:
+    def _external_view(self, planned: int, server: float) -> dict[str, Any]:
         assert self.delta is not None
-        if rate >= 1.0:
+        federation = self.config.federation
+        if federation.cohort.rate(federation.num_clients) >= 1.0:
             return _view("external", _EXTERNAL, server, self.delta)
-        epsilon = max((_external(t, rate, rounds, self.delta) for t in turns), default=0.0)
-        return _view("external", _EXTERNAL, epsilon, self.delta)
+        epsilon = self.prices.a_priori("external", planned, self.delta)
+        remark = f"for all {planned} cohort draws that were planned"
+        return _view("external", _EXTERNAL, epsilon, self.delta) | {"remark": remark}
 
-    def _client_view(self, rounds: int) -> dict[str, Any]:
-        federation, lens = self.config.federation, server_lens_of(self.config)
-        assert lens is not None
+    def _client_view(self, draws: int) -> dict[str, Any]:
         assert self.delta is not None
-        sampling = federation.cohort.sampling(federation.num_clients)
-        release = lens.release(count=rounds, sampling=sampling)
-        epsilon = _client_level((release,), self.delta) if rounds else 0.0
+        epsilon = self.prices.a_priori("client-level", draws, self.delta)
         return _view("client-level", _EXTERNAL, epsilon, self.delta)
 
-    def statement(self, participations: int, rounds: int) -> dict[str, Any]:
+    def statement(
+        self, participations: int, draws: int, planned: int | None = None
+    ) -> dict[str, Any]:
         """The privacy statement as data (app/statement.py prints it)."""
         privacy = self.config.privacy
         if privacy.kind == "none":
             return {"kind": "none", "noise_source": None, "views": [], "notes": []}
-        views = self.price(participations, rounds)
+        views = self.price(participations, draws, planned)
         if privacy.kind == "example-level" and privacy.noise.kind == "published":
-            views.append(self._published_view(rounds))
+            views.append(self._published_view(draws))
         return {
             "kind": privacy.kind,
             "noise_source": privacy.noise_source,
@@ -84,7 +90,7 @@ class Views:
             "released": _RELEASED[privacy.kind],
             "mechanism": self._mechanism(),
             "views": views,
-            "notes": self._notes(),
+            "notes": self._notes(draws),
         }
 
     def _mechanism(self) -> str:
@@ -102,8 +108,10 @@ class Views:
         }
         return "tangent Gaussian at each client; " + "; ".join(sorted(shown))
 
-    def _notes(self) -> list[str]:
+    def _notes(self, draws: int) -> list[str]:
         notes = ["shard sizes, the config and the number of rounds are public"]
+        if self.prices.passes_target(draws):
+            notes.append(passed_target(self.config, self.prices, draws))
         if self.config.evaluation.is_enabled:
             notes.append(
                 "cost, gap and gradient norm come from a simulation oracle that sees all data; "
@@ -139,14 +147,15 @@ def _server(turn: Releases, participations: int, delta: float) -> float:
     return price_server(turn, participations, delta)
 
 
-@lru_cache(maxsize=65536)
-def _external(turn: Releases, rate: float, rounds: int, delta: float) -> float:
-    return price_external(turn, rate, rounds, delta)
-
-
-@lru_cache(maxsize=65536)
-def _client_level(releases: Releases, delta: float) -> float:
-    return price_client_level(releases, delta)
+def passed_target(config: Experiment, prices: Prices, draws: int) -> str:
+    """One line about ``draws`` draws that cost more than the target."""
+    target = target_of(config)
+    assert target is not None
+    cost = prices.a_priori(target.view, draws, target.delta)
+    return (
+        f"the target epsilon {target.epsilon:g} is passed: {draws} cohort draws cost {cost:.4g} in "
+        f"the {target.view} view, which privacy.max_epsilon allows"
+    )
 
 
 def reporting_delta(config: Experiment) -> float | None:

@@ -89,7 +89,7 @@ class ExampleLevel(Frozen):
     noise_precision: NoisePrecision = "single"
     """"summed" adds four normals a draw, against attacks on the low bits of float64 (slower)."""
     max_epsilon: float | None = Field(default=None, gt=0)
-    """Budget of the worst client in the server view; the run stops before the round above it."""
+    """Budget; None: a target's own epsilon, else none. See app/budget.py for when a run stops."""
 
 
 class ClientLevel(Frozen):
@@ -128,6 +128,21 @@ class Evaluation(Frozen):
 
     every: int = Field(default=1, ge=1)
     is_enabled: bool = True
+    is_simulated_oracle: bool | None = None
+    """Whether all data may be looked at, without noise, to print cost, gap and gradient norm.
+
+    None: yes in a simulation whose noise comes from the seed, or that has no privacy; no with
+    ``privacy.noise_source = "os"`` and in a deployment. True there says that the data are not real,
+    or that nobody else will see the numbers: they void the guarantee.
+    """
+
+    @model_validator(mode="after")
+    def _is_consistent(self) -> "Evaluation":
+        if self.is_simulated_oracle and not self.is_enabled:
+            raise ValueError(
+                "evaluation.is_simulated_oracle: true needs evaluation.is_enabled = true, got false"
+            )
+        return self
 
 
 class Engine(Frozen):
@@ -210,6 +225,12 @@ class Experiment(Frozen):
                 raise ValueError(
                     "training.output: client-level privacy noises one upload a client, got "
                     "'random-output', which uploads two"
+                )
+            if self.federation.replies.on_failure != "proceed":
+                raise ValueError(
+                    "federation.replies.on_failure: expected 'proceed' with privacy.kind = "
+                    f"'client-level', got {self.federation.replies.on_failure!r}; a round that is "
+                    "made again or given up because of one client would reveal that client"
                 )
             return
         relation, scheme = privacy.neighboring_relation, training.minibatch.kind

@@ -20,7 +20,7 @@ class Died(BaseException):
     """Stands for a kill: nothing catches it."""
 
 
-def run_until_death(tmp_path, monkeypatch, at_round):
+def run_until_death(tmp_path, monkeypatch, at_round, sets=SETS):
     charge = Treasury.charge
 
     def charge_then_die(self, server_round, attempt, partitions):
@@ -30,13 +30,14 @@ def run_until_death(tmp_path, monkeypatch, at_round):
 
     monkeypatch.setattr(Treasury, "charge", charge_then_die)
     with pytest.raises(Died):
-        launch(Request(QUICKSTART, SETS, out=tmp_path / "run", plain=True))
+        launch(Request(QUICKSTART, sets, out=tmp_path / "run", plain=True))
     monkeypatch.setattr(Treasury, "charge", charge)
 
 
 def test_a_resumed_run_ends_with_all_rounds_and_pays_for_the_lost_ones(tmp_path, monkeypatch):
-    whole = launch(Request(QUICKSTART, SETS, out=tmp_path / "whole", plain=True))
-    run_until_death(tmp_path, monkeypatch, at_round=4)
+    sets = (*SETS, "privacy.max_epsilon=3.0")
+    whole = launch(Request(QUICKSTART, sets, out=tmp_path / "whole", plain=True))
+    run_until_death(tmp_path, monkeypatch, at_round=4, sets=sets)
     folder = launch(Request(QUICKSTART, resume=tmp_path / "run", plain=True))
     assert folder.manifest()["final"]["rounds"] == 6
     assert folder.metrics()["round"] == list(range(7))
@@ -45,6 +46,16 @@ def test_a_resumed_run_ends_with_all_rounds_and_pays_for_the_lost_ones(tmp_path,
     assert charged == [1, 2, 3, 4, 3, 4, 5, 6]
     spent, honest = folder.manifest()["final"]["epsilon"], whole.manifest()["final"]["epsilon"]
     assert spent > honest
+    notes = folder.manifest()["privacy"]["notes"]
+    assert [note for note in notes if "target epsilon 2 is passed" in note]
+
+
+def test_a_resumed_run_stops_before_it_passes_its_target(tmp_path, monkeypatch):
+    run_until_death(tmp_path, monkeypatch, at_round=4)
+    manifest = launch(Request(QUICKSTART, resume=tmp_path / "run", plain=True)).manifest()
+    assert manifest["final"]["rounds"] == 4
+    assert manifest["final"]["epsilon"] <= 2.0
+    assert "privacy.noise.epsilon" in manifest["stopped"]
 
 
 def test_a_round_done_again_draws_fresh_noise(tmp_path, monkeypatch):
