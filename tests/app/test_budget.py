@@ -155,7 +155,7 @@ def budget_between_one_and_two_participations():
 @pytest.mark.parametrize(("purse", "is_sound"), [(honest, True), (FollowsTheCoins, False)])
 def test_a_budget_does_not_stop_where_the_coins_fell(tmp_path, purse, is_sound):
     budget = budget_between_one_and_two_participations()
-    experiment = config("federation.num_rounds=3", POISSON, f"privacy.max_epsilon={budget}")
+    experiment = config("federation.num_rounds=2", POISSON, f"privacy.max_epsilon={budget}")
     excess = poisson_worlds(experiment, tmp_path, purse).worst_excess()
     assert (excess <= 1.0) is is_sound, excess
 

@@ -25,6 +25,7 @@ SETS = (
     "evaluation.is_enabled=false",
     "output.plots=false",
     "output.checkpoint_every=7",
+    "privacy.max_epsilon=20.0",
     "federation.cohort={kind='fixed-size',cohort_size=2}",
 )
 
