@@ -36,9 +36,13 @@ COLUMNS = (
     "epsilon",
     "bytes_up",
     "bytes_down",
+    "participants",
+    "failures",
     "seconds",
 )
-"""Columns that app/report reads where present; bytes and seconds are those of the row's round."""
+"""Columns known by name, each where present. From ``bytes_up`` on a cell is the sum over the rounds
+since the row before: bytes of usable uploads and of broadcasts, usable replies, clients that were
+asked and dropped, seconds without evaluation."""
 
 Cell = float | int | None
 

@@ -9,7 +9,7 @@ import contextlib
 import sys
 import time
 from collections.abc import Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from app.manifest import manifest_of
 from app.progress import progress_of
 from app.run_folder import RunFolder, printable
 from app.statement import statement_of
+from app.tally import Tally
 from app.treasury import Treasury
 from app.work import work_of
 from configs.load import ConfigError, dump, sha256, to_toml
@@ -44,6 +45,7 @@ class Start:
     state: ServerState
     first_round: int
     last_accepted: dict[int, int]
+    tally: Tally = field(default_factory=Tally)
 
 
 def named_directory(config: Experiment) -> Path:
@@ -135,7 +137,7 @@ def _start(config: Experiment, plan: Plan, directory: Path) -> Start:
     RunFolder.open(directory).drop_metrics_after(saved.server_round)
     state = ServerState({name: t.to(device) for name, t in saved.tensors.items()})
     accepted = {int(k): int(v) for k, v in saved.meta["last_accepted"].items()}
-    return Start(state, saved.server_round + 1, accepted)
+    return Start(state, saved.server_round + 1, accepted, Tally.of(saved))
 
 
 def _evaluator(config: Experiment) -> Evaluator | None:
@@ -161,7 +163,7 @@ class _Run:
         self._treasury, self._evaluator = treasury, evaluator
         self._began = self._last_tick = time.perf_counter()
         self._evaluating, self._rounds = 0.0, 0
-        self._bytes = [0, 0]
+        self._tally = Tally()
         self._accepted: dict[int, int] = {}
         self._row: dict[str, Any] = {}
 
@@ -169,6 +171,7 @@ class _Run:
         """All rounds, then the final numbers; a budget that ran out ends the run in good order."""
         rounds = self._config.federation.num_rounds
         self._accepted, self._rounds = dict(start.last_accepted), start.first_round - 1
+        self._tally = start.tally
         conversation = Conversation(
             self._plan,
             start.state,
@@ -181,28 +184,34 @@ class _Run:
         stopped: str | None = None
         with progress_of(rounds, plain=self._config.output.plain) as self._progress:
             if start.first_round == 1:
-                self._tell(0, start.state, (0, 0))
+                self._tell(0, start.state)
             try:
                 conversation.start(grid, num_rounds=rounds)
             except BudgetExhausted as budget:
                 stopped = str(budget)
+                if self._tally.told < self._rounds:
+                    self._tell(self._rounds, conversation.state)
         return self._finish(conversation.state, stopped)
 
     def _after_round(self, report: RoundReport) -> None:
         self._rounds = report.server_round
+        self._tally.add(report)
         self._accepted |= dict.fromkeys(report.participants, report.server_round)
         is_last = report.server_round == self._config.federation.num_rounds
+        if is_last or report.server_round % self._config.evaluation.every == 0:
+            self._tell(report.server_round, report.state)
         if is_last or report.server_round % self._config.output.checkpoint_every == 0:
             self._save_checkpoint(report.server_round, report.state)
-        if is_last or report.server_round % self._config.evaluation.every == 0:
-            self._tell(report.server_round, report.state, (report.bytes_down, report.bytes_up))
 
     def _save_checkpoint(self, server_round: int, state: ServerState) -> None:
         tensors = {name: t.to("cpu").contiguous() for name, t in state.tensors.items()}
-        meta = {"last_accepted": {str(k): v for k, v in self._accepted.items()}}
+        meta = {
+            "last_accepted": {str(k): v for k, v in self._accepted.items()},
+            "tally": self._tally.state(),
+        }
         checkpoint.save(self._folder.checkpoint_path, server_round, tensors, meta)
 
-    def _tell(self, server_round: int, state: ServerState, traffic: tuple[int, int]) -> None:
+    def _tell(self, server_round: int, state: ServerState) -> None:
         now = time.perf_counter()
         seconds, self._last_tick = now - self._last_tick, now
         model = self._plan.half.model(state, self._plan.manifold)
@@ -214,8 +223,7 @@ class _Run:
             **measured,
             "epsilon": spent,
             "uploads": server_round * self._plan.matrices_up,
-            "bytes_down": traffic[0],
-            "bytes_up": traffic[1],
+            **self._tally.take(server_round),
             "seconds": seconds,
         }
         if server_round > 0 or not self._config.output.resume:
@@ -246,6 +254,7 @@ class _Run:
         measured = {
             "privacy": self._treasury.statement(),
             "stopped": stopped,
+            "replies": self._tally.summary(),
             "seconds_without_evaluation": seconds - self._evaluating,
         }
         self._folder.finish(final, measured)
