@@ -220,6 +220,11 @@ class Experiment(Frozen):
         if privacy.kind == "none":
             return
         check_private_halves(training, privacy.kind, privacy.noise.kind)
+        mixed = self.data.mixes_records()
+        if mixed is None and privacy.kind == "example-level":
+            mixed = self.problem.mixes_records()
+        if mixed is not None:
+            raise ValueError(mixed)
         if privacy.kind == "client-level":
             if self._has_random_output:
                 raise ValueError(

@@ -59,6 +59,14 @@ class DataSource(Frozen):
         """
         raise NotImplementedError
 
+    def mixes_records(self) -> str | None:
+        """Which setting lets one record change another's, of any client; None: no setting does.
+
+        A clip bounds what a record moves through its own gradient only, so privacy refuses it. A
+        record of random data is what the recipe hands out.
+        """
+        return None
+
 
 def build(
     arrays: Mapping[str, NDArray[np.float64]],

@@ -79,6 +79,19 @@ class WordnetMammals(DataSource):
     query: str = "primate"
     num_features: int = Field(default=3, ge=1)
     radius: float = Field(default=2.5, gt=0)
+    is_graph_public: bool = False
+    """Declares the closure public, and with it the features and the embedding, which look at all
+    of it. What privacy then protects is which nodes the clients hold."""
+
+    def mixes_records(self) -> str | None:
+        """Features and embedding of a node move with every edge of the graph."""
+        if self.is_graph_public:
+            return None
+        return (
+            "data.is_graph_public: features and embedding are computed from the whole graph, of "
+            "all clients; expected true with privacy (a declaration that the graph is public), got "
+            "false"
+        )
 
     def load(self, data_dir: Path | None, seed: int) -> Dataset:
         """``feature`` and ``target`` of all synsets but the query; the query's own in ``meta``."""

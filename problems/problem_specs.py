@@ -43,6 +43,10 @@ class ProblemSource(Frozen):
         del meta
         return shard
 
+    def mixes_records(self) -> str | None:
+        """Which part of ``prepare`` lets a record change another of its client; None: no part."""
+        return None
+
     @property
     def needs(self) -> ExampleKind:
         """The kind of examples that the problem reads."""
@@ -150,6 +154,19 @@ class HyperbolicPredictionSpec(ProblemSource):
     """"printed": K + gamma I; "times-examples": K + N_i gamma I."""
     radius: float = Field(default=4.0, gt=0)
     """The paper's M, used by the constants L_f and L_g only."""
+    are_features_public: bool = False
+    """Declares the features public: the weights of an agent depend on all of its features, so what
+    privacy protects is the targets alone (label privacy)."""
+
+    def mixes_records(self) -> str | None:
+        """A feature moves the kernel weights of every example of its agent."""
+        if self.are_features_public:
+            return None
+        return (
+            "problem.are_features_public: the kernel weights depend on all features of an agent; "
+            "expected true with privacy (a declaration that features are public and targets alone "
+            "protected), got false"
+        )
 
     def build(self) -> FiniteSum:
         """The problem on the hyperboloid."""

@@ -5,7 +5,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from problems import covariance_descriptors, readers
 from problems.dataset import Dataset, DataSource, ExampleKind, build, generator
@@ -14,14 +14,32 @@ Array = NDArray[np.float64]
 
 
 class _Images(DataSource):
-    """Rows of pixels, optionally a subset, centred, or scaled to unit norm (in that order)."""
+    """Rows of pixels, optionally a subset, shifted, or scaled to unit norm (in that order)."""
 
     num_examples: int | None = Field(default=None, ge=1)
     """A uniform subset of this size; null keeps all."""
     digit: int | None = Field(default=None, ge=0, le=9)
     """Only images of this digit; null keeps all ten."""
     is_centred: bool = False
+    """Subtract the mean of all rows, of every client: refused with privacy."""
+    centre: float | tuple[float, ...] | None = None
+    """Subtract this public point, or this number from every pixel."""
     is_unit_norm: bool = True
+
+    @model_validator(mode="after")
+    def _one_centre(self) -> "_Images":
+        if self.is_centred and self.centre is not None:
+            raise ValueError("is_centred: expected false beside a given centre, got true")
+        return self
+
+    def mixes_records(self) -> str | None:
+        """The mean of all rows moves with each of them."""
+        if not self.is_centred:
+            return None
+        return (
+            "data.is_centred: one record moves the mean and so every client's rows, expected false "
+            "with privacy, got true; give a public data.centre instead"
+        )
 
     def _dataset(self, pixels: Array, labels: NDArray[np.int64], seed: int, **meta: Any) -> Dataset:
         if self.digit is not None:
@@ -30,10 +48,25 @@ class _Images(DataSource):
         rows, labels = pixels[chosen], labels[chosen]
         if self.is_centred:
             rows = rows - rows.mean(0)
+        return build({"z": self.shifted_and_scaled(rows)}, labels=labels, meta=meta)
+
+    def shifted_and_scaled(self, rows: Array) -> Array:
+        """The rows less the public centre, of unit norm if asked for: each by itself, (n, d).
+
+        Raises:
+            ValueError: The centre has another length than a row.
+        """
+        if self.centre is not None:
+            centre = np.asarray(self.centre)
+            if centre.ndim and len(centre) != rows.shape[1]:
+                raise ValueError(
+                    f"data.centre: expected one number or {rows.shape[1]}, got {len(centre)}"
+                )
+            rows = rows - centre
         if self.is_unit_norm:
             norms = np.linalg.norm(rows, axis=1, keepdims=True)
             rows = rows / np.where(norms > 0, norms, 1.0)
-        return build({"z": rows}, labels=labels, meta=meta)
+        return rows
 
 
 class Digits(_Images):
@@ -72,7 +105,17 @@ class SamplePhotos(DataSource):
     stride: int = Field(default=8, ge=1)
     ridge: float = Field(default=1e-6, ge=0)
     is_standardised: bool = False
+    """Divide features by their deviation over the whole photograph: refused with privacy."""
     num_examples: int | None = Field(default=None, ge=1)
+
+    def mixes_records(self) -> str | None:
+        """The deviation over a photograph is that of all its patches."""
+        if not self.is_standardised:
+            return None
+        return (
+            "data.is_standardised: one record moves the deviation and so every client's "
+            "descriptors, expected false with privacy, got true"
+        )
 
     def load(self, data_dir: Path | None, seed: int) -> Dataset:
         """Matrices ``z`` (n, k, k), k the number of features, labelled by the photograph."""

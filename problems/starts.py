@@ -67,11 +67,9 @@ class GivenStart(Frozen):
             raise ValueError(
                 f"problem.start.entries: expected shape {list(shape)}, got {list(x.shape)}"
             )
-        is_point, reason = manifold.check_point_on_manifold(x, explain=True)
-        if not is_point:
+        if not manifold.check_point_on_manifold(x):
             raise ValueError(
-                f"problem.start.entries: expected a point of {manifold.name}, got one off it "
-                f"({reason})"
+                f"problem.start.entries: expected a point of {manifold.name}, got one off it"
             )
         return manifold.projx(x)
 

@@ -1,0 +1,116 @@
+"""Under privacy a record moves its own gradient alone: what looks across records is refused."""
+
+import pytest
+import torch
+
+from app import assembly
+from configs.load import ConfigError, load
+from configs.schema import Experiment
+from problems import federation, readers
+from problems.base import Examples
+from tests.configs.test_load import EXPERIMENTS, QUICKSTART
+from tests.problems.test_starts import experiment, forget, problems
+
+MAMMALS = "data={kind='wordnet-mammals'} problem={kind='frechet-mean',manifold='lorentz'}"
+WEIGHTS = "data={kind='hyperbolic-tree'} problem={kind='hyperbolic-prediction'}"
+PHOTOS = "data={kind='sample-photos',is_standardised=true} problem={kind='frechet-mean'}"
+CLIENT_LEVEL = (
+    " privacy={kind='client-level',l2_norm_clip=1.0,noise={kind='multiplier',noise_multiplier=1.0}}"
+)
+
+
+def read(overrides: str) -> Experiment:
+    """The quickstart with overrides, separated by spaces."""
+    return load(QUICKSTART, overrides.split())
+
+
+@pytest.mark.parametrize(
+    ("overrides", "field"),
+    [
+        ("data.is_centred=true", "data.is_centred"),
+        ("data.is_centred=true" + CLIENT_LEVEL, "data.is_centred"),
+        (PHOTOS, "data.is_standardised"),
+        (PHOTOS + CLIENT_LEVEL, "data.is_standardised"),
+        (MAMMALS, "data.is_graph_public"),
+        (WEIGHTS, "problem.are_features_public"),
+    ],
+)
+def test_privacy_refuses_what_looks_across_records_when_the_config_is_read(overrides, field):
+    with pytest.raises(ConfigError, match=f"^{field}: ") as caught:
+        read(overrides)
+    assert "\n" not in str(caught.value)
+    read(overrides.split(" privacy=")[0] + " privacy={kind='none'}")
+
+
+def test_what_is_declared_public_may_look_across_records():
+    read(MAMMALS.replace("'}", "',is_graph_public=true}", 1))
+    read(WEIGHTS[:-1] + ",are_features_public=true}")
+    read(WEIGHTS + CLIENT_LEVEL)
+
+
+def test_a_centre_is_given_once():
+    with pytest.raises(ConfigError, match="is_centred"):
+        read("data.is_centred=true data.centre=0.5 privacy={kind='none'}")
+
+
+def moved(overrides: str, monkeypatch, record: int = 700) -> list[int]:
+    """How many per-example gradients of each client move when one record is replaced."""
+    pixels, labels = readers.digits()
+
+    def gradients() -> list[torch.Tensor]:
+        forget()
+        config = read(overrides + " privacy={kind='none'}")
+        found, x = assembly.load_shards(config), assembly.initial_point(config)
+        return [found.problem.rgrads(x, shard) for shard in found.examples]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(readers, "digits", lambda: (pixels, labels))
+        before = gradients()
+        other = pixels.copy()
+        other[record] = 1e3 * other[record][::-1]
+        patch.setattr(readers, "digits", lambda: (other, labels))
+        after = gradients()
+    forget()
+    pairs = zip(before, after, strict=True)
+    return [int((one != two).any(-1).sum()) for one, two in pairs]
+
+
+@pytest.mark.parametrize(
+    "centre", ["0.3", str([0.25] * 64).replace(" ", "")], ids=["number", "point"]
+)
+def test_with_a_public_centre_a_record_moves_only_its_own_gradient(centre, monkeypatch):
+    counts = moved(f"data.centre={centre} data.is_unit_norm=false", monkeypatch)
+    assert sorted(counts) == [0] * (len(counts) - 1) + [1]
+
+
+def test_the_mean_of_all_rows_moves_every_client(monkeypatch):
+    assert min(moved("data.is_centred=true data.is_unit_norm=false", monkeypatch)) > 100
+
+
+def test_a_centre_of_another_length_is_refused_in_one_line():
+    config = read("data.centre=[0.5,0.5]")
+    with pytest.raises(ConfigError, match=r"data\.centre: expected one number or 64, got 2"):
+        assembly.load_shards(config)
+
+
+@pytest.mark.parametrize(
+    "spec", problems(), ids=lambda p: "-".join(map(str, p.model_dump().values()))
+)
+def test_preparing_a_shard_treats_each_record_by_itself_or_says_that_it_does_not(spec):
+    data = experiment(spec).data
+    one, two = (federation.dataset(data, seed) for seed in (1, 2))
+    shard = one.examples.take(torch.arange(8))
+    mixed = Examples(
+        {key: torch.cat([two.examples[key][:1], rows[1:]]) for key, rows in shard.tensors.items()},
+        shard.feature_ndim,
+    )
+    before, after = spec.prepare(shard, one.meta), spec.prepare(mixed, one.meta)
+    is_alone = all(torch.equal(before[key][1:], after[key][1:]) for key in before.tensors)
+    assert is_alone == (spec.mixes_records() is None)
+
+
+def test_every_private_experiment_that_ships_keeps_its_records_apart():
+    private = [load(path) for path in EXPERIMENTS]
+    private = [config for config in private if config.privacy.kind != "none"]
+    assert private
+    assert {config.data.mixes_records() for config in private} == {None}
