@@ -22,6 +22,8 @@ import geoopt
 import torch
 from torch import Tensor
 
+from manifolds.defects import frobenius, largest_entry, or_infinite
+
 
 class Manifold(geoopt.Manifold):
     """A Riemannian manifold with a metric; points have ``ndim`` trailing dimensions."""
@@ -106,6 +108,38 @@ class Manifold(geoopt.Manifold):
         square = self.inner(y, carried, carried, keepdim=True)
         change = square - self.inner(y, carried, v, keepdim=True)
         return (step * square / change.clamp_min(square / 4).clamp_min(1e-300)).clamp(0.02, 10.0)
+
+    # -- where tensors lie -------------------------------------------------------------------
+    def membership_defect(self, x: Tensor) -> Tensor:
+        """How far x is from a stored point, relative, shape (...,); infinite where not finite."""
+        is_finite = torch.isfinite(largest_entry(x, self.ndim))
+        if not bool(is_finite.all()):
+            x = torch.where(self.expand_scalar(is_finite), x, 0.0)
+        return or_infinite(self._off_manifold(x), is_finite)
+
+    def tangency_defect(self, x: Tensor, u: Tensor) -> Tensor:
+        """The part of u normal at x over |x| + |u|, ambient norms, shape (...,); see `defects`.
+
+        Infinite where u or x is not finite; for entries of any size, without overflow.
+        """
+        largest = largest_entry(u, self.ndim)
+        is_finite = torch.isfinite(largest)
+        scale = torch.ones_like(largest)
+        if not bool(((largest == 0) | ((largest > 1e-100) & (largest < 1e100))).all()):
+            scale = torch.where(is_finite & (largest > 0), largest, scale)
+            u = torch.where(self.expand_scalar(is_finite), u, 0.0) / self.expand_scalar(scale)
+        normal, size = self._normal_part(x, u), frobenius(x, self.ndim)
+        length = torch.linalg.vector_norm(u, dim=self.point_dims())
+        defect = torch.where(normal == 0, normal, normal / (size / scale + length))
+        return or_infinite(defect, is_finite & torch.isfinite(size))
+
+    @abstractmethod
+    def _off_manifold(self, x: Tensor) -> Tensor:
+        """`membership_defect` of finite x; may overflow to anything that is not finite."""
+
+    @abstractmethod
+    def _normal_part(self, x: Tensor, u: Tensor) -> Tensor:
+        """Ambient norm of the part of u normal at x, shape (...,), for |entries| of u <= 1e100."""
 
     # -- shared by all -----------------------------------------------------------------------
     def norm(self, x: Tensor, u: Tensor, *, keepdim: bool = False) -> Tensor:

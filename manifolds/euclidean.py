@@ -105,6 +105,13 @@ class Euclidean(Manifold):
         """Zero."""
         return torch.zeros(size2shape(*size), dtype=dtype, device=device)
 
+    def _off_manifold(self, x: Tensor) -> Tensor:
+        return torch.zeros_like(x[(..., *[0] * self.ndim)])
+
+    def _normal_part(self, x: Tensor, u: Tensor) -> Tensor:
+        lead = torch.broadcast_shapes(x.shape, u.shape)[: -self.ndim]
+        return u.new_zeros(lead)
+
     def _check_point_on_manifold(
         self, x: Tensor, *, atol: float = 1e-5, rtol: float = 1e-5
     ) -> tuple[bool, str | None]:

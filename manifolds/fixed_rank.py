@@ -21,6 +21,7 @@ from geoopt.utils import size2shape
 from torch import Tensor
 
 from manifolds.base import Manifold, verdict
+from manifolds.defects import gram_defect
 from manifolds.linalg import identity_like, standard_normal
 from manifolds.low_rank import truncate, turned_towards
 from manifolds.polar_factor import polar
@@ -115,6 +116,19 @@ class FixedRank(Manifold):
         image = torch.linalg.solve(core.mT, left_g, left=False)
         coimage = torch.linalg.solve(core, right_g, left=False)
         return self.proju(x, self.pack(image, coimage, middle))
+
+    def _off_manifold(self, x: Tensor) -> Tensor:
+        """The larger defect of the two factors; infinite where the core has no inverse."""
+        left, right, core = self.unpack(x)
+        is_invertible = torch.linalg.svdvals(core)[..., -1] > 0
+        worst = torch.maximum(gram_defect(left), gram_defect(right))
+        return torch.where(is_invertible, worst, torch.inf)
+
+    def _normal_part(self, x: Tensor, u: Tensor) -> Tensor:
+        left, right, _ = self.unpack(x)
+        left_u, right_u, _ = self.unpack(u)
+        parts = torch.cat([left.mT @ left_u, right.mT @ right_u], dim=-2)
+        return torch.linalg.vector_norm(parts, dim=(-2, -1))
 
     def _check_shape(self, shape: tuple[int, ...], name: str) -> tuple[bool, str | None]:
         is_ok = tuple(shape[-2:]) == self.point_shape

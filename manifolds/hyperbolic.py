@@ -39,6 +39,19 @@ def _tangent(x: Tensor, space: Tensor) -> Tensor:
     return torch.cat((_dot(x[..., 1:], space) / x[..., :1], space), -1)
 
 
+def _parts(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """(radius of y - radius of x, a b (1 - cos angle) / 2), shapes (..., 1).
+
+    sinh^2(d / 2) is sinh^2(first / 2) + second.
+    """
+    a, b = _length(x[..., 1:]), _length(y[..., 1:])
+    rise = (b - a) + (y[..., :1] - x[..., :1])
+    radial = torch.log1p(rise.abs() / torch.minimum(a + x[..., :1], b + y[..., :1]))
+    chord = _length(b * x[..., 1:] - a * y[..., 1:])
+    angular = chord.square() / (4 * a * b).clamp_min(TINY_SQUARE)
+    return radial.copysign(rise), angular
+
+
 class Lorentz(Manifold):
     """Hyperbolic space H^d in R^{d+1}; usable up to radius 25 in float64."""
 
@@ -123,12 +136,8 @@ class Lorentz(Manifold):
         return _tangent(x, (d / d.sinh()) * ((y[..., 1:] - space) - excess * space))
 
     def _half_sinh(self, x: Tensor, y: Tensor) -> Tensor:
-        """sinh(d / 2), shape (..., 1), from the radial and the angular part of the distance."""
-        a, b = _length(x[..., 1:]), _length(y[..., 1:])
-        rise = ((a - b) + (x[..., :1] - y[..., :1])).abs()
-        radial = torch.log1p(rise / torch.minimum(a + x[..., :1], b + y[..., :1]))
-        chord = _length(b * x[..., 1:] - a * y[..., 1:])
-        angular = chord.square() / (4 * a * b).clamp_min(TINY_SQUARE)
+        """sinh(d / 2), shape (..., 1)."""
+        radial, angular = _parts(x, y)
         return (torch.sinh(radial / 2).square() + angular).sqrt()
 
     def dist(self, x: Tensor, y: Tensor, *, keepdim: bool = False) -> Tensor:
@@ -145,11 +154,21 @@ class Lorentz(Manifold):
         return d if keepdim else d.squeeze(-1)
 
     def transp(self, x: Tensor, y: Tensor, v: Tensor) -> Tensor:
-        """Parallel transport v + <y, v>_L / (1 - <x, y>_L) (x + y), its time recomputed."""
+        """Parallel transport v + <y, v>_L / (1 - <x, y>_L) (x + y), its time recomputed.
+
+        1 - <x, y>_L = 2 cosh^2(d / 2). With n = x_s / a, v = v_n n + v' and y = y_n n + y' the
+        product is v' . y' + (v_n / x_0) (sinh(radius of y - radius of x) - x_0 (b - y_n)).
+        """
         space, target = x[..., 1:], y[..., 1:]
-        pairing = _dot(target, v[..., 1:]) - y[..., :1] * v[..., :1]
-        divisor = 1 + x[..., :1] * y[..., :1] - _dot(space, target)
-        return _tangent(y, v[..., 1:] + pairing / divisor * (space + target))
+        radial, angular = _parts(x, y)
+        a = _length(space).clamp_min(TINY)
+        unit = space / a
+        along = _dot(unit, v[..., 1:])
+        shortfall = 2 * angular * (x[..., :1] / a)
+        across, across_v = target - _dot(unit, target) * unit, v[..., 1:] - along * unit
+        pairing = _dot(across, across_v) + along / x[..., :1] * (radial.sinh() - shortfall)
+        half_divisor = 1 + torch.sinh(radial / 2).square() + angular
+        return _tangent(y, v[..., 1:] + pairing / (2 * half_divisor) * (space + target))
 
     def random(
         self,
@@ -181,6 +200,20 @@ class Lorentz(Manifold):
     def _check_shape(self, shape: tuple[int, ...], name: str) -> tuple[bool, str | None]:
         is_ok = len(shape) >= 1 and shape[-1] >= 2
         return verdict(is_ok, f"Expected {name} of shape (..., d + 1), got {tuple(shape)}")
+
+    def _off_manifold(self, x: Tensor) -> Tensor:
+        """|x_0 / sqrt(1 + |x_s|^2) - 1|."""
+        time = torch.hypot(torch.ones_like(x[..., 0]), torch.linalg.vector_norm(x[..., 1:], dim=-1))
+        return ((x[..., 0] - time) / time).abs()
+
+    def _normal_part(self, x: Tensor, u: Tensor) -> Tensor:
+        """|<x, u>_L| / |x|: (-x_0, x_s) is normal to the hyperboloid.
+
+        It is the error of the time component; a multiple of x itself is, but for that error, a
+        tangent vector of the same space part, and that is how every method here reads it.
+        """
+        unit = x / _length(x)
+        return (_dot(unit[..., 1:], u[..., 1:]) - unit[..., :1] * u[..., :1]).abs().squeeze(-1)
 
     def _check_point_on_manifold(
         self, x: Tensor, *, atol: float = 1e-5, rtol: float = 1e-5

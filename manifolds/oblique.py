@@ -42,6 +42,12 @@ class Oblique(Manifold):
         """The orthogonal projection of the Euclidean gradient u."""
         return self.proju(x, u)
 
+    def _off_manifold(self, x: Tensor) -> Tensor:
+        return (_lengths(x) - 1).abs().amax((-2, -1))
+
+    def _normal_part(self, x: Tensor, u: Tensor) -> Tensor:
+        return torch.linalg.vector_norm(_dots(x, u), dim=(-2, -1))
+
     def _check_point_on_manifold(
         self, x: Tensor, *, atol: float = 1e-5, rtol: float = 1e-5
     ) -> tuple[bool, str | None]:

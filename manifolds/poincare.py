@@ -54,6 +54,13 @@ class PoincareBall(Manifold):
         """The Riemannian gradient (om(x)/2)^2 u."""
         return u * (conformal_gap(x) / 2).square()
 
+    def _off_manifold(self, x: Tensor) -> Tensor:
+        """Zero inside, infinite on the boundary and beyond: an open set has no tolerance."""
+        return torch.where(torch.linalg.vector_norm(x, dim=-1) < 1, 0.0, torch.inf).to(x)
+
+    def _normal_part(self, x: Tensor, u: Tensor) -> Tensor:
+        return u.new_zeros(torch.broadcast_shapes(x.shape, u.shape)[:-1])
+
     def _check_point_on_manifold(
         self, x: Tensor, *, atol: float = 1e-5, rtol: float = 1e-5
     ) -> tuple[bool, str | None]:

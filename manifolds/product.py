@@ -202,6 +202,20 @@ class Product(Manifold):
         return _join(draws, [f.manifold.ndim for f in self.factors])
 
     # -- checks ------------------------------------------------------------------------------
+    def membership_defect(self, x: Tensor) -> Tensor:
+        """The factors' largest, shape (...,)."""
+        return torch.stack(self._each(lambda m, a: m.membership_defect(a), x)).amax(0)
+
+    def tangency_defect(self, x: Tensor, u: Tensor) -> Tensor:
+        """The factors' largest, shape (...,)."""
+        return torch.stack(self._each(lambda m, a, b: m.tangency_defect(a, b), x, u)).amax(0)
+
+    def _off_manifold(self, x: Tensor) -> Tensor:
+        return self.membership_defect(x)
+
+    def _normal_part(self, x: Tensor, u: Tensor) -> Tensor:
+        raise NotImplementedError("Expected the factors' own normal parts: call tangency_defect")
+
     def _check_shape(self, shape: tuple[int, ...], name: str) -> tuple[bool, str | None]:
         expected = self.point_shape[0]
         is_ok = len(shape) >= 1 and shape[-1] == expected

@@ -14,7 +14,8 @@ from geoopt.utils import size2shape
 from torch import Tensor
 
 from manifolds.base import Manifold, verdict
-from manifolds.linalg import TINY, expm, identity_like, logm_rotation, skew, standard_normal
+from manifolds.defects import gram_defect
+from manifolds.linalg import TINY, expm, identity_like, logm_rotation, skew, standard_normal, sym
 from manifolds.polar_factor import polar
 
 
@@ -50,6 +51,13 @@ class SpecialOrthogonal(Manifold):
     def _check_shape(self, shape: tuple[int, ...], name: str) -> tuple[bool, str | None]:
         is_square = len(shape) >= 2 and shape[-1] == shape[-2]
         return verdict(is_square, f"Expected {name} of shape (..., n, n), got {tuple(shape)}")
+
+    def _off_manifold(self, x: Tensor) -> Tensor:
+        """A reflection is as far as a point can be that is orthogonal: 1."""
+        return torch.where(torch.linalg.det(x) > 0, gram_defect(x), gram_defect(x).clamp_min(1.0))
+
+    def _normal_part(self, x: Tensor, u: Tensor) -> Tensor:
+        return torch.linalg.vector_norm(sym(x.mT @ u), dim=(-2, -1))
 
     def _check_point_on_manifold(
         self, x: Tensor, *, atol: float = 1e-5, rtol: float = 1e-5

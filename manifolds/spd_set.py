@@ -11,6 +11,7 @@ from geoopt.utils import size2shape
 from torch import Tensor
 
 from manifolds.base import Manifold, verdict
+from manifolds.defects import largest_entry
 from manifolds.linalg import expm, identity_like, standard_normal, sym
 
 SMALLEST_EIGENVALUE = 1e-12
@@ -39,6 +40,21 @@ class SPDSet(Manifold):
         if len(shape) < 2 or shape[-1] != shape[-2]:
             return False, f"Expected {name} of shape (..., m, m), got {tuple(shape)}"
         return True, None
+
+    def _off_manifold(self, x: Tensor) -> Tensor:
+        """The relative asymmetry; infinite where there is no Cholesky factor."""
+        largest = largest_entry(x, 2)
+        unit = x / self.expand_scalar(torch.where(largest > 0, largest, 1.0))
+        asymmetry = torch.linalg.vector_norm(unit - unit.mT, dim=(-2, -1)) / 2
+        is_definite = torch.linalg.cholesky_ex(unit).info == 0
+        return torch.where(
+            is_definite, asymmetry / torch.linalg.vector_norm(unit, dim=(-2, -1)), torch.inf
+        )
+
+    def _normal_part(self, x: Tensor, u: Tensor) -> Tensor:
+        """The skew part."""
+        normal = torch.linalg.vector_norm(u - u.mT, dim=(-2, -1)) / 2
+        return normal.expand(torch.broadcast_shapes(x.shape, u.shape)[:-2])
 
     def _check_point_on_manifold(
         self, x: Tensor, *, atol: float = 1e-5, rtol: float = 1e-5

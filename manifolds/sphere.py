@@ -112,6 +112,12 @@ class Sphere(Manifold):
         point[..., 0] = 1
         return point
 
+    def _off_manifold(self, x: Tensor) -> Tensor:
+        return (torch.linalg.vector_norm(x, dim=-1) - 1).abs()
+
+    def _normal_part(self, x: Tensor, u: Tensor) -> Tensor:
+        return (_dot(x, u) / _length(x)).abs().squeeze(-1)
+
     def _check_point_on_manifold(
         self, x: Tensor, *, atol: float = 1e-5, rtol: float = 1e-5
     ) -> tuple[bool, str | None]:

@@ -15,6 +15,7 @@ from geoopt.utils import size2shape
 from torch import Tensor
 
 from manifolds.base import Manifold, safe_sqrt, verdict
+from manifolds.defects import gram_defect
 from manifolds.linalg import (
     expm,
     identity_like,
@@ -209,6 +210,12 @@ class Stiefel(Manifold):
     def _check_shape(self, shape: tuple[int, ...], name: str) -> tuple[bool, str | None]:
         is_ok = len(shape) >= 2 and shape[-2] >= shape[-1]
         return verdict(is_ok, f"Expected {name} of shape (..., n, k), n >= k, got {tuple(shape)}")
+
+    def _off_manifold(self, x: Tensor) -> Tensor:
+        return gram_defect(x)
+
+    def _normal_part(self, x: Tensor, u: Tensor) -> Tensor:
+        return torch.linalg.vector_norm(sym(x.mT @ u), dim=(-2, -1))
 
     def _check_point_on_manifold(
         self, x: Tensor, *, atol: float = 1e-5, rtol: float = 1e-5

@@ -32,9 +32,95 @@ def projector_gap(x: Tensor, y: Tensor) -> Tensor:
     return (x @ x.mT - y @ y.mT).abs().max()
 
 
+def columnwise_normal(x: Tensor, z: Tensor) -> Tensor:
+    """Columns along the columns of x."""
+    return x * z[..., :1, :]
+
+
+def frame_normal(x: Tensor, z: Tensor) -> Tensor:
+    """x S with S symmetric."""
+    s = z[..., : x.shape[-1], :]
+    return x @ (s + s.mT)
+
+
+def vertical(x: Tensor, z: Tensor) -> Tensor:
+    """x S with any S: a turn of the basis, not of the subspace."""
+    return x @ z[..., : x.shape[-1], :]
+
+
+def skew_part(x: Tensor, z: Tensor) -> Tensor:
+    """A skew matrix of the size of x."""
+    return (z - z.mT) * x.abs().amax((-2, -1), keepdim=True)
+
+
+def wrong_time(x: Tensor, z: Tensor) -> Tensor:
+    """A time component alone."""
+    return torch.cat([x[..., :1], torch.zeros_like(x[..., 1:])], -1)
+
+
+def in_the_factors(x: Tensor, z: Tensor) -> Tensor:
+    """Up = U S on packed matrices of rank 2 with 6 rows."""
+    return torch.cat([vertical(x[..., :6, :], z), torch.zeros_like(x[..., 6:, :])], -2)
+
+
+def skew_in_the_second_factor(x: Tensor, z: Tensor) -> Tensor:
+    """Nothing in the first ten entries, a skew 3 x 3 matrix in the other nine."""
+    skew = skew_part(x[..., 10:].unflatten(-1, (3, 3)), z[..., 10:].unflatten(-1, (3, 3)))
+    return torch.cat([torch.zeros_like(x[..., :10]), skew.flatten(-2)], -1)
+
+
 def frobenius_pairing(egrad: Tensor, u: Tensor, ndim: int) -> Tensor:
     """<egrad, u> of a Euclidean gradient and a tangent vector, shape (...,)."""
     return (egrad * u).sum(tuple(range(-ndim, 0)))
+
+
+def spd_of_condition(seed: int) -> Tensor:
+    """Matrices of condition 1e3, 1e8 and 1e12."""
+    generator = torch.Generator().manual_seed(seed)
+    basis = torch.linalg.qr(torch.randn(4, 4, generator=generator, dtype=torch.float64))[0]
+    powers = torch.linspace(-1, 0, 4, dtype=torch.float64)
+    points = [(basis * 10 ** (d * powers)) @ basis.mT for d in (3, 8, 12)]
+    return torch.stack([(x + x.mT) / 2 for x in points])
+
+
+def spd_of_condition_and_size(seed: int) -> Tensor:
+    """The same, and at 1e-9 and 1e9 of their sizes, which are as any other to the metric."""
+    points = spd_of_condition(seed)
+    return torch.cat([points, 1e-9 * points, 1e9 * points])
+
+
+def spd_of_condition_1e8(seed: int) -> Tensor:
+    """Up to 1e8 only: log-Cholesky steps move L off its diagonal by as much, however small L_nn."""
+    return spd_of_condition(seed)[:2]
+
+
+def lorentz_of_radius(seed: int) -> Tensor:
+    """Points at distance 5, 12, 18 and 25 from the origin."""
+    generator = torch.Generator().manual_seed(seed)
+    direction = torch.randn(4, 4, generator=generator, dtype=torch.float64)
+    direction /= direction.norm(dim=-1, keepdim=True)
+    radius = torch.tensor([5.0, 12, 18, 25], dtype=torch.float64).unsqueeze(-1)
+    space = radius.sinh() * direction
+    return torch.cat([(1 + space.square().sum(-1, keepdim=True)).sqrt(), space], -1)
+
+
+def poincare_of_radius(seed: int) -> Tensor:
+    """Points at 1 - |x| of 1e-2, 1e-5, 1e-9 and 1e-13."""
+    generator = torch.Generator().manual_seed(seed)
+    direction = torch.randn(4, 5, generator=generator, dtype=torch.float64)
+    gap = torch.tensor([1e-2, 1e-5, 1e-9, 1e-13], dtype=torch.float64).unsqueeze(-1)
+    return (1 - gap) * direction / direction.norm(dim=-1, keepdim=True)
+
+
+def fixed_rank_of_condition(seed: int) -> Tensor:
+    """Packed points whose two singular values are as 1 to 1e12, at sizes 1e-6, 1 and 1e6."""
+    generator = torch.Generator().manual_seed(seed)
+    z = torch.randn(3, 13, 2, generator=generator, dtype=torch.float64)
+    m = FixedRank(6, 5, 2)
+    left, right, _ = m.unpack(m.projx(z))
+    core = torch.diag(torch.tensor([1.0, 1e-12], dtype=torch.float64))
+    size = torch.tensor([1e-6, 1.0, 1e6], dtype=torch.float64).reshape(3, 1, 1)
+    return m.pack(left, right, size * core)
 
 
 @dataclass(frozen=True)
@@ -62,6 +148,10 @@ class ManifoldCase:
     """Whether inner extends to ambient vectors, where proju is then its orthogonal projection."""
     tolerance: float = 1.0
     """Factor on every tolerance of the suite (1 unless the formulas are known to be worse)."""
+    hard_points: Callable[[int], Tensor] | None = None
+    """seed -> points (n, *shape) at every radius and conditioning that the docs promise."""
+    normal: Callable[[Tensor, Tensor], Tensor] | None = None
+    """(x, ambient normals) -> a vector normal at x; None where every vector is tangent."""
     gap: Callable[[Tensor, Tensor], Tensor] = entrywise_gap
     pairing: Callable[[Tensor, Tensor, int], Tensor] = frobenius_pairing
 
@@ -90,34 +180,108 @@ class ManifoldCase:
 CASES = [
     ManifoldCase("euclidean-vector", Euclidean(), (5,), radius=10.0, is_inner_ambient=True),
     ManifoldCase("euclidean-matrix", Euclidean(ndim=2), (4, 3), radius=10.0),
-    ManifoldCase("stiefel-euclidean", Stiefel(), (7, 3), radius=1.5, is_inner_ambient=True),
-    ManifoldCase("stiefel-euclidean-cayley", Stiefel(retraction="cayley"), (4, 3)),
+    ManifoldCase(
+        "stiefel-euclidean",
+        Stiefel(),
+        (7, 3),
+        radius=1.5,
+        is_inner_ambient=True,
+        normal=frame_normal,
+    ),
+    ManifoldCase(
+        "stiefel-euclidean-cayley", Stiefel(retraction="cayley"), (4, 3), normal=frame_normal
+    ),
     ManifoldCase(
         "stiefel-canonical",
         Stiefel("canonical", "cayley"),
         (7, 3),
         radius=1.5,
         is_inner_ambient=True,
+        normal=frame_normal,
     ),
-    ManifoldCase("stiefel-canonical-qr", Stiefel("canonical", "qr"), (6, 2), radius=1.5),
-    ManifoldCase("orthogonal-group", Stiefel(), (3, 3), radius=1.5),
     ManifoldCase(
-        "sphere", Sphere(), (6,), radius=3.0, retraction_radius=1.0, is_inner_ambient=True
+        "stiefel-canonical-qr", Stiefel("canonical", "qr"), (6, 2), radius=1.5, normal=frame_normal
     ),
-    ManifoldCase("spd", SPD(), (4, 4), radius=3.0, retraction_radius=0.9, is_inner_ambient=True),
-    ManifoldCase("lorentz", Lorentz(), (5,), radius=3.0, retraction_radius=3.0, tolerance=10.0),
+    ManifoldCase("orthogonal-group", Stiefel(), (3, 3), radius=1.5, normal=frame_normal),
+    ManifoldCase(
+        "sphere",
+        Sphere(),
+        (6,),
+        radius=3.0,
+        retraction_radius=1.0,
+        is_inner_ambient=True,
+        normal=lambda x, z: x * z[..., :1],
+    ),
+    ManifoldCase(
+        "spd",
+        SPD(),
+        (4, 4),
+        radius=3.0,
+        retraction_radius=0.9,
+        is_inner_ambient=True,
+        hard_points=spd_of_condition_and_size,
+        normal=skew_part,
+    ),
+    ManifoldCase(
+        "lorentz",
+        Lorentz(),
+        (5,),
+        radius=3.0,
+        retraction_radius=3.0,
+        tolerance=10.0,
+        hard_points=lorentz_of_radius,
+        normal=wrong_time,
+    ),
 ]
 
 CASES += [
-    ManifoldCase("grassmann", Grassmann(), (7, 3), radius=1.4, gap=projector_gap),
-    ManifoldCase("spd-log-euclidean", SPDLogEuclidean(), (4, 4), radius=2.0, tolerance=10.0),
-    ManifoldCase("spd-log-cholesky", SPDLogCholesky(), (4, 4), radius=2.0, tolerance=10.0),
+    ManifoldCase("grassmann", Grassmann(), (7, 3), radius=1.4, gap=projector_gap, normal=vertical),
     ManifoldCase(
-        "spd-bures-wasserstein", SPDBuresWasserstein(), (4, 4), radius=0.3, retraction_radius=0.3
+        "spd-log-euclidean",
+        SPDLogEuclidean(),
+        (4, 4),
+        radius=2.0,
+        tolerance=10.0,
+        hard_points=spd_of_condition,
+        normal=skew_part,
     ),
-    ManifoldCase("poincare-ball", PoincareBall(), (5,), radius=2.0, retraction_radius=2.0),
-    ManifoldCase("rotations", SpecialOrthogonal(), (4, 4), radius=2.0, retraction_radius=1.0),
-    ManifoldCase("oblique", Oblique(), (5, 3), radius=2.0, retraction_radius=1.0),
+    ManifoldCase(
+        "spd-log-cholesky",
+        SPDLogCholesky(),
+        (4, 4),
+        radius=2.0,
+        tolerance=10.0,
+        hard_points=spd_of_condition_1e8,
+        normal=skew_part,
+    ),
+    ManifoldCase(
+        "spd-bures-wasserstein",
+        SPDBuresWasserstein(),
+        (4, 4),
+        radius=0.3,
+        retraction_radius=0.3,
+        hard_points=spd_of_condition,
+        normal=skew_part,
+    ),
+    ManifoldCase(
+        "poincare-ball",
+        PoincareBall(),
+        (5,),
+        radius=2.0,
+        retraction_radius=2.0,
+        hard_points=poincare_of_radius,
+    ),
+    ManifoldCase(
+        "rotations",
+        SpecialOrthogonal(),
+        (4, 4),
+        radius=2.0,
+        retraction_radius=1.0,
+        normal=frame_normal,
+    ),
+    ManifoldCase(
+        "oblique", Oblique(), (5, 3), radius=2.0, retraction_radius=1.0, normal=columnwise_normal
+    ),
     ManifoldCase(
         "fixed-rank",
         FixedRank(6, 5, 2),
@@ -125,10 +289,13 @@ CASES += [
         radius=0.2,
         retraction_radius=0.2,
         is_stored_in_ambient=False,
+        hard_points=fixed_rank_of_condition,
+        normal=in_the_factors,
     ),
     ManifoldCase(
         "product",
         Product({"basis": (Grassmann(), (5, 2)), "cov": (SPDLogCholesky(), (3, 3))}),
         (19,),
+        normal=skew_in_the_second_factor,
     ),
 ]

@@ -1,0 +1,56 @@
+"""Where a stored tensor may lie: what is measured, and the three bounds that are used everywhere.
+
+A defect is relative and dimensionless; honest rounding gives about 1e-15 whatever the radius or the
+conditioning, and a tensor that is not finite gives infinity, never NaN:
+
+* ``manifold.membership_defect(x)``: how far x is from being a stored point;
+* ``manifold.tangency_defect(x, u)``: the part of u that is normal at x, in the ambient Euclidean
+  norm, over |x| + |u|. The summand |x| is what rounding knows of a vector that is a difference of
+  points or a sum that cancelled; without it every converged run would fail.
+
+What the bounds leave open: a normal part of at most ``tolerance`` (|x| + |u|), and a point at
+``tolerance`` from the manifold, where lengths of vectors are wrong by that fraction.
+"""
+
+import torch
+from torch import Tensor
+
+TOLERANCE = 1e-6
+"""Largest defect of a point or a vector in float64; rounding stays below 1e-9 (see `tolerance`)."""
+LARGEST_ENTRY = 1e100
+"""Largest |entry| of a point or a vector in float64: products of three of them are finite."""
+
+
+def tolerance(dtype: torch.dtype) -> float:
+    """The largest defect that is taken for rounding: 1e-6, or 1000 units of a shorter type."""
+    return max(TOLERANCE, 1e3 * torch.finfo(dtype).eps)
+
+
+def largest_allowed(dtype: torch.dtype) -> float:
+    """The largest |entry| that is taken: 1e100, or the cube root of a shorter type's range."""
+    return min(LARGEST_ENTRY, torch.finfo(dtype).max ** (1 / 3))
+
+
+def largest_entry(a: Tensor, ndim: int) -> Tensor:
+    """Largest |a_ij| over the last ``ndim`` dimensions, shape (...,); NaN where an entry is."""
+    return torch.linalg.vector_norm(a, ord=torch.inf, dim=tuple(range(-ndim, 0)))
+
+
+def frobenius(a: Tensor, ndim: int) -> Tensor:
+    """The Euclidean norm over the last ``ndim`` dimensions, shape (...,), without overflow."""
+    largest = largest_entry(a, ndim)
+    unit = torch.where(largest > 0, largest, 1.0)
+    parts = a / unit.reshape(*unit.shape, *[1] * ndim)
+    return unit * torch.linalg.vector_norm(parts, dim=tuple(range(-ndim, 0)))
+
+
+def gram_defect(x: Tensor) -> Tensor:
+    """|x^T x - I| / (2 sqrt k) of n x k matrices, shape (...,): their relative distance, nearly."""
+    k = x.shape[-1]
+    gap = x.mT @ x - torch.eye(k, dtype=x.dtype, device=x.device)
+    return torch.linalg.vector_norm(gap, dim=(-2, -1)) / (2 * k**0.5)
+
+
+def or_infinite(defect: Tensor, is_finite: Tensor) -> Tensor:
+    """The defects; infinite where they are not finite or ``is_finite`` does not hold."""
+    return torch.where(is_finite & torch.isfinite(defect), defect, torch.inf)

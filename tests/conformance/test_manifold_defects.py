@@ -1,0 +1,166 @@
+"""Defects of points and vectors: honest ones are rounding, planted ones are seen, none is NaN."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from manifolds.base import Manifold
+from manifolds.defects import TOLERANCE, largest_allowed, tolerance
+from manifolds.hyperbolic import Lorentz
+from manifolds.sphere import Sphere
+from tests.conformance.manifold_cases import CASES, ManifoldCase, lorentz_of_radius
+
+ALL = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+WITH_NORMALS = pytest.mark.parametrize(
+    "case", [c for c in CASES if c.normal is not None], ids=lambda case: case.name
+)
+HONEST = 1e-14
+"""What rounding leaves, with a margin of ten."""
+MARGIN = 1e-9
+"""What rounding leaves where a formula is ill-conditioned (a logarithm next to the cut locus)."""
+
+
+def all_points(case: ManifoldCase) -> Tensor:
+    """Random points, and those at every promised radius and conditioning."""
+    x = case.points(1, 4)
+    return x if case.hard_points is None else torch.cat([x, case.hard_points(2)])
+
+
+def unit_tangents(case: ManifoldCase, x: Tensor) -> Tensor:
+    return case.tangents(x, 3, x.shape[0])
+
+
+def journeys(case: ManifoldCase) -> Iterator[tuple[Manifold, Tensor, Tensor, Tensor]]:
+    """(manifold, start, vector, end) from all points, of lengths 1e-9 to nearly the radius."""
+    m, x = case.manifold, all_points(case)
+    u = unit_tangents(case, x)
+    for length in (1e-9, 1e-3, 0.5 * case.retraction_radius, 0.9 * case.retraction_radius):
+        yield m, x, length * u, m.retr(x, length * u)
+    if m.has_logmap:
+        for length in (1e-9, 1e-3, 0.5 * case.radius, 0.9 * case.radius):
+            yield m, x, length * u, m.expmap(x, length * u)
+
+
+def worst(defects: Tensor) -> float:
+    return float(defects.max())
+
+
+@ALL
+def test_points_of_every_method_are_members(case: ManifoldCase):
+    m = case.manifold
+    assert worst(m.membership_defect(all_points(case))) <= HONEST
+    assert worst(m.membership_defect(m.projx(case.ambient(5, 4)))) <= HONEST
+    assert m.membership_defect(case.points(1)).shape == ()
+    for _, _, _, y in journeys(case):
+        assert worst(m.membership_defect(y)) <= HONEST
+
+
+@ALL
+def test_honest_vectors_are_tangent_at_every_radius_and_conditioning(case: ManifoldCase):
+    for m, x, u, y in journeys(case):
+        assert worst(m.tangency_defect(x, u)) <= HONEST
+        assert worst(m.tangency_defect(y, m.transp(x, y, u))) <= HONEST
+        if m.has_logmap:
+            assert worst(m.tangency_defect(x, m.logmap(x, y))) <= HONEST
+        assert worst(m.tangency_defect(x, 1e6 * u - (1e6 * u - 1e-6 * u))) <= MARGIN
+        assert worst(m.tangency_defect(x, 0 * u)) == 0
+
+
+@WITH_NORMALS
+@pytest.mark.parametrize("size", [1e-3, 1e-5])
+def test_planted_normal_parts_are_seen(case: ManifoldCase, size: float):
+    assert case.normal is not None
+    m, x = case.manifold, all_points(case)
+    dims = m.point_dims()
+    u, n = unit_tangents(case, x), case.normal(x, case.ambient(7, x.shape[0]))
+    ambient_size = torch.linalg.vector_norm(x, dim=dims, keepdim=True)
+    u = u * ambient_size / torch.linalg.vector_norm(u, dim=dims, keepdim=True)
+    n = n * ambient_size / torch.linalg.vector_norm(n, dim=dims, keepdim=True)
+    assert worst(m.tangency_defect(x, u)) <= HONEST
+    assert float(m.tangency_defect(x, u + size * n).min()) > 0.2 * size > TOLERANCE
+    assert m.tangency_defect(x[0], u + size * n).shape == (x.shape[0],)
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if c.name[:6] != "euclid"], ids=lambda c: c.name)
+@pytest.mark.parametrize("size", [1e-3, 1e-5])
+def test_perturbed_points_are_no_members(case: ManifoldCase, size: float):
+    m, x = case.manifold, case.points(1, 4)
+    if case.name == "poincare-ball":
+        moved = x / x.norm(dim=-1, keepdim=True) * (1 + size)
+    else:
+        moved = x + size * x.abs().amax() * (1 + case.ambient(11, x.shape[0]).abs())
+        moved[..., 0] += size * x.abs().amax()
+    assert float(m.membership_defect(moved).min()) > TOLERANCE
+    assert float(m.membership_defect(1000 * moved).min()) > TOLERANCE or case.name[:3] == "spd"
+
+
+@ALL
+@pytest.mark.parametrize("size", [1e-308, 1e-200, 1e150, 1e300, 1e308])
+def test_any_size_gets_the_verdict_of_its_direction(case: ManifoldCase, size: float):
+    m, x = case.manifold, all_points(case)
+    u = unit_tangents(case, x)
+    u = u / m.expand_scalar(u.flatten(1).abs().amax(1))
+    assert worst(m.tangency_defect(x, size * u)) <= HONEST
+    assert not bool(m.membership_defect(size * case.ambient(4, 3)).isnan().any())
+    if case.normal is not None and size > 1:
+        n = case.normal(x, case.ambient(7, x.shape[0]))
+        n = n / m.expand_scalar(n.flatten(1).abs().amax(1))
+        assert float(m.tangency_defect(x, size * (0.9 * u + 0.01 * n)).min()) > 1e-4
+
+
+@ALL
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+def test_what_is_not_finite_is_infinitely_far_and_leaves_its_neighbours_alone(
+    case: ManifoldCase, bad: float
+):
+    m, x = case.manifold, case.points(1, 3)
+    u = unit_tangents(case, x)
+    x_bad, u_bad = x.clone(), u.clone()
+    x_bad[1].view(-1)[-1], u_bad[1].view(-1)[-1] = bad, bad
+    assert torch.isinf(m.membership_defect(x_bad)).tolist() == [False, True, False]
+    assert torch.isinf(m.tangency_defect(x, u_bad)).tolist() == [False, True, False]
+    assert torch.isinf(m.tangency_defect(x_bad, u)).tolist() == [False, True, False]
+    assert worst(m.tangency_defect(x, u_bad)[[0, 2]]) <= HONEST
+    assert worst(m.tangency_defect(x_bad, u)[[0, 2]]) <= HONEST
+
+
+def test_the_ambient_norm_of_a_projection_fails_where_the_defect_does_not():
+    """The mutant: |proju(x, u) - u| <= 1e-6 (1 + |u|) refuses honest vectors from radius 12 on."""
+    m, x = Lorentz(), lorentz_of_radius(2)
+    case = next(c for c in CASES if c.name == "lorentz")
+    u = unit_tangents(case, x)
+    rest = (m.proju(x, u) - u).norm(dim=-1) / (1 + u.norm(dim=-1))
+    assert float(rest.max()) > 1.0
+    assert worst(m.tangency_defect(x, u)) <= 1e-15
+
+
+@pytest.mark.parametrize("radius", [1e-6, 5.0, 12.0, 18.0, 25.0])
+def test_lorentz_transport_keeps_lengths_up_to_the_promised_radius(radius: float):
+    m = Lorentz()
+    g = torch.Generator().manual_seed(5)
+    z = torch.randn(3, 50, 4, generator=g, dtype=torch.float64)
+    origin = m.origin(50, 5)
+    x = m.expmap(origin, radius * torch.nn.functional.normalize(m.from_coords(origin, z[0]), dim=1))
+    u, v = m.from_coords(x, z[1]), m.from_coords(x, z[2])
+    y = m.expmap(x, u)
+    moved = m.transp(x, y, v)
+    rounding = 1e-14 * (1 + torch.tensor(radius + 3).exp())
+    assert float((m.norm(y, moved) / m.norm(x, v) - 1).abs().max()) <= rounding
+    assert float(m.norm(x, m.transp(y, x, moved) - v).max()) <= 10 * rounding
+
+
+def test_near_the_cut_locus_honest_logarithms_stay_within_the_margin():
+    m = Sphere()
+    x, u = m.random_point(6, generator=torch.Generator().manual_seed(1)), torch.ones(6).double()
+    u = m.proju(x, u)
+    y = m.expmap(x, u * ((torch.pi - 1e-6) / u.norm()))
+    assert worst(m.tangency_defect(x, m.logmap(x, y))) <= MARGIN < TOLERANCE
+
+
+def test_bounds_follow_the_type():
+    assert tolerance(torch.float64) == TOLERANCE
+    assert 1e-5 < tolerance(torch.float32) < 1e-3
+    assert largest_allowed(torch.float64) ** 3 < torch.finfo(torch.float64).max
+    assert 1e12 < largest_allowed(torch.float32) < 1e13
