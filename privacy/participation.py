@@ -67,14 +67,22 @@ def external_epsilon_of_rounds(
     rounds: Iterable[tuple[Iterable[GaussianRelease], float]], delta: float
 ) -> float:
     """The same for rounds that differ: (releases of a turn, its probability) for every round."""
+    counted = Counter((tuple(turn), probability) for turn, probability in rounds)
+    return external_epsilon_of_counts(counted, delta)
+
+
+def external_epsilon_of_counts(
+    rounds: Mapping[tuple[tuple[GaussianRelease, ...], float], int], delta: float
+) -> float:
+    """The same from how often each (releases of a turn, its probability) occurred."""
     certain: list[GaussianRelease] = []
     counts = Counter[tuple[Composition, float]]()
-    for turn, probability in rounds:
-        _check(probability, 1, delta)
+    for (turn, probability), times in rounds.items():
+        _check(probability, times, delta)
         if probability == 1:
-            certain.extend(turn)
+            certain.extend(repeated(turn, times))
         else:
-            counts[compose(turn), probability] += 1
+            counts[compose(turn), probability] += times
     counts[compose(certain), 1.0] += 1
     return _external(counts, delta)
 

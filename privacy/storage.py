@@ -5,6 +5,7 @@ Everything here returns after fsync of the file and, where a name changed, of it
 
 import json
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -14,10 +15,28 @@ GENESIS: Final = "0" * 64
 
 @dataclass(frozen=True)
 class Head:
-    """The last acknowledged line of a ledger."""
+    """The last acknowledged line of a ledger; as text ``sequence:sha256``, an anchor to keep."""
 
     sequence: int
     sha256: str
+
+    def __str__(self) -> str:
+        return f"{self.sequence}:{self.sha256}"
+
+    @classmethod
+    def parse(cls, text: str) -> "Head":
+        """The head that ``str`` wrote.
+
+        Raises:
+            ValueError: for any other text.
+        """
+        found = re.fullmatch(r"(\d{1,18}):([0-9a-f]{64})", text.strip())
+        if found is None:
+            raise ValueError(
+                f"Expected a ledger head like '41:<64 hex digits>', got {text[:80]!r}; "
+                "copy it from the end of the run's output"
+            )
+        return cls(int(found[1]), found[2])
 
 
 @dataclass(frozen=True)
@@ -38,19 +57,21 @@ def torn_file(path: Path) -> Path:
     return path.with_name(f"{path.name}.torn")
 
 
-def read_head(path: Path) -> Head | None:
-    """The head of the ledger at ``path``; None when there is none or it cannot be read."""
+def read_head(path: Path) -> tuple[Head, str | None] | None:
+    """The head of the ledger at ``path`` and its tag; None when none is there or can be read."""
     try:
         found = json.loads(head_file(path).read_bytes())
-        return Head(int(found["sequence"]), str(found["sha256"]))
-    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return Head(int(found["sequence"]), str(found["sha256"])), found.get("tag")
+    except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
 
-def write_head(path: Path, head: Head) -> None:
-    """Replace the head, atomically."""
-    text = json.dumps({"sequence": head.sequence, "sha256": head.sha256})
-    replace_durably(head_file(path), text.encode("ascii") + b"\n")
+def write_head(path: Path, head: Head, tag: str | None = None) -> None:
+    """Replace the head, atomically; ``tag`` signs it."""
+    found: dict[str, int | str] = {"sequence": head.sequence, "sha256": head.sha256}
+    if tag is not None:
+        found["tag"] = tag
+    replace_durably(head_file(path), json.dumps(found).encode("ascii") + b"\n")
 
 
 def create_durably(path: Path, data: bytes) -> None:
