@@ -9,6 +9,11 @@ import typer
 from app.cli import ConfigPath, DataDir, Json, Sets, fail, print_json, use_data_dir
 
 QUICKSTART = "configs/quickstart.toml"
+AUTHENTICITY = {
+    "unkeyed": "unkeyed: accidents are excluded, a consistent rewrite is not",
+    "not checked": "keyed, but no key was given: a consistent rewrite is not excluded",
+    "verified": "keyed: every line is by the holder of the key",
+}
 privacy = typer.Typer(help="Price privacy without running anything.", no_args_is_help=True)
 
 
@@ -83,21 +88,39 @@ def statement(
 def ledger(
     path: Annotated[Path, typer.Argument(help="A ledger.jsonl, or the run folder that has it.")],
     delta: Annotated[float, typer.Option(min=0.0, max=1.0, help="At which delta.")],
+    ledger_key: Annotated[
+        Path | None, typer.Option(help="The file of its key ($MANIFED_LEDGER_KEY_FILE).")
+    ] = None,
+    head: Annotated[
+        list[str] | None,
+        typer.Option(help="A head that was printed earlier and must be in the chain."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Verify a ledger's chain and price everything in it, view by view (for an auditor)."""
     from app.launch import guarded
     from app.pricing import audit_ledger
+    from app.treasury import anchors_of
+    from app.treasury import ledger_key as key_in
 
     file = path / "ledger.jsonl" if path.is_dir() else path
     if not file.is_file():
         fail(f"expected a ledger, got {str(path)!r}, which has none")
-    found = guarded(lambda: audit_ledger(file, delta), fail)
-    sys.stdout.write(f"chain intact: {found['entries']} entries, {found['charges']} charges\n")
+    found = guarded(
+        lambda: audit_ledger(file, delta, key=key_in(ledger_key), anchors=anchors_of(head or ())),
+        fail,
+    )
+    consumed = "" if found["consumed"] is None else f" ({found['consumed']} consumed for certain)"
+    sys.stdout.write(
+        f"chain intact: {found['entries']} entries, {found['charges']} charges{consumed}\n"
+        f"ledger head: {found['head']}\n{AUTHENTICITY[found['authenticity']]}\n"
+    )
     for view in found["views"]:
+        certain = view["epsilon_consumed"]
+        shown = "" if certain is None else f" (consumed for certain: epsilon {certain:.6g})"
         sys.stdout.write(
             f"{view['view']}: ({view['epsilon']:.6g}, {delta:g})-DP, unit {view['unit']}, "
-            f"{view['neighboring_relation']}, against {view['adversary']}\n"
+            f"{view['neighboring_relation']}, against {view['adversary']}{shown}\n"
         )
     if as_json:
         print_json(found)

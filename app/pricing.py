@@ -9,9 +9,10 @@ from configs.load import ConfigError
 from configs.schema import Experiment
 from privacy import accountant, participation
 from privacy.calibration import noise_multiplier
+from privacy.composition import NoValidBound
 from privacy.events import GaussianRelease, PoissonSampled, Unsampled
-from privacy.ledger import Ledger
-from privacy.spending import charges, spent
+from privacy.ledger import Head, Ledger
+from privacy.odometer import Odometer
 
 
 def price_server(turn: Sequence[GaussianRelease], participations: int, delta: float) -> float:
@@ -97,9 +98,33 @@ def planned_statement(config: Experiment) -> dict[str, Any]:
     return treasury.planned(config.federation.num_rounds)
 
 
-def audit_ledger(path: Path, delta: float) -> dict[str, Any]:
-    """What a ledger proves on its own, its chain verified; see `LedgerDamaged`."""
-    entries = Ledger.read(path)
-    paid = charges(entries)
-    views = [asdict(view) for view in spent(paid, delta=delta)]
-    return {"entries": len(entries), "charges": len(paid), "delta": delta, "views": views}
+def audit_ledger(
+    path: Path, delta: float, *, key: bytes | None = None, anchors: Sequence[Head] = ()
+) -> dict[str, Any]:
+    """What a ledger proves on its own, read once in a stream.
+
+    Raises:
+        LedgerDamaged: for a broken chain, a torn last line, a wrong key, or an anchor (a head that
+            was kept elsewhere) that is not in the chain.
+        ConfigError: for charges that no theorem prices.
+    """
+    odometer = Odometer()
+    found = Ledger.verify(path, key=key, anchors=anchors, feed=odometer.feed)
+    if found.is_torn:
+        raise found.torn_error(path)
+    try:
+        views = [asdict(view) for view in odometer.spent(delta)]
+    except NoValidBound as refusal:
+        raise ConfigError(f"{path}: {refusal}") from None
+    return {
+        "format": found.format,
+        "run_id": found.run_id,
+        "head": str(found.head),
+        "key_id": found.key_id,
+        "authenticity": found.authenticity,
+        "entries": found.head.sequence + 1,
+        "charges": odometer.rounds_counted,
+        "consumed": odometer.rounds_consumed,
+        "delta": delta,
+        "views": views,
+    }

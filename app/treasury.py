@@ -4,11 +4,11 @@ What was charged is priced by app/views.py. A resumed run counts all that its le
 """
 
 import logging
-from collections import Counter
-from collections.abc import Generator, Sequence
+import os
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from flwr.common.logger import log
 
@@ -17,10 +17,42 @@ from app.budget import Prices
 from app.views import Views, check_reporting_delta, passed_target, reporting_delta
 from configs.load import ConfigError, sha256
 from configs.schema import Experiment
+from privacy.account import Account
 from privacy.accountant import NoValidBound
-from privacy.ledger import Ledger
-from privacy.spending import CHARGE, Charge, TurnReleases, charges
+from privacy.charges import Terms, TurnReleases
+from privacy.ledger import Head, Ledger, read_key
+from privacy.odometer import Odometer
 from strategies.plan import BudgetExhausted
+
+KEY_FILE: Final = "MANIFED_LEDGER_KEY_FILE"
+"""The environment variable that names the file of the ledger's key."""
+
+
+def ledger_key(path: Path | None = None) -> bytes | None:
+    """The key in ``path``, or in the file that the environment names; None for no key.
+
+    Raises:
+        ConfigError: when the file cannot be read, or holds less than 16 bytes.
+    """
+    named = path or os.environ.get(KEY_FILE)
+    if not named:
+        return None
+    try:
+        return read_key(named)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"ledger key ({KEY_FILE} or --ledger-key): {error}") from None
+
+
+def anchors_of(heads: Iterable[str]) -> tuple[Head, ...]:
+    """The ledger heads that a user kept.
+
+    Raises:
+        ConfigError: for a text that no run printed.
+    """
+    try:
+        return tuple(Head.parse(head) for head in heads)
+    except ValueError as error:
+        raise ConfigError(f"ledger head: {error}") from None
 
 
 class Treasury:
@@ -28,10 +60,11 @@ class Treasury:
 
     def __init__(self, config: Experiment, turns: tuple[TurnReleases, ...]) -> None:
         self._config, self._turns = config, turns
-        self._count: Counter[int] = Counter()
-        self._attempts: Counter[int] = Counter()
-        self._rounds = 0
-        self._ledger: Ledger | None = None
+        self._account: Account | None = None
+        self.odometer = Odometer()
+        """Of what the ledger holds."""
+        self.head: Head | None = None
+        """The ledger's last line once it was closed: the anchor to keep."""
         self.delta = reporting_delta(config)
         self._prices = Prices(config, turns, self.delta)
         self._views = Views(config, turns, self.delta, self._prices)
@@ -63,27 +96,39 @@ class Treasury:
 
     # -- charging ----------------------------------------------------------------------------
     @contextmanager
-    def open_ledger(self, path: Path, *, resumed_at: int | None) -> Generator[None, None, None]:
+    def open_ledger(
+        self, path: Path, *, resumed_at: int | None, anchors: Iterable[Head] = ()
+    ) -> Generator[None, None, None]:
         """Hold the run's ledger; on a resumed run everything in it counts as spent.
 
-        A last line that a crash tore is charged as if it had invited everybody.
+        A last line that a crash tore is charged as if it had invited everybody. At the end, also
+        after an error, it is written which reserved rounds were run.
         """
-        if resumed_at is not None:
-            everybody = tuple(range(self._config.federation.num_clients))
-            torn = self._charge(resumed_at, 0, everybody).model_dump(mode="json")
-            ledger = Ledger.recover(path, charge=torn)
-            for charge in charges(ledger.entries):
-                self._count_charge(charge)
+        terms, key = self._terms(), ledger_key()
+        last = self._config.federation.num_rounds
+        if resumed_at is None:
+            ledger = Ledger.create(path, {"config_sha256": sha256(self._config)}, key=key)
+            account = Account(ledger, Odometer(), terms, last_round=last)
         else:
-            ledger = Ledger.create(path, {"config_sha256": sha256(self._config)})
-        with ledger:
-            self._ledger = ledger
-            yield
-            self._ledger = None
+            account = Account.recover(
+                path, terms, resumed_at=resumed_at, key=key, anchors=anchors, last_round=last
+            )
+        with account.ledger as ledger:
+            self._account, self.odometer = account, account.odometer
+            try:
+                yield
+            finally:
+                account.settle()
+                self.head, self._account = ledger.head, None
+
+    @property
+    def ledger(self) -> Ledger | None:
+        """The ledger while it is held."""
+        return None if self._account is None else self._account.ledger
 
     def attempts(self, server_round: int) -> int:
         """How often a round was charged so far."""
-        return self._attempts[server_round]
+        return 0 if self._account is None else self._account.attempts(server_round)
 
     def charge(self, server_round: int, attempt: int, partitions: tuple[int, ...]) -> None:
         """Put a round's charge on disk, before any letter of it leaves.
@@ -92,41 +137,30 @@ class Treasury:
         """
         if self._config.privacy.kind == "none":
             return
-        assert self._ledger is not None
-        charge = self._charge(server_round, attempt, partitions)
-        self._refuse_beyond_budget(charge)
-        self._ledger.append(CHARGE, charge.model_dump(mode="json"))
-        self._count_charge(charge)
+        assert self._account is not None
+        self._refuse_beyond_budget(server_round)
+        self._account.charge(server_round, attempt, partitions)
 
-    def _charge(self, server_round: int, attempt: int, partitions: tuple[int, ...]) -> Charge:
+    def _terms(self) -> Terms:
         federation = self._config.federation
         lens = server_lens_of(self._config)
         sampling = federation.cohort.sampling(federation.num_clients)
-        return Charge(
-            server_round=server_round,
-            attempt=attempt,
-            partitions=partitions,
+        return Terms(
+            population=federation.num_clients,
             turns=tuple(turn for turn in self._turns if turn.releases),
             sampling=sampling,
             aggregate=() if lens is None else (lens.release(sampling=sampling),),
         )
 
-    def _count_charge(self, charge: Charge) -> None:
-        self._count.update(charge.partitions)
-        self._attempts[charge.server_round] = max(
-            self._attempts[charge.server_round], charge.attempt + 1
-        )
-        self._rounds += 1
-
-    def _refuse_beyond_budget(self, charge: Charge) -> None:
+    def _refuse_beyond_budget(self, server_round: int) -> None:
         """Refuse the draw that the budget does not pay, whoever is in it (app/budget.py)."""
-        prices, draws = self._prices, self._rounds + 1
+        prices, draws = self._prices, self.odometer.rounds_counted + 1
         if not prices.pays(draws):
             budget = prices.budget
             assert budget is not None
             cost = prices.a_priori(budget.view, draws, budget.delta)
             raise BudgetExhausted(
-                f"{budget.field}: round {charge.server_round} would be cohort draw {draws}, which "
+                f"{budget.field}: round {server_round} would be cohort draw {draws}, which "
                 f"costs epsilon {cost:.4g} in the {budget.view} view whoever is drawn, the budget "
                 f"is {budget.epsilon:g}; the model of the last paid round is kept, and "
                 "privacy.max_epsilon may allow more"
@@ -139,7 +173,7 @@ class Treasury:
         """Epsilon so far in the view that protects against the server (or the outsider)."""
         if self._config.privacy.kind == "none":
             return None
-        return self._headline(max(self._count.values(), default=0), self._rounds)
+        return self._headline(self.odometer.participations, self.odometer.rounds_counted)
 
     def _headline(self, participations: int, rounds: int) -> float:
         return self._views.price(participations, rounds)[0]["epsilon"]
@@ -149,7 +183,7 @@ class Treasury:
 
         What an outsider learns is priced for all draws that were planned, made or not.
         """
-        return self._views.statement(max(self._count.values(), default=0), self._rounds)
+        return self._views.statement(self.odometer.participations, self.odometer.rounds_counted)
 
     def planned(self, rounds: int) -> dict[str, Any]:
         """The statement of a plan of ``rounds`` rounds, if all of them invite everybody."""

@@ -67,7 +67,7 @@ class Entry:
         """The entry with its hash and, under a key, its tag."""
         body = json.loads(_canonical(body))
         sha256 = hashlib.sha256(_content(sequence, kind, body, previous)).hexdigest()
-        return cls(sequence, kind, body, previous, sha256, key and line_tag(key, sha256))
+        return cls(sequence, kind, body, previous, sha256, line_tag(key, sha256))
 
     def line(self) -> bytes:
         """The line, newline included."""
@@ -142,14 +142,14 @@ def key_id_of(key: bytes) -> str:
     return _mac(key, "id", "")[:16]
 
 
-def line_tag(key: bytes, sha256: str) -> str:
-    """The tag of the line with this hash."""
-    return _mac(key, "line", sha256)
+def line_tag(key: bytes | None, sha256: str) -> str | None:
+    """The tag of the line with this hash; None without a key."""
+    return None if key is None else _mac(key, "line", sha256)
 
 
-def head_tag(key: bytes, head: storage.Head) -> str:
-    """The tag of a head."""
-    return _mac(key, "head", str(head))
+def head_tag(key: bytes | None, head: storage.Head) -> str | None:
+    """The tag of a head; None without a key."""
+    return None if key is None else _mac(key, "head", str(head))
 
 
 def _mac(key: bytes, purpose: str, text: str) -> str:
@@ -191,7 +191,7 @@ def _check_tag(path: Path, entry: Entry, key: bytes | None, *, is_keyed: bool) -
         )
     if key is None or entry.tag is None:
         return
-    if not hmac.compare_digest(entry.tag, line_tag(key, entry.sha256)):
+    if not hmac.compare_digest(entry.tag, str(line_tag(key, entry.sha256))):
         raise LedgerDamaged(path, number, "was rewritten by somebody without the key", RESTORE)
 
 

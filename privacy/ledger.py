@@ -75,6 +75,12 @@ class Verified:
     authenticity: Literal["unkeyed", "not checked", "verified"]
     """What the tags say: there are none, no key was given, or all are by the key."""
 
+    def torn_error(self, path: str | Path) -> LedgerTorn:
+        """What to raise where a torn line is no news."""
+        return LedgerTorn(
+            Path(path), self.head.sequence + 2, "was never finished (a crash?)", _RECOVER
+        )
+
     @property
     def format(self) -> int:
         """The format's number; 1 has no reservations, run identifier or key."""
@@ -123,7 +129,7 @@ class Ledger:
         if (left := storage.read_head(path)) is not None and left[0].sequence > 0:
             raise LedgerDamaged(path, 1, "the ledger is gone and only its head is left", RESTORE)
         head = Head(0, first.sha256)
-        storage.write_head(path, head, key and chain.head_tag(key, head))
+        storage.write_head(path, head, chain.head_tag(key, head))
         storage.create_durably(path, first.line())
         authenticity = "unkeyed" if key is None else "verified"
         found = Verified(
@@ -153,9 +159,9 @@ class Ledger:
         try:
             found = cls.verify(path, key=key, anchors=anchors, feed=feed)
             if found.is_torn:
-                raise _torn(path, found)
+                raise found.torn_error(path)
             _refuse_without_key(path, found)
-            storage.write_head(path, found.head, key and chain.head_tag(key, found.head))
+            storage.write_head(path, found.head, chain.head_tag(key, found.head))
         except BaseException:
             os.close(descriptor)
             raise
@@ -224,7 +230,7 @@ class Ledger:
         entries: list[Entry] = []
         found = Ledger.verify(path, key=key, feed=entries.append)
         if found.is_torn:
-            raise _torn(Path(path), found)
+            raise found.torn_error(path)
         return tuple(entries)
 
     @classmethod
@@ -310,7 +316,7 @@ class Ledger:
         head = Head(entry.sequence, entry.sha256)
         self._is_broken = True
         storage.append_durably(self._descriptor, entry.line())
-        storage.write_head(self._path, head, self._key and chain.head_tag(self._key, head))
+        storage.write_head(self._path, head, chain.head_tag(self._key, head))
         self._head = head
         self._is_broken = False
         return entry
@@ -360,10 +366,6 @@ def _fed(feed: Feed, path: Path, entry: Entry) -> None:
         ) from error
 
 
-def _torn(path: Path, found: Verified) -> LedgerTorn:
-    return LedgerTorn(path, found.head.sequence + 2, "was never finished (a crash?)", _RECOVER)
-
-
 def _refuse_without_key(path: Path, found: Verified) -> None:
     if found.authenticity == "not checked":
         raise LedgerDamaged(
@@ -390,7 +392,7 @@ def _check_head(
             f"its head {name} has a tag where the header has no key, or none where it has one",
             RESTORE,
         )
-    if key is not None and not hmac.compare_digest(str(tag), chain.head_tag(key, head)):
+    if key is not None and not hmac.compare_digest(str(tag), str(chain.head_tag(key, head))):
         raise LedgerDamaged(
             path, last.sequence + 1, f"its head {name} was rewritten without the key", RESTORE
         )

@@ -15,6 +15,7 @@ import pytest
 
 from app import client_turn
 from app.launch import Request, launch
+from privacy.cohorts import decode
 from privacy.ledger import Ledger
 from tests.app.test_cli import QUICKSTART
 
@@ -67,8 +68,8 @@ def released(witness: Path) -> set[tuple[int, int, int]]:
 
 def charged(path: Path) -> set[tuple[int, int, int]]:
     with Ledger.recover(path, charge={}) as ledger:
-        bodies = [e.body for e in ledger.entries if e.kind == "charge"]
-    return {(b["server_round"], b["attempt"], i) for b in bodies for i in b["partitions"]}
+        bodies = [e.body for e in ledger.entries if e.kind == "reserved"]
+    return {(b["rounds"][0], b["attempt"], int(i)) for b in bodies for i in decode(b["cohort"], 3)}
 
 
 @pytest.mark.slow

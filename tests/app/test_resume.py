@@ -42,7 +42,7 @@ def test_a_resumed_run_ends_with_all_rounds_and_pays_for_the_lost_ones(tmp_path,
     assert folder.manifest()["final"]["rounds"] == 6
     assert folder.metrics()["round"] == list(range(7))
     with Ledger.open(folder.ledger_path) as ledger:
-        charged = [e.body["server_round"] for e in ledger.entries if e.kind == "charge"]
+        charged = [e.body["rounds"][0] for e in ledger.entries if e.kind == "reserved"]
     assert charged == [1, 2, 3, 4, 3, 4, 5, 6]
     spent, honest = folder.manifest()["final"]["epsilon"], whole.manifest()["final"]["epsilon"]
     assert spent > honest

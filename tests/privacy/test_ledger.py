@@ -33,7 +33,7 @@ def path(tmp_path):
 def test_what_was_appended_is_read_back_in_order(path):
     with Ledger.open(path) as ledger:
         assert [e.kind for e in ledger.entries] == ["header", "charge", "charge", "charge"]
-        assert ledger.entries[0].body == {"config": "abc"}
+        assert ledger.entries[0].body["config"] == "abc"
         assert [e.body["server_round"] for e in ledger.entries[1:]] == [1, 2, 3]
         ledger.append("charge", {**BODY, "server_round": 4})
         assert ledger.entries == Ledger.read(path)
@@ -169,7 +169,7 @@ def test_creation_that_was_interrupted_can_be_done_again(tmp_path):
     path = tmp_path / "ledger.jsonl"
     storage.write_head(path, storage.Head(0, "0" * 64))
     Ledger.create(path, {"a": 1}).close()
-    assert Ledger.read(path)[0].body == {"a": 1}
+    assert Ledger.read(path)[0].body["a"] == 1
 
 
 def test_a_missing_ledger_is_not_created(tmp_path):
