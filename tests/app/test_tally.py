@@ -21,6 +21,7 @@ SMALL = (
     "evaluation.every=4",
     "output.checkpoint_every=3",
     "output.plots=false",
+    "privacy={kind='none'}",
 )
 ROUND = 3 * 64 * 8
 
