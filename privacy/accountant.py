@@ -5,8 +5,8 @@ sampling of the releases  neighbouring relation bound
 ========================= ===================== ================================================
 unsampled                 either                exact: Gaussian differential privacy
 Poisson (and unsampled)   add-or-remove         privacy loss distribution, rounded up
-without replacement       replace-one           Rényi (Wang, Balle, Kasiviswanathan 2019)
-(and unsampled)
+without replacement       replace-one           Rényi (Wang, Balle, Kasiviswanathan 2019),
+(and unsampled)                                 at most the price of taking everybody
 anything else             --                    refused: `NoValidBound`
 ========================= ===================== ================================================
 
@@ -87,7 +87,8 @@ def epsilon_of(total: Composition, delta: float) -> float:
     if total.mu == math.inf or delta == 0:
         return math.inf
     if total.without_replacement:
-        return renyi.epsilon(renyi.curve(total), delta)
+        most = gaussian.epsilon(delta, mu=total.everybody.mu)
+        return min(renyi.epsilon(renyi.curve(total), delta), most)
     loss, is_fine = _loss(total)
     found = loss.epsilon(delta)
     if math.isfinite(found) and is_fine:
@@ -102,7 +103,8 @@ def _delta(total: Composition, epsilon: float) -> float:
     if total.mu == math.inf:
         return 1.0
     if total.without_replacement:
-        return renyi.delta(renyi.curve(total), epsilon)
+        most = gaussian.delta(epsilon, mu=total.everybody.mu)
+        return min(renyi.delta(renyi.curve(total), epsilon), most)
     loss, is_fine = _loss(total)
     found = loss.delta(epsilon)
     return found if is_fine else min(found, renyi.delta(renyi.curve(total), epsilon))

@@ -65,6 +65,20 @@ class Composition:
             ),
         )
 
+    @property
+    def everybody(self) -> "Composition":
+        """The same releases with every unit in every sample: a bound of these, exact itself.
+
+        Let the sample be seen: given it, either the unit is in it and the output is that of a
+        Gaussian release with the same noise multiplier, or neighbours give the same output. For
+        every epsilon the delta of the release is at most an average of the two, so each release is
+        (1/z)-GDP whatever was sampled, and GDP composes adaptively (Dong, Roth, Su 2022).
+        """
+        squares = [n * (1 / z) * (1 / z) for z, _, n in self.poisson]
+        squares += [n * (1 / z) * (1 / z) for z, _, _, n in self.without_replacement]
+        mu = math.sqrt(math.fsum([self.mu**2, *squares]))
+        return replace(self, mu=mu, poisson=(), without_replacement=())
+
     @cached_property
     def loss_variance(self) -> float:
         """About the variance of the privacy loss of everything."""

@@ -25,6 +25,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
+from typing import Final
 
 import numpy as np
 from pydantic import Field
@@ -35,6 +36,8 @@ from privacy.events import Frozen, GaussianRelease, repeated
 from privacy.loss_distribution import Loss
 from privacy.loss_grid import guarantee_loss
 from privacy.normal_law import binomial_tail
+
+_USELESS: Final = 200.0
 
 
 class Guarantee(Frozen):
@@ -143,7 +146,7 @@ def _external(counts: Mapping[tuple[Composition, float], int], delta: float) -> 
         ((turn, _), count), *_ = present.items()
         return accountant.epsilon_of(turn.times(count), delta)
     if any(turn.without_replacement for turn, _ in present):
-        return _renyi(present, delta)
+        return min(_renyi(present, delta), _of_everybody(present, delta))
     interval, is_fine = grid_interval((turn, n * p) for (turn, p), n in present.items())
     parts = [_mixture(turn, p, interval).composed(n) for (turn, p), n in present.items()]
     total = parts[0]
@@ -151,6 +154,18 @@ def _external(counts: Mapping[tuple[Composition, float], int], delta: float) -> 
         total = total.convolved(part)
     found = total.epsilon(delta)
     return found if math.isfinite(found) and is_fine else min(found, _renyi(present, delta))
+
+
+def _of_everybody(present: Mapping[tuple[Composition, float], int], delta: float) -> float:
+    """The price of the same turns when each takes all units (`Composition.everybody`).
+
+    A turn that would alone cost more than _USELESS makes the grid large and the bound useless.
+    """
+    everybody = Counter[tuple[Composition, float]]()
+    for (turn, probability), count in present.items():
+        everybody[turn.everybody, probability] += count
+    largest = max(turn.mu for turn, _ in everybody)
+    return _external(everybody, delta) if largest**2 / 2 <= _USELESS else math.inf
 
 
 def _renyi(present: Mapping[tuple[Composition, float], int], delta: float) -> float:

@@ -5,13 +5,14 @@ import math
 from pathlib import Path
 
 import dp_accounting
+import numpy as np
 import pytest
 from dp_accounting.pld import pld_privacy_accountant
 from dp_accounting.rdp import rdp_privacy_accountant
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from privacy import accountant
+from privacy import accountant, gaussian
 from privacy.accountant import NoValidBound
 from privacy.events import (
     GaussianRelease,
@@ -163,11 +164,40 @@ def test_sampling_everybody_is_no_sampling():
     assert accountant.epsilon(whole, 1e-5) == exact
 
 
-def test_sampling_never_costs_more_than_taking_everybody():
+@pytest.mark.parametrize(("size", "epsilon_of_everybody"), [(200, 1.0), (600, 4.0), (1190, 12.0)])
+def test_sampling_never_costs_more_than_taking_everybody(size, epsilon_of_everybody):
     """The published subset bound does at high rates; the smaller of the two holds."""
-    everybody = release(4.0, count=60, relation="replace-one")
-    half = subset(4.0, 600, 1200, 60)
-    assert accountant.epsilon([half], 1e-5) <= 1.1 * accountant.epsilon([everybody], 1e-5)
+    z = math.sqrt(60) / gaussian.largest_mu(epsilon_of_everybody, 1e-5)
+    sampled = [subset(z, size, 1200, 60), release(3 * z, relation="replace-one")]
+    whole = [release(z, count=60, relation="replace-one"), sampled[1]]
+    most = accountant.epsilon(whole, 1e-5)
+    assert accountant.epsilon(sampled, 1e-5) <= most * SLACK
+    for epsilon in (0.5 * most, most):
+        assert accountant.delta(sampled, epsilon) <= accountant.delta(whole, epsilon) * SLACK
+    kinds = dp_accounting.NeighboringRelation
+    theirs = [
+        pld_privacy_accountant.PLDAccountant(kinds.ADD_OR_REMOVE_ONE, 1e-3),
+        rdp_privacy_accountant.RdpAccountant(neighboring_relation=kinds.REPLACE_ONE),
+    ]
+    for judge, releases in zip(theirs, (whole, sampled), strict=True):
+        judge.compose(accountant.to_dp_event(releases))
+    least = min(judge.get_epsilon(1e-5) for judge in theirs)
+    assert accountant.epsilon(sampled, 1e-5) == pytest.approx(least, rel=2e-3)
+
+
+@pytest.mark.parametrize("size", [1, 300, 700, 999])
+@pytest.mark.parametrize("z", [0.7, 2.0])
+def test_a_price_of_a_subset_is_not_below_what_one_record_gives_away(size, z):
+    """The record is +1/2 or -1/2 and all others 0: delta by quadrature, unpriced for less."""
+    q, x = size / 1000, np.linspace(-12 * z, 12 * z, 200_001)
+    one, other = ((1 - q) * _density(x, z) + q * _density(x - s, z) for s in (0.5, -0.5))
+    for epsilon in (0.01, 0.1, 0.5, 1.0):
+        least = np.trapezoid(np.maximum(one - math.exp(epsilon) * other, 0.0), x)
+        assert accountant.delta([subset(z, size, 1000)], epsilon) >= least * (1 - 1e-6)
+
+
+def _density(x, z):
+    return np.exp(-((x / z) ** 2) / 2) / (z * math.sqrt(2 * math.pi))
 
 
 NOISES = st.integers(6, 60).map(lambda n: n / 10)

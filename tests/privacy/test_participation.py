@@ -118,6 +118,20 @@ def test_the_external_view_is_monotone_and_below_the_worst_server_view(percent, 
     assert a_priori <= server_epsilon(turn, participations=rounds, delta=1e-5)
 
 
+def test_a_turn_over_most_examples_costs_no_more_than_one_over_all():
+    """Known to hold: the participation shows, and the sample inside a turn hides nothing."""
+
+    def price(sampling):
+        turn = [release(4.0, sampling, count=3, relation="replace-one")]
+        return external_epsilon(turn, participation_probability=0.3, num_rounds=40, delta=1e-5)
+
+    most = price(None)
+    for size in (300, 600, 900):
+        sampling = SampledWithoutReplacement(sample_size=size, population=1000)
+        assert price(sampling) <= most * (1 + 1e-9)
+    assert price(SampledWithoutReplacement(sample_size=30, population=1000)) < 0.5 * most
+
+
 def test_the_a_priori_server_view_pays_the_tail_of_the_count():
     rho, rounds, delta = 0.1, 200, 1e-5
     found = server_epsilon_a_priori(
