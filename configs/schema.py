@@ -226,6 +226,7 @@ class Experiment(Frozen):
         if mixed is not None:
             raise ValueError(mixed)
         if privacy.kind == "client-level":
+            self.federation.replies.check_client_level()
             if self._has_random_output:
                 raise ValueError(
                     "training.output: client-level privacy noises one upload a client, got "

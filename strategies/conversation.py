@@ -13,7 +13,6 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from strategies.aggregation import ServerDraws
 from strategies.handshake import meet
-from strategies.inbox import read_replies
 from strategies.plan import Plan, RoundReport, StackedGrid, Treasurer
 from strategies.replies import RoundFailed
 from strategies.rounds import Rounds
@@ -39,7 +38,7 @@ class Conversation(Rounds, Strategy):
         """``attempts(round)`` says how often a round was charged before (after a crash)."""
         super().__init__(plan, state, treasurer, attempts=attempts, last_accepted=last_accepted)
         self._on_round, self._first_round = on_round, first_round
-        self._configured: tuple[Header, tuple[int, ...]] | None = None
+        self._configured: tuple[Header, list[Message]] | None = None
 
     def start(
         self,
@@ -88,28 +87,29 @@ class Conversation(Rounds, Strategy):
         self._treasurer.charge(server_round, attempt, partitions)
         phase = plan.exchanges[0].name
         header = Header(plan.config_sha256, server_round, attempt, phase, -1)
-        self._configured = (header, partitions)
-        return self._letters(header, plan.half.down(self.state, phase), partitions)
+        letters = self._letters(header, plan.half.down(self.state, phase), partitions)
+        self._configured = (header, letters)
+        return letters
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """The model after a single-phase round whose letters `configure_train` made."""
+        """The model after a single-phase round whose letters `configure_train` made.
+
+        A round is used once: its letters were charged once.
+        """
         plan, exchange = self.plan, self.plan.exchanges[0]
         if len(plan.exchanges) != 1:
             raise NotImplementedError(f"{plan.half.kind} has several phases a round; use start()")
         if self._configured is None or self._configured[0].server_round != server_round:
             raise RoundFailed(f"Expected configure_train for round {server_round} first")
-        header, partitions = self._configured
+        (header, letters), self._configured = self._configured, None
+        read = self._read(header, exchange, 0, letters, replies)
         owner = {node: i for i, node in self._nodes.items()}
-        by_client = {
-            owner[r.metadata.src_node_id]: r for r in replies if r.metadata.src_node_id in owner
-        }
-        read = read_replies(self._expect(header, exchange), 0, partitions, by_client)
-        if not plan.policy.is_enough(read, len(partitions), needs_everyone=plan.needs_everyone):
-            raise RoundFailed(plan.policy.explain(read, len(partitions)))
+        asked = tuple(owner[letter.metadata.dst_node_id] for letter in letters)
+        judged = self._judged(header, read, asked, len(asked))
         draws = ServerDraws(plan.source, server_round, header.attempt)
-        self.state = self._step(self.state, exchange, read, draws)
+        self.state = self._step(self.state, exchange, judged, draws)
         self._last_accepted |= dict.fromkeys(read.partitions, server_round)
         return self._arrays(), MetricRecord({keys.SERVER_ROUND: server_round})
 

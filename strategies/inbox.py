@@ -1,14 +1,16 @@
 """From Flower replies (or the rows of a stacked payload) to usable uploads: every check, once."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from flwr.app import Message
+from flwr.common.constant import SUPERLINK_NODE_ID
+from flwr.common.logger import log
 from torch import Tensor
 
 from manifolds.base import Manifold
-from strategies.replies import Replies
+from strategies.replies import Replies, plain
 from strategies.server_half import Space
 from wire.letters import BadLetter, Header, check_tensor, read_header, read_payload
 from wire.payloads import Payload
@@ -33,22 +35,54 @@ class Expectation:
         return self.up(*[self.base.new_zeros(0, *self.base.shape) for _ in self.up.names()])
 
 
+def answers_by_node(
+    letters: Sequence[Message], answers: Iterable[Message]
+) -> dict[int, list[Message]]:
+    """The answers to ``letters`` by the node that was asked, in the order they came.
+
+    An answer counts only for the message it replies to and only from the node that was asked (or
+    as an error of the SuperLink's own about that message); any other is logged and left out.
+    """
+    asked = {m.metadata.message_id: m.metadata.dst_node_id for m in letters}
+    by_node: dict[int, list[Message]] = {}
+    for answer in answers:
+        node, sender = _asked_node(answer, asked)
+        if node is None:
+            log(30, "A reply of node %s to no message of this phase is left out", plain(sender))
+        elif sender == node or (sender == SUPERLINK_NODE_ID and answer.has_error()):
+            by_node.setdefault(node, []).append(answer)
+        else:
+            log(30, "A reply of node %s to node %d's message is left out", plain(sender), node)
+    return by_node
+
+
+def _asked_node(answer: Message, asked: Mapping[str, int]) -> tuple[int | None, object]:
+    """(the node that ``answer``'s message was for, the node that sent the answer)."""
+    try:
+        return asked.get(answer.metadata.reply_to_message_id), answer.metadata.src_node_id
+    except Exception as error:
+        return None, type(error).__name__
+
+
 def read_replies(
     expected: Expectation,
     down_bytes: int,
     partitions: tuple[int, ...],
-    by_client: Mapping[int, Message],
+    by_client: Mapping[int, Sequence[Message]],
 ) -> Replies:
-    """The usable uploads in the order of ``partitions``, and a reason for each other client."""
+    """The usable uploads in the order of ``partitions``, and a reason for each other client.
+
+    Of several replies of one client the first usable one counts.
+    """
     good: list[Payload] = []
     kept: list[int] = []
     failures: dict[int, str] = {}
     for i in partitions:
         try:
-            good.append(_open(expected, i, by_client.get(i)))
+            good.append(_first_usable(expected, i, by_client.get(i, ())))
             kept.append(i)
         except BadLetter as bad:
-            failures[i] = str(bad)
+            failures[i] = plain(bad)
     return Replies(
         partitions=tuple(kept),
         uploads=expected.up.stack(good) if good else expected.empty(),
@@ -58,11 +92,21 @@ def read_replies(
     )
 
 
-def _open(expected: Expectation, partition: int, reply: Message | None) -> Payload:
-    if reply is None:
-        raise BadLetter(f"no reply within {expected.timeout:g} s")
+def _first_usable(expected: Expectation, partition: int, replies: Sequence[Message]) -> Payload:
+    refusals: list[BadLetter] = []
+    for reply in replies:
+        try:
+            return _open(expected, partition, reply)
+        except BadLetter as bad:
+            refusals.append(bad)
+        except Exception as error:  # whatever a reply can make a check do is that client's failure
+            refusals.append(BadLetter(f"not readable: {type(error).__name__}: {error}"))
+    raise refusals[0] if refusals else BadLetter(f"no reply within {expected.timeout:g} s")
+
+
+def _open(expected: Expectation, partition: int, reply: Message) -> Payload:
     if reply.has_error():
-        raise BadLetter(f"error {reply.error.code}: {reply.error.reason}")
+        raise BadLetter(f"error {reply.error.code}: {plain(reply.error.reason)}")
     theirs, ours = read_header(reply.content), expected.header
     mine = (ours.config_sha256, ours.server_round, ours.attempt, ours.phase, partition)
     got = (
@@ -73,7 +117,9 @@ def _open(expected: Expectation, partition: int, reply: Message | None) -> Paylo
         theirs.partition_id,
     )
     if got != mine:
-        raise BadLetter(f"Expected (config, round, attempt, phase, client) {mine}, got {got}")
+        raise BadLetter(
+            f"Expected (config, round, attempt, phase, client) {_brief(mine)}, got {_brief(got)}"
+        )
     base = expected.base
     payload = read_payload(reply.content, expected.up, tuple(base.shape), base.dtype)
     for name, u in payload.tensors().items():
@@ -82,22 +128,43 @@ def _open(expected: Expectation, partition: int, reply: Message | None) -> Paylo
     return payload
 
 
+def _brief(values: tuple[str | int, ...]) -> str:
+    return "(" + ", ".join(str(value)[:12] for value in values) + ")"
+
+
 def refuse_bad_rows(expected: Expectation, replies: Replies) -> Replies:
     """The checks of `read_replies` on a stacked payload, row by row only where a row is bad."""
+    failures = {i: plain(reason) for i, reason in replies.failures.items()}
     stacked = replies.uploads.tensors()
     good = torch.ones(len(replies.partitions), dtype=torch.bool, device=expected.base.device)
     for u in stacked.values():
         good &= torch.isfinite(u).flatten(1).all(dim=1)
-        good &= _is_tangent(expected, u)
+    for u in stacked.values():
+        # A row that is not finite could make a projection of the whole stack fail.
+        good &= _tangent_rows(expected, torch.where(_beside(good, u), u, torch.zeros_like(u)))
     if bool(good.all()):
-        return replies
-    failures = dict(replies.failures)
+        return replace(replies, failures=failures)
     for row in (~good).nonzero()[:, 0].tolist():
         failures[replies.partitions[row]] = _row_failure(expected, stacked, row)
     rows = good.nonzero()[:, 0]
     kept = tuple(replies.partitions[i] for i in rows.tolist())
     uploads = replies.uploads.take(rows)
     return Replies(kept, uploads, failures, replies.bytes_down, uploads.num_bytes())
+
+
+def _beside(rows: Tensor, stacked: Tensor) -> Tensor:
+    """One entry a row, shape (C, 1, ...), beside a stack (C, ...)."""
+    return rows.reshape(-1, *[1] * (stacked.dim() - 1))
+
+
+def _tangent_rows(expected: Expectation, stacked: Tensor) -> Tensor:
+    """`_is_tangent`, row by row where the whole stack cannot be projected."""
+    try:
+        return _is_tangent(expected, stacked)
+    except Exception:
+        if stacked.shape[0] == 1:
+            return torch.zeros(1, dtype=torch.bool, device=stacked.device)
+        return torch.cat([_tangent_rows(expected, row.unsqueeze(0)) for row in stacked])
 
 
 def _is_tangent(expected: Expectation, stacked: Tensor) -> Tensor:

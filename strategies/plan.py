@@ -65,6 +65,10 @@ class Plan:
     needs_everyone: bool = False
     device: str = "cpu"
 
+    def __post_init__(self) -> None:
+        if self.lens is not None:
+            self.policy.check_client_level()
+
     @property
     def num_clients(self) -> int:
         """Number of partitions."""
@@ -78,7 +82,11 @@ class Plan:
 
 @dataclass(frozen=True)
 class RoundReport:
-    """What a round did, for metrics and checkpoints."""
+    """What a round did, all its attempts together, for metrics and checkpoints.
+
+    ``participants`` are the clients whose replies were used; ``failures`` has a reason for each
+    that was asked and dropped.
+    """
 
     server_round: int
     state: ServerState

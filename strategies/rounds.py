@@ -8,8 +8,8 @@ the server's view the uploads are the release; so a crash, a retry or an abort c
 show more than was spent, never less. The new model is used only after that.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 from flwr.app import Message, MessageType
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from privacy.mechanism import ClientLens
 from strategies.aggregation import PrivateMean, ServerDraws, private_mean, weighted_mean
-from strategies.inbox import Expectation, read_replies, refuse_bad_rows
+from strategies.inbox import Expectation, answers_by_node, read_replies, refuse_bad_rows
 from strategies.plan import Exchange, Plan, RoundReport, StackedGrid, Treasurer
 from strategies.replies import Replies, RoundFailed
 from strategies.server_half import Collected, ServerState
@@ -52,11 +52,12 @@ class Rounds:
         """One round, retries included; needs the handshake that `start` does."""
         plan, first = self.plan, self._attempts(server_round)
         tries = plan.policy.max_attempts if plan.policy.on_failure == "retry" else 1
+        seen = _Seen()
         for attempt in range(first, first + tries):
             partitions = plan.cohort.draw(plan.num_clients, server_round, attempt, plan.source)
             self._treasurer.charge(server_round, attempt, partitions)
             try:
-                return self._attempt(server_round, attempt, partitions, grid)
+                return self._attempt(server_round, attempt, partitions, grid, seen)
             except RoundFailed as failure:
                 if attempt == first + tries - 1:
                     raise
@@ -70,28 +71,65 @@ class Rounds:
         raise AssertionError("unreachable: a round ends by a report or an error")
 
     def _attempt(
-        self, server_round: int, attempt: int, partitions: tuple[int, ...], grid: Grid
+        self,
+        server_round: int,
+        attempt: int,
+        partitions: tuple[int, ...],
+        grid: Grid,
+        seen: "_Seen",
     ) -> RoundReport:
-        plan, state = self.plan, self.state
-        seen, failures, down_bytes, up_bytes = partitions, dict[int, str](), 0, 0
+        plan, state, asked = self.plan, self.state, partitions
+        dropped: set[int] = set()
         for index, exchange in enumerate(plan.exchanges):
             header = Header(plan.config_sha256, server_round, attempt, exchange.name, -1)
             down = plan.half.down(state, exchange.name)
-            replies = self._exchange(header, exchange, down, seen, grid)
-            down_bytes, up_bytes = down_bytes + replies.bytes_down, up_bytes + replies.bytes_up
-            failures |= replies.failures
-            if seen and not plan.policy.is_enough(
-                replies, len(partitions), needs_everyone=plan.needs_everyone
-            ):
-                raise RoundFailed(
-                    f"Round {server_round}: {plan.policy.explain(replies, len(partitions))}"
-                )
-            seen = replies.partitions
+            replies = self._exchange(header, exchange, down, asked, grid)
+            seen.add(replies)
+            dropped |= set(replies.failures)
+            replies = self._judged(header, replies, asked, len(partitions))
+            asked = replies.partitions
             draws = ServerDraws(plan.source, server_round, attempt, index)
             state = self._step(state, exchange, replies, draws)
         self.state = state
-        self._last_accepted |= dict.fromkeys(seen, server_round)
-        return RoundReport(server_round, state, seen, failures, down_bytes, up_bytes)
+        used = tuple(i for i in asked if i not in dropped)
+        self._last_accepted |= dict.fromkeys(used, server_round)
+        return RoundReport(server_round, state, used, seen.failures, seen.bytes_down, seen.bytes_up)
+
+    def _judged(
+        self, header: Header, replies: Replies, asked: tuple[int, ...], cohort_size: int
+    ) -> Replies:
+        """What the round goes on with.
+
+        Under client-level privacy whether a reply is usable is a datum of one client, as its upload
+        is: each failed one is the zero vector, in every exchange, so the round goes the same way
+        whatever a client sends, and the sum still moves by at most one bound.
+
+        Raises:
+            RoundFailed: when the policy is not content.
+        """
+        self._tell_who_was_dropped(header, replies)
+        plan = self.plan
+        if plan.lens is not None:
+            return replies.zero_filled(asked)
+        if asked and not plan.policy.is_enough(
+            replies, cohort_size, needs_everyone=plan.needs_everyone
+        ):
+            raise RoundFailed(
+                f"Round {header.server_round}: {plan.policy.explain(replies, cohort_size)}"
+            )
+        return replies
+
+    def _tell_who_was_dropped(self, header: Header, replies: Replies) -> None:
+        for client, reason in sorted(replies.failures.items()):
+            log(
+                30,
+                "Round %d, attempt %d, phase %s: client %d is dropped: %s",
+                header.server_round,
+                header.attempt,
+                header.phase,
+                client,
+                reason,
+            )
 
     def _step(
         self, state: ServerState, exchange: Exchange, replies: Replies, draws: ServerDraws
@@ -151,13 +189,25 @@ class Rounds:
             return refuse_bad_rows(self._expect(header, exchange), replies)
         letters = self._letters(header, down, partitions)
         answers = grid.send_and_receive(letters, timeout=self.plan.policy.timeout)
-        sent = {m.metadata.message_id: i for m, i in zip(letters, partitions, strict=True)}
+        return self._read(header, exchange, down.num_bytes(), letters, answers)
+
+    def _read(
+        self,
+        header: Header,
+        exchange: Exchange,
+        down_bytes: int,
+        letters: Sequence[Message],
+        answers: Iterable[Message],
+    ) -> Replies:
+        """The usable ones of the ``answers`` to ``letters``; a failure names client and node."""
+        owner = {node: i for i, node in self._nodes.items()}
         by_client = {
-            sent[a.metadata.reply_to_message_id]: a
-            for a in answers
-            if a.metadata.reply_to_message_id in sent
+            owner[node]: found for node, found in answers_by_node(letters, answers).items()
         }
-        return read_replies(self._expect(header, exchange), down.num_bytes(), partitions, by_client)
+        partitions = tuple(owner[letter.metadata.dst_node_id] for letter in letters)
+        replies = read_replies(self._expect(header, exchange), down_bytes, partitions, by_client)
+        named = {i: f"{why} (node {self._nodes[i]})" for i, why in replies.failures.items()}
+        return replace(replies, failures=named)
 
     def _letters(self, header: Header, down: Payload, partitions: tuple[int, ...]) -> list[Message]:
         letters: list[Message] = []
@@ -186,3 +236,17 @@ class Rounds:
         return Expectation(
             header, exchange.up, base, plan.half.space, plan.manifold, plan.policy.timeout
         )
+
+
+@dataclass
+class _Seen:
+    """What all attempts of a round sent and got, and who was dropped."""
+
+    bytes_down: int = 0
+    bytes_up: int = 0
+    failures: dict[int, str] = field(default_factory=dict[int, str])
+
+    def add(self, replies: Replies) -> None:
+        self.bytes_down += replies.bytes_down
+        self.bytes_up += replies.bytes_up
+        self.failures |= replies.failures

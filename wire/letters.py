@@ -1,7 +1,14 @@
-"""Payloads to Flower records and back, and the header that goes with them."""
+"""Payloads to Flower records and back, and the header that goes with them.
 
+Whoever sends a record chooses every byte of it, so what it declares is compared with what is
+expected, and its length with what it declares, before anything is decoded or allocated. Nothing is
+ever unpickled.
+"""
+
+import io
+import math
 from dataclasses import dataclass, fields
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -49,12 +56,77 @@ def tensors_to_record(tensors: dict[str, Tensor]) -> ArrayRecord:
 
 
 def tensors_from_record(record: ArrayRecord) -> dict[str, Tensor]:
-    """The tensors of an ArrayRecord, as copies of their own."""
-    return {name: torch.from_numpy(_to_numpy(array)) for name, array in record.items()}
+    """The tensors of an ArrayRecord, as copies of their own.
+
+    Raises:
+        BadLetter: for an entry whose bytes are not the array that it declares.
+    """
+    return {name: _decoded(str(name)[:60], array) for name, array in record.items()}
 
 
-def _to_numpy(array: Array) -> np.ndarray:
-    return np.array(array.numpy(), order="C", copy=True)
+_DTYPES = {
+    str(np.dtype(kind)): np.dtype(kind)
+    for kind in ("f2", "f4", "f8", "c8", "c16", "i1", "i2", "i4", "i8", "u1", "?")
+}
+"""Names that an Array declares, to the NumPy types that torch has too."""
+_NPY = "numpy.ndarray"
+_HEADER_BYTES = 1024
+"""More than the header of any array here takes (128 for a few dimensions)."""
+
+
+def shown(value: Any) -> str:
+    """A short text for a value that a sender chose."""
+    if isinstance(value, str | bytes):
+        return repr(value[:60]) + (f"... ({len(value)} long)" if len(value) > 60 else "")
+    if isinstance(value, bool | float) or (isinstance(value, int) and abs(value) < 1 << 64):
+        return repr(value)
+    if isinstance(value, tuple | list):
+        some = ", ".join(shown(item) for item in value[:6] if not isinstance(item, tuple | list))
+        return f"[{some}{', ...' if len(value) > 6 else ''}]"
+    return f"a {type(value).__name__}"
+
+
+def _declared(name: str, array: Array) -> tuple[np.dtype[Any], tuple[int, ...]]:
+    """What an Array says it is; BadLetter when that is no array of numbers."""
+    if array.stype != _NPY:
+        raise BadLetter(f"Expected {name} as {_NPY!r}, got {shown(array.stype)}")
+    if not isinstance(array.dtype, str) or array.dtype not in _DTYPES:
+        raise BadLetter(f"Expected {name} of a plain number type, got {shown(array.dtype)}")
+    shape = tuple(array.shape)
+    if len(shape) > 16 or not all(type(size) is int and size >= 0 for size in shape):
+        raise BadLetter(f"Expected {name} with a shape of sizes >= 0, got {shown(shape)}")
+    if not isinstance(array.data, bytes):
+        raise BadLetter(f"Expected the bytes of {name}, got {shown(array.data)}")
+    return _DTYPES[array.dtype], shape
+
+
+def _decoded(name: str, array: Array) -> Tensor:
+    """The tensor of an Array: exactly the declared number of bytes behind an equal npy header."""
+    dtype, shape = _declared(name, array)
+    num_bytes = math.prod(shape) * dtype.itemsize
+    if not num_bytes < len(array.data) <= num_bytes + _HEADER_BYTES:
+        raise BadLetter(
+            f"Expected {name} in {num_bytes} bytes and a header, got {len(array.data)} bytes"
+        )
+    begin = io.BytesIO(array.data[:_HEADER_BYTES])
+    try:
+        if np.lib.format.read_magic(begin) != (1, 0):
+            raise ValueError("another version of the format")
+        written = np.lib.format.read_array_header_1_0(begin, max_header_size=_HEADER_BYTES)
+    except Exception as error:
+        raise BadLetter(f"Expected an npy header in {name}, got {shown(str(error))}") from None
+    if (written[0], written[2]) != (shape, dtype):
+        raise BadLetter(
+            f"Expected the npy header of {name} to say {shown(shape)}, {dtype}, got "
+            f"{shown(written[0])}, {shown(str(written[2]))}"
+        )
+    if len(array.data) - begin.tell() != num_bytes:
+        raise BadLetter(
+            f"Expected {num_bytes} bytes in {name}, got {len(array.data) - begin.tell()}"
+        )
+    flat = np.frombuffer(array.data, dtype=dtype, offset=begin.tell())
+    order = "F" if written[1] else "C"
+    return torch.from_numpy(np.array(flat.reshape(shape, order=order), order="C", copy=True))
 
 
 def pack(header: Header, payload: Payload | None) -> RecordDict:
@@ -70,20 +142,29 @@ def read_header(content: RecordDict) -> Header:
     """The header of a message.
 
     Raises:
-        BadLetter: when it is missing or a field has another type.
+        BadLetter: when it is missing, has other fields, or a field has another type.
     """
-    if keys.LETTER not in content.config_records:
-        raise BadLetter(f"Expected a {keys.LETTER!r} record, got {sorted(content)}")
-    record = content.config_records[keys.LETTER]
+    record = content.get(keys.LETTER)
+    if not isinstance(record, ConfigRecord):
+        raise BadLetter(f"Expected a {keys.LETTER!r} record, got {_names(content)}")
+    if set(record) != set(_HEADER_KEYS.values()):
+        raise BadLetter(
+            f"Expected the fields {sorted(_HEADER_KEYS.values())}, got {_names(record)}"
+        )
     values: dict[str, str | int] = {}
     for field in fields(Header):
         key = _HEADER_KEYS[field.name]
         value = record.get(key)
         wanted = str if field.name in {"config_sha256", "phase"} else int
-        if not isinstance(value, wanted):
-            raise BadLetter(f"Expected {key} of type {wanted.__name__}, got {value!r}")
+        if type(value) is not wanted:
+            raise BadLetter(f"Expected {key} of type {wanted.__name__}, got {shown(value)}")
         values[field.name] = value
     return Header(**values)  # type: ignore[arg-type]
+
+
+def _names(record: RecordDict | ConfigRecord | ArrayRecord) -> str:
+    """Some of the keys that a sender chose."""
+    return f"{len(record)} entries, " + shown(list(record.keys())[:7])
 
 
 def read_payload(
@@ -92,15 +173,27 @@ def read_payload(
     """The payload of a message, checked field by field.
 
     Raises:
-        BadLetter: when a tensor is missing, has another shape or dtype, or is not finite.
+        BadLetter: when a tensor is missing, has another shape or dtype, or is not finite, or when
+            there is anything else in the message.
     """
-    if keys.PAYLOAD not in content.array_records:
-        raise BadLetter(f"Expected a {keys.PAYLOAD!r} record, got {sorted(content)}")
-    record = content.array_records[keys.PAYLOAD]
+    record = content.get(keys.PAYLOAD)
+    if not isinstance(record, ArrayRecord):
+        raise BadLetter(f"Expected a {keys.PAYLOAD!r} record, got {_names(content)}")
+    if set(content) != {keys.LETTER, keys.PAYLOAD}:
+        raise BadLetter(
+            f"Expected the records {[keys.LETTER, keys.PAYLOAD]} alone, got {_names(content)}"
+        )
     if tuple(record) != kind.names():
         raise BadLetter(
-            f"Expected the arrays {kind.names()} of {kind.__name__}, got {list(record)}"
+            f"Expected the arrays {kind.names()} of {kind.__name__}, got {_names(record)}"
         )
+    for name, array in record.items():
+        said, wanted = _declared(name, array), str(dtype).removeprefix("torch.")
+        if said != (_DTYPES[wanted], tuple(shape)):
+            raise BadLetter(
+                f"Expected {name} of shape {tuple(shape)} and dtype {wanted}, got "
+                f"{shown(said[1])} and {said[0]}"
+            )
     tensors = tensors_from_record(record)
     for name, tensor in tensors.items():
         check_tensor(name, tensor, shape, dtype)

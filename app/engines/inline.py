@@ -116,8 +116,13 @@ class InlineGrid(Grid):
         before = _own_containers(context.state)
         own = Message(_own_containers(message.content), metadata=message.metadata)
         try:
-            return self._app(own, context)
-        except Exception as error:
+            reply = self._app(own, context)
+            if not isinstance(reply, Message):
+                raise TypeError(
+                    f"Expected a Message from the ClientApp, got {type(reply).__name__}"
+                )
+            return reply
+        except (Exception, SystemExit) as error:
             context.state = before
             reason = f"{type(error).__name__}: {error}"
             return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
