@@ -14,6 +14,7 @@ from clients.proximal import RFedProx
 from clients.rsgd import RSGD
 from clients.rsvrg import RSVRG
 from configs.halves import check_halves, check_manifold, check_private_halves
+from configs.limits import check_limits
 from privacy.events import Frozen, NeighboringRelation
 from privacy.mechanism import AdaptiveClip
 from problems.spec import DataSpec, EqualSpec, PartitionSpec, ProblemSpec
@@ -190,6 +191,12 @@ class Experiment(Frozen):
                 f"federation.cohort.cohort_size: expected at most federation.num_clients = "
                 f"{clients}, got {cohort.cohort_size}"
             )
+        check_limits(
+            self.training,
+            num_clients=clients,
+            num_rounds=self.federation.num_rounds,
+            max_attempts=self.federation.replies.max_attempts,
+        )
         check_halves(self.training, self.strategy, cohort)
         check_manifold(self.training, self.problem.build().manifold)
         self._check_output_rules()

@@ -4,7 +4,8 @@
 sampling of the releases  neighbouring relation bound
 ========================= ===================== ================================================
 unsampled                 either                exact: Gaussian differential privacy
-Poisson (and unsampled)   add-or-remove         privacy loss distribution, rounded up
+Poisson (and unsampled)   add-or-remove         privacy loss distribution, rounded up; coins
+                                                revealed where all rates are below 1e-6
 without replacement       replace-one           Rényi (Wang, Balle, Kasiviswanathan 2019),
 (and unsampled)                                 at most the price of taking everybody
 anything else             --                    refused: `NoValidBound`
@@ -28,7 +29,7 @@ from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any
 
-from privacy import gaussian, renyi
+from privacy import gaussian, rare, renyi
 from privacy.composition import Composition, NoValidBound, compose, grid_interval
 from privacy.events import (
     GaussianRelease,
@@ -89,6 +90,12 @@ def epsilon_of(total: Composition, delta: float) -> float:
     if total.without_replacement:
         most = gaussian.epsilon(delta, mu=total.everybody.mu)
         return min(renyi.epsilon(renyi.curve(total), delta), most)
+    return _poisson_epsilon(total, delta)
+
+
+def _poisson_epsilon(total: Composition, delta: float) -> float:
+    if rare.is_rare(total.poisson):
+        return rare.epsilon(total.poisson, total.mu, delta)
     loss, is_fine = _loss(total)
     found = loss.epsilon(delta)
     if math.isfinite(found) and is_fine:
@@ -105,6 +112,8 @@ def _delta(total: Composition, epsilon: float) -> float:
     if total.without_replacement:
         most = gaussian.delta(epsilon, mu=total.everybody.mu)
         return min(renyi.delta(renyi.curve(total), epsilon), most)
+    if rare.is_rare(total.poisson):
+        return rare.delta(total.poisson, total.mu, epsilon)
     loss, is_fine = _loss(total)
     found = loss.delta(epsilon)
     return found if is_fine else min(found, renyi.delta(renyi.curve(total), epsilon))

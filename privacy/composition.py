@@ -26,6 +26,8 @@ from privacy.loss_grid import gaussian_loss
 _CELLS_PER_STDDEV: Final = 50
 _COARSEST: Final = 0.01
 _MOST_CELLS: Final = 1 << 21
+_LONGEST: Final = 1 << 22
+"""Grid points of a composed loss; what would need more is put on a coarser grid."""
 _LEAST_RATE: Final = 1e-9
 _LEAST_NOISE: Final = 1e-3
 """At and below this noise multiplier (epsilon > 10^5) sampling is not worth a bound of its own."""
@@ -79,10 +81,15 @@ class Composition:
         mu = math.sqrt(math.fsum([self.mu**2, *squares]))
         return replace(self, mu=mu, poisson=(), without_replacement=())
 
+    @property
+    def _on_a_grid(self) -> tuple[tuple[float, float, int], ...]:
+        """The sampled releases, rates raised where float64 could not tell them from 0: safe."""
+        return tuple((z, max(q, _LEAST_RATE * z), n) for z, q, n in self.poisson)
+
     @cached_property
     def loss_variance(self) -> float:
         """About the variance of the privacy loss of everything."""
-        return math.fsum([self.mu**2, *(n * _loss_variance(z, q) for z, q, n in self.poisson)])
+        return math.fsum([self.mu**2, *(n * _loss_variance(z, q) for z, q, n in self._on_a_grid)])
 
     @cached_property
     def roundings(self) -> int:
@@ -92,11 +99,18 @@ class Composition:
     @cached_property
     def largest_loss(self) -> float:
         """About the largest finite loss of a release that is rounded alone."""
-        return max((_largest_loss(z, q) for z, q, _ in self.poisson), default=0.0)
+        return max((_largest_loss(z, q) for z, q, _ in self._on_a_grid), default=0.0)
+
+    def length(self, interval: float) -> int:
+        """How many grid points the composed loss of any one sampled release takes."""
+        return max(
+            (gaussian_loss(z, q, interval).composed_length(n) for z, q, n in self._on_a_grid),
+            default=0,
+        )
 
     def loss(self, interval: float) -> Loss:
         """The privacy loss distribution of everything on a grid; needs a finite mu > 0 or more."""
-        parts = [gaussian_loss(z, q, interval).composed(n) for z, q, n in self.poisson]
+        parts = [gaussian_loss(z, q, interval).composed(n) for z, q, n in self._on_a_grid]
         if self.mu > 0:
             parts.append(gaussian_loss(1 / self.mu, 1.0, interval))
         total = parts[0]
@@ -118,7 +132,10 @@ def grid_interval(parts: Iterable[tuple[Composition, float]]) -> tuple[float, bo
     finest = min(_COARSEST, math.sqrt(variance / roundings) / _CELLS_PER_STDDEV)
     least = max(part.largest_loss for part, _ in parts) / _MOST_CELLS
     wanted = 2.0 ** math.floor(math.log2(finest))
-    return max(wanted, 2.0 ** math.ceil(math.log2(max(least, 1e-300)))), wanted >= least
+    interval = max(wanted, 2.0 ** math.ceil(math.log2(max(least, 1e-300))))
+    while any(part.length(interval) > _LONGEST for part, _ in parts):
+        interval *= 4
+    return interval, interval <= wanted
 
 
 def compose(releases: Iterable[GaussianRelease]) -> Composition:
@@ -182,8 +199,9 @@ def _refuse_schemes(relation: NeighboringRelation, *, has_poisson: bool, has_sub
 
 
 def _rate(sampling: PoissonSampled, z: float) -> float:
-    """The sampling probability, raised where float64 could not tell it from 0 (a safe bound)."""
-    return max(sampling.sampling_probability, _LEAST_RATE * z) if z > _LEAST_NOISE else 1.0
+    """The sampling probability; 1 where it is not worth a bound of its own."""
+    is_sampled = z > _LEAST_NOISE and _LEAST_RATE * z < 1
+    return sampling.sampling_probability if is_sampled else 1.0
 
 
 def _is_proper(sampling: SampledWithoutReplacement, z: float) -> bool:

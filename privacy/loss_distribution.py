@@ -77,6 +77,11 @@ class LossPmf:
             min(1.0, infinity + 2 * _TAIL + _roundoff(count)),
         )
 
+    def composed_length(self, count: int) -> int:
+        """How many grid points `composed` would take."""
+        low, high = self._range(count)
+        return high - low + 1
+
     def convolved(self, other: "LossPmf") -> "LossPmf":
         """The loss of both, which must share the grid."""
         if self.interval != other.interval:
@@ -166,7 +171,9 @@ class LossPmf:
         total = float(masses.sum())
         mean = float(index @ masses) / total
         spread = max(math.sqrt(float((index - mean) ** 2 @ masses) / total), 1e-3)
-        sizes = np.geomspace(1e-3, 30.0, 28) / spread
+        # The first sizes suit a sum that is nearly normal, the others one of rare, large losses.
+        span = max(float(index[-1] - index[0]), 1.0)
+        sizes = np.append(np.geomspace(1e-3, 30.0, 28) / spread, np.geomspace(1.0, 64.0, 7) / span)
         orders = np.concatenate([-sizes, sizes])
         logs = np.empty_like(orders)
         for i, order in enumerate(orders):
@@ -195,6 +202,10 @@ class Loss:
     def composed(self, count: int) -> "Loss":
         """The loss of ``count`` >= 1 independent runs."""
         return self._map(lambda pmf: pmf.composed(count))
+
+    def composed_length(self, count: int) -> int:
+        """How many grid points `composed` would take in its longer direction."""
+        return max(self.remove.composed_length(count), self.add.composed_length(count))
 
     def mixed(self, probability: float) -> "Loss":
         """This loss with ``probability``, nothing otherwise, and which of the two is revealed."""

@@ -1,0 +1,98 @@
+"""Where a value stands in an experiment's TOML, read off the schema itself.
+
+A location of pydantic's holds the tags of discriminated unions (``training.rsgd.step_size``); the
+user wrote ``training.step_size``. The schema says which part of a location is a tag, so that no
+list of names has to.
+"""
+
+import difflib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+Model = type[BaseModel]
+Location = Sequence[int | str]
+
+
+@dataclass(frozen=True)
+class Place:
+    """A user's path into an experiment, and the tables that could stand there."""
+
+    path: str
+    models: tuple[Model, ...]
+    """Every kind that the table may be of; the one that was chosen alone, where one was."""
+    kinds: tuple[Model, ...]
+    """All kinds of that table, chosen or not."""
+
+
+def place_of(location: Location, root: Model) -> Place:
+    """The place of a pydantic error location in a table that ``root`` parses."""
+    parts: list[str] = []
+    models: tuple[Model, ...] = (root,)
+    kinds: tuple[Model, ...] = (root,)
+    for part in location:
+        chosen = next((m for m in models if len(models) > 1 and kind_of(m) == part), None)
+        if chosen is not None:
+            models = (chosen,)
+            continue
+        parts.append(str(part))
+        if isinstance(part, int) or len(models) != 1:
+            continue
+        field = models[0].model_fields.get(part)
+        kinds = models = () if field is None else tuple(tables(field.annotation))
+    return Place(".".join(parts), models, kinds)
+
+
+def tables(annotation: Any) -> Iterator[Model]:
+    """The table types of an annotation: a model, or each model of a union."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    elif get_origin(annotation) is Annotated:
+        yield from tables(get_args(annotation)[0])
+    elif get_origin(annotation) is not Literal:
+        for member in get_args(annotation):
+            yield from tables(member)
+
+
+def kind_of(model: Model) -> str | None:
+    """The value of ``kind`` that selects ``model``; None for a table without kinds."""
+    field = model.model_fields.get("kind")
+    return None if field is None else get_args(field.annotation)[0]
+
+
+def leaves(
+    model: Model, table: Mapping[str, Any], path: str = ""
+) -> Iterator[tuple[str, FieldInfo, Any]]:
+    """(path, field, value) of every value in a raw table that is no table itself.
+
+    Unknown keys, and tables whose kind is missing or unknown, are left to the parser.
+    """
+    for key, field in model.model_fields.items():
+        if key not in table:
+            continue
+        value, place = table[key], f"{path}.{key}" if path else key
+        if not isinstance(value, Mapping):
+            yield place, field, value
+            continue
+        kinds = tuple(tables(field.annotation))
+        if len(kinds) > 1:
+            kinds = tuple(kind for kind in kinds if kind_of(kind) == value.get("kind"))
+        for kind in kinds[:1]:
+            yield from leaves(kind, value, place)
+
+
+def scalars(annotation: Any) -> set[type]:
+    """The scalar types that an annotation admits, inside of tuples too."""
+    if isinstance(annotation, type):
+        return {annotation}
+    if get_origin(annotation) is Literal:
+        return {type(value) for value in get_args(annotation)}
+    return {found for member in get_args(annotation) for found in scalars(member)}
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The known name that ``name`` was most likely meant to be; None when nothing is near."""
+    return next(iter(difflib.get_close_matches(name, sorted(known), n=1)), None)
