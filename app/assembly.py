@@ -26,6 +26,7 @@ from privacy.noise import NoiseSource, Stream
 from problems.base import Examples, ProblemBase
 from problems.federation import dataset, shards
 from problems.finite_sum import FiniteSum
+from problems.records import InvalidRecord
 from problems.starts import Start
 from strategies.plan import Exchange, Plan
 
@@ -113,9 +114,32 @@ def load_shards(config: Experiment) -> Shards:
         raise ConfigError(f"data.kind: {config.data.kind!r}: {missing}") from None
     except ValueError as error:
         raise ConfigError(f"data, federation.partition: {error}") from None
+    except RuntimeError as error:
+        raise ConfigError(f"data.kind: {config.data.kind!r}: cannot be prepared: {error}") from None
     found = Shards(config.problem.build(), tuple(parts), source.meta, source.checksum)
     _check_batches(config, found.sizes)
     return found
+
+
+def check_shard(config: Experiment, partition: int) -> None:
+    """Refuse a client whose shard holds a record that nothing may be computed from.
+
+    Raises:
+        ConfigError: naming data, client and record: for the owner of the data, not for the wire.
+    """
+    try:
+        config.problem.check_records(load_shards(config).examples[partition])
+    except InvalidRecord as error:
+        raise ConfigError(
+            f"data.kind: {config.data.kind!r}: client {partition}, {error}; mend or remove the "
+            "record"
+        ) from None
+
+
+def check_shards(config: Experiment) -> None:
+    """`check_shard` for every client of a simulation."""
+    for partition in range(config.federation.num_clients):
+        check_shard(config, partition)
 
 
 def _check_batches(config: Experiment, sizes: tuple[int, ...]) -> None:

@@ -6,12 +6,16 @@ the client adds to its gradients comes from its own reading of the config, never
 letter of another config is refused.
 """
 
+from collections.abc import Generator
+from contextlib import contextmanager
 from functools import lru_cache
+from logging import ERROR
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.common.logger import log
 from torch import Tensor
 
-from app.assembly import ClientSide, client_side
+from app.assembly import ClientSide, check_shard, client_side
 from clients.local_training import Memory
 from clients.turn import Seat, take_turn
 from configs.load import sha256
@@ -29,13 +33,38 @@ from wire.letters import (
 from wire.payloads import Payload
 
 
+class Absent(RuntimeError):
+    """What the server learns of a node that cannot take part: that it is absent, and no more."""
+
+    def __init__(self) -> None:
+        super().__init__("this node is absent; its own log says why")
+
+
+@contextmanager
+def _absent_if_it_fails(what: str) -> Generator[None, None, None]:
+    """Keep an error, whose text may hold data, in this node's own log."""
+    try:
+        yield
+    except BadLetter:
+        raise
+    except Exception as error:
+        log(ERROR, "this node is absent, %s: %s: %s", what, type(error).__name__, error)
+        raise Absent from None
+
+
 @lru_cache(maxsize=4)
 def _side(config: Experiment) -> tuple[ClientSide, str]:
     return client_side(config), sha256(config)
 
 
+@lru_cache(maxsize=4096)
+def _check_once(config: Experiment, partition: int) -> None:
+    check_shard(config, partition)
+
+
 def _mine(context: Context, config: Experiment) -> tuple[ClientSide, str, int]:
-    side, digest = _side(config)
+    with _absent_if_it_fails("its data cannot be loaded"):
+        side, digest = _side(config)
     pinned = context.node_config.get(keys.CONFIG_SHA256)
     if pinned is not None and pinned != digest:
         raise BadLetter(f"This node is pinned to config {pinned}, the run has {digest}")
@@ -44,6 +73,8 @@ def _mine(context: Context, config: Experiment) -> tuple[ClientSide, str, int]:
         raise BadLetter(
             f"Expected partition-id < federation.num_clients = {len(side.shards)}, got {partition}"
         )
+    with _absent_if_it_fails("its data are not valid"):
+        _check_once(config, partition)
     return side, digest, partition
 
 
@@ -75,7 +106,8 @@ def answer(message: Message, context: Context, config: Experiment) -> Message:
     memory = _remember(header, context, blank)
     examples = side.shards[partition]
     seat = Seat(partition, header.server_round, header.attempt, header.phase)
-    turn = take_turn(side.half, seat, down, memory, examples, len(examples), side.turn_source())
+    with _absent_if_it_fails("its turn failed"):
+        turn = take_turn(side.half, seat, down, memory, examples, len(examples), side.turn_source())
     reply = Message(pack(header, turn.up), reply_to=message)
     if turn.memory is not None:
         _write(turn.memory, header, context)

@@ -81,10 +81,11 @@ def _saved(directory: Path) -> Path:
 
 def check_parts(config: Experiment) -> None:
     """Load the data and find the noise, so that a config that cannot run fails before round 1."""
-    from app.assembly import initial_point, lens_of, load_shards, server_lens_of
+    from app.assembly import check_shards, initial_point, lens_of, load_shards, server_lens_of
     from app.treasury import Treasury
 
     found = load_shards(config)
+    check_shards(config)
     initial_point(config)
     lens_of(config)
     server_lens_of(config)

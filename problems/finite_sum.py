@@ -71,6 +71,14 @@ class FiniteSum(ProblemBase):
         """f_j(x) for every example, shape ``(..., n)``."""
         raise NotImplementedError
 
+    def check_records(self, examples: Examples) -> None:
+        """Refuse prepared examples that are no records of this problem (see `problems.records`).
+
+        Raises:
+            InvalidRecord: naming the record.
+        """
+        del examples
+
     def objective(self, x: Tensor, shards: Shards, weights: Tensor | None = None) -> Tensor:
         """f(x), shape ``(...)`` of x's leading dimensions."""  # (2.1)
         parts = [

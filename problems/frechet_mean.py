@@ -15,6 +15,7 @@ from torch import Tensor
 from manifolds.base import Manifold
 from problems.base import Examples
 from problems.finite_sum import Constant, FiniteSum, Optimum, Shards, pool
+from problems.records import check_points
 
 
 class FrechetMean(FiniteSum):
@@ -37,6 +38,10 @@ class FrechetMean(FiniteSum):
     def point_shape(self, examples: Examples) -> tuple[int, ...]:
         """Shape of one example."""
         return tuple(examples["z"].shape[-self._manifold.ndim :])
+
+    def check_records(self, examples: Examples) -> None:
+        """Points of the manifold."""
+        check_points(self._manifold, examples["z"])
 
     def losses(self, x: Tensor, examples: Examples) -> Tensor:
         """dist(x, z_j)^2, shape ``(..., n)``."""  # (6.2)

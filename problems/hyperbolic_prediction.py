@@ -22,6 +22,7 @@ from manifolds.base import Manifold
 from manifolds.hyperbolic import Lorentz
 from problems.base import Examples
 from problems.finite_sum import Constant, FiniteSum, Optimum, Shards
+from problems.records import check_points
 
 KernelWidth = Literal["printed", "rbf"]
 Ridge = Literal["printed", "times-examples"]
@@ -63,6 +64,10 @@ class HyperbolicPrediction(FiniteSum):
     def point_shape(self, examples: Examples) -> tuple[int, ...]:
         """(d + 1,)."""
         return (examples["target"].shape[-1],)
+
+    def check_records(self, examples: Examples) -> None:
+        """Targets on the hyperboloid."""
+        check_points(self._manifold, examples["target"])
 
     def losses(self, x: Tensor, examples: Examples) -> Tensor:
         """alpha_j dist(x, y_j)^2, shape ``(..., n)``."""  # (6.3)

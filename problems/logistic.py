@@ -13,6 +13,7 @@ from manifolds.euclidean import Euclidean
 from problems.base import Examples
 from problems.finite_sum import Constant, FiniteSum, Optimum, Shards, pool
 from problems.linear import row_combination, row_products, squared_norms
+from problems.records import require
 
 
 class Logistic(FiniteSum):
@@ -32,6 +33,11 @@ class Logistic(FiniteSum):
     def point_shape(self, examples: Examples) -> tuple[int, ...]:
         """(d,)."""
         return (examples["feature"].shape[-1],)
+
+    def check_records(self, examples: Examples) -> None:
+        """Labels -1 and 1."""
+        label = examples["label"]
+        require(label, label.abs() == 1, "a label -1 or 1")
 
     def losses(self, x: Tensor, examples: Examples) -> Tensor:
         """log(1 + exp(-b_j a_j^T x)) + penalty/2 |x|^2, shape ``(..., n)``."""

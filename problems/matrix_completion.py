@@ -22,6 +22,7 @@ from problems.base import Examples
 from problems.finite_sum import FiniteSum, Optimum, Shards
 from problems.linear import outer_combination
 from problems.pca import principal_angle
+from problems.records import require
 
 
 class MatrixCompletion(FiniteSum):
@@ -41,6 +42,14 @@ class MatrixCompletion(FiniteSum):
     def point_shape(self, examples: Examples) -> tuple[int, ...]:
         """(d, rank)."""
         return (examples["column"].shape[-1], self.rank)
+
+    def check_records(self, examples: Examples) -> None:
+        """Masks of 0 and 1, and columns that are zero where unseen."""
+        mask, column = examples["mask"], examples["column"]
+        wrong = ((mask != 0) & (mask != 1)).sum(-1)
+        require(wrong, wrong == 0, "0 entries of the mask besides 0 and 1")
+        unseen = ((mask == 0) & (column != 0)).sum(-1)
+        require(unseen, unseen == 0, "0 entries where the mask is 0")
 
     def coefficients(self, x: Tensor, examples: Examples) -> Tensor:
         """v_j(X), shape ``(..., n, k)``: batched k x k normal equations, pseudo-inverted."""

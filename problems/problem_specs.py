@@ -22,6 +22,7 @@ from problems.hyperbolic_prediction import (
 )
 from problems.linear import with_squared_norms
 from problems.logistic import Logistic
+from problems.records import LARGEST_ENTRY, check_entries
 from problems.spd_mean import SPDMean
 from problems.starts import OriginStart, RandomStart, Start
 
@@ -33,6 +34,8 @@ class ProblemSource(Frozen):
 
     start: Start = RandomStart()
     """x^(0), which is broadcast as it is: from the config and the seed, never from examples."""
+    largest_entry: float = Field(default=LARGEST_ENTRY, gt=0, le=LARGEST_ENTRY)
+    """Public bound on every |entry| of a prepared record; others are refused at loading."""
 
     def build(self) -> FiniteSum:
         """The problem, without data."""
@@ -42,6 +45,15 @@ class ProblemSource(Frozen):
         """A client's own examples as the problem wants them, computed from that shard alone."""
         del meta
         return shard
+
+    def check_records(self, shard: Examples) -> None:
+        """Refuse a prepared shard that holds a record which nothing may be computed from.
+
+        Raises:
+            InvalidRecord: naming the record, for the log of its owner.
+        """
+        check_entries(shard, self.largest_entry)
+        self.build().check_records(shard)
 
     def mixes_records(self) -> str | None:
         """Which part of ``prepare`` lets a record change another of its client; None: no part."""

@@ -1,0 +1,93 @@
+"""Records are judged once, where they are loaded, before anything is computed from them.
+
+A record is finite, its entries are at most a public bound in size, and it lies on its manifold if
+it is a point. An error of this module names the record and what is wrong with it: it belongs in
+the log of whoever holds the record, and nowhere else.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from manifolds.base import Manifold
+from manifolds.hyperbolic import Lorentz
+from manifolds.poincare import BOUNDARY, PoincareBall
+from manifolds.spd_set import SPDSet
+from manifolds.sphere import Sphere
+from problems.base import Examples
+
+LARGEST_ENTRY = 1e60
+"""Default and largest bound on |entries|: fourth powers and their sums stay finite in float64."""
+LARGEST_CONDITION = 1e12
+"""Of SPD records: beyond it the smallest eigenvalue is mostly rounding."""
+TOLERANCE = 1e-9
+"""Relative distance of a record from its manifold that is taken for rounding."""
+
+
+class InvalidRecord(ValueError):
+    """A record that nothing may be computed from; one line with its index, for its owner only."""
+
+
+def require(measure: Tensor, is_valid: Tensor, expected: str) -> None:
+    """Refuse the first record that is not valid; both tensors have shape ``(n,)``.
+
+    Raises:
+        InvalidRecord: naming the record, what is expected, and its measure.
+    """
+    if bool(is_valid.all()):
+        return
+    index = int((~is_valid).nonzero()[0])
+    raise InvalidRecord(f"record {index}: expected {expected}, got {float(measure[index]):.6g}")
+
+
+def check_entries(examples: Examples, largest: float) -> None:
+    """Refuse entries of one shard that are not finite or larger than ``largest`` in size.
+
+    Raises:
+        InvalidRecord: naming the record.
+    """
+    for key, tensor in examples.tensors.items():
+        if key == "squared_norm":
+            continue
+        worst = tensor.abs().reshape(len(examples), -1).amax(-1)
+        require(worst, worst <= largest, f"|{key}| <= {largest:g} in every entry")
+
+
+def check_points(manifold: Manifold, points: Tensor) -> None:
+    """Refuse records ``(n, *point)`` that are not points of ``manifold``.
+
+    Raises:
+        InvalidRecord: naming the record and how far off it is.
+    """
+    match manifold:
+        case Sphere():
+            length = torch.linalg.vector_norm(points, dim=-1)
+            require(length, (length - 1).abs() <= TOLERANCE, f"|z| = 1 within {TOLERANCE:g}")
+        case Lorentz():
+            space = torch.linalg.vector_norm(points[..., 1:], dim=-1)
+            ratio = points[..., 0] / torch.hypot(torch.ones_like(space), space)
+            expected = f"z_0 / sqrt(1 + |z_s|^2) = 1 within {TOLERANCE:g}"
+            require(ratio, (ratio - 1).abs() <= TOLERANCE, expected)
+        case PoincareBall():
+            length = torch.linalg.vector_norm(points, dim=-1)
+            require(length, length <= 1 - BOUNDARY, f"|z| <= 1 - {BOUNDARY:g}")
+        case SPDSet():
+            _check_spd(points)
+        case _:
+            return
+
+
+def _check_spd(z: Tensor) -> None:
+    largest = z.abs().amax((-2, -1))
+    asymmetry = (z - z.mT).abs().amax((-2, -1)) / largest.clamp_min(math.ulp(0.0))
+    expected = f"|z - z^T| <= {TOLERANCE:g} max|z|"
+    require(asymmetry, asymmetry <= TOLERANCE, expected)
+    smallest = 1 / LARGEST_ENTRY
+    require(largest, largest >= smallest, f"max|z| >= {smallest:g}")
+    values = torch.linalg.eigvalsh(z / largest[..., None, None])
+    ratio = values[..., 0] / values[..., -1]
+    bound = 1 / LARGEST_CONDITION
+    require(
+        ratio, ratio >= bound, f"a positive definite matrix, lambda_min/lambda_max >= {bound:g}"
+    )
