@@ -20,7 +20,8 @@ from torch import Tensor
 from app import checkpoint
 from app.assembly import Shards, initial_point, load_shards, plan_of
 from app.durable import write_atomically
-from app.evaluation import Evaluator, client_shares
+from app.engines.polling import PollingGrid
+from app.evaluation import Evaluator, client_shares, oracle_is_on
 from app.manifest import manifest_of
 from app.progress import progress_of
 from app.run_folder import RunFolder, printable
@@ -67,7 +68,6 @@ def run(grid: Grid, config: Experiment) -> None:
 def _quick(grid: Grid) -> Grid:
     """Flower's own grids sleep between polls; replies are fetched as they come instead."""
     from app.engines.inline import InlineGrid
-    from app.engines.polling import PollingGrid
 
     return grid if isinstance(grid, InlineGrid | StackedGrid) else PollingGrid(grid)
 
@@ -78,10 +78,11 @@ def run_experiment(grid: Grid, config: Experiment) -> RunFolder:
     directory = named_directory(config)
     start = _start(config, plan, directory)
     treasury = Treasury.prepare(config, found.sizes)
-    folder = _open_folder(config, directory, treasury.statement(), found)
+    has_oracle = oracle_is_on(config, is_deployment=_is_deployment(grid, config))
+    folder = _open_folder(config, directory, treasury.statement(has_oracle), found)
     resumed_at = start.first_round if config.output.resume else None
     with treasury.open_ledger(folder.ledger_path, resumed_at=resumed_at):
-        return _Run(config, plan, folder, treasury, _evaluator(config)).go(grid, start)
+        return _Run(config, plan, folder, treasury, _evaluator(config, has_oracle)).go(grid, start)
 
 
 def _open_folder(
@@ -140,8 +141,13 @@ def _start(config: Experiment, plan: Plan, directory: Path) -> Start:
     return Start(state, saved.server_round + 1, accepted, Tally.of(saved))
 
 
-def _evaluator(config: Experiment) -> Evaluator | None:
-    if not config.evaluation.is_enabled:
+def _is_deployment(grid: Grid, config: Experiment) -> bool:
+    """Whether the clients may be elsewhere: all that is not in this process or under Ray."""
+    return isinstance(grid, PollingGrid) and config.engine.kind != "ray"
+
+
+def _evaluator(config: Experiment, has_oracle: bool) -> Evaluator | None:
+    if not has_oracle:
         return None
     found = load_shards(config)
     shares = client_shares(found.sizes, config.strategy.weights)
@@ -252,7 +258,7 @@ class _Run:
             "seconds": seconds,
         }
         measured = {
-            "privacy": self._treasury.statement(),
+            "privacy": self._treasury.statement(self._evaluator is not None),
             "stopped": stopped,
             "replies": self._tally.summary(),
             "seconds_without_evaluation": seconds - self._evaluating,

@@ -178,12 +178,17 @@ class Treasury:
     def _headline(self, participations: int, rounds: int) -> float:
         return self._views.price(participations, rounds)[0]["epsilon"]
 
-    def statement(self) -> dict[str, Any]:
+    def statement(self, has_oracle: bool | None = None) -> dict[str, Any]:
         """The privacy statement as data (app/statement.py prints it).
 
         What an outsider learns is priced for all draws that were planned, made or not.
+        ``has_oracle``: whether the run prints numbers computed on all data; None: as the config
+        says.
         """
-        return self._views.statement(self.odometer.participations, self.odometer.rounds_counted)
+        odometer = self.odometer
+        return self._views.statement(
+            odometer.participations, odometer.rounds_counted, has_oracle=has_oracle
+        )
 
     def planned(self, rounds: int) -> dict[str, Any]:
         """The statement of a plan of ``rounds`` rounds, if all of them invite everybody."""

@@ -13,6 +13,7 @@ from typing import Any
 
 from app.assembly import server_lens_of
 from app.budget import Prices, target_of
+from app.evaluation import oracle_is_on
 from app.noise_level import check_delta
 from app.pricing import price_server
 from configs.load import ConfigError
@@ -26,6 +27,10 @@ _RELEASED = {
     "example-level": "every upload (to the server) and every broadcast model",
     "client-level": "every broadcast model; the server sees uploads in clear and is trusted",
 }
+_ORACLE = (
+    "cost, gap and gradient norm were computed on all data without noise (a simulation oracle): "
+    "they are no part of the release, and whoever shows them voids this guarantee"
+)
 _SERVER = "the server, who sees the cohort and every upload"
 _EXTERNAL = "an outsider who sees every broadcast model and not the cohort"
 
@@ -73,7 +78,11 @@ class Views:
         return _view("client-level", _EXTERNAL, epsilon, self.delta)
 
     def statement(
-        self, participations: int, draws: int, planned: int | None = None
+        self,
+        participations: int,
+        draws: int,
+        planned: int | None = None,
+        has_oracle: bool | None = None,
     ) -> dict[str, Any]:
         """The privacy statement as data (app/statement.py prints it)."""
         privacy = self.config.privacy
@@ -90,7 +99,7 @@ class Views:
             "released": _RELEASED[privacy.kind],
             "mechanism": self._mechanism(),
             "views": views,
-            "notes": self._notes(draws),
+            "notes": self._notes(draws, has_oracle),
         }
 
     def _mechanism(self) -> str:
@@ -108,15 +117,12 @@ class Views:
         }
         return "tangent Gaussian at each client; " + "; ".join(sorted(shown))
 
-    def _notes(self, draws: int) -> list[str]:
+    def _notes(self, draws: int, has_oracle: bool | None) -> list[str]:
         notes = ["shard sizes, the config and the number of rounds are public"]
         if self.prices.passes_target(draws):
             notes.append(passed_target(self.config, self.prices, draws))
-        if self.config.evaluation.is_enabled:
-            notes.append(
-                "cost, gap and gradient norm come from a simulation oracle that sees all data; "
-                "they are not part of the release"
-            )
+        if oracle_is_on(self.config) if has_oracle is None else has_oracle:
+            notes.append(_ORACLE)
         return notes
 
     def _published_view(self, rounds: int) -> dict[str, Any]:
