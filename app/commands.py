@@ -22,6 +22,7 @@ def register(app: typer.Typer) -> None:
     app.add_typer(privacy, name="privacy")
     app.command("audit")(audit)
     app.command("engines")(engines)
+    app.command("export")(export)
     app.command("report")(report)
 
 
@@ -242,10 +243,36 @@ def engines(
 def report(
     folders: Annotated[list[Path], typer.Argument(help="Run folders.")],
     out: Annotated[Path, typer.Option(help="Where the figures go.")] = Path("figures"),
+    server_view: Annotated[
+        bool, typer.Option("--server-view", help="Show what only the server may see.")
+    ] = False,
 ) -> None:
     """Overlay runs in figures and print their table."""
     from app.report.__main__ import main
 
-    code = main([*map(str, folders), "--out", str(out)])
+    shown = ["--server-view"] if server_view else []
+    code = main([*map(str, folders), "--out", str(out), *shown])
     if code:
         raise typer.Exit(code)
+
+
+def export(
+    directory: Annotated[Path, typer.Argument(help="The folder of a finished run.")],
+    out: Annotated[Path, typer.Option(help="The folder to make.")],
+    as_json: Json = False,
+) -> None:
+    """Write what may be published of a run: no cohorts, no traffic, no checksum of the data."""
+    from app.launch import guarded
+    from app.report.public import export as write
+
+    def written() -> list[Path]:
+        try:
+            return write(directory, out)
+        except (OSError, ValueError) as error:
+            fail(str(error))
+
+    paths = guarded(written, fail)
+    for path in paths:
+        sys.stdout.write(f"{path}\n")
+    if as_json:
+        print_json({"files": [path.name for path in paths]})

@@ -35,7 +35,7 @@ def manifest_of(
     engine: str,
     seed: int | None,
     randomness_source: Literal["seed", "os"],
-    data_checksums: Mapping[str, str],
+    data_checksums: Mapping[str, str | None],
     privacy: Mapping[str, Any] | None,
     work: Mapping[str, Any] | None = None,
     device: str = "cpu",
@@ -52,7 +52,8 @@ def manifest_of(
         engine: "inline", "ray" or "deployment".
         seed: of the sampling and, in a rehearsal, of the noise; None when none was given.
         randomness_source: "seed" (a rehearsal, not private) or "os" (a release).
-        data_checksums: data file or recipe to SHA-256.
+        data_checksums: data file or recipe to SHA-256; None with privacy, where it would be a
+            membership test.
         privacy: the privacy statement as data; None when privacy is off.
         work: the account of one round (app/work.py).
         device: where tensors live.

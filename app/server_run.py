@@ -105,7 +105,7 @@ def _open_folder(
         engine=config.engine.kind,
         seed=config.federation.seed,
         randomness_source=_randomness(config),
-        data_checksums={config.data.kind: found.checksum},
+        data_checksums={config.data.kind: _checksum(config, found)},
         privacy=privacy,
         work=work_of(config, found.point_shape),
         device=config.engine.device,
@@ -123,6 +123,11 @@ def _placeless(config: Experiment) -> Experiment:
     """The experiment without its folder, whose name may be no text that a file can hold."""
     output = config.output.model_copy(update={"directory": None, "resume": False})
     return config.model_copy(update={"output": output})
+
+
+def _checksum(config: Experiment, found: Shards) -> str | None:
+    """The checksum of public data; of private data it would tell whether a guess is right."""
+    return found.checksum if config.privacy.kind == "none" else None
 
 
 def _randomness(config: Experiment) -> Any:

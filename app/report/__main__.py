@@ -1,4 +1,7 @@
-"""python -m app.report FOLDER... [--out DIR] [--markdown]: figures and a table of finished runs."""
+"""python -m app.report FOLDER... [--out DIR] [--markdown] [--server-view]: figures and a table.
+
+Private runs are shown as app/report/public.py publishes them, unless the server's view is wanted.
+"""
 
 import argparse
 import sys
@@ -18,9 +21,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--out", type=Path, help="where figures go (one folder: itself; several: ./report)"
     )
     parser.add_argument("--markdown", action="store_true", help="print the table as Markdown")
+    parser.add_argument(
+        "--server-view",
+        action="store_true",
+        help="show what only the server may see: realised epsilon, bytes, seconds",
+    )
     given = parser.parse_args(argv)
     try:
         runs = [read(folder) for folder in given.folders]
+        if not given.server_view:
+            from app.report.public import public_run
+
+            runs = [public_run(run) for run in runs]
     except (OSError, ValueError) as error:
         sys.stderr.write(f"error: {error}\n")
         return 2

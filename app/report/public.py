@@ -1,0 +1,218 @@
+"""What of a run may be published: an allow-list of its manifest, metrics and model.
+
+A run folder is the server's. ``ledger.jsonl`` lists the cohorts; bytes, participants, failures and
+seconds of a round show who replied; a checksum of the data tells whether a guessed data set is the
+one; the server's realised epsilon counts the rounds of the unluckiest client; numbers of the
+simulation oracle look at all data without noise. None of that is in the public view of a private
+run. It holds what follows from the config, the releases themselves, and epsilons that are priced
+from the ledger's terms *before* any cohort is known.
+
+Guarantee: what stands here is the config, the code that ran, the model, metrics computed from it
+where an oracle was declared (``evaluation.is_simulated_oracle``, or a simulation whose noise comes
+from the seed and protects nobody), and how many rounds and draws were made; nothing else is copied.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from app.budget import Prices
+from app.durable import write_atomically
+from app.report.runs import Run, read
+from app.run_folder import RunFolder, encode
+from app.statement import statement_of
+from app.views import reporting_delta
+from configs.load import parse
+from configs.schema import Experiment
+from privacy.charges import TurnReleases, charges
+from privacy.ledger import Ledger
+
+MANIFEST = (
+    "format",
+    "format_version",
+    "name",
+    "engine",
+    "randomness_source",
+    "privacy",
+    "work",
+    "config_sha256",
+    "config",
+    "git",
+    "versions",
+    "stopped",
+    "final",
+)
+"""Keys of a private run's manifest that may be published; some of them in part (below)."""
+CONFIG = (
+    "name",
+    "description",
+    "problem",
+    "data",
+    "federation",
+    "training",
+    "strategy",
+    "privacy",
+    "evaluation",
+)
+PRIVACY = (
+    "kind",
+    "noise_source",
+    "sources",
+    "unit",
+    "neighboring_relation",
+    "released",
+    "mechanism",
+    "floating_point",
+)
+VIEW = ("view", "adversary", "delta")
+COLUMNS = ("round", "uploads")
+ORACLE = (
+    "cost",
+    "cost_gap",
+    "relative_cost_gap",
+    "gradient_norm",
+    "principal_angle",
+    "angle_to_truth",
+    "distance_to_optimum",
+    "distance_to_truth",
+)
+"""Columns that the simulation oracle computes on all data."""
+_NOTES = (
+    "shard sizes, the config and the number of rounds are public",
+    "epsilons are those before any cohort is drawn, for all draws that were planned",
+)
+
+
+def is_private(manifest: Mapping[str, Any]) -> bool:
+    """Whether the run promises anything to anybody."""
+    privacy = manifest.get("privacy")
+    return privacy is not None and privacy["kind"] != "none"
+
+
+def public_run(run: Run) -> Run:
+    """What may be shown of ``run``; all of it when the run has no privacy.
+
+    Raises:
+        FileNotFoundError: a private run without its ledger.
+        LedgerDamaged, ConfigError: the ledger or the recorded config cannot be read.
+    """
+    if not is_private(run.manifest):
+        return run
+    config = parse(dict(run.manifest["config"]))
+    manifest = _manifest(run, config)
+    shown = [*COLUMNS, *(ORACLE if _shows_oracle(config) else ()), *_epsilon(config)]
+    columns = {key: values for key, values in run.columns.items() if key in shown}
+    return replace(run, manifest=manifest, columns=columns)
+
+
+def _manifest(run: Run, config: Experiment) -> dict[str, Any]:
+    manifest = {key: run.manifest[key] for key in MANIFEST if key in run.manifest}
+    manifest["config"] = _config(config)
+    privacy = _privacy(run.manifest["privacy"], config, run.directory / "ledger.jsonl")
+    manifest["privacy"] = privacy
+    if "final" in manifest:
+        final, has_oracle = manifest["final"], _shows_oracle(config)
+        manifest["final"] = {
+            "relative_cost_gap": final["relative_cost_gap"] if has_oracle else None,
+            "gradient_norm": final["gradient_norm"] if has_oracle else None,
+            "epsilon": privacy["views"][0]["epsilon"],
+            "delta": final["delta"],
+            "rounds": final["rounds"],
+            "seconds": None,
+        }
+    return manifest
+
+
+def _config(config: Experiment) -> dict[str, Any]:
+    """The config without where it ran; in a release also without the seed."""
+    table = config.model_dump(mode="json", include=set(CONFIG))
+    if config.privacy.kind != "none" and config.privacy.noise_source == "os":
+        del table["federation"]["seed"]
+    return table
+
+
+def _privacy(privacy: Mapping[str, Any], config: Experiment, ledger: Path) -> dict[str, Any]:
+    turns, draws = _ledger(ledger)
+    delta = reporting_delta(config)
+    assert delta is not None
+    prices = Prices(config, turns, delta)
+    planned = max(prices.planned(), draws)
+    views: list[dict[str, Any]] = []
+    for view in privacy["views"]:
+        name = view["view"]
+        shown = {key: view[key] for key in VIEW}
+        if name == "published":
+            views.append(shown | {"epsilon": view["epsilon"], "remark": view["remark"]})
+            continue
+        cost = prices.a_priori(name, planned, delta)
+        remark = f"before any cohort is drawn, {planned} draws"
+        views.append(shown | {"epsilon": cost, "remark": remark})
+    notes = list(_NOTES)
+    if _shows_oracle(config):
+        notes.append(
+            "cost, gap and gradient norm were computed on all data without noise; with real data "
+            "they void this guarantee"
+        )
+    return {key: privacy[key] for key in PRIVACY if key in privacy} | {
+        "views": views,
+        "notes": notes,
+    }
+
+
+def _ledger(path: Path) -> tuple[tuple[TurnReleases, ...], int]:
+    """What clients release in a turn, and how many draws were charged."""
+    paid = charges(Ledger.read(path))
+    return (paid[-1].turns if paid else ()), len(paid)
+
+
+def _shows_oracle(config: Experiment) -> bool:
+    declared = config.evaluation.is_simulated_oracle
+    is_seeded = config.privacy.kind == "none" or config.privacy.noise_source == "seed"
+    return declared is True or (is_seeded and declared is None)
+
+
+def _epsilon(config: Experiment) -> tuple[str, ...]:
+    """The column of epsilon, where it depends on no coin and on no failure."""
+    federation = config.federation
+    has_coins = federation.cohort.kind != "all" or federation.replies.on_failure == "retry"
+    return () if has_coins and config.privacy.kind != "client-level" else ("epsilon",)
+
+
+def export(directory: Path, out: Path) -> list[Path]:
+    """Write the public view of a finished run into the new or empty folder ``out``.
+
+    Raises:
+        FileNotFoundError, ValueError: ``directory`` is no finished run, or is damaged.
+        FileExistsError: ``out`` holds something already.
+    """
+    run = read(directory)
+    if not run.final:
+        raise ValueError(f"Expected a finished run, got {directory}; resume it first")
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise FileExistsError(f"Expected a new or empty folder, got {out}")
+    public = public_run(run)
+    out.mkdir(parents=True, exist_ok=True)
+    folder = RunFolder(out)
+    model = RunFolder.open(directory).load_tensors("model")
+    for row in _rows(public):
+        folder.append_metrics(row)
+    statement = statement_of(public.manifest["privacy"]) + "\n"
+    write_atomically(out / "statement.txt", statement.encode())
+    folder.save_tensors("model", {"x": model["x"]})
+    write_atomically(folder.manifest_path, encode(public.manifest))
+    return sorted(out.iterdir())
+
+
+def _rows(run: Run) -> list[dict[str, float | int | None]]:
+    count = len(next(iter(run.columns.values()), ()))
+    return [
+        {key: _cell(key, values[i]) for key, values in run.columns.items()} for i in range(count)
+    ]
+
+
+def _cell(key: str, value: float) -> float | int | None:
+    if math.isnan(value):
+        return None
+    return int(value) if key in COLUMNS else float(value)
