@@ -26,8 +26,8 @@ from app.statement import statement_of
 from app.views import reporting_delta
 from configs.load import parse
 from configs.schema import Experiment
-from privacy.charges import TurnReleases, charges
 from privacy.ledger import Ledger
+from privacy.odometer import Odometer
 
 MANIFEST = (
     "format",
@@ -134,11 +134,10 @@ def _config(config: Experiment) -> dict[str, Any]:
 
 
 def _privacy(privacy: Mapping[str, Any], config: Experiment, ledger: Path) -> dict[str, Any]:
-    turns, draws = _ledger(ledger)
-    delta = reporting_delta(config)
+    odometer, delta = _odometer(ledger), reporting_delta(config)
     assert delta is not None
-    prices = Prices(config, turns, delta)
-    planned = max(prices.planned(), draws)
+    prices = Prices(config, () if odometer.terms is None else odometer.terms.turns, delta)
+    planned = max(prices.planned(), odometer.rounds_counted)
     views: list[dict[str, Any]] = []
     for view in privacy["views"]:
         name = view["view"]
@@ -147,6 +146,8 @@ def _privacy(privacy: Mapping[str, Any], config: Experiment, ledger: Path) -> di
             views.append(shown | {"epsilon": view["epsilon"], "remark": view["remark"]})
             continue
         cost = prices.a_priori(name, planned, delta)
+        if name != "server":  # where it depends on no cohort, it is never less than was charged
+            cost = max(cost, odometer.epsilon(name, delta))
         remark = f"before any cohort is drawn, {planned} draws"
         views.append(shown | {"epsilon": cost, "remark": remark})
     notes = list(_NOTES)
@@ -161,10 +162,11 @@ def _privacy(privacy: Mapping[str, Any], config: Experiment, ledger: Path) -> di
     }
 
 
-def _ledger(path: Path) -> tuple[tuple[TurnReleases, ...], int]:
-    """What clients release in a turn, and how many draws were charged."""
-    paid = charges(Ledger.read(path))
-    return (paid[-1].turns if paid else ()), len(paid)
+def _odometer(path: Path) -> Odometer:
+    """What the ledger at ``path`` holds, its chain verified."""
+    odometer = Odometer()
+    Ledger.verify(path, feed=odometer.feed)
+    return odometer
 
 
 def _shows_oracle(config: Experiment) -> bool:
