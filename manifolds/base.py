@@ -122,16 +122,17 @@ class Manifold(geoopt.Manifold):
 
         Infinite where u or x is not finite; for entries of any size, without overflow.
         """
-        largest = largest_entry(u, self.ndim)
-        is_finite = torch.isfinite(largest)
-        scale = torch.ones_like(largest)
-        if not bool(((largest == 0) | ((largest > 1e-100) & (largest < 1e100))).all()):
-            scale = torch.where(is_finite & (largest > 0), largest, scale)
-            u = torch.where(self.expand_scalar(is_finite), u, 0.0) / self.expand_scalar(scale)
-        normal, size = self._normal_part(x, u), frobenius(x, self.ndim)
         length = torch.linalg.vector_norm(u, dim=self.point_dims())
+        scale = torch.ones_like(length)
+        if not bool((length <= 1e100).all()):
+            largest = largest_entry(u, self.ndim)
+            is_finite = torch.isfinite(largest)
+            scale = torch.where(is_finite, largest.clamp_min(1.0), scale)
+            u = torch.where(self.expand_scalar(is_finite), u, torch.nan) / self.expand_scalar(scale)
+            length = torch.linalg.vector_norm(u, dim=self.point_dims())
+        normal, size = self._normal_part(x, u), frobenius(x, self.ndim)
         defect = torch.where(normal == 0, normal, normal / (size / scale + length))
-        return or_infinite(defect, is_finite & torch.isfinite(size))
+        return or_infinite(defect, torch.isfinite(length) & torch.isfinite(size))
 
     @abstractmethod
     def _off_manifold(self, x: Tensor) -> Tensor:

@@ -17,8 +17,8 @@ from torch import Tensor
 
 TOLERANCE = 1e-6
 """Largest defect of a point or a vector in float64; rounding stays below 1e-9 (see `tolerance`)."""
-LARGEST_ENTRY = 1e100
-"""Largest |entry| of a point or a vector in float64: products of three of them are finite."""
+LARGEST = 1e100
+"""Largest Euclidean norm of a point or a vector in float64: products of three are finite."""
 
 
 def tolerance(dtype: torch.dtype) -> float:
@@ -27,13 +27,14 @@ def tolerance(dtype: torch.dtype) -> float:
 
 
 def largest_allowed(dtype: torch.dtype) -> float:
-    """The largest |entry| that is taken: 1e100, or the cube root of a shorter type's range."""
-    return min(LARGEST_ENTRY, torch.finfo(dtype).max ** (1 / 3))
+    """The largest Euclidean norm that is taken: 1e100, or the cube root of a shorter range."""
+    return min(LARGEST, torch.finfo(dtype).max ** (1 / 3))
 
 
 def largest_entry(a: Tensor, ndim: int) -> Tensor:
     """Largest |a_ij| over the last ``ndim`` dimensions, shape (...,); NaN where an entry is."""
-    return torch.linalg.vector_norm(a, ord=torch.inf, dim=tuple(range(-ndim, 0)))
+    flat = a.flatten(-ndim)
+    return torch.maximum(flat.amax(-1), -flat.amin(-1))
 
 
 def frobenius(a: Tensor, ndim: int) -> Tensor:

@@ -7,6 +7,7 @@ from geoopt.utils import size2shape
 from torch import Tensor
 
 from manifolds.base import Manifold, verdict
+from manifolds.defects import largest_entry, or_infinite
 from manifolds.linalg import standard_normal
 
 
@@ -108,9 +109,13 @@ class Euclidean(Manifold):
     def _off_manifold(self, x: Tensor) -> Tensor:
         return torch.zeros_like(x[(..., *[0] * self.ndim)])
 
+    def tangency_defect(self, x: Tensor, u: Tensor) -> Tensor:
+        """Zero, or infinite where x or u is not finite, shape (...,)."""
+        largest = torch.maximum(largest_entry(x, self.ndim), largest_entry(u, self.ndim))
+        return or_infinite(torch.zeros_like(largest), torch.isfinite(largest))
+
     def _normal_part(self, x: Tensor, u: Tensor) -> Tensor:
-        lead = torch.broadcast_shapes(x.shape, u.shape)[: -self.ndim]
-        return u.new_zeros(lead)
+        return torch.zeros_like(largest_entry(x + u, self.ndim))
 
     def _check_point_on_manifold(
         self, x: Tensor, *, atol: float = 1e-5, rtol: float = 1e-5

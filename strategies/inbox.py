@@ -10,13 +10,11 @@ from flwr.common.logger import log
 from torch import Tensor
 
 from manifolds.base import Manifold
+from manifolds.defects import frobenius, largest_allowed, tolerance
 from strategies.replies import Replies, plain
 from strategies.server_half import Space
 from wire.letters import BadLetter, Header, check_tensor, read_header, read_payload
 from wire.payloads import Payload
-
-_TANGENCY = 1e-6
-"""Relative size of a normal part that rounding may leave; anything larger is refused."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +122,7 @@ def _open(expected: Expectation, partition: int, reply: Message) -> Payload:
     payload = read_payload(reply.content, expected.up, tuple(base.shape), base.dtype)
     for name, u in payload.tensors().items():
         if not bool(_is_tangent(expected, u.unsqueeze(0)).all()):
-            raise BadLetter(f"Expected {name} tangent at the broadcast point, got a normal part")
+            raise BadLetter(_misfit(expected, name, u))
     return payload
 
 
@@ -138,10 +136,7 @@ def refuse_bad_rows(expected: Expectation, replies: Replies) -> Replies:
     stacked = replies.uploads.tensors()
     good = torch.ones(len(replies.partitions), dtype=torch.bool, device=expected.base.device)
     for u in stacked.values():
-        good &= torch.isfinite(u).flatten(1).all(dim=1)
-    for u in stacked.values():
-        # A row that is not finite could make a projection of the whole stack fail.
-        good &= _tangent_rows(expected, torch.where(_beside(good, u), u, torch.zeros_like(u)))
+        good &= _is_tangent(expected, u)
     if bool(good.all()):
         return replace(replies, failures=failures)
     for row in (~good).nonzero()[:, 0].tolist():
@@ -152,34 +147,35 @@ def refuse_bad_rows(expected: Expectation, replies: Replies) -> Replies:
     return Replies(kept, uploads, failures, replies.bytes_down, uploads.num_bytes())
 
 
-def _beside(rows: Tensor, stacked: Tensor) -> Tensor:
-    """One entry a row, shape (C, 1, ...), beside a stack (C, ...)."""
-    return rows.reshape(-1, *[1] * (stacked.dim() - 1))
-
-
-def _tangent_rows(expected: Expectation, stacked: Tensor) -> Tensor:
-    """`_is_tangent`, row by row where the whole stack cannot be projected."""
-    try:
-        return _is_tangent(expected, stacked)
-    except Exception:
-        if stacked.shape[0] == 1:
-            return torch.zeros(1, dtype=torch.bool, device=stacked.device)
-        return torch.cat([_tangent_rows(expected, row.unsqueeze(0)) for row in stacked])
-
-
 def _is_tangent(expected: Expectation, stacked: Tensor) -> Tensor:
-    """Which rows of (C, *point) are tangent at the base, within rounding."""
+    """Which rows of (C, *point) are finite, of sane size, and tangent at the base to rounding."""
+    is_sane = stacked.flatten(1).norm(dim=1) <= largest_allowed(stacked.dtype)
     if expected.space != "tangent":
-        return torch.ones(stacked.shape[0], dtype=torch.bool, device=stacked.device)
-    rest = (expected.manifold.proju(expected.base, stacked) - stacked).flatten(1).norm(dim=1)
-    return rest <= _TANGENCY * (1.0 + stacked.flatten(1).norm(dim=1))
+        return is_sane
+    defect = expected.manifold.tangency_defect(expected.base, stacked)
+    return is_sane & (defect <= tolerance(stacked.dtype))
+
+
+def _misfit(expected: Expectation, name: str, u: Tensor) -> str:
+    """Why one upload, of the right shape and type, is refused."""
+    length, bound = float(frobenius(u, u.dim())), largest_allowed(u.dtype)
+    if not length <= bound:
+        return f"Expected {name} of Euclidean norm at most {bound:g}, got {length:.3g}"
+    defect = float(expected.manifold.tangency_defect(expected.base, u))
+    return (
+        f"Expected {name} tangent at the broadcast point within {tolerance(u.dtype):g}, got a "
+        f"relative normal part of {defect:.3g}; take manifold.proju of it"
+    )
 
 
 def _row_failure(expected: Expectation, stacked: Mapping[str, Tensor], row: int) -> str:
-    base = expected.base
-    try:
-        for name, u in stacked.items():
+    base, reason = expected.base, ""
+    for name, u in stacked.items():
+        try:
             check_tensor(name, u[row], tuple(base.shape), base.dtype)
-    except BadLetter as bad:
-        return str(bad)
-    return "Expected an upload tangent at the broadcast point, got a normal part"
+        except BadLetter as bad:
+            return str(bad)
+        reason = _misfit(expected, name, u[row])
+        if not bool(_is_tangent(expected, u[row].unsqueeze(0))):
+            return reason
+    return reason
