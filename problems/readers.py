@@ -6,6 +6,9 @@ Each returns numpy arrays and touches nothing else. Heavy imports stay inside th
 import gzip
 import hashlib
 import importlib.util
+import math
+import re
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +27,47 @@ class DataMissing(FileNotFoundError):
             f"Data set {name!r}: no file {looked_for}; give --data-dir or set MANIFED_DATA to a "
             "folder that has it"
         )
+
+
+class DataDamaged(ValueError):
+    """A data file that does not hold what it must; the message says which, where and what."""
+
+    def __init__(self, path: Path, what: str, line: int | None = None) -> None:
+        where = str(path) if line is None else f"{path}, line {line}"
+        super().__init__(f"{where}: {what}; restore the file from where it came")
+
+
+MOST_BYTES = 1 << 30
+"""Of one data file, unpacked: twenty times the largest that is read here."""
+
+
+def content(path: Path, most: int = MOST_BYTES) -> bytes:
+    """The bytes of a file, unpacked if it ends in ``.gz``.
+
+    Raises:
+        DataDamaged: when it can't be read or unpacked, or holds more than ``most`` bytes; nothing
+            beyond them is unpacked.
+    """
+    opener = gzip.open if path.suffix == ".gz" else open
+    try:
+        with opener(path, "rb") as file:
+            found: bytes = file.read(most + 1)
+    except (OSError, EOFError, zlib.error) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise DataDamaged(path, f"expected a readable file, got {reason!r}") from None
+    if len(found) > most:
+        raise DataDamaged(path, f"expected at most {most} bytes unpacked, got more")
+    return found
+
+
+def lines(path: Path) -> list[str]:
+    """The lines of a text file; errors as `content`, and for what is no UTF-8, with its line."""
+    raw = content(path)
+    try:
+        return raw.decode("utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        raise DataDamaged(path, f"expected UTF-8, got byte {raw[error.start]}", line) from None
 
 
 def find(name: str, data_dir: Path | None, *candidates: str) -> Path:
@@ -64,61 +108,102 @@ def mnist(data_dir: Path | None) -> tuple[Array, Labels, str]:
 
     The training set where the folder ``mnist`` has it, the test set of 10 000 otherwise; idx files,
     gzipped or not.
+
+    Raises:
+        DataMissing: for a missing file, labels beside images that are there included.
+        DataDamaged: for a file that is no idx file, or labels that are not one digit an image.
     """
-    folder = "mnist/"
-    splits = {"train": "train", "test": "t10k"}
-    for split, prefix in splits.items():
-        images, labels = (
-            f"{folder}{prefix}-images-idx3-ubyte",
-            f"{folder}{prefix}-labels-idx1-ubyte",
-        )
-        try:
-            pixels = read_idx(find("mnist", data_dir, images, images + ".gz"))
-            digit = read_idx(find("mnist", data_dir, labels, labels + ".gz"))
-        except DataMissing:
-            if split == "test":
-                raise
-            continue
-        flat = pixels.reshape(len(pixels), -1).astype(np.float64) / 255.0
-        return flat, digit.astype(np.int64), split
-    raise AssertionError("unreachable")
+    try:
+        return *_mnist("train", data_dir), "train"
+    except DataMissing:
+        if _has_images("train", data_dir):
+            raise
+    return *_mnist("t10k", data_dir), "test"
+
+
+def _has_images(prefix: str, data_dir: Path | None) -> bool:
+    stem = f"mnist/{prefix}-images-idx3-ubyte"
+    return data_dir is not None and any((data_dir / (stem + end)).is_file() for end in ("", ".gz"))
+
+
+def _mnist(prefix: str, data_dir: Path | None) -> tuple[Array, Labels]:
+    images, labels = f"mnist/{prefix}-images-idx3-ubyte", f"mnist/{prefix}-labels-idx1-ubyte"
+    image_file = find("mnist", data_dir, images, images + ".gz")
+    label_file = find("mnist", data_dir, labels, labels + ".gz")
+    pixels, digit = read_idx(image_file), read_idx(label_file)
+    if pixels.ndim != 3 or pixels.size == 0:
+        raise DataDamaged(image_file, f"expected images (n, rows, columns), got {pixels.shape}")
+    if digit.shape != (len(pixels),):
+        raise DataDamaged(label_file, f"expected {len(pixels)} labels, got {digit.shape}")
+    if digit.max() > 9:
+        raise DataDamaged(label_file, f"expected digits from 0 to 9, got {digit.max()}")
+    return pixels.reshape(len(pixels), -1).astype(np.float64) / 255.0, digit.astype(np.int64)
 
 
 def read_idx(path: Path) -> NDArray[np.uint8]:
-    """The unsigned bytes of an idx file (LeCun's format), gzipped if it ends in ``.gz``."""
-    raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    """The unsigned bytes of an idx file (LeCun's format), gzipped if it ends in ``.gz``.
+
+    Raises:
+        DataDamaged: when the header or the number of bytes after it is not as it must be.
+    """
+    raw = content(path)
     if len(raw) < 4 or raw[:3] != b"\x00\x00\x08":
-        raise ValueError(f"Expected an idx file of unsigned bytes, got {path} starting {raw[:4]!r}")
+        raise DataDamaged(path, f"Expected an idx file of unsigned bytes, it starts {raw[:4]!r}")
     ndim = raw[3]
-    shape = np.frombuffer(raw, ">u4", count=ndim, offset=4).astype(int)
-    body = np.frombuffer(raw, np.uint8, offset=4 + 4 * ndim)
-    if len(body) != int(np.prod(shape)):
-        raise ValueError(
-            f"Expected {int(np.prod(shape))} bytes after {path}'s header, got {len(body)}"
+    if not 1 <= ndim <= 4 or len(raw) < 4 + 4 * ndim:
+        raise DataDamaged(
+            path, f"expected 1 to 4 sizes in the header, got {ndim} in {len(raw)} bytes"
         )
+    shape = [int.from_bytes(raw[4 + 4 * i : 8 + 4 * i], "big") for i in range(ndim)]
+    body, wanted = np.frombuffer(raw, np.uint8, offset=4 + 4 * ndim), math.prod(shape)
+    if len(body) != wanted:
+        raise DataDamaged(path, f"Expected {wanted} bytes after the header, got {len(body)}")
     return body.reshape(shape)
 
 
 def a9a(data_dir: Path | None, *, split: str = "train") -> tuple[Array, Labels]:
-    """LIBSVM's a9a: 123 binary features and labels -1 or 1; 32 561 train or 16 281 test rows."""
+    """LIBSVM's a9a: 123 binary features and labels -1 or 1; 32 561 train or 16 281 test rows.
+
+    Raises:
+        DataDamaged: with the first line that is none of these.
+    """
     from sklearn.datasets import load_svmlight_file
 
     path = find("a9a", data_dir, "a9a/a9a" if split == "train" else "a9a/a9a.t")
-    features, labels = load_svmlight_file(str(path), n_features=123)
+    rows = lines(path)
+    if not rows:
+        raise DataDamaged(path, "expected rows, got none")
+    for number, row in enumerate(rows, start=1):
+        if _LIBSVM.fullmatch(row) is None:
+            raise DataDamaged(path, f"expected '±1 index:value ...', got {row[:60]!r}", number)
+    try:
+        features, labels = load_svmlight_file(str(path), n_features=123)
+    except (ValueError, OverflowError) as error:
+        raise DataDamaged(path, f"expected 123 features in rising order, got {error}") from None
     return np.asarray(features.todense(), dtype=np.float64), labels.astype(np.int64)
+
+
+_LIBSVM = re.compile(r"[+-]?1( [1-9][0-9]{0,2}:[0-9]{1,9}(\.[0-9]{1,9})?)* *")
 
 
 def wordnet_mammals(data_dir: Path | None) -> tuple[list[str], NDArray[np.int64]]:
     """The mammals' names in first-seen order and the closure's (descendant, ancestor) pairs.
 
     The pairs of a node with itself, which the file also lists, are left out.
+
+    Raises:
+        DataDamaged: with the first line that has not two names.
     """
     path = find("wordnet-mammals", data_dir, "wordnet_mammals/wordnet_mammals.tsv")
     index: dict[str, int] = {}
     pairs: list[tuple[int, int]] = []
-    for line in path.read_text().splitlines():
-        child, ancestor = line.split("\t")[:2]
+    for number, line in enumerate(lines(path), start=1):
+        child, ancestor, *_ = [*line.split("\t"), "", ""]
+        if not child or not ancestor:
+            raise DataDamaged(path, f"expected child<tab>parent, got {line[:60]!r}", number)
         i, j = index.setdefault(child, len(index)), index.setdefault(ancestor, len(index))
         if i != j:
             pairs.append((i, j))
+    if not pairs:
+        raise DataDamaged(path, "expected pairs of names, got none")
     return list(index), np.array(pairs, dtype=np.int64)
