@@ -62,19 +62,22 @@ FAULTS = {
     "1e200, Frechet mean": Fault(
         mean_on("spd-log-euclidean"), "z", lambda _: spd(1e200 * BAD, 1e200), "<= 1e+60"
     ),
+    "negative definite": Fault(mean_on("spd"), "z", lambda _: spd(-BAD, -1.0), "positive definite"),
     "indefinite": Fault(mean_on("spd"), "z", lambda _: spd(BAD, -1.0), "positive definite"),
     "asymmetric": Fault(
-        mean_on("spd"), "z", lambda z: z + torch.tensor([[0, BAD], [0, 0]]).to(z), "|z - z^T|"
+        mean_on("spd"), "z", lambda z: z + torch.tensor([[0, BAD], [0, 0]]).to(z), "a point of SPD"
     ),
     "vanishing": Fault(mean_on("spd"), "z", lambda _: 1e-90 * spd(BAD, 1.0), ">= 1e-60"),
-    "sphere x 2": Fault(mean_on("sphere"), "z", lambda z: 2 * z, "|z| = 1"),
+    "sphere x 2": Fault(mean_on("sphere"), "z", lambda z: 2 * z, "a point of Sphere"),
     "off the hyperboloid": Fault(
-        mean_on("lorentz"), "target", spread(1.1, BAD), "z_0 / sqrt(1 + |z_s|^2)"
+        mean_on("lorentz"), "target", spread(1.1, BAD), "a point of Lorentz"
     ),
-    "lower sheet": Fault(mean_on("lorentz"), "target", lambda z: -z, "z_0 / sqrt(1 + |z_s|^2)"),
-    "outside the ball": Fault(mean_on("poincare"), "target", spread(1.0, BAD), "|z| <= 1"),
+    "lower sheet": Fault(mean_on("lorentz"), "target", lambda z: -z, "a point of Lorentz"),
+    "outside the ball": Fault(
+        mean_on("poincare"), "target", spread(1.0, BAD), "a point of PoincareBall"
+    ),
     "target off the hyperboloid": Fault(
-        {"kind": "hyperbolic-prediction"}, "target", spread(1.1, BAD), "z_0 / sqrt(1 + |z_s|^2)"
+        {"kind": "hyperbolic-prediction"}, "target", spread(1.1, BAD), "a point of Lorentz"
     ),
     "1e200, rows": Fault({"kind": "kpca"}, "z", spread(1e200 * BAD), "|z| <= 1e+60"),
     "over the declared bound": Fault(
@@ -85,7 +88,7 @@ FAULTS = {
     "unseen entries": Fault(
         {"kind": "matrix-completion"}, "mask", lambda m: 0 * m, "0 entries where the mask is 0"
     ),
-}  # fmt: skip
+}
 
 
 def plant(fault: Fault, config: Experiment, patch: pytest.MonkeyPatch) -> tuple[int, int]:
