@@ -150,6 +150,7 @@ class Treasury:
             turns=tuple(turn for turn in self._turns if turn.releases),
             sampling=sampling,
             aggregate=() if lens is None else (lens.release(sampling=sampling),),
+            planned_draws=self._prices.planned() if self._turns else 0,
         )
 
     def _refuse_beyond_budget(self, server_round: int) -> None:

@@ -63,7 +63,9 @@ class Account:
 
         def torn() -> dict[str, Any]:
             own = None if odometer.terms == terms else terms
-            last = max(resumed_at, min(resumed_at + block - 1, last_round or resumed_at))
+            last = resumed_at + block - 1
+            if last_round is not None:
+                last = max(resumed_at, min(last, last_round))
             attempt = odometer.attempts(resumed_at)
             everybody = np.arange(terms.population)
             return Reservation(resumed_at, last, attempt, everybody, terms=own).body()

@@ -36,6 +36,7 @@ RESERVED: Final = "reserved"
 CONSUMED: Final = "consumed"
 MOST_CLIENTS: Final = 10**8
 """A ledger that claims more is refused before memory is spent on it."""
+MOST_ROUNDS: Final = 10**9
 Releases = tuple[GaussianRelease, ...]
 _RELEASES: Final = TypeAdapter(Releases)
 _SAMPLING: Final[TypeAdapter[Sampling]] = TypeAdapter(Sampling)
@@ -59,6 +60,9 @@ class Terms(Frozen):
     """How cohorts are drawn."""
     aggregate: Releases = ()
     """What the server releases about whole clients in a round, its sampling included."""
+    planned_draws: int = Field(default=0, ge=0)
+    """The most cohort draws that the run may make; an outsider is priced for at least these,
+    because how many were made can tell who was in them."""
 
     @property
     def participation_probability(self) -> float:
@@ -82,6 +86,7 @@ class Terms(Frozen):
             ],
             "sampling": _SAMPLING.dump_python(self.sampling, mode="json"),
             "aggregate": _RELEASES.dump_python(self.aggregate, mode="json"),
+            "planned_draws": self.planned_draws,
         }
 
     @classmethod
@@ -106,6 +111,7 @@ class Terms(Frozen):
             turns=turns,
             sampling=body["sampling"],
             aggregate=_RELEASES.validate_python(body["aggregate"]),
+            planned_draws=body["planned_draws"],
         )
 
 
@@ -157,10 +163,10 @@ class Reservation:
     """New terms, from here on."""
 
     def __post_init__(self) -> None:
-        if not (0 <= self.first <= self.last and self.attempt >= 0):
+        if not (0 <= self.first <= self.last <= MOST_ROUNDS and self.attempt >= 0):
             raise ValueError(
-                f"Expected rounds 0 <= first <= last and attempt >= 0, got {self.first}, "
-                f"{self.last} and {self.attempt}"
+                f"Expected rounds 0 <= first <= last <= {MOST_ROUNDS} and attempt >= 0, got "
+                f"{self.first}, {self.last} and {self.attempt}"
             )
         if self.cohort_attempt is not None and self.first != self.last:
             raise ValueError(

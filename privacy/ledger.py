@@ -359,7 +359,7 @@ def _locked(path: Path) -> int:
 def _fed(feed: Feed, path: Path, entry: Entry) -> None:
     try:
         feed(entry)
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         what = str(error).replace("\n", " ") if isinstance(error, ValueError) else repr(error)
         raise LedgerDamaged(
             path, entry.sequence + 1, f"is no charge that can be counted: {what}", RESTORE

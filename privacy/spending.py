@@ -7,9 +7,10 @@ run asks too; every epsilon is an upper bound.
 
 from collections.abc import Iterable
 
+from privacy.adversaries import ADVERSARIES, PrivacySpent, View
 from privacy.chain import Entry
 from privacy.charges import CHARGE, Charge, TurnReleases, charges
-from privacy.odometer import ADVERSARIES, Odometer, PrivacySpent, View
+from privacy.odometer import Odometer
 
 __all__ = [
     "ADVERSARIES",

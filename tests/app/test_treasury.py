@@ -22,6 +22,17 @@ CASES = {
     "poisson": ("federation.cohort={kind='poisson',sampling_probability=0.3}",),
     "unequal shards": ("federation.partition={kind='dirichlet',alpha=5.0}",),
     "poisson batches": ("training.minibatch={kind='poisson',batch_size=64}",),
+    "stopped early by its budget": (
+        "federation.cohort={kind='fixed-size',cohort_size=2}",
+        "privacy.noise={kind='multiplier',noise_multiplier=5.0}",
+        "privacy.delta=1e-5",
+        "privacy.max_epsilon=1.2",
+    ),
+    "retries planned": (
+        "federation.cohort={kind='fixed-size',cohort_size=2}",
+        "federation.replies={on_failure='retry',max_attempts=3}",
+        "privacy.max_epsilon=9.0",
+    ),
     "client-level": (f"privacy={CLIENT_LEVEL}",),
     "client-level poisson": (
         f"privacy={CLIENT_LEVEL}",
