@@ -92,16 +92,35 @@ def run(
         print_json({"directory": str(folder.directory), **manifest["final"]})
 
 
-def main(argv: Sequence[str] | None = None) -> None:
+def main(argv: Sequence[str] | None = None) -> NoReturn:
     """The entry point of ``manifed``."""
     from app import commands
 
     commands.register(app)
-    app(args=list(argv) if argv is not None else None)
+    _call(app, argv, "manifed")
 
 
-def simulation(argv: Sequence[str]) -> None:
+def simulation(argv: Sequence[str]) -> NoReturn:
     """The entry point of ``python simulation.py``: the command ``run`` alone."""
     alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     alone.command()(run)
-    alone(args=list(argv), prog_name="simulation.py")
+    _call(alone, argv, "simulation.py")
+
+
+def _call(program: typer.Typer, argv: Sequence[str] | None, name: str) -> NoReturn:
+    """Run and exit; a word that is no argument ends in one line too, not in a frame of several."""
+    import click
+
+    try:
+        code = program(
+            args=list(argv) if argv is not None else None, prog_name=name, standalone_mode=False
+        )
+    except click.exceptions.NoArgsIsHelpError as help_text:
+        help_text.show()
+        code = 2
+    except click.ClickException as error:
+        sys.stderr.write(f"error: {' '.join(error.format_message().split())}\n")
+        code = 2
+    except click.Abort:
+        code = 130
+    sys.exit(code if isinstance(code, int) else 0)

@@ -1,5 +1,6 @@
 """The commands of ``manifed`` beside ``run``: privacy, engines, report."""
 
+import math
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,7 +19,9 @@ privacy = typer.Typer(help="Price privacy without running anything.", no_args_is
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands to ``manifed``."""
+    """Add the commands to ``manifed``, once."""
+    if app.registered_groups:
+        return
     app.add_typer(privacy, name="privacy")
     app.command("audit")(audit)
     app.command("engines")(engines)
@@ -26,21 +29,32 @@ def register(app: typer.Typer) -> None:
     app.command("report")(report)
 
 
+_MOST = 10**9
+"""Rounds, clients and steps that the accountants count to."""
+
+
+def _check(option: str, value: float, expected: str, is_met: bool) -> None:
+    """End with one line unless ``is_met``; NaN meets nothing."""
+    if not is_met:
+        fail(f"{option}: expected {expected}, got {value:g}")
+
+
 @privacy.command("compare")
 def compare(
-    local_epsilon: Annotated[float, typer.Option(min=0.0, help="Epsilon of one local training.")],
-    local_delta: Annotated[float, typer.Option(min=0.0, max=1.0, help="Delta of one.")],
-    clients: Annotated[int, typer.Option(min=1, help="N.")],
+    local_epsilon: Annotated[float, typer.Option(help="Epsilon of one local training.")],
+    local_delta: Annotated[float, typer.Option(help="Delta of one.")],
+    clients: Annotated[int, typer.Option(min=1, max=_MOST, help="N.")],
     cohort_size: Annotated[int, typer.Option(min=1, help="s, drawn without replacement.")],
-    rounds: Annotated[int, typer.Option(min=1, help="T.")],
-    slack_delta: Annotated[float, typer.Option(min=0.0, max=1.0, help="delta-hat.")] = 1e-3,
+    rounds: Annotated[int, typer.Option(min=1, max=_MOST, help="T.")],
+    slack_delta: Annotated[float, typer.Option(help="delta-hat.")] = 1e-3,
     as_json: Json = False,
 ) -> None:
     """Theorem 4.2 of PriRFed beside what holds at record level, at the published delta."""
     if cohort_size > clients:
         fail(f"--cohort-size: expected at most --clients = {clients}, got {cohort_size}")
-    if local_epsilon <= 0:
-        fail(f"--local-epsilon: expected a number > 0, got {local_epsilon:g}")
+    _check("--local-epsilon", local_epsilon, "0 < local_epsilon <= 700", 0 < local_epsilon <= 700)
+    _check("--local-delta", local_delta, "0 <= local_delta < 1", 0 <= local_delta < 1)
+    _check("--slack-delta", slack_delta, "0 < slack_delta < 1", 0 < slack_delta < 1)
     from privacy.published import compare as price
 
     views = price(
@@ -88,7 +102,7 @@ def statement(
 @privacy.command("ledger")
 def ledger(
     path: Annotated[Path, typer.Argument(help="A ledger.jsonl, or the run folder that has it.")],
-    delta: Annotated[float, typer.Option(min=0.0, max=1.0, help="At which delta.")],
+    delta: Annotated[float, typer.Option(help="At which delta.")],
     ledger_key: Annotated[
         Path | None, typer.Option(help="The file of its key ($MANIFED_LEDGER_KEY_FILE).")
     ] = None,
@@ -104,6 +118,7 @@ def ledger(
     from app.treasury import anchors_of
     from app.treasury import ledger_key as key_in
 
+    _check("--delta", delta, "0 <= delta <= 1", 0 <= delta <= 1)
     file = path / "ledger.jsonl" if path.is_dir() else path
     if not file.is_file():
         fail(f"expected a ledger, got {str(path)!r}, which has none")
@@ -131,7 +146,7 @@ def ledger(
 def calibrate(
     target_epsilon: Annotated[float, typer.Option(help="Epsilon of all steps together.")],
     target_delta: Annotated[float, typer.Option(help="Delta of all steps together.")],
-    steps: Annotated[int, typer.Option(min=1, help="Noised gradients (or rounds).")],
+    steps: Annotated[int, typer.Option(min=1, max=_MOST, help="Noised gradients (or rounds).")],
     sampling_probability: Annotated[
         float, typer.Option(help="Poisson rate of a step; 1 takes everybody.")
     ] = 1.0,
@@ -141,6 +156,15 @@ def calibrate(
     from app.launch import guarded
     from app.pricing import calibrated
 
+    finite = 0 < target_epsilon < math.inf
+    _check("--target-epsilon", target_epsilon, "0 < target_epsilon < inf", finite)
+    _check("--target-delta", target_delta, "0 < target_delta < 1", 0 < target_delta < 1)
+    _check(
+        "--sampling-probability",
+        sampling_probability,
+        "0 < sampling_probability <= 1",
+        0 < sampling_probability <= 1,
+    )
     found = guarded(
         lambda: calibrated(target_epsilon, target_delta, steps, sampling_probability), fail
     )
