@@ -41,9 +41,10 @@ def answers_by_node(
     An answer counts only for the message it replies to and only from the node that was asked (or
     as an error of the SuperLink's own about that message); any other is logged and left out.
     """
+    came = list(answers)  # a lazy grid sends, and so names the messages, only now
     asked = {m.metadata.message_id: m.metadata.dst_node_id for m in letters}
     by_node: dict[int, list[Message]] = {}
-    for answer in answers:
+    for answer in came:
         node, sender = _asked_node(answer, asked)
         if node is None:
             log(30, "A reply of node %s to no message of this phase is left out", plain(sender))
