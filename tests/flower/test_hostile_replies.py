@@ -1,0 +1,157 @@
+"""A part of benchmarks/evidence_hostile_replies.py, and faults that it must catch."""
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+
+from app.engines.inline import InlineGrid
+from benchmarks.evidence_hostile_replies import HOSTILE, cases, run, verdict
+from manifolds.sphere import Sphere
+from strategies import handshake, inbox, rounds
+from strategies.inbox import Expectation, refuse_bad_rows
+from strategies.replies import LONGEST_REASON, Replies, plain
+from wire import letters
+from wire.letters import BadLetter, Header, tensors_from_record
+from wire.payloads import Displacement
+
+ALL = {f"{case.family}: {case.name}": case for case in cases()}
+HERE = [
+    "dtype: float32",
+    "dtype: says 'object'",
+    "npy: 1e12 numbers",
+    "npy: a pickled array",
+    "npy: a structured array",
+    "npy: raw numbers",
+    "npy: 10 MB more",
+    "shape: 65",
+    "values: one nan",
+    "values: honest times 1e+308",
+    "values: a normal part of 1e-3",
+    "records: no letter",
+    "records: payload of metrics",
+    "records: metrics beside it",
+    "header: partition-id = '1'",
+    "header: config-sha256 = 'x\\n\\x1b[2Jx\\n\\x1b[2J'",
+    "messages: an error of 1e6 letters",
+    "messages: about another node's message",
+    "messages: a good one, then a bad one",
+    "stranger: partition-id a text",
+    "stranger: claims client 0 too",
+    "stranger: never answers",
+]
+
+
+def test_there_are_128_different_ones():
+    assert len(ALL) == len(cases()) == 128
+
+
+@pytest.mark.parametrize("name", HERE)
+def test_a_hostile_reply_is_its_senders_failure_and_nobody_elses(name):
+    assert verdict(ALL[name]) == "ok"
+
+
+def test_a_member_that_answers_the_handshake_with_a_text_is_named(monkeypatch):
+    monkeypatch.setattr(handshake.meet, "__defaults__", (0.1,))
+    assert verdict(ALL["member: partition-id a text"]) == "ok"
+
+
+def the_last_reply_wins(sent, answers):
+    came = list(answers)
+    asked = {m.metadata.message_id: m.metadata.dst_node_id for m in sent}
+    return {
+        asked[a.metadata.reply_to_message_id]: [a]
+        for a in came
+        if a.metadata.reply_to_message_id in asked
+    }
+
+
+def whatever_numpy_loads(name, array):
+    return torch.from_numpy(array.numpy().copy())
+
+
+FAULTS = [
+    (rounds, "answers_by_node", the_last_reply_wins, "messages: a good one, then a bad one"),
+    (rounds, "answers_by_node", the_last_reply_wins, "messages: about another node's message"),
+    (letters, "_decoded", whatever_numpy_loads, "npy: version 2"),
+    (inbox, "_is_tangent", lambda _, u: torch.ones(len(u)), "values: a normal part of 1e-3"),
+    (inbox, "plain", str, "messages: an error of 1e6 letters"),
+]
+
+
+@pytest.mark.parametrize(("module", "name", "fault", "case"), FAULTS)
+def test_a_planted_fault_is_caught(module, name, fault, case, monkeypatch):
+    monkeypatch.setattr(module, name, fault)
+    assert verdict(ALL[case]) != "ok"
+
+
+def test_nothing_of_a_reply_is_parsed_before_its_length_is_right(monkeypatch):
+    def parsed(*_, **__):
+        raise AssertionError("parsed")
+
+    monkeypatch.setattr(np.lib.format, "read_magic", parsed)
+    array = Array(np.zeros(4))
+    array.data += bytes(10**6)
+    record = ArrayRecord()
+    record["u"] = array
+    with pytest.raises(BadLetter, match=r"Expected u in 32 bytes and a header, got 1000160 bytes"):
+        tensors_from_record(record)
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("kind", ["f4", "f8", "i8", "?"])
+def test_an_honest_array_of_any_order_and_type_comes_through(order, kind):
+    array = np.asarray(np.arange(24).reshape(2, 3, 4) % 5, dtype=kind, order=order)
+    record = ArrayRecord()
+    record["u"] = Array(array)
+    assert np.array_equal(tensors_from_record(record)["u"].numpy(), array)
+
+
+def test_a_row_that_breaks_the_check_of_the_stack_is_bad_alone():
+    class Brittle(Sphere):
+        def tangency_defect(self, x, u):
+            if not bool(torch.isfinite(u).all()):
+                raise torch.linalg.LinAlgError("no factor\n" + "x" * 10**6)
+            return super().tangency_defect(x, u)
+
+    base = torch.tensor([1.0, 0.0, 0.0], dtype=torch.float64)
+    u = torch.tensor([[0, 1, 0], [0, torch.nan, 0], [0, 0, 2]], dtype=torch.float64)
+    header = Header("", 1, 0, "train", -1)
+    expected = Expectation(header, Displacement, base, "tangent", Brittle(), 1)
+    left = refuse_bad_rows(expected, Replies((3, 5, 8), Displacement(u), {1: "a\nb"}))
+    assert left.partitions == (3, 8)
+    assert set(left.failures) == {1, 5}
+    assert left.uploads.u.tolist() == [[0, 1, 0], [0, 0, 2]]
+    assert all(r.isprintable() and len(r) <= LONGEST_REASON for r in left.failures.values())
+
+
+def test_a_text_of_a_client_is_one_short_printable_line():
+    assert plain("a\nb\x1b[2J\u202ec") == "a b [2J c"
+    assert len(plain("x" * 10**6)) == LONGEST_REASON
+
+
+@pytest.mark.parametrize("answer", [None, "text", SystemExit(0)])
+def test_a_client_app_that_returns_no_message_or_exits_is_an_error_of_that_node(answer):
+    app = ClientApp()
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        if isinstance(answer, SystemExit):
+            raise answer
+        return answer
+
+    grid = InlineGrid(app, 1, {})
+    (reply,) = grid.send_and_receive([Message(RecordDict(), dst_node_id=2, message_type="train")])
+    assert reply.has_error()
+    assert reply.metadata.src_node_id == 2
+
+
+def test_one_line_says_which_client_was_dropped_when_and_why(caplog):
+    run(ALL["values: one nan"])
+    lines = [r.getMessage() for r in caplog.records if "is dropped" in r.getMessage()]
+    assert lines == [
+        f"Round {r}, attempt 0, phase train: client {HOSTILE} is dropped: Expected finite entries "
+        "in u, got 1 of 64 not so (node 4)"
+        for r in (1, 2)
+    ]
