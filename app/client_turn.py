@@ -107,8 +107,9 @@ def answer(message: Message, context: Context, config: Experiment) -> Message:
     examples = side.shards[partition]
     seat = Seat(partition, header.server_round, header.attempt, header.phase)
     with _absent_if_it_fails("its turn failed"):
-        turn = take_turn(side.half, seat, down, memory, examples, len(examples), side.turn_source())
-    reply = Message(pack(header, turn.up), reply_to=message)
+        source = side.turn_source()
+        turn = take_turn(side.half, seat, down, memory, examples, len(examples), source)
+    reply = Message(pack(header, turn.up, noise_origin=source.origin), reply_to=message)
     if turn.memory is not None:
         _write(turn.memory, header, context)
     return reply

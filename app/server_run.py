@@ -79,7 +79,8 @@ def run_experiment(grid: Grid, config: Experiment) -> RunFolder:
     start = _start(config, plan, directory)
     treasury = Treasury.prepare(config, found.sizes)
     has_oracle = oracle_is_on(config, is_deployment=_is_deployment(grid, config))
-    folder = _open_folder(config, directory, treasury.statement(has_oracle), found)
+    privacy = treasury.statement(has_oracle, is_declared=_is_elsewhere(grid))
+    folder = _open_folder(config, directory, privacy, found)
     resumed_at = start.first_round if config.output.resume else None
     with treasury.open_ledger(folder.ledger_path, resumed_at=resumed_at):
         return _Run(config, plan, folder, treasury, _evaluator(config, has_oracle)).go(grid, start)
@@ -146,9 +147,14 @@ def _start(config: Experiment, plan: Plan, directory: Path) -> Start:
     return Start(state, saved.server_round + 1, accepted, Tally.of(saved))
 
 
+def _is_elsewhere(grid: Grid) -> bool:
+    """Whether clients run in other processes, so that only they know their noise."""
+    return isinstance(grid, PollingGrid)
+
+
 def _is_deployment(grid: Grid, config: Experiment) -> bool:
-    """Whether the clients may be elsewhere: all that is not in this process or under Ray."""
-    return isinstance(grid, PollingGrid) and config.engine.kind != "ray"
+    """Whether clients may be on other machines: all that is not in this process or under Ray."""
+    return _is_elsewhere(grid) and config.engine.kind != "ray"
 
 
 def _evaluator(config: Experiment, has_oracle: bool) -> Evaluator | None:
@@ -177,12 +183,14 @@ class _Run:
         self._tally = Tally()
         self._accepted: dict[int, int] = {}
         self._row: dict[str, Any] = {}
+        self._is_declared = False
 
     def go(self, grid: Grid, start: Start) -> RunFolder:
         """All rounds, then the final numbers; a budget that ran out ends the run in good order."""
         rounds = self._config.federation.num_rounds
         self._accepted, self._rounds = dict(start.last_accepted), start.first_round - 1
         self._tally = start.tally
+        self._is_declared = _is_elsewhere(grid)
         conversation = Conversation(
             self._plan,
             start.state,
@@ -207,6 +215,7 @@ class _Run:
     def _after_round(self, report: RoundReport) -> None:
         self._rounds = report.server_round
         self._tally.add(report)
+        self._treasury.note_origins(report.server_round, report.noise_origins)
         self._accepted |= dict.fromkeys(report.participants, report.server_round)
         is_last = report.server_round == self._config.federation.num_rounds
         if is_last or report.server_round % self._config.evaluation.every == 0:
@@ -263,7 +272,10 @@ class _Run:
             "seconds": seconds,
         }
         measured = {
-            "privacy": self._treasury.statement(self._evaluator is not None),
+            "privacy": self._treasury.statement(
+                self._evaluator is not None, is_declared=self._is_declared
+            ),
+            "randomness_source": self._treasury.randomness_source(),
             "stopped": stopped,
             "replies": self._tally.summary(),
             "seconds_without_evaluation": seconds - self._evaluating,

@@ -9,14 +9,34 @@ REHEARSAL = (
     "privacy.noise_source = 'os'."
 )
 RELEASE = "RELEASE: the noise is keyed by the operating system and was not stored."
+DECLARED = (
+    "RELEASE: every client declares that its noise is keyed by its own operating system; the "
+    "server never saw a key and cannot check that."
+)
+UNDECLARED = (
+    "NO RELEASE: some client did not say where its noise came from; nobody may rely on the "
+    "numbers below."
+)
+PLANNED = "PLANNED: no noise was drawn yet; the run itself says whether it was a release."
 NOT_PRIVATE = "NOT PRIVATE: no noise was added; every bound below would be infinite."
 
 
 def verdict(privacy: Mapping[str, Any]) -> str:
-    """One sentence: release, rehearsal or not private. A seeded run can't read as a release."""
+    """One sentence: release, rehearsal or not private.
+
+    Guarantee: a release is said only where the config asks for one and every noise source that was
+    used had a key of the operating system.
+    """
     if privacy["kind"] == "none":
         return NOT_PRIVATE
-    return RELEASE if privacy["noise_source"] == "os" else REHEARSAL
+    origins = set(privacy.get("noise_origins", ()))
+    if privacy["noise_source"] != "os" or "seed" in origins:
+        return REHEARSAL
+    if not origins:
+        return PLANNED
+    if origins != {"os"}:
+        return UNDECLARED
+    return DECLARED if privacy.get("is_declared", False) else RELEASE
 
 
 def statement_of(privacy: Mapping[str, Any]) -> str:
@@ -27,6 +47,10 @@ def statement_of(privacy: Mapping[str, Any]) -> str:
     lines.append(f"  unit: one {privacy['unit']}; neighbours: {privacy['neighboring_relation']}")
     lines.append(f"  released: {privacy['released']}")
     lines.append(f"  noise: {privacy['mechanism']}")
+    lines.append(
+        f"  floating point: {privacy['floating_point']}; the bounds below assume exact Gaussians "
+        "(docs/deployment.md, platforms)"
+    )
     lines += [_view(view) for view in privacy["views"]]
     lines += [f"  note: {note}" for note in privacy["notes"]]
     return "\n".join(lines)

@@ -21,11 +21,20 @@ from privacy.account import Account
 from privacy.accountant import NoValidBound
 from privacy.charges import Terms, TurnReleases
 from privacy.ledger import Head, Ledger, read_key
-from privacy.odometer import Odometer
+from privacy.odometer import NOTE, Odometer
 from strategies.plan import BudgetExhausted
 
 KEY_FILE: Final = "MANIFED_LEDGER_KEY_FILE"
 """The environment variable that names the file of the ledger's key."""
+
+
+_ORIGINS: Final = "noise_origins"
+
+
+def _noted(ledger: Ledger) -> frozenset[str]:
+    """Where noise came from, as the ledger's notes say."""
+    notes = [entry.body for entry in ledger.entries if entry.kind == NOTE]
+    return frozenset(origin for body in notes for origin in body.get(_ORIGINS, ()))
 
 
 def ledger_key(path: Path | None = None) -> bytes | None:
@@ -63,6 +72,8 @@ class Treasury:
         self._account: Account | None = None
         self.odometer = Odometer()
         """Of what the ledger holds."""
+        self.noise_origins: frozenset[str] = frozenset()
+        """Where the keys of all noise came from so far, as the sources said (privacy/noise.py)."""
         self.head: Head | None = None
         """The ledger's last line once it was closed: the anchor to keep."""
         self.delta = reporting_delta(config)
@@ -115,6 +126,8 @@ class Treasury:
             )
         with account.ledger as ledger:
             self._account, self.odometer = account, account.odometer
+            if resumed_at is not None:
+                self.noise_origins = _noted(ledger)
             try:
                 yield
             finally:
@@ -140,6 +153,15 @@ class Treasury:
         assert self._account is not None
         self._refuse_beyond_budget(server_round)
         self._account.charge(server_round, attempt, partitions)
+
+    def note_origins(self, server_round: int, origins: frozenset[str]) -> None:
+        """Write down where the noise of a round came from, when that is new."""
+        if origins <= self.noise_origins or self._account is None:
+            return
+        self.noise_origins |= origins
+        if self._config.privacy.kind != "none":
+            body = {_ORIGINS: sorted(self.noise_origins), "server_round": server_round}
+            self._account.ledger.append(NOTE, body)
 
     def _terms(self) -> Terms:
         federation = self._config.federation
@@ -179,17 +201,24 @@ class Treasury:
     def _headline(self, participations: int, rounds: int) -> float:
         return self._views.price(participations, rounds)[0]["epsilon"]
 
-    def statement(self, has_oracle: bool | None = None) -> dict[str, Any]:
+    def statement(
+        self, has_oracle: bool | None = None, *, is_declared: bool = False
+    ) -> dict[str, Any]:
         """The privacy statement as data (app/statement.py prints it).
 
         What an outsider learns is priced for all draws that were planned, made or not.
         ``has_oracle``: whether the run prints numbers computed on all data; None: as the config
-        says.
+        says. ``is_declared``: whether clients in other processes said where their noise came from.
         """
         odometer = self.odometer
-        return self._views.statement(
+        said = self._views.statement(
             odometer.participations, odometer.rounds_counted, has_oracle=has_oracle
         )
+        return said | {"noise_origins": sorted(self.noise_origins), "is_declared": is_declared}
+
+    def randomness_source(self) -> str:
+        """Whether every source that was used had a key of the operating system: "os" or "seed"."""
+        return "os" if self.noise_origins == {"os"} else "seed"
 
     def planned(self, rounds: int) -> dict[str, Any]:
         """The statement of a plan of ``rounds`` rounds, if all of them invite everybody."""

@@ -27,6 +27,10 @@ _RELEASED = {
     "example-level": "every upload (to the server) and every broadcast model",
     "client-level": "every broadcast model; the server sees uploads in clear and is trusted",
 }
+FLOATING_POINT = {
+    "single": "float64 normals, one a draw",
+    "summed": "float64 normals, four summed a draw",
+}
 _ORACLE = (
     "cost, gap and gradient norm were computed on all data without noise (a simulation oracle): "
     "they are no part of the release, and whoever shows them voids this guarantee"
@@ -98,6 +102,7 @@ class Views:
             "neighboring_relation": privacy.neighboring_relation,
             "released": _RELEASED[privacy.kind],
             "mechanism": self._mechanism(),
+            "floating_point": FLOATING_POINT[privacy.noise_precision],
             "views": views,
             "notes": self._notes(draws, has_oracle),
         }

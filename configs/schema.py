@@ -239,12 +239,6 @@ class Experiment(Frozen):
                     "training.output: client-level privacy noises one upload a client, got "
                     "'random-output', which uploads two"
                 )
-            if self.federation.replies.on_failure != "proceed":
-                raise ValueError(
-                    "federation.replies.on_failure: expected 'proceed' with privacy.kind = "
-                    f"'client-level', got {self.federation.replies.on_failure!r}; a round that is "
-                    "made again or given up because of one client would reveal that client"
-                )
             return
         relation, scheme = privacy.neighboring_relation, training.minibatch.kind
         if scheme == "poisson" and relation == "replace-one":

@@ -43,6 +43,8 @@ from privacy.words import NORMALS, UNIFORMS, WORD, WORDS, Array, Reading, few_no
 __all__ = ["BlockRange", "NoiseSource", "Stream", "reused"]
 
 Precision = Literal["single", "summed"]
+Origin = Literal["seed", "os"]
+"""Where a key came from: anybody's config, or the operating system of whoever draws."""
 
 _TILE_BLOCKS: Final = 8192
 _FEW: Final = 16
@@ -81,6 +83,11 @@ class NoiseSource:
     def from_os(cls, *, precision: Precision = "single") -> "NoiseSource":
         """A release source: a fresh key of 256 bits from the operating system."""
         return cls(secrets.token_bytes(32), is_release=True, precision=precision)
+
+    @property
+    def origin(self) -> Origin:
+        """Where the key came from; it travels with the source, whatever the config says."""
+        return "os" if self.is_release else "seed"
 
     def derive(self, label: bytes) -> "NoiseSource":
         """The source whose key is HMAC-SHA256(key, label); as secret as this one."""

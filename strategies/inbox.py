@@ -13,7 +13,14 @@ from manifolds.base import Manifold
 from manifolds.defects import frobenius, largest_allowed, tolerance
 from strategies.replies import Replies, plain
 from strategies.server_half import Space
-from wire.letters import BadLetter, Header, check_tensor, read_header, read_payload
+from wire.letters import (
+    BadLetter,
+    Header,
+    check_tensor,
+    read_header,
+    read_noise_origin,
+    read_payload,
+)
 from wire.payloads import Payload
 
 
@@ -76,10 +83,13 @@ def read_replies(
     good: list[Payload] = []
     kept: list[int] = []
     failures: dict[int, str] = {}
+    origins: set[str] = set()
     for i in partitions:
         try:
-            good.append(_first_usable(expected, i, by_client.get(i, ())))
+            payload, origin = _first_usable(expected, i, by_client.get(i, ()))
+            good.append(payload)
             kept.append(i)
+            origins.add(origin)
         except BadLetter as bad:
             failures[i] = plain(bad)
     return Replies(
@@ -88,14 +98,18 @@ def read_replies(
         failures=failures,
         bytes_down=down_bytes * len(partitions),
         bytes_up=sum(payload.num_bytes() for payload in good),
+        noise_origins=frozenset(origins),
     )
 
 
-def _first_usable(expected: Expectation, partition: int, replies: Sequence[Message]) -> Payload:
+def _first_usable(
+    expected: Expectation, partition: int, replies: Sequence[Message]
+) -> tuple[Payload, str]:
+    """The payload of the first usable reply, and where it says that its noise came from."""
     refusals: list[BadLetter] = []
     for reply in replies:
         try:
-            return _open(expected, partition, reply)
+            return _open(expected, partition, reply), read_noise_origin(reply.content)
         except BadLetter as bad:
             refusals.append(bad)
         except Exception as error:  # whatever a reply can make a check do is that client's failure
@@ -145,7 +159,13 @@ def refuse_bad_rows(expected: Expectation, replies: Replies) -> Replies:
     rows = good.nonzero()[:, 0]
     kept = tuple(replies.partitions[i] for i in rows.tolist())
     uploads = replies.uploads.take(rows)
-    return Replies(kept, uploads, failures, replies.bytes_down, uploads.num_bytes())
+    return replace(
+        replies,
+        partitions=kept,
+        uploads=uploads,
+        failures=failures,
+        bytes_up=uploads.num_bytes(),
+    )
 
 
 def _fitting_rows(expected: Expectation, stacked: Tensor) -> Tensor:

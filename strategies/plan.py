@@ -94,3 +94,5 @@ class RoundReport:
     failures: Mapping[int, str] = field(default_factory=dict[int, str])
     bytes_down: int = 0
     bytes_up: int = 0
+    noise_origins: frozenset[str] = frozenset()
+    """Where the keys of all noise came from: the clients' (as they say), and the server's own."""

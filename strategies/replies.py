@@ -33,6 +33,8 @@ class Replies:
     failures: Mapping[int, str] = field(default_factory=dict[int, str])
     bytes_down: int = 0
     bytes_up: int = 0
+    noise_origins: frozenset[str] = frozenset()
+    """Where the keys of the clients' noise came from, as their replies say (wire/letters.py)."""
 
     def zero_filled(self, partitions: tuple[int, ...]) -> "Replies":
         """The same replies with a zero row for each of ``partitions`` that has none."""

@@ -93,7 +93,10 @@ class Rounds:
         self.state = state
         used = tuple(i for i in asked if i not in dropped)
         self._last_accepted |= dict.fromkeys(used, server_round)
-        return RoundReport(server_round, state, used, seen.failures, seen.bytes_down, seen.bytes_up)
+        origins = frozenset(seen.noise_origins | {plan.source.origin})
+        return RoundReport(
+            server_round, state, used, seen.failures, seen.bytes_down, seen.bytes_up, origins
+        )
 
     def _judged(
         self, header: Header, replies: Replies, asked: tuple[int, ...], cohort_size: int
@@ -245,8 +248,10 @@ class _Seen:
     bytes_down: int = 0
     bytes_up: int = 0
     failures: dict[int, str] = field(default_factory=dict[int, str])
+    noise_origins: set[str] = field(default_factory=set[str])
 
     def add(self, replies: Replies) -> None:
         self.bytes_down += replies.bytes_down
         self.bytes_up += replies.bytes_up
         self.failures |= replies.failures
+        self.noise_origins |= replies.noise_origins

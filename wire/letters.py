@@ -37,6 +37,7 @@ class Header:
     last_accepted_round: int = 0
 
 
+UNDECLARED = "undeclared"
 _HEADER_KEYS = {
     "config_sha256": keys.CONFIG_SHA256,
     "server_round": keys.SERVER_ROUND,
@@ -129,13 +130,22 @@ def _decoded(name: str, array: Array) -> Tensor:
     return torch.from_numpy(np.array(flat.reshape(shape, order=order), order="C", copy=True))
 
 
-def pack(header: Header, payload: Payload | None) -> RecordDict:
-    """The content of one message."""
+def pack(header: Header, payload: Payload | None, *, noise_origin: str | None = None) -> RecordDict:
+    """The content of one message; a reply says where the key of its noise came from."""
     values = {key: getattr(header, name) for name, key in _HEADER_KEYS.items()}
+    if noise_origin is not None:
+        values[keys.NOISE_ORIGIN] = noise_origin
     content = RecordDict({keys.LETTER: ConfigRecord(values)})
     if payload is not None:
         content[keys.PAYLOAD] = tensors_to_record(payload.tensors())
     return content
+
+
+def read_noise_origin(content: RecordDict) -> str:
+    """What a reply declares: "os" or "seed"; "undeclared" for anything else."""
+    record = content.get(keys.LETTER)
+    declared = record.get(keys.NOISE_ORIGIN) if isinstance(record, ConfigRecord) else None
+    return declared if declared in ("os", "seed") else UNDECLARED
 
 
 def read_header(content: RecordDict) -> Header:
@@ -147,7 +157,7 @@ def read_header(content: RecordDict) -> Header:
     record = content.get(keys.LETTER)
     if not isinstance(record, ConfigRecord):
         raise BadLetter(f"Expected a {keys.LETTER!r} record, got {_names(content)}")
-    if set(record) != set(_HEADER_KEYS.values()):
+    if set(record) - {keys.NOISE_ORIGIN} != set(_HEADER_KEYS.values()):
         raise BadLetter(
             f"Expected the fields {sorted(_HEADER_KEYS.values())}, got {_names(record)}"
         )

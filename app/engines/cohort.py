@@ -87,7 +87,10 @@ class CohortGrid:
             self._chunk_or_singles(header, down, chunk, last_accepted, done, failures)
         uploads = done.stacked() or _empty(phase.up, down)
         down_bytes = down.num_bytes() * len(partitions)
-        return Replies(tuple(done.partitions), uploads, failures, down_bytes, uploads.num_bytes())
+        origins = frozenset({self._source.origin})
+        return Replies(
+            tuple(done.partitions), uploads, failures, down_bytes, uploads.num_bytes(), origins
+        )
 
     def _chunk_or_singles(
         self,

@@ -59,7 +59,8 @@ CONFIG = (
 PRIVACY = (
     "kind",
     "noise_source",
-    "sources",
+    "noise_origins",
+    "is_declared",
     "unit",
     "neighboring_relation",
     "released",

@@ -1,16 +1,33 @@
 """What a run shows: nothing computed without noise unless it is declared."""
 
 import math
+import pickle
 
 import pytest
+from flwr.app import ConfigRecord, RecordDict
 
+import app.assembly
+from app.assembly import ClientSide
 from app.client_app import client_app_of
 from app.engines.inline import InlineGrid
 from app.engines.polling import PollingGrid
 from app.launch import Request, launch
 from app.report.__main__ import main as report
+from app.statement import (
+    DECLARED,
+    PLANNED,
+    REHEARSAL,
+    RELEASE,
+    UNDECLARED,
+    statement_of,
+    verdict,
+)
+from app.treasury import Treasury
 from configs.load import ConfigError, load
+from privacy.noise import NoiseSource
 from tests.app.test_cli import QUICKSTART, ROOT
+from wire import keys
+from wire.letters import read_noise_origin
 
 SETS = ("federation.num_clients=4", "federation.num_rounds=3", "output.plots=false")
 OS = "privacy.noise_source=os"
@@ -60,3 +77,77 @@ def test_an_oracle_that_is_declared_and_switched_off_is_refused():
             ROOT / QUICKSTART,
             ["evaluation.is_enabled=false", "evaluation.is_simulated_oracle=true"],
         )
+
+
+# -- what the noise sources really did -------------------------------------------------------
+TWO_ENGINES = pytest.mark.parametrize("execution", ["messages", "cohort"])
+
+
+@TWO_ENGINES
+def test_a_release_is_printed_when_every_source_had_a_key_of_the_system(tmp_path, execution):
+    manifest = launched(tmp_path, OS, f"engine.execution={execution}").manifest()
+    assert manifest["privacy"]["noise_origins"] == ["os"]
+    assert manifest["randomness_source"] == "os"
+    assert verdict(manifest["privacy"]) == RELEASE
+
+
+@TWO_ENGINES
+def test_clients_whose_noise_is_seeded_make_no_release_whatever_the_config_says(
+    tmp_path, monkeypatch, execution
+):
+    """The planted fault: clients of an "os" config draw from the seed."""
+    monkeypatch.setattr(ClientSide, "turn_source", lambda _: NoiseSource.from_seed(0))
+    manifest = launched(tmp_path, OS, f"engine.execution={execution}").manifest()
+    assert manifest["privacy"]["noise_source"] == "os"
+    assert verdict(manifest["privacy"]) == REHEARSAL
+    assert manifest["randomness_source"] == "seed"
+
+
+def test_a_seeded_server_makes_no_release(tmp_path, monkeypatch):
+    monkeypatch.setattr(app.assembly, "release_source", lambda _: NoiseSource.from_seed(0))
+    level = "{kind='client-level',l2_norm_clip=0.1,delta=0.01,noise_source='os',"
+    noise = "noise={kind='multiplier',noise_multiplier=3.0}}"
+    manifest = launched(tmp_path, f"privacy={level}{noise}").manifest()
+    assert verdict(manifest["privacy"]) == REHEARSAL
+
+
+def test_a_seeded_config_reads_as_no_release_whatever_its_clients_declare():
+    said = {"kind": "example-level", "noise_source": "seed", "noise_origins": ["os"]}
+    assert verdict(said) == REHEARSAL
+    said["noise_source"] = "os"
+    assert verdict(said) == RELEASE
+    assert verdict(said | {"is_declared": True}) == DECLARED
+    assert verdict(said | {"noise_origins": ["os", "undeclared"]}) == UNDECLARED
+    assert verdict(said | {"noise_origins": []}) == PLANNED
+
+
+@pytest.mark.parametrize("declared", [None, "OS", 1, "os "])
+def test_a_reply_that_declares_nothing_known_is_undeclared(declared):
+    record = ConfigRecord({} if declared is None else {keys.NOISE_ORIGIN: declared})
+    assert read_noise_origin(RecordDict({keys.LETTER: record})) == "undeclared"
+
+
+def test_a_derived_source_keeps_its_origin():
+    for source, origin in ((NoiseSource.from_os(), "os"), (NoiseSource.from_seed(1), "seed")):
+        assert source.derive(b"x").origin == pickle.loads(pickle.dumps(source)).origin == origin
+
+
+def test_what_an_earlier_process_drew_from_counts_after_a_resume(tmp_path):
+    config = load(ROOT / QUICKSTART, [*SETS, OS])
+    treasury = Treasury.prepare(config, (450, 449, 449, 449))
+    with treasury.open_ledger(tmp_path / "ledger.jsonl", resumed_at=None):
+        treasury.charge(1, 0, (0, 1, 2, 3))
+        treasury.note_origins(1, frozenset({"seed"}))
+    again = Treasury.prepare(config, (450, 449, 449, 449))
+    with again.open_ledger(tmp_path / "ledger.jsonl", resumed_at=2):
+        again.charge(2, 0, (0, 1, 2, 3))
+        again.note_origins(2, frozenset({"os"}))
+        assert verdict(again.statement()) == REHEARSAL
+
+
+def test_the_statement_has_a_line_on_floating_point():
+    config = load(ROOT / QUICKSTART, [*SETS, "privacy.noise_precision=summed"])
+    said = statement_of(Treasury.prepare(config, (450, 449, 449, 449)).statement())
+    (line,) = (line for line in said.splitlines() if "floating point" in line)
+    assert "four summed a draw" in line
+    assert "assume exact Gaussians" in line
