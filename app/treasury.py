@@ -128,6 +128,7 @@ class Treasury:
             self._account, self.odometer = account, account.odometer
             if resumed_at is not None:
                 self.noise_origins = _noted(ledger)
+                self._refuse_other_terms()
             try:
                 yield
             finally:
@@ -175,6 +176,22 @@ class Treasury:
             planned_draws=self._prices.planned() if self._turns else 0,
         )
 
+    def _refuse_other_terms(self) -> None:
+        """Refuse a ledger that was charged more for its draws than this config prices them."""
+        federation, draws = self._config.federation, self.odometer.rounds_counted
+        if self.delta is None or draws == 0:
+            return
+        is_client_level = self._config.privacy.kind == "client-level"
+        view = "client-level" if is_client_level else "external"
+        counted = self.odometer.epsilon(view, self.delta)
+        priced = self._prices.a_priori(view, draws, self.delta)
+        if counted > priced * (1 + 1e-6):
+            raise ConfigError(
+                f"output.resume: expected a ledger whose {draws} draws cost at most {priced:.4g} "
+                f"in the {view} view, got {counted:.4g}: it was charged under other terms than "
+                f"this config's; start a new run of {federation.num_rounds} rounds instead"
+            )
+
     def _refuse_beyond_budget(self, server_round: int) -> None:
         """Refuse the draw that the budget does not pay, whoever is in it (app/budget.py)."""
         prices, draws = self._prices, self.odometer.rounds_counted + 1
@@ -196,10 +213,15 @@ class Treasury:
         """Epsilon so far in the view that protects against the server (or the outsider)."""
         if self._config.privacy.kind == "none":
             return None
-        return self._headline(self.odometer.participations, self.odometer.rounds_counted)
+        assert self.delta is not None
+        is_client_level = self._config.privacy.kind == "client-level"
+        return self.odometer.epsilon("client-level" if is_client_level else "server", self.delta)
 
-    def _headline(self, participations: int, rounds: int) -> float:
-        return self._views.price(participations, rounds)[0]["epsilon"]
+    def _counted(self) -> dict[str, float]:
+        """What counts in every view, from the ledger's entries alone."""
+        if self.delta is None:
+            return {}
+        return {view.view: view.epsilon for view in self.odometer.spent(self.delta)}
 
     def statement(
         self, has_oracle: bool | None = None, *, is_declared: bool = False
@@ -212,7 +234,10 @@ class Treasury:
         """
         odometer = self.odometer
         said = self._views.statement(
-            odometer.participations, odometer.rounds_counted, has_oracle=has_oracle
+            odometer.participations,
+            odometer.rounds_counted,
+            has_oracle=has_oracle,
+            counted=self._counted(),
         )
         return said | {"noise_origins": sorted(self.noise_origins), "is_declared": is_declared}
 

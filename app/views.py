@@ -6,7 +6,7 @@ adversary who sees the models and not who took part, priced for the draws that w
 many were made (app/budget.py says why).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -49,36 +49,48 @@ class Views:
     prices: Prices
 
     def price(
-        self, participations: int, draws: int, planned: int | None = None
+        self,
+        participations: int,
+        draws: int,
+        planned: int | None = None,
+        counted: Mapping[str, float] | None = None,
     ) -> list[dict[str, Any]]:
         """The sound views, the headline first, when the worst client took so many turns.
 
         ``draws`` were made; an outsider is priced for ``planned`` (None: the config's) or for
-        those made, whichever is more.
+        those made, whichever is more. ``counted`` is what a ledger's entries cost in each view;
+        None prices the turns of the config, for a run that is only planned.
         """
         planned = max(self.prices.planned() if planned is None else planned, draws)
         if self.config.privacy.kind == "client-level":
-            return [self._client_view(draws)]
+            return [self._client_view(draws, counted)]
         assert self.delta is not None
         turns = tuple(turn.releases for turn in self.turns)
-        server = max((_server(t, participations, self.delta) for t in turns), default=0.0)
+        if counted is None:
+            server = max((_server(t, participations, self.delta) for t in turns), default=0.0)
+        else:
+            server = counted.get("server", 0.0)
         views: list[dict[str, Any]] = [_view("server", _SERVER, server, self.delta)]
         views[0]["remark"] = f"realised: at most {participations} rounds a client"
-        views.append(self._external_view(planned, server))
+        charged = 0.0 if counted is None else counted.get("external", 0.0)
+        views.append(self._external_view(planned, server, charged))
         return views
 
-    def _external_view(self, planned: int, server: float) -> dict[str, Any]:
+    def _external_view(self, planned: int, server: float, charged: float) -> dict[str, Any]:
         assert self.delta is not None
         federation = self.config.federation
         if federation.cohort.rate(federation.num_clients) >= 1.0:
             return _view("external", _EXTERNAL, server, self.delta)
-        epsilon = self.prices.a_priori("external", planned, self.delta)
+        epsilon = max(self.prices.a_priori("external", planned, self.delta), charged)
         remark = f"for all {planned} cohort draws that were planned"
         return _view("external", _EXTERNAL, epsilon, self.delta) | {"remark": remark}
 
-    def _client_view(self, draws: int) -> dict[str, Any]:
+    def _client_view(self, draws: int, counted: Mapping[str, float] | None) -> dict[str, Any]:
         assert self.delta is not None
-        epsilon = self.prices.a_priori("client-level", draws, self.delta)
+        if counted is None:
+            epsilon = self.prices.a_priori("client-level", draws, self.delta)
+        else:
+            epsilon = counted.get("client-level", 0.0)
         return _view("client-level", _EXTERNAL, epsilon, self.delta)
 
     def statement(
@@ -87,12 +99,13 @@ class Views:
         draws: int,
         planned: int | None = None,
         has_oracle: bool | None = None,
+        counted: Mapping[str, float] | None = None,
     ) -> dict[str, Any]:
         """The privacy statement as data (app/statement.py prints it)."""
         privacy = self.config.privacy
         if privacy.kind == "none":
             return {"kind": "none", "noise_source": None, "views": [], "notes": []}
-        views = self.price(participations, draws, planned)
+        views = self.price(participations, draws, planned, counted)
         if privacy.kind == "example-level" and privacy.noise.kind == "published":
             views.append(self._published_view(draws))
         return {

@@ -4,7 +4,12 @@ import pytest
 
 from app.launch import Request, launch
 from app.pricing import audit_ledger
-from tests.app.test_cli import QUICKSTART
+from app.treasury import Treasury
+from configs.load import ConfigError, load
+from privacy import accountant
+from privacy.charges import TurnReleases
+from privacy.events import GaussianRelease
+from tests.app.test_cli import QUICKSTART, ROOT
 
 SETS = (
     "federation.num_clients=6",
@@ -56,3 +61,23 @@ def test_the_statement_is_what_an_auditor_reads_from_the_ledger_alone(tmp_path, 
 def test_a_target_is_met_and_not_wasted(tmp_path):
     folder = launch(Request(QUICKSTART, SETS, out=tmp_path / "run", plain=True))
     assert 2.0 * 0.995 <= folder.manifest()["final"]["epsilon"] <= 2.0
+
+
+def test_the_statement_counts_what_stands_in_the_ledger_and_nothing_else(tmp_path):
+    """A ledger whose charges cost more than the config's is seen, stated and not resumed."""
+    config = load(ROOT / QUICKSTART, [*SETS, *CASES["fixed-size"]])
+    purse = Treasury.prepare(config, (300,) * 6)
+    noisier = GaussianRelease(
+        unit="example", neighboring_relation="add-or-remove", noise_multiplier=0.5
+    )
+    turn = TurnReleases(partitions=tuple(range(6)), releases=(noisier,))
+    other = Treasury(config, (turn,))
+    with other.open_ledger(tmp_path / "ledger.jsonl", resumed_at=None):
+        other.charge(1, 0, (0, 1))
+    purse.odometer = other.odometer
+    views = {view["view"]: view["epsilon"] for view in purse.statement()["views"]}
+    assert views["server"] == pytest.approx(accountant.epsilon([noisier], 1e-5), rel=1e-9)
+    assert purse.headline() == pytest.approx(views["server"], rel=1e-12)
+    with pytest.raises(ConfigError, match="other terms"):
+        with purse.open_ledger(tmp_path / "ledger.jsonl", resumed_at=2):
+            pass
