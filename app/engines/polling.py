@@ -3,17 +3,38 @@
 Flower's own ``send_and_receive`` sleeps 3 s between two looks in a deployment and 0.1 s in a
 simulation. This one uses only the public ``push_messages`` and ``pull_messages``, looks again after
 5 ms, and doubles the pause up to 0.1 s while nothing comes.
+
+Replies are pulled one message at a time. Flower unpacks what it pulls, and a reply that cannot be
+unpacked would lose the others of its batch, whose receipt is confirmed by then; and which message
+a reply answers is known from the SuperLink then, not from what the sender wrote into it.
 """
 
+import struct
 import time
 from collections.abc import Iterable
 
-from flwr.app import Message, RecordDict
+from flwr.app import Error, Message, RecordDict
+from flwr.common.constant import ErrorCode
+from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
+from google.protobuf.message import DecodeError
 
 SHORTEST_PAUSE = 0.005
 LONGEST_PAUSE = 0.1
+UNREADABLE = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    DecodeError,
+    LookupError,
+    MemoryError,
+    RecursionError,
+    TypeError,
+    ValueError,
+    struct.error,
+)
+"""What unpacking a sender's bytes may raise; what the connection raises is not among them."""
 
 
 class PollingGrid(Grid):
@@ -21,6 +42,7 @@ class PollingGrid(Grid):
 
     def __init__(self, grid: Grid) -> None:
         self._grid = grid
+        self._asked: dict[str, Message] = {}
 
     def set_run(self, run: Run) -> None:
         """Replace the run of the grid underneath."""
@@ -50,26 +72,59 @@ class PollingGrid(Grid):
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Sends the messages and returns their ids."""
-        return self._grid.push_messages(messages)
+        sent = list(messages)
+        identities = list(self._grid.push_messages(sent))
+        for identity, message in zip(identities, sent, strict=False):
+            if identity:
+                self._asked[identity] = Message(RecordDict(), metadata=message.metadata)
+        return identities
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """The replies to these messages that are there now; each is handed out once."""
-        return self._grid.pull_messages(message_ids)
+        """The replies to these messages that are there now; each is handed out once.
+
+        A reply that cannot be unpacked is an error reply of the node that was asked; one that says
+        it answers another message is left out.
+        """
+        found: list[Message] = []
+        for identity in message_ids:
+            if identity:
+                found += self._pulled(identity)
+        return found
+
+    def _pulled(self, identity: str) -> list[Message]:
+        asked = self._asked.get(identity)
+        try:
+            replies = list(self._grid.pull_messages([identity]))
+        except UNREADABLE as error:
+            if asked is None:
+                raise
+            reason = f"a reply that cannot be unpacked: {type(error).__name__}"
+            replies = [Message(Error(ErrorCode.MESSAGE_UNAVAILABLE, reason), reply_to=asked)]
+        if replies:
+            self._asked.pop(identity, None)
+        kept = [reply for reply in replies if reply.metadata.reply_to_message_id == identity]
+        if replies and not kept and asked is not None:
+            log(30, "Node %d answered as if to another message", asked.metadata.dst_node_id)
+            reason = "a reply that says it answers another message"
+            kept = [Message(Error(ErrorCode.MESSAGE_UNAVAILABLE, reason), reply_to=asked)]
+        return kept
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
         """The replies, in the order of their arrival; fewer than sent after ``timeout`` seconds."""
         deadline = None if timeout is None else time.monotonic() + timeout
-        waiting = set(self.push_messages(messages))
+        waiting = {identity for identity in self.push_messages(messages) if identity}
         replies: list[Message] = []
         pause = SHORTEST_PAUSE
         while waiting:
+            began = time.monotonic()
             arrived = list(self.pull_messages(waiting))
+            took = time.monotonic() - began
             replies += arrived
             waiting -= {reply.metadata.reply_to_message_id for reply in arrived}
             if not waiting or (deadline is not None and time.monotonic() >= deadline):
                 break
             pause = SHORTEST_PAUSE if arrived else min(2 * pause, LONGEST_PAUSE)
-            time.sleep(pause)
+            time.sleep(max(pause, took))  # at most half of the time is spent on looking
         return replies

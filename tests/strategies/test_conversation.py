@@ -110,3 +110,38 @@ def test_bad_replies_end_a_round_when_too_few_are_left(parts, monkeypatch):
     monkeypatch.setattr(grid, "_deliver", spoils)
     with pytest.raises(RoundFailed, match=r"Round 1: Expected replies from 2 clients.*config"):
         conversation().start(grid, num_rounds=1)
+
+
+def test_a_round_by_hand_is_used_once_and_only_with_its_own_replies(parts):
+    conversation, grid, _ = parts
+    by_hand = conversation()
+    arrays = ArrayRecord()
+    first = list(by_hand.configure_train(1, arrays, ConfigRecord(), grid))
+    replies = list(grid.send_and_receive(first))
+    by_hand.aggregate_train(1, replies)
+    with pytest.raises(RoundFailed, match="configure_train"):
+        by_hand.aggregate_train(1, replies)
+    list(grid.send_and_receive(by_hand.configure_train(2, arrays, ConfigRecord(), grid)))
+    with pytest.raises(RoundFailed, match=r"Round 2: .*no reply .*\(node \d\)"):
+        by_hand.aggregate_train(2, replies)
+
+
+def test_a_round_that_is_repeated_reports_the_bytes_and_failures_of_both_attempts(
+    parts, monkeypatch
+):
+    conversation, grid, _ = parts
+    policy = conversation().plan.policy.model_copy(update={"on_failure": "retry"})
+    deliver, broken = grid._deliver, []
+
+    def fails_once(message):
+        if message.metadata.message_type == "train" and not broken:
+            broken.append(message)
+            message.content["letter"]["config-sha256"] = "another"
+        return deliver(message)
+
+    talk = conversation(policy)
+    talk._meet(grid)
+    monkeypatch.setattr(grid, "_deliver", fails_once)
+    report = talk.run_round(1, grid)
+    assert len(report.failures) == 1
+    assert (report.bytes_down, report.bytes_up) == (4 * 512, 3 * 512)
