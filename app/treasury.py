@@ -184,10 +184,11 @@ class Treasury:
         is_client_level = self._config.privacy.kind == "client-level"
         view = "client-level" if is_client_level else "external"
         counted = self.odometer.epsilon(view, self.delta)
-        priced = self._prices.a_priori(view, draws, self.delta)
+        planned = draws if is_client_level else max(draws, self._prices.planned())
+        priced = self._prices.a_priori(view, planned, self.delta)
         if counted > priced * (1 + 1e-6):
             raise ConfigError(
-                f"output.resume: expected a ledger whose {draws} draws cost at most {priced:.4g} "
+                f"output.resume: expected a ledger whose {planned} draws cost at most {priced:.4g} "
                 f"in the {view} view, got {counted:.4g}: it was charged under other terms than "
                 f"this config's; start a new run of {federation.num_rounds} rounds instead"
             )

@@ -81,3 +81,17 @@ def test_the_statement_counts_what_stands_in_the_ledger_and_nothing_else(tmp_pat
     resumed = purse.open_ledger(tmp_path / "ledger.jsonl", resumed_at=2)
     with pytest.raises(ConfigError, match="other terms"), resumed:
         pass
+
+
+@pytest.mark.parametrize(
+    "case", ["fixed-size", "poisson", "unequal shards", "client-level poisson"]
+)
+def test_a_ledger_of_the_same_terms_is_resumed(tmp_path, case):
+    config = load(ROOT / QUICKSTART, [*SETS, "privacy.max_epsilon=20.0", *CASES[case]])
+    path, sizes = tmp_path / "ledger.jsonl", (300, 300, 300, 299, 299, 299)
+    for first in (1, 2, 3):
+        purse = Treasury.prepare(config, sizes)
+        with purse.open_ledger(path, resumed_at=None if first == 1 else first):
+            purse.charge(first, 0, (0, 1))
+            purse.charge(first + 1, 0, (2, 3))
+    assert purse.odometer.rounds_counted == 6
