@@ -60,19 +60,20 @@ class Tampering(InlineGrid):
     asked = 0
 
     def send_and_receive(self, messages, *, timeout=None):
+        sent = []
         for reply in super().send_and_receive(messages, timeout=timeout):
             is_victims = reply.metadata.src_node_id == 2 + VICTIM
             if is_victims and reply.metadata.message_type == "train":
                 self.asked += 1
-                sent = spoiled(reply, self.how)
-                for each in sent:
+                for each in spoiled(reply, self.how):
                     each.metadata.__dict__["_reply_to_message_id"] = (
                         reply.metadata.reply_to_message_id
                     )
                     each.metadata.__dict__["_src_node_id"] = reply.metadata.src_node_id
-                yield from sent
+                    sent.append(each)
             else:
-                yield reply
+                sent.append(reply)
+        return sent
 
 
 def config_of(*sets):
