@@ -16,6 +16,7 @@ from flwr.common.logger import log
 from torch import Tensor
 
 from app.assembly import ClientSide, check_shard, client_side
+from clients.broadcast import BadBroadcast, check_broadcast
 from clients.local_training import Memory
 from clients.turn import Seat, take_turn
 from configs.load import sha256
@@ -45,7 +46,7 @@ def _absent_if_it_fails(what: str) -> Generator[None, None, None]:
     """Keep an error, whose text may hold data, in this node's own log."""
     try:
         yield
-    except BadLetter:
+    except (BadLetter, BadBroadcast):
         raise
     except Exception as error:
         log(ERROR, "this node is absent, %s: %s: %s", what, type(error).__name__, error)
@@ -102,6 +103,7 @@ def answer(message: Message, context: Context, config: Experiment) -> Message:
         )
     _, phase = side.half.phase(header.phase)
     down = read_payload(message.content, phase.down, side.point_shape, side.dtype)
+    check_broadcast(phase, down, side.half.manifold)
     blank = side.half.training.initial_memory(_point(down))
     memory = _remember(header, context, blank)
     examples = side.shards[partition]

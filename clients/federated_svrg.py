@@ -17,6 +17,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from clients.broadcast import check_tangent
 from clients.draws import Draws
 from clients.gradient_steps import GradientSteps
 from clients.local_training import Memory, Phase
@@ -49,7 +50,7 @@ class RFedSVRG(GradientSteps):
         """The gradients first, the steps second."""
         return (
             Phase("gradient", Point, LocalGradient),
-            Phase("train", MeanGradient, Displacement),
+            Phase("train", MeanGradient, Displacement, ("tangent",)),
         )
 
     def initial_memory(self, x: Tensor) -> Memory | None:
@@ -78,6 +79,7 @@ class RFedSVRG(GradientSteps):
         if not bool(memory.has_history.all()):
             raise ValueError("Expected a gradient of phase 'gradient' in memory, got none")
         assert isinstance(down, MeanGradient)
+        check_tangent("gradient", memory.x, down.gradient, manifold)
         return self._steps(down, memory, oracle, manifold), memory
 
     def _steps(

@@ -5,7 +5,7 @@ runs unchanged for one client and for a stacked cohort.
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 from torch import Tensor
 
@@ -22,13 +22,20 @@ class Memory(Payload):
     """What a client remembers between rounds: a frozen record of tensors that never travels."""
 
 
+Place = Literal["point", "point-nearby", "tangent", "ambient"]
+"""Where what comes down lies: on the manifold, near it (only its projection is used as a point),
+tangent at the point of this round, or anywhere in the ambient space."""
+
+
 @dataclass(frozen=True)
 class Phase:
-    """One exchange of a round: its name and what goes down and up."""
+    """One exchange of a round: its name, what goes down and up, and where what comes down lies."""
 
     name: str
     down: type[Payload]
     up: type[Payload]
+    places: tuple[Place, ...] = ("point",)
+    """One for each field of ``down``; the client refuses what is elsewhere."""
 
 
 class LocalTraining(Protocol):

@@ -67,7 +67,7 @@ class Projected(GradientSteps):
     @property
     def phases(self) -> tuple[Phase, ...]:
         """One exchange."""
-        return (Phase("train", Point, Displacement),)
+        return (Phase("train", Point, Displacement, ("point-nearby",)),)
 
     def initial_memory(self, x: Tensor) -> Memory | None:
         """c_i^1 = 0."""
@@ -107,7 +107,8 @@ class ProjectedPartial(GradientSteps):
     @property
     def phases(self) -> tuple[Phase, ...]:
         """One exchange, two matrices down."""
-        return (Phase("train", PointAndDisplacement, Displacement),)
+        places = ("point-nearby", "ambient")
+        return (Phase("train", PointAndDisplacement, Displacement, places),)
 
     def initial_memory(self, x: Tensor) -> Memory | None:
         """No displacement yet."""

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from app.assembly import ClientSide
+from clients.broadcast import BadBroadcast, check_broadcast
 from clients.local_training import Memory
 from clients.turn import Seat, take_turn
 from configs.load import ConfigError
@@ -81,6 +82,11 @@ class CohortGrid:
         _, phase = self._side.half.phase(header.phase)
         if not partitions:
             return Replies((), _empty(phase.up, down))
+        try:
+            check_broadcast(phase, down, self._side.half.manifold)
+        except BadBroadcast as bad:
+            refused = dict.fromkeys(partitions, f"BadBroadcast: {bad}")
+            return Replies((), _empty(phase.up, down), refused, down.num_bytes() * len(partitions))
         done, failures = _Uploads(len(partitions)), dict[int, str]()
         for start in range(0, len(partitions), self.chunk_size):
             chunk = partitions[start : start + self.chunk_size]
