@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from app.launch import Request, launch
+from app.run_config import find
+from configs.load import load
 
 ENGINES = ("inline", "ray", "deployment")
 
@@ -19,10 +21,12 @@ def compare_engines(
     The cost of every round enters as well, so trajectories and not only ends are compared.
     """
     models, costs, seconds = [], [], dict[str, float]()
+    is_evaluated = load(find(config), list(overrides)).evaluation.is_enabled
+    oracle = ("evaluation.is_simulated_oracle=true",) if is_evaluated else ()
     with tempfile.TemporaryDirectory(prefix="manifed-engines-") as root:
         for engine in engines:
             began = time.perf_counter()
-            sets = (*overrides, "output.plots=false", "evaluation.every=1")
+            sets = (*overrides, *oracle, "output.plots=false", "evaluation.every=1")
             folder = launch(Request(config, sets, engine, Path(root) / engine, plain=True))
             seconds[engine] = time.perf_counter() - began
             models.append(folder.load_tensors("model")["x"])

@@ -1,5 +1,6 @@
 """What a run shows: nothing computed without noise unless it is declared."""
 
+import dataclasses
 import math
 import pickle
 
@@ -9,8 +10,10 @@ from flwr.app import ConfigRecord, RecordDict
 import app.assembly
 from app.assembly import ClientSide
 from app.client_app import client_app_of
+from app.engines import comparison
 from app.engines.inline import InlineGrid
 from app.engines.polling import PollingGrid
+from app.evaluation import oracle_is_on
 from app.launch import Request, launch
 from app.report.__main__ import main as report
 from app.statement import (
@@ -69,6 +72,19 @@ def test_clients_elsewhere_switch_the_oracle_off_whatever_the_engine_is_called(t
     config = load(ROOT / QUICKSTART, [*SETS, f'output.directory="{tmp_path / "run"}"'])
     grid = PollingGrid(InlineGrid(client_app_of(lambda _: config), 4, {}))
     assert not ORACLE & set(run_experiment(grid, config).metrics())
+
+
+def test_engines_are_compared_by_their_costs_on_every_engine(monkeypatch):
+    asked = []
+
+    def inline(request):
+        asked.append(load(ROOT / QUICKSTART, request.sets))
+        return launch(dataclasses.replace(request, engine="inline"))
+
+    monkeypatch.setattr(comparison, "launch", inline)
+    found = comparison.compare_engines(QUICKSTART, SETS, ("inline", "deployment"))
+    assert found["max_difference"] == 0.0
+    assert all(oracle_is_on(config, is_deployment=True) for config in asked)
 
 
 def test_an_oracle_that_is_declared_and_switched_off_is_refused():
