@@ -76,7 +76,8 @@ def cohorts(clients: int, rounds: int) -> list[tuple[int, ...]]:
 def append(path: Path, clients: int, rounds: int) -> dict[str, float]:
     """Milliseconds, bytes and resident bytes of an append."""
     account = Account(Ledger.create(path, {}), Odometer(), terms_of(clients))
-    drawn, seconds, last = cohorts(clients, rounds + 10), [], 0
+    drawn, seconds = cohorts(clients, rounds + 10), list[float]()
+    before, last = 0, 0
     for server_round in range(1, rounds + 11):
         if server_round == 11:  # the first ten pay for imports and for the terms
             before, last = resident_bytes(), path.stat().st_size
@@ -135,7 +136,7 @@ def measured(
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=2000)
     parser.add_argument("--clients", type=int, nargs="+", default=[1000, 10_000])
     parser.add_argument("--folder", type=Path, default=None)
