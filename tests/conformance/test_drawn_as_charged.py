@@ -1,0 +1,109 @@
+"""The noise that a client really draws is the noise that it is charged for, query by query.
+
+Each half runs on two oracles with the same draws, one of them without noise, so that what was added
+to every answer is seen. Sensitivities are computed here by hand, not by the half.
+"""
+
+from collections import defaultdict
+from functools import lru_cache
+
+import pytest
+import torch
+from scipy import stats
+
+from clients.draws import Draws
+from clients.oracle import Oracle
+from clients.rsvrg import RSVRG
+from privacy.mechanism import RelativeNoise
+from privacy.noise import NoiseSource
+from problems.pca import PrincipalEigenvector
+from tests.conformance.client_cases import CASES, SIZES, broadcast, shards, start
+
+DIM, ROUNDS = 400, 4
+PRIVATE = [case for case in CASES if case.lens.l2_norm_clip is not None]
+
+
+class Twin:
+    """An oracle that also asks a noiseless one and keeps the squared length of what was added."""
+
+    def __init__(self, noisy, clean, seen):
+        self._noisy, self._clean, self._seen = noisy, clean, seen
+
+    def gradient(self, x, minibatch, stddev, label="gradient"):
+        answer = self._noisy.gradient(x, minibatch, stddev, label)
+        added = answer - self._clean.gradient(x, minibatch, stddev, label)
+        if stddev is not None:
+            self._seen[label].append(float(added.square().sum()))
+        return answer
+
+    def correction(self, x, anchor, minibatch, stddev, *, is_clipped_as_one):
+        said = {"is_clipped_as_one": is_clipped_as_one}
+        answer = self._noisy.correction(x, anchor, minibatch, stddev, **said)
+        clean = self._clean.correction(x, anchor, minibatch, stddev, **said)
+        self._seen["correction"].append(float((answer - clean).square().sum()))
+        return answer
+
+
+@lru_cache
+def added(name):
+    """Query label -> squared lengths of the noise drawn, over a few rounds of client 0."""
+    case = next(case for case in CASES if case.name == name)
+    problem, seen = PrincipalEigenvector(), defaultdict(list)
+    quiet = case.lens.model_copy(update={"noise": RelativeNoise(multiplier=0.0)})
+    shard, x = shards(DIM)[0], start(DIM)
+    for server_round in range(1, ROUNDS + 1):
+        memory = case.training.initial_memory(x)
+        for index, phase in enumerate(case.training.phases):
+            draws = Draws(NoiseSource.from_seed(5), 0, server_round, 0, index)
+            pair = [
+                Oracle(problem, shard, torch.tensor(len(shard)), lens, draws)
+                for lens in (case.lens, quiet)
+            ]
+            down = broadcast(phase, x)
+            _, memory = case.training.turn(
+                phase.name, down, memory, Twin(*pair, seen), problem.manifold, draws
+            )
+    return seen
+
+
+def sensitivity(case, label):
+    """How far one example moves the answer to a query of this label."""
+    lens, training, size = case.lens, case.training, SIZES[0]
+    change = 2.0 if lens.neighboring_relation == "replace-one" else 1.0
+    if label == "reference":
+        return change * lens.l2_norm_clip / size
+    batch = training.minibatch.expected_size(size)
+    if label == "correction":
+        terms = 2.0 if training.correction_clip == "each" else 1.0
+        clip = lens.correction_l2_norm_clip or lens.l2_norm_clip
+        return terms * change * clip / batch
+    return change * lens.l2_norm_clip / batch
+
+
+def charged(case):
+    """Query label -> standard deviation that the charges state for it."""
+    releases = case.training.releases(case.lens, SIZES[0])
+    stated = {r.label: r.noise_multiplier * sensitivity(case, r.label) for r in releases}
+    if isinstance(case.training, RSVRG) and case.training.variant == "fresh":
+        # One draw stands for two releases whose variances add up to its own (eq. 2).
+        return {"correction": (stated["reference"] ** 2 + stated["correction"] ** 2) ** 0.5}
+    return stated
+
+
+def is_drawn(case, scale=1.0):
+    """Whether every query's noise has the charged law, at a false-positive rate of 1e-6 each."""
+    seen, stated = added(case.name), charged(case)
+    assert set(seen) == set(stated)
+    verdicts = []
+    for label, squares in seen.items():
+        tail = stats.chi2.cdf(sum(squares) / (scale * stated[label]) ** 2, len(squares) * (DIM - 1))
+        verdicts.append(5e-7 < tail < 1 - 5e-7)
+    return all(verdicts)
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize("case", PRIVATE, ids=lambda case: case.name)
+def test_every_query_carries_the_noise_it_is_charged_for(case):
+    assert is_drawn(case)
+    assert not is_drawn(case, 0.8)
+    assert not is_drawn(case, 1.25)
