@@ -13,7 +13,8 @@ from torch import Tensor
 
 from privacy.noise import NoiseSource, Stream
 
-_STEPS_PER_PHASE = 1 << 20
+STEPS_PER_PHASE = 1 << 20
+"""Oracle queries that one phase of one turn may ask."""
 
 
 @dataclass(frozen=True)
@@ -28,11 +29,11 @@ class Draws:
     device: str = "cpu"
 
     def _step(self, step: int) -> int:
-        if not 0 <= step < _STEPS_PER_PHASE:
+        if not 0 <= step < STEPS_PER_PHASE:
             raise ValueError(
-                f"Expected 0 <= step < {_STEPS_PER_PHASE}, got {step}; use fewer local steps"
+                f"Expected 0 <= step < {STEPS_PER_PHASE}, got {step}; use fewer local steps"
             )
-        return self.phase_index * _STEPS_PER_PHASE + step
+        return self.phase_index * STEPS_PER_PHASE + step
 
     def normals(self, shape: Sequence[int], stream: Stream, step: int) -> Tensor:
         """Standard normals, shape ``shape`` or ``(C, *shape)``, float64."""

@@ -1,5 +1,6 @@
 """What a run can count to: the fields of a noise address bound rounds, clients, tries and steps."""
 
+from clients.draws import STEPS_PER_PHASE
 from clients.rsvrg import RSVRG
 from configs.halves import AnyTraining
 from privacy.addresses import BITS
@@ -16,7 +17,7 @@ def check_limits(
     _check("federation.num_rounds", num_rounds, (1 << BITS["server_round"]) - 1)
     _check("federation.num_clients", num_clients, 1 << BITS["partition"])
     _check("federation.replies.max_attempts", max_attempts, 1 << BITS["attempt"])
-    most = 1 << BITS["step"]
+    most = STEPS_PER_PHASE
     if isinstance(training, RSVRG):
         name = "training.epochs * (training.inner_steps + 1)"
         _check(name, training.epochs * (training.inner_steps + 1), most)

@@ -74,7 +74,7 @@ def test_every_shipped_experiment_parses(path):
         ("federation.num_rounds=1" + "0" * 5000, ["federation.num_rounds", "5001 digits"]),
         ("federation.num_rounds=1" + "0" * 300, ["federation.num_rounds", "2^63", "997 bits"]),
         ("federation.num_rounds=16777216", ["federation.num_rounds", "16777215", "16777216"]),
-        ("training.local_steps=16777217", ["training.local_steps", "16777216", "16777217"]),
+        ("training.local_steps=1048577", ["training.local_steps", "1048576", "1048577"]),
         ("privacy.l2_norm_clip=5e-324", ["privacy.l2_norm_clip", "1e-100", "5e-324"]),
         ("training.step_size=1e301", ["training.step_size", "1e+100", "1e+301"]),
         ("name=" + "[" * 2000, ["name", "recursion"]),
