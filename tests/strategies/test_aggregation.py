@@ -119,3 +119,22 @@ def test_one_client_moves_the_quantile_by_at_most_its_sensitivity():
 
     moved = abs(log_clip(u) - log_clip(u[1:]))
     assert moved == pytest.approx(0.2 * 0.5 / COHORT, rel=1e-9)
+
+
+def test_replacing_a_client_is_noised_as_two_changes():
+    x, u = setup()
+    made = []
+    for relation in ("add-or-remove", "replace-one"):
+        lens = ClientLens(l2_norm_clip=0.5, noise_multiplier=2.0, neighboring_relation=relation)
+        draws = ServerDraws(NoiseSource.from_seed(3), 1, 0)
+        displacement = Displacement(u[:0])
+        made.append(private_mean(displacement, x, "tangent", SPHERE, lens, COHORT, draws).mean["u"])
+    torch.testing.assert_close(made[1], 2 * made[0], rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("count", [1, 3, 7])
+def test_the_mean_divides_by_the_expected_cohort_whoever_came(count):
+    x, u = setup(count=count)
+    small = 1e-3 * u / u.norm(dim=1, keepdim=True)
+    expected = small.sum(0) / COHORT
+    torch.testing.assert_close(mean_of(x, small, 0.0), expected, rtol=1e-12, atol=1e-18)
