@@ -13,6 +13,7 @@ from torch import Tensor
 from app.assembly import client_side, initial_point, load_shards, plan_of
 from app.engines.cohort import CohortGrid
 from app.evaluation import client_shares
+from benchmarks.quiet import flower_says_only
 from configs.load import parse
 from configs.schema import Experiment
 from strategies.cohort import Cohort
@@ -21,8 +22,6 @@ from strategies.plan import RoundReport
 from strategies.replies import RoundFailed
 from wire.letters import Header, pack
 from wire.payloads import Payload
-
-logging.getLogger("flwr").setLevel(logging.ERROR)
 
 
 @dataclass(frozen=True)
@@ -151,7 +150,8 @@ def run(
     talk = Conversation(plan, plan.half.initial(x), NoCharge(), watch)
     watch.began = time.process_time()
     try:
-        talk.start(grid, num_rounds=config.federation.num_rounds)  # type: ignore[arg-type]
+        with flower_says_only(logging.ERROR):
+            talk.start(grid, num_rounds=config.federation.num_rounds)  # type: ignore[arg-type]
     except _Stop:
         pass
     except RoundFailed as error:

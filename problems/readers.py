@@ -30,7 +30,10 @@ class DataMissing(FileNotFoundError):
 
 
 class DataDamaged(ValueError):
-    """A data file that does not hold what it must; the message says which, where and what."""
+    """A data file that does not hold what it must; the message says which file and line.
+
+    It never quotes a record: an error may be read by others than the owner of the data.
+    """
 
     def __init__(self, path: Path, what: str, line: int | None = None) -> None:
         where = str(path) if line is None else f"{path}, line {line}"
@@ -67,7 +70,7 @@ def lines(path: Path) -> list[str]:
         return raw.decode("utf-8").splitlines()
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1
-        raise DataDamaged(path, f"expected UTF-8, got byte {raw[error.start]}", line) from None
+        raise DataDamaged(path, "expected UTF-8", line) from None
 
 
 def find(name: str, data_dir: Path | None, *candidates: str) -> Path:
@@ -175,11 +178,11 @@ def a9a(data_dir: Path | None, *, split: str = "train") -> tuple[Array, Labels]:
         raise DataDamaged(path, "expected rows, got none")
     for number, row in enumerate(rows, start=1):
         if _LIBSVM.fullmatch(row) is None:
-            raise DataDamaged(path, f"expected '±1 index:value ...', got {row[:60]!r}", number)
+            raise DataDamaged(path, "expected '±1 index:value ...'", number)
     try:
         features, labels = load_svmlight_file(str(path), n_features=123)
     except (ValueError, OverflowError) as error:
-        raise DataDamaged(path, f"expected 123 features in rising order, got {error}") from None
+        raise DataDamaged(path, "expected indices up to 123 in rising order") from error
     return np.asarray(features.todense(), dtype=np.float64), labels.astype(np.int64)
 
 
@@ -200,7 +203,7 @@ def wordnet_mammals(data_dir: Path | None) -> tuple[list[str], NDArray[np.int64]
     for number, line in enumerate(lines(path), start=1):
         child, ancestor, *_ = [*line.split("\t"), "", ""]
         if not child or not ancestor:
-            raise DataDamaged(path, f"expected child<tab>parent, got {line[:60]!r}", number)
+            raise DataDamaged(path, "expected child<tab>parent", number)
         i, j = index.setdefault(child, len(index)), index.setdefault(ancestor, len(index))
         if i != j:
             pairs.append((i, j))

@@ -18,6 +18,7 @@ from torch import Tensor
 from app.launch import Request, launch
 from app.report.runs import read
 from benchmarks.experiment_files import experiment_path
+from benchmarks.quiet import flower_says_only
 
 NON_PRIVATE = 'privacy={ kind = "none" }'
 """Override: neither clipping nor noise."""
@@ -67,8 +68,11 @@ def trials(name: str, seeds: Sequence[int], *sets: str) -> list[Trial]:
 
 def run_silently(request: Request) -> None:
     """`launch` without progress on the terminal."""
-    logging.getLogger("flwr").setLevel(logging.WARNING)
-    with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
+    with (
+        flower_says_only(logging.WARNING),
+        contextlib.redirect_stderr(io.StringIO()),
+        contextlib.redirect_stdout(io.StringIO()),
+    ):
         launch(request)
 
 
