@@ -6,10 +6,12 @@ instead of resumed from. Guarantee: ``load`` gives back bit for bit what ``save`
 
 import hashlib
 import json
-from collections.abc import Mapping
+import time
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -36,10 +38,14 @@ def save(
     """Replace the checkpoint at ``path``; a crash leaves the old one.
 
     Raises:
-        ValueError: ``server_round`` < 0, or ``meta`` is not JSON (NaN and infinity are not).
+        ValueError: ``server_round`` < 0, a tensor holds NaN or infinity, or ``meta`` is not JSON
+            (NaN and infinity are not).
     """
     if server_round < 0:
         raise ValueError(f"Expected server_round >= 0 in a checkpoint, got {server_round}")
+    for name, tensor in tensors.items():
+        if not bool(torch.isfinite(tensor).all()):
+            raise ValueError(f"Expected finite tensors in a checkpoint, got {name} with others")
     try:
         text = json.dumps(meta, allow_nan=False)
     except (TypeError, ValueError) as error:
@@ -86,3 +92,33 @@ def _digest(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
         digest.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
+
+
+SHARE = 0.05
+"""How much of a run's time "auto" may spend on checkpoints."""
+FIRST_GUESS = 5e-3
+"""Seconds that the first one may take."""
+
+
+class Pace:
+    """When a checkpoint is due: every so many rounds, or ("auto") as often as time allows."""
+
+    def __init__(self, every: int | Literal["auto"]) -> None:
+        self._every = every
+        self._began = time.perf_counter()
+        self._spent, self._last = 0.0, FIRST_GUESS
+
+    def is_due(self, server_round: int) -> bool:
+        """Whether to save after ``server_round``: "auto" keeps within `SHARE` of the time."""
+        if isinstance(self._every, int):
+            return server_round % self._every == 0
+        elapsed = time.perf_counter() - self._began
+        return self._spent + self._last <= SHARE * elapsed
+
+    @contextmanager
+    def counted(self) -> Generator[None, None, None]:
+        """Counts the time of one save."""
+        began = time.perf_counter()
+        yield
+        self._last = time.perf_counter() - began
+        self._spent += self._last

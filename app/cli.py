@@ -68,6 +68,12 @@ def run(
     resume: Annotated[
         Path | None, typer.Option("--resume", help="Go on with the run in this folder.")
     ] = None,
+    ledger_head: Annotated[
+        str | None,
+        typer.Option(
+            "--ledger-head", help="The head that an earlier part of a resumed run printed."
+        ),
+    ] = None,
     data_dir: DataDir = None,
     plain: Annotated[bool, typer.Option("--plain", help="No progress bar.")] = False,
     as_json: Json = False,
@@ -76,7 +82,7 @@ def run(
     use_data_dir(data_dir)
     from app.launch import Request, launch_or_exit
 
-    request = Request(config, tuple(sets or ()), engine, out, resume, plain)
+    request = Request(config, tuple(sets or ()), engine, out, resume, plain, ledger_head)
     folder = launch_or_exit(request, fail)
     from app.run_folder import printable
     from app.statement import statement_of
@@ -88,6 +94,8 @@ def run(
         f"{json.dumps(manifest['final'])}\nrun folder: {printable(folder.directory)}\n"
     )
     sys.stdout.write(statement_of(manifest["privacy"]) + "\n")
+    if manifest.get("ledger_head"):
+        sys.stdout.write(f"ledger head: {manifest['ledger_head']}\n")
     if as_json:
         print_json({"directory": str(folder.directory), **manifest["final"]})
 

@@ -1,14 +1,18 @@
 """From a request on the command line to a finished run folder, on any of the three engines."""
 
+import shlex
+import signal
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any, NoReturn, TypeVar
 
+from app.resume import held_or_refused, read_past, refused
 from app.run_config import APP_FOLDER, find, run_config_of
-from app.run_folder import RunFolder
-from app.server_run import EXPERIMENT_FILE, named_directory
+from app.run_folder import RunFolder, is_fresh
+from app.server_run import named_directory
 from configs.load import ConfigError, load
 from configs.schema import Experiment
 
@@ -25,6 +29,7 @@ class Request:
     out: Path | None = None
     resume: Path | None = None
     plain: bool = False
+    ledger_head: str | None = None
 
 
 @dataclass(frozen=True)
@@ -47,6 +52,10 @@ def resolve(request: Request) -> Launch:
         directory = request.resume
         path = _saved(request.resume)
         settings["output.resume"] = True
+    if request.ledger_head is not None:
+        if request.resume is None:
+            raise ConfigError("--ledger-head: expected --resume RUN_DIR beside it, got none")
+        settings["output.ledger_head"] = request.ledger_head
     if request.engine is not None:
         settings["engine.kind"] = request.engine
     if request.plain:
@@ -54,12 +63,14 @@ def resolve(request: Request) -> Launch:
     config = load(path, request.sets, settings)
     directory = (directory or named_directory(config)).resolve()
     config = placed(config, directory)
-    if not config.output.resume and directory.exists():
-        if not directory.is_dir():
-            raise ConfigError(f"--out: expected a folder, got the file {str(directory)!r}")
-        if any(directory.iterdir()):
-            raise ConfigError(f"--out: expected a new or empty folder, got {str(directory)!r}")
     check_parts(config)
+    if config.output.resume:
+        with held_or_refused(directory):
+            read_past(directory, config)
+    elif directory.exists() and not directory.is_dir():
+        raise ConfigError(f"--out: expected a folder, got the file {str(directory)!r}")
+    elif not is_fresh(directory):
+        raise ConfigError(f"--out: expected a new or empty folder, got {str(directory)!r}")
     return Launch(config, directory)
 
 
@@ -70,13 +81,11 @@ def placed(config: Experiment, directory: Path) -> Experiment:
 
 
 def _saved(directory: Path) -> Path:
-    """The resolved config in an unfinished run's folder."""
-    source = directory / EXPERIMENT_FILE
-    if not source.exists():
-        raise ConfigError(f"--resume: expected a run folder, got {str(directory)!r}")
-    if "final" in RunFolder.open(directory).manifest():
-        raise ConfigError(f"--resume: expected an unfinished run, got {str(directory)!r}")
-    return source.resolve()
+    """The resolved config in a run's folder."""
+    source = RunFolder(directory).experiment_path
+    if not source.is_file():
+        raise refused(directory, "expected a run folder", "no experiment.toml in it")
+    return source
 
 
 def check_parts(config: Experiment) -> None:
@@ -92,18 +101,53 @@ def check_parts(config: Experiment) -> None:
     Treasury.prepare(config, found.sizes).statement()
 
 
+class RunEnded(Exception):
+    """A run that ended before its end; the text says how to go on."""
+
+    def __init__(self, why: str, directory: Path, code: int) -> None:
+        folder = RunFolder(directory)
+        hint = "nothing was begun"
+        if folder.experiment_path.is_file():
+            hint = f"go on with: python simulation.py --resume {shlex.quote(str(directory))}"
+        super().__init__(f"{why}; {hint}")
+        self.code = code
+
+
+class _Signal(KeyboardInterrupt):
+    """SIGTERM or SIGHUP, which end a run as Ctrl-C does."""
+
+
 def launch(request: Request) -> RunFolder:
     """Run a request on its engine.
 
     Raises:
         ConfigError: bad input. EngineFailed, RoundFailed, ...: the run itself failed.
+        RunEnded: Ctrl-C, SIGTERM, SIGHUP, or a disk that refused.
     """
+    from app.engines.processes import signals
+
     plan = resolve(request)
     kind = plan.config.engine.kind
-    if kind == "inline":
-        _inline(plan)
-    else:
-        _networked(plan, kind)
+    code = [128 + signal.SIGINT]
+
+    def end(number: int, _frame: FrameType | None) -> NoReturn:
+        code[0] = 128 + number
+        raise _Signal
+
+    try:
+        with signals({signal.SIGTERM: end, signal.SIGHUP: end}):
+            if kind == "inline":
+                _inline(plan)
+            else:
+                _networked(plan, kind)
+    except KeyboardInterrupt:
+        raise RunEnded("interrupted", plan.directory, code[0]) from None
+    except SystemExit as ended:
+        if ended.code not in {128 + signal.SIGTERM, 128 + signal.SIGHUP}:
+            raise
+        raise RunEnded("interrupted", plan.directory, int(ended.code)) from None
+    except OSError as error:
+        raise RunEnded(f"the system refused: {error}", plan.directory, 1) from error
     return RunFolder.open(plan.directory)
 
 
@@ -141,7 +185,7 @@ def _networked(plan: Launch, kind: str) -> None:
 def guarded(action: Callable[[], T], fail: Callable[..., NoReturn]) -> T:
     """The value of ``action``; every expected failure is one line and an exit code.
 
-    2: the input; 1: the run; 130: interrupted.
+    2: the input; 1: the run; 130: Ctrl-C; 143: SIGTERM; 129: SIGHUP.
     """
     from app.checkpoint import CheckpointError
     from app.engines.processes import EngineFailed
@@ -155,8 +199,10 @@ def guarded(action: Callable[[], T], fail: Callable[..., NoReturn]) -> T:
         fail(str(error), 2)
     except (EngineFailed, HandshakeFailed, RoundFailed) as error:
         fail(str(error), 1)
+    except RunEnded as ended:
+        fail(str(ended), ended.code)
     except KeyboardInterrupt:
-        fail("interrupted; go on with: python simulation.py --resume RUN_DIR", 130)
+        fail("interrupted", 130)
 
 
 def launch_or_exit(request: Request, fail: Callable[..., NoReturn]) -> RunFolder:

@@ -23,6 +23,8 @@ PACKAGES = (
     "cryptography",
     "scikit-learn",
 )
+FORMAT = 2
+"""Of run folders; 1 had no such key, no bound checkpoints, and is read but not resumed."""
 PROJECT = Path(__file__).resolve().parent.parent
 
 
@@ -38,11 +40,13 @@ def manifest_of(
     data_checksums: Mapping[str, str | None],
     privacy: Mapping[str, Any] | None,
     work: Mapping[str, Any] | None = None,
+    ledger_run_id: str | None = None,
+    experiment_sha256: str | None = None,
     device: str = "cpu",
     dtype: str = "float64",
     source: Path = PROJECT,
 ) -> dict[str, Any]:
-    """The manifest of a run that starts now, ready for ``RunFolder.create``.
+    """The manifest of a run that starts now, ready for ``RunFolder.begin``.
 
     Args:
         config: the resolved configuration, as plain JSON values.
@@ -56,11 +60,14 @@ def manifest_of(
             membership test.
         privacy: the privacy statement as data; None when privacy is off.
         work: the account of one round (app/work.py).
+        ledger_run_id: of the ledger beside it.
+        experiment_sha256: of experiment.toml beside it, as written.
         device: where tensors live.
         dtype: of the model.
         source: folder of the code whose commit is recorded.
     """
     return {
+        "format": FORMAT,
         "name": name,
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "command_line": shlex.join(argv),
@@ -70,6 +77,8 @@ def manifest_of(
         "privacy": dict(privacy) if privacy is not None else None,
         "work": dict(work) if work is not None else None,
         "data_checksums": dict(data_checksums),
+        "ledger_run_id": ledger_run_id,
+        "experiment_sha256": experiment_sha256,
         "config_sha256": config_sha256,
         "config": dict(config),
         "git": git_state(source),

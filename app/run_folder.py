@@ -1,5 +1,6 @@
 """A run folder: all that one run leaves behind, written so that a crash never half-writes it.
 
+    experiment.toml         the resolved config, the first file: from it a run is resumed
     manifest.json           what ran (app/manifest.py); its last key is "final" once the run ended
     metrics.csv             one row per evaluated round; see ``COLUMNS`` for the names reports know
     ledger.jsonl            what was released, charged before use (privacy/ledger.py)
@@ -12,6 +13,8 @@ and "-infinity" (an epsilon of "infinity" means that no noise was added).
 """
 
 import csv
+import io
+import itertools
 import json
 import math
 import re
@@ -22,7 +25,14 @@ from typing import Any
 
 from torch import Tensor
 
-from app.durable import sync_folder, tensor_bytes, write_atomically
+from app.durable import (
+    append_line,
+    is_draft,
+    sync_file,
+    sync_folder,
+    tensor_bytes,
+    write_atomically,
+)
 
 FINAL_KEYS = ("relative_cost_gap", "gradient_norm", "epsilon", "delta", "rounds", "seconds")
 """Keys of the manifest's "final", in order; null where one does not apply."""
@@ -54,28 +64,41 @@ class RunFolder:
     directory: Path
 
     @classmethod
-    def create(cls, directory: Path, manifest: Mapping[str, Any]) -> "RunFolder":
-        """A new folder holding ``manifest``.
+    def claim(cls, directory: Path) -> "RunFolder":
+        """A new folder without a manifest; what an unfinished write left there does not count.
 
         Raises:
             FileExistsError: ``directory`` holds something already.
             NotADirectoryError: ``directory`` is a file.
-            ValueError: ``manifest`` already has a "final".
         """
-        if "final" in manifest:
-            raise ValueError('Expected a manifest without "final" before round 1, got one with it')
         if directory.exists() and not directory.is_dir():
             raise NotADirectoryError(f"Expected a folder for the run, got the file {directory}")
-        if directory.is_dir() and any(directory.iterdir()):
+        if not is_fresh(directory):
             raise FileExistsError(
                 f"Expected a new or empty run folder, got {directory}, which is not empty; "
                 "name another one with --out or remove it"
             )
-        content = encode(manifest)
         directory.mkdir(parents=True, exist_ok=True)
-        write_atomically(directory / "manifest.json", content)
-        sync_folder(directory.parent)
         return cls(directory)
+
+    @classmethod
+    def create(cls, directory: Path, manifest: Mapping[str, Any]) -> "RunFolder":
+        """A new folder holding ``manifest`` (see `claim` and `begin` for errors)."""
+        encode(manifest)
+        folder = cls.claim(directory)
+        folder.begin(manifest)
+        return folder
+
+    def begin(self, manifest: Mapping[str, Any]) -> None:
+        """Write the manifest, before round 1.
+
+        Raises:
+            ValueError: ``manifest`` already has a "final".
+        """
+        if "final" in manifest:
+            raise ValueError('Expected a manifest without "final" before round 1, got one with it')
+        write_atomically(self.manifest_path, encode(manifest))
+        sync_folder(self.directory.parent)
 
     @classmethod
     def open(cls, directory: Path) -> "RunFolder":
@@ -96,6 +119,11 @@ class RunFolder:
     def manifest_path(self) -> Path:
         """Where the manifest is."""
         return self.directory / "manifest.json"
+
+    @property
+    def experiment_path(self) -> Path:
+        """Where the resolved config is."""
+        return self.directory / "experiment.toml"
 
     @property
     def metrics_path(self) -> Path:
@@ -131,35 +159,39 @@ class RunFolder:
                 f"Expected a row of metrics.csv with the columns {columns}, got {list(row)}; "
                 "give None to what was not measured"
             )
-        is_new = not self.metrics_path.exists()
-        with self.metrics_path.open("a", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file, lineterminator="\n")
-            if is_new:
-                writer.writerow(columns)
-            writer.writerow([_cell(row[column]) for column in columns])
+        text = io.StringIO(newline="")
+        writer = csv.writer(text, lineterminator="\n")
+        if not self.metrics_path.exists():
+            writer.writerow(columns)
+        writer.writerow([_cell(row[column]) for column in columns])
+        append_line(self.metrics_path, text.getvalue().encode())
 
     def metrics(self) -> dict[str, list[float | None]]:
         """Column name to values in the order of the rows; None where a cell is empty."""
-        if not self.metrics_path.exists():
-            return {}
-        with self.metrics_path.open(newline="", encoding="utf-8") as file:
-            reader = csv.DictReader(file)
-            columns: dict[str, list[float | None]] = {key: [] for key in reader.fieldnames or ()}
-            for row in reader:
-                for key, values in columns.items():
-                    values.append(float(row[key]) if row[key] else None)
-        return columns
+        header, *rows = self._rows() or [[]]
+        return {
+            key: [float(row[place]) if row[place] else None for row in rows]
+            for place, key in enumerate(header)
+        }
+
+    def sync_metrics(self) -> None:
+        """Make every row so far survive a power cut."""
+        if self.metrics_path.exists():
+            sync_file(self.metrics_path)
 
     def drop_metrics_after(self, server_round: int) -> None:
-        """Forget the rows beyond ``server_round``, which a resumed run writes again."""
+        """Forget a torn last row and those beyond ``server_round``: a resumed run writes them."""
         if not self.metrics_path.exists():
             return
-        with self.metrics_path.open(newline="", encoding="utf-8") as file:
-            header, *rows = csv.reader(file)
-        place = header.index("round")
-        kept = [row for row in rows if int(row[place]) <= server_round]
-        lines = [",".join(row) for row in [header, *kept]]
-        write_atomically(self.metrics_path, ("\n".join(lines) + "\n").encode())
+        header, *rows = self._rows() or [[]]
+        kept = [row for row in rows if int(row[header.index("round")]) <= server_round]
+        if not kept:
+            self.metrics_path.unlink()
+            sync_folder(self.directory)
+            return
+        content = "".join(",".join(row) + "\n" for row in [header, *kept]).encode()
+        if content != self.metrics_path.read_bytes():
+            write_atomically(self.metrics_path, content)
 
     def save_tensors(self, name: str, tensors: Mapping[str, Tensor]) -> Path:
         """The written file, ``name``.safetensors."""
@@ -201,15 +233,25 @@ class RunFolder:
         return json.loads(content)
 
     def _header(self) -> list[str]:
+        return next(iter(self._rows(1)), [])
+
+    def _rows(self, most: int | None = None) -> list[list[str]]:
+        """The whole lines of metrics.csv, at most ``most``; one that a crash tore is none."""
         if not self.metrics_path.exists():
             return []
         with self.metrics_path.open(newline="", encoding="utf-8") as file:
-            return next(csv.reader(file))
+            lines = [line for line in itertools.islice(file, most) if line.endswith("\n")]
+        return list(csv.reader(lines))
 
     def _tensor_path(self, name: str) -> Path:
         if not re.fullmatch(r"[A-Za-z0-9_-]+", name):
             raise ValueError(f"Expected a name of letters, digits, '-' and '_', got {name!r}")
         return self.directory / f"{name}.safetensors"
+
+
+def is_fresh(directory: Path) -> bool:
+    """Whether there is no such folder, or nothing in it but drafts of unfinished writes."""
+    return not directory.exists() or all(is_draft(path) for path in directory.iterdir())
 
 
 def encode(value: Mapping[str, Any]) -> bytes:

@@ -9,21 +9,25 @@ import contextlib
 import sys
 import time
 from collections.abc import Generator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import torch
+from flwr.common.logger import log
 from flwr.serverapp import Grid
 from torch import Tensor
 
 from app import checkpoint
 from app.assembly import Shards, initial_point, load_shards, plan_of
-from app.durable import write_atomically
+from app.checkpoint import Pace
+from app.durable import remove_drafts, write_atomically
 from app.engines.polling import PollingGrid
 from app.evaluation import Evaluator, client_shares, oracle_is_on
 from app.manifest import manifest_of
 from app.progress import progress_of
+from app.resume import Past, experiment_digest, held_or_refused, read_past
 from app.run_folder import RunFolder, printable
 from app.statement import statement_of
 from app.tally import Tally
@@ -31,12 +35,11 @@ from app.treasury import Treasury
 from app.work import work_of
 from configs.load import ConfigError, dump, sha256, to_toml
 from configs.schema import Experiment
+from privacy.ledger import Ledger
 from strategies.conversation import Conversation
 from strategies.plan import BudgetExhausted, Plan, RoundReport, StackedGrid
+from strategies.replies import RoundFailed
 from strategies.server_half import ServerState
-
-EXPERIMENT_FILE = "experiment.toml"
-"""The resolved config in the run folder, from which a run is resumed."""
 
 
 @dataclass(frozen=True)
@@ -73,32 +76,67 @@ def _quick(grid: Grid) -> Grid:
 
 
 def run_experiment(grid: Grid, config: Experiment) -> RunFolder:
-    """The finished run folder; see `ConfigError`, `RoundFailed` and `LedgerDamaged` for errors."""
+    """The finished run folder; see `ConfigError`, `RoundFailed` and `LedgerDamaged` for errors.
+
+    A resumed run is judged before anything is written, and the folder is held from then to the end,
+    so that neither a refusal nor a second process changes a byte of it.
+    """
     plan, found = plan_of(config), load_shards(config)
-    directory = named_directory(config)
-    start = _start(config, plan, directory)
     treasury = Treasury.prepare(config, found.sizes)
     has_oracle = oracle_is_on(config, is_deployment=_is_deployment(grid, config))
     privacy = treasury.statement(has_oracle, is_declared=_is_elsewhere(grid))
-    folder = _open_folder(config, directory, privacy, found)
-    resumed_at = start.first_round if config.output.resume else None
-    with treasury.open_ledger(folder.ledger_path, resumed_at=resumed_at):
-        return _Run(config, plan, folder, treasury, _evaluator(config, has_oracle)).go(grid, start)
-
-
-def _open_folder(
-    config: Experiment, directory: Path, privacy: dict[str, Any], found: Shards
-) -> RunFolder:
-    if config.output.resume:
-        folder = RunFolder.open(directory)
-        theirs = folder.manifest()["config_sha256"]
-        if theirs != sha256(config):
-            raise ConfigError(
-                f"output.resume: expected the config of the run in {directory} ({theirs}), got "
-                f"{sha256(config)}; resume with the same settings"
+    directory, past = named_directory(config), None
+    if not config.output.resume:
+        _claim(directory)
+    with held_or_refused(directory):
+        if config.output.resume:
+            past = read_past(directory, config)
+        else:
+            _claim(directory)
+            text = to_toml(_placeless(config))
+            write_atomically(RunFolder(directory).experiment_path, text.encode())
+        folder = RunFolder(directory)
+        start = _start(config, plan, past)
+        resumed_at = start.first_round if past is not None and past.has_ledger else None
+        with treasury.open_ledger(folder.ledger_path, resumed_at=resumed_at):
+            remove_drafts(directory)
+            if past is None or not past.has_begun:
+                folder.begin(_manifest(config, folder, treasury, found, privacy))
+            folder.drop_metrics_after(start.tally.told if start.first_round > 1 else -1)
+            if past is not None:
+                _tell_what_is_paid_again(past)
+            return _Run(config, plan, folder, treasury, _evaluator(config, has_oracle)).go(
+                grid, start
             )
-        return folder
-    manifest = manifest_of(
+
+
+def _claim(directory: Path) -> None:
+    try:
+        RunFolder.claim(directory)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise ConfigError(f"output.directory: {error}") from None
+
+
+def _tell_what_is_paid_again(past: Past) -> None:
+    if past.covered > past.last_round:
+        log(
+            30,
+            "Going on after round %d: rounds %d to %d were charged before the run stopped, are "
+            "made again, and are paid for again",
+            past.last_round,
+            past.last_round + 1,
+            past.covered,
+        )
+
+
+def _manifest(
+    config: Experiment,
+    folder: RunFolder,
+    treasury: Treasury,
+    found: Shards,
+    privacy: dict[str, Any],
+) -> dict[str, Any]:
+    return manifest_of(
         dump(_placeless(config)),
         sha256(config),
         sys.argv,
@@ -109,21 +147,16 @@ def _open_folder(
         data_checksums={config.data.kind: _checksum(config, found)},
         privacy=privacy,
         work=work_of(config, found.point_shape),
+        ledger_run_id=None if treasury.ledger is None else treasury.ledger.run_id,
+        experiment_sha256=experiment_digest(folder.experiment_path.read_bytes()),
         device=config.engine.device,
     )
-    try:
-        folder = RunFolder.create(directory, manifest)
-    except (FileExistsError, NotADirectoryError) as error:
-        raise ConfigError(f"output.directory: {error}") from None
-    text = to_toml(_placeless(config))
-    write_atomically(folder.directory / EXPERIMENT_FILE, text.encode())
-    return folder
 
 
 def _placeless(config: Experiment) -> Experiment:
     """The experiment without its folder, whose name may be no text that a file can hold."""
-    output = config.output.model_copy(update={"directory": None, "resume": False})
-    return config.model_copy(update={"output": output})
+    changes = {"directory": None, "resume": False, "ledger_head": None}
+    return config.model_copy(update={"output": config.output.model_copy(update=changes)})
 
 
 def _checksum(config: Experiment, found: Shards) -> str | None:
@@ -135,13 +168,11 @@ def _randomness(config: Experiment) -> Any:
     return "seed" if config.privacy.kind == "none" else config.privacy.noise_source
 
 
-def _start(config: Experiment, plan: Plan, directory: Path) -> Start:
+def _start(config: Experiment, plan: Plan, past: Past | None) -> Start:
     device = config.engine.device
-    path = directory / "checkpoint.safetensors"
-    if not (config.output.resume and path.exists()):
+    saved = past.checkpoint if past is not None else None
+    if saved is None:
         return Start(plan.half.initial(initial_point(config).to(device)), 1, {})
-    saved = checkpoint.load(path)
-    RunFolder.open(directory).drop_metrics_after(saved.server_round)
     state = ServerState({name: t.to(device) for name, t in saved.tensors.items()})
     accepted = {int(k): int(v) for k, v in saved.meta["last_accepted"].items()}
     return Start(state, saved.server_round + 1, accepted, Tally.of(saved))
@@ -184,6 +215,15 @@ class _Run:
         self._accepted: dict[int, int] = {}
         self._row: dict[str, Any] = {}
         self._is_declared = False
+        self._pace = Pace(config.output.checkpoint_every)
+        self._newest: RoundReport | None = None
+        self._saved_round = 0
+
+    @property
+    def _ledger(self) -> Ledger:
+        """The run's ledger, which is held for the whole run."""
+        assert self._treasury.ledger is not None
+        return self._treasury.ledger
 
     def go(self, grid: Grid, start: Start) -> RunFolder:
         """All rounds, then the final numbers; a budget that ran out ends the run in good order."""
@@ -191,6 +231,7 @@ class _Run:
         self._accepted, self._rounds = dict(start.last_accepted), start.first_round - 1
         self._tally = start.tally
         self._is_declared = _is_elsewhere(grid)
+        self._saved_round = self._rounds
         conversation = Conversation(
             self._plan,
             start.state,
@@ -210,26 +251,43 @@ class _Run:
                 stopped = str(budget)
                 if self._tally.told < self._rounds:
                     self._tell(self._rounds, conversation.state)
+            except BaseException:
+                self._keep_the_newest()
+                raise
         return self._finish(conversation.state, stopped)
 
     def _after_round(self, report: RoundReport) -> None:
-        self._rounds = report.server_round
+        """The row before the checkpoint: a crash between them leaves a row that is made again."""
+        self._newest = None
         self._tally.add(report)
         self._treasury.note_origins(report.server_round, report.noise_origins)
         self._accepted |= dict.fromkeys(report.participants, report.server_round)
         is_last = report.server_round == self._config.federation.num_rounds
         if is_last or report.server_round % self._config.evaluation.every == 0:
             self._tell(report.server_round, report.state)
-        if is_last or report.server_round % self._config.output.checkpoint_every == 0:
+        self._newest, self._rounds = report, report.server_round
+        if is_last or self._pace.is_due(report.server_round):
             self._save_checkpoint(report.server_round, report.state)
 
+    def _keep_the_newest(self) -> None:
+        """A run that fails or is interrupted keeps its last good state if the disk lets it."""
+        if self._newest is not None and self._saved_round < self._newest.server_round:
+            with contextlib.suppress(OSError):
+                self._save_checkpoint(self._newest.server_round, self._newest.state)
+
     def _save_checkpoint(self, server_round: int, state: ServerState) -> None:
-        tensors = {name: t.to("cpu").contiguous() for name, t in state.tensors.items()}
-        meta = {
-            "last_accepted": {str(k): v for k, v in self._accepted.items()},
-            "tally": self._tally.state(),
-        }
-        checkpoint.save(self._folder.checkpoint_path, server_round, tensors, meta)
+        with self._pace.counted():
+            self._folder.sync_metrics()
+            tensors = {name: t.to("cpu").contiguous() for name, t in state.tensors.items()}
+            meta = {
+                "last_accepted": {str(k): v for k, v in self._accepted.items()},
+                "tally": self._tally.state(),
+                "config_sha256": self._plan.config_sha256,
+                "ledger_run_id": self._ledger.run_id,
+                "ledger_head": str(self._ledger.head),
+            }
+            checkpoint.save(self._folder.checkpoint_path, server_round, tensors, meta)
+        self._saved_round = server_round
 
     def _tell(self, server_round: int, state: ServerState) -> None:
         now = time.perf_counter()
@@ -246,8 +304,7 @@ class _Run:
             **self._tally.take(server_round),
             "seconds": seconds,
         }
-        if server_round > 0 or not self._config.output.resume:
-            self._folder.append_metrics(self._row)
+        self._folder.append_metrics(self._row)
         self._progress(server_round, self._row)
 
     @contextlib.contextmanager
@@ -259,7 +316,10 @@ class _Run:
 
     def _finish(self, state: ServerState, stopped: str | None) -> RunFolder:
         model: Tensor = self._plan.half.output(state, self._plan.manifold)
-        self._save_checkpoint(self._rounds, state)
+        if not bool(torch.isfinite(model).all()):
+            raise RoundFailed(f"Expected a finite model after round {self._rounds}, got another")
+        if self._saved_round < self._rounds or not self._folder.checkpoint_path.exists():
+            self._save_checkpoint(self._rounds, state)
         self._folder.save_tensors("model", {"x": model.to("cpu").contiguous()})
         seconds = time.perf_counter() - self._began
         final_row = self._evaluator.row(model) if self._evaluator else {}
@@ -271,7 +331,9 @@ class _Run:
             "rounds": self._rounds,
             "seconds": seconds,
         }
+        self._treasury.settle()
         measured = {
+            "ledger_head": str(self._ledger.head),
             "privacy": self._treasury.statement(
                 self._evaluator is not None, is_declared=self._is_declared
             ),
@@ -280,10 +342,11 @@ class _Run:
             "replies": self._tally.summary(),
             "seconds_without_evaluation": seconds - self._evaluating,
         }
-        self._folder.finish(final, measured)
         if self._config.output.plots:
             from app.report.figures import draw
             from app.report.runs import read
 
-            draw([read(self._folder.directory)], self._folder.directory)
+            run = read(self._folder.directory)
+            draw([replace(run, manifest={**run.manifest, "final": final})], self._folder.directory)
+        self._folder.finish(final, measured)
         return self._folder

@@ -140,6 +140,11 @@ class Treasury:
         """The ledger while it is held."""
         return None if self._account is None else self._account.ledger
 
+    def settle(self) -> None:
+        """Write which reserved rounds were run; nothing that was settled is written again."""
+        if self._account is not None:
+            self._account.settle()
+
     def attempts(self, server_round: int) -> int:
         """How often a round was charged so far."""
         return 0 if self._account is None else self._account.attempts(server_round)

@@ -161,11 +161,14 @@ class Output(Frozen):
     """Where the run folder goes, how often a checkpoint is written, and what is printed."""
 
     directory: str | None = None
-    checkpoint_every: int = Field(default=10, ge=1)
+    checkpoint_every: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
+    """Rounds between checkpoints; "auto" saves as often as 5 % of the run's time allows."""
     plots: bool = True
     plain: bool = False
     quiet: bool = False
     resume: bool = False
+    ledger_head: str | None = None
+    """An anchor: a resumed run's ledger must hold this head, which an earlier part printed."""
 
 
 class Experiment(Frozen):

@@ -153,7 +153,8 @@ class Rounds:
                 state = state.replace(
                     **{CLIP: torch.tensor(private.next_clip, dtype=torch.float64)}
                 )
-        return plan.half.step(state, exchange.name, collected, draws.server_round, plan.manifold)
+        after = plan.half.step(state, exchange.name, collected, draws.server_round, plan.manifold)
+        return _finite(after, draws.server_round)
 
     def _weighted_mean(self, replies: Replies) -> Mapping[str, Tensor]:
         plan = self.plan
@@ -255,3 +256,20 @@ class _Seen:
         self.bytes_up += replies.bytes_up
         self.failures |= replies.failures
         self.noise_origins |= replies.noise_origins
+
+
+def _finite(state: ServerState, server_round: int) -> ServerState:
+    """``state``, which a round may leave behind only if every number in it is finite.
+
+    Raises:
+        RoundFailed: with the tensor; the state before the round stays.
+    """
+    for name, tensor in state.tensors.items():
+        if not bool(torch.isfinite(tensor).all()):
+            bad = int((~torch.isfinite(tensor)).sum())
+            raise RoundFailed(
+                f"Round {server_round}: Expected a finite state after the server update, got "
+                f"{bad} of {tensor.numel()} numbers in {name} that are not; the state of the "
+                "round before stays (lower the step sizes?)"
+            )
+    return state

@@ -1,99 +1,68 @@
-"""kill -9 at random moments: no ledger ever under-reports, and every run can be gone on with.
+"""kill -9 from outside, at random moments of a run: what is left is gone on with and judged.
 
-One warm process forks a child per trial; the child runs an experiment and writes, unbuffered and
-before a client computes anything, which (round, attempt) it is about to release. The parent kills
-it at a random moment and compares this witness with the ledger that the child left.
+The kill comes when the run has begun a drawn number of client turns, and a few milliseconds later,
+so a slow machine is killed at the same places as a fast one. benchmarks/crash_points.py judges.
 """
 
 import os
 import random
 import signal
 import time
-from pathlib import Path
 
 import pytest
 
-from app import client_turn
-from app.launch import Request, launch
-from privacy.cohorts import decode
-from privacy.ledger import Ledger
-from tests.app.test_cli import QUICKSTART
+from benchmarks import crash_points
+from benchmarks.crash_points import Case, judge, witnessed
+from benchmarks.evidence_kills import QUICKSTART
 
-KILLS = 50
-SETS = (
-    "federation.num_clients=3",
-    "federation.num_rounds=40",
-    "evaluation.is_enabled=false",
-    "output.plots=false",
-    "output.checkpoint_every=7",
-    "privacy.max_epsilon=20.0",
-    "federation.cohort={kind='fixed-size',cohort_size=2}",
+KILLS = 24
+ROUNDS = 12
+PATIENCE = 120.0
+CASE = Case(
+    "example-level privacy, checkpoints as time allows",
+    QUICKSTART,
+    (
+        "federation.num_clients=3",
+        f"federation.num_rounds={ROUNDS}",
+        "federation.cohort={kind='fixed-size',cohort_size=2}",
+        "evaluation.is_enabled=false",
+        "output.plots=false",
+        "privacy.noise={kind='multiplier',noise_multiplier=5.0}",
+        "privacy.delta=1e-5",
+    ),
+    most_redone=ROUNDS,
 )
 
 
-def child(request: Request, witness: Path) -> None:
-    """Run and bear witness; never returns."""
-    turn = client_turn.take_turn
-    file = os.open(witness, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
-
-    def take_turn(half, seat, *rest):
-        os.write(file, f"{seat.server_round} {seat.attempt} {seat.partition}\n".encode())
-        return turn(half, seat, *rest)
-
-    client_turn.take_turn = take_turn
-    try:
-        launch(request)
-    finally:
-        os._exit(0)
-
-
-def kill_after(request: Request, witness: Path, seconds: float) -> bool:
-    """Whether the kill came before the run's end."""
+def kill_after(folder, turns, milliseconds):
+    """Whether the kill came before the end of a run that had begun so many turns."""
+    folder.mkdir(parents=True, exist_ok=True)
+    before = len(witnessed(folder))
     pid = os.fork()
     if pid == 0:
-        null = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null, 2)
-        child(request, witness)
-    time.sleep(seconds)
+        crash_points.live_and_die(CASE, folder, None, folder / "crashed-at", lambda _: None)
+    deadline = time.monotonic() + PATIENCE
+    while len(witnessed(folder)) < before + turns and time.monotonic() < deadline:
+        if os.waitpid(pid, os.WNOHANG)[0]:
+            return False
+        time.sleep(1e-3)
+    time.sleep(milliseconds / 1e3)
     os.kill(pid, signal.SIGKILL)
-    _, status = os.waitpid(pid, 0)
-    return os.WIFSIGNALED(status)
-
-
-def released(witness: Path) -> set[tuple[int, int, int]]:
-    if not witness.exists():
-        return set()
-    return {tuple(map(int, line.split())) for line in witness.read_text().splitlines()}
-
-
-def charged(path: Path) -> set[tuple[int, int, int]]:
-    with Ledger.recover(path, charge={}) as ledger:
-        bodies = [e.body for e in ledger.entries if e.kind == "reserved"]
-    return {(b["rounds"][0], b["attempt"], int(i)) for b in bodies for i in decode(b["cohort"], 3)}
+    return os.WIFSIGNALED(os.waitpid(pid, 0)[1])
 
 
 @pytest.mark.slow
-def test_no_ledger_under_reports_after_fifty_kills_and_runs_go_on(tmp_path):
-    launch(Request(QUICKSTART, SETS, out=tmp_path / "warm-up", plain=True))
-    began = time.perf_counter()
-    launch(Request(QUICKSTART, SETS, out=tmp_path / "timed", plain=True))
-    seconds = time.perf_counter() - began
-    moments, killed, went_on = random.Random(0), 0, 0
+def test_runs_that_are_killed_from_outside_are_gone_on_with_without_an_anomaly(tmp_path):
+    moments, killed = random.Random(0), 0
     for trial in range(KILLS):
-        out, witness = tmp_path / f"run-{trial}", tmp_path / f"witness-{trial}"
-        request = Request(QUICKSTART, SETS, out=out, plain=True)
-        was_killed = kill_after(request, witness, moments.uniform(0.0, 1.1 * seconds))
-        killed += was_killed
-        seconds *= 1.0 if was_killed else 0.95  # the runs were faster than the timed one
-        if (out / "ledger.jsonl").exists():
-            assert released(witness) <= charged(out / "ledger.jsonl")
-        else:
-            assert not released(witness)
-        can_go_on = (out / "experiment.toml").exists() and (out / "ledger.jsonl").exists()
-        if trial % 10 == 0 and can_go_on and "final" not in (out / "manifest.json").read_text():
-            folder = launch(Request(QUICKSTART, resume=out, plain=True))
-            assert folder.manifest()["final"]["rounds"] == 40
-            assert released(witness) <= charged(out / "ledger.jsonl")
-            went_on += 1
-    assert killed >= KILLS // 2
-    assert went_on >= 1
+        folder, kills = tmp_path / f"run-{trial}", 0
+        for _ in range(1 + trial % 2):  # every second run is killed twice
+            if not crash_points.is_finished(folder):
+                turns = moments.randrange(2 * ROUNDS)
+                kills += kill_after(folder, turns, moments.uniform(0.0, 10.0))
+        killed += kills
+        if not crash_points.is_finished(folder):
+            code, _ = crash_points.part(CASE, folder, None)
+            assert code == 0, crash_points.said(folder)
+        assert judge(CASE, folder, kills) == []
+    assert killed >= KILLS

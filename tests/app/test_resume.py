@@ -1,8 +1,16 @@
 """A run that dies goes on from its checkpoint, and its ledger never shows less than was spent."""
 
-import pytest
+import errno
+import os
+import shlex
+import signal
 
-from app.launch import Request, launch
+import pytest
+import torch
+
+from app import checkpoint, server_run
+from app.launch import Request, RunEnded, launch
+from app.run_folder import RunFolder
 from app.treasury import Treasury
 from configs.load import ConfigError
 from privacy.ledger import Ledger
@@ -29,9 +37,12 @@ def run_until_death(tmp_path, monkeypatch, at_round, sets=SETS):
             raise Died
 
     monkeypatch.setattr(Treasury, "charge", charge_then_die)
+    keep = server_run._Run._keep_the_newest
+    monkeypatch.setattr(server_run._Run, "_keep_the_newest", lambda _: None)
     with pytest.raises(Died):
         launch(Request(QUICKSTART, sets, out=tmp_path / "run", plain=True))
     monkeypatch.setattr(Treasury, "charge", charge)
+    monkeypatch.setattr(server_run._Run, "_keep_the_newest", keep)
 
 
 def test_a_resumed_run_ends_with_all_rounds_and_pays_for_the_lost_ones(tmp_path, monkeypatch):
@@ -89,3 +100,104 @@ def test_a_budget_stops_the_run_before_the_round_that_would_exceed_it(tmp_path):
     assert manifest["final"]["epsilon"] <= 1.5
     assert "budget" in manifest["stopped"]
     assert folder.load_tensors("model")["x"].shape == (64,)
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 130)]
+)
+def test_a_signal_ends_a_run_that_keeps_its_last_round_and_names_its_folder(
+    tmp_path, monkeypatch, number, code
+):
+    told = server_run._Run._tell
+    out = tmp_path / "it's mine"
+
+    def tell(self, server_round, state):
+        told(self, server_round, state)
+        if server_round == 4:
+            os.kill(os.getpid(), number)
+
+    monkeypatch.setattr(server_run._Run, "_tell", tell)
+    before = [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGHUP)]
+    sets = (*SETS, "privacy.max_epsilon=20.0")
+    with pytest.raises(RunEnded) as caught:
+        launch(Request(QUICKSTART, sets, out=out, plain=True))
+    assert [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGHUP)] == before
+    assert caught.value.code == code
+    assert str(caught.value).endswith(f"--resume {shlex.quote(str(out))}")
+    monkeypatch.undo()
+    folder = launch(Request(QUICKSTART, resume=out, plain=True))
+    assert folder.metrics()["round"] == list(range(7))
+
+
+def test_an_interrupted_run_without_privacy_ends_like_an_uninterrupted_one(tmp_path, monkeypatch):
+    sets = (*SETS, "privacy={kind='none'}", "output.checkpoint_every=100")
+    whole = launch(Request(QUICKSTART, sets, out=tmp_path / "whole", plain=True))
+    charge = Treasury.charge
+
+    def fails_in_round_5(self, server_round, *rest):
+        if server_round == 5:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        charge(self, server_round, *rest)
+
+    monkeypatch.setattr(Treasury, "charge", fails_in_round_5)
+    with pytest.raises(RunEnded, match="No space left") as caught:
+        launch(Request(QUICKSTART, sets, out=tmp_path / "run", plain=True))
+    assert caught.value.code == 1
+    assert checkpoint.load(tmp_path / "run" / "checkpoint.safetensors").server_round == 4
+    monkeypatch.undo()
+    folder = launch(Request(QUICKSTART, resume=tmp_path / "run", plain=True))
+    assert torch.equal(folder.load_tensors("model")["x"], whole.load_tensors("model")["x"])
+    assert folder.metrics()["cost"] == whole.metrics()["cost"]
+
+
+def test_checkpoints_by_time_take_their_share_and_no_more(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(checkpoint.time, "perf_counter", lambda: now[0])
+
+    def saves(seconds_a_round, cost, rounds=400):
+        now[0] = 0.0
+        pace, count = checkpoint.Pace("auto"), 0
+        for server_round in range(1, rounds + 1):
+            now[0] += seconds_a_round
+            if pace.is_due(server_round):
+                with pace.counted():
+                    now[0] += cost
+                count += 1
+        return count, count * cost / now[0]
+
+    assert saves(seconds_a_round=10.0, cost=0.01) == (400, pytest.approx(0.001, rel=1e-2))
+    count, share = saves(seconds_a_round=0.01, cost=0.01)
+    assert 0.04 < share <= 0.05
+    assert count > 10
+    assert saves(seconds_a_round=1e-4, cost=0.01)[0] == 0
+    assert [checkpoint.Pace(3).is_due(n) for n in (1, 2, 3, 6)] == [False, False, True, True]
+
+
+def test_a_resumed_private_run_says_what_is_paid_again(tmp_path, monkeypatch, caplog):
+    run_until_death(tmp_path, monkeypatch, at_round=4)
+    caplog.clear()
+    launch(Request(QUICKSTART, resume=tmp_path / "run", plain=True))
+    assert "rounds 3 to 4 were charged before the run stopped" in caplog.text
+
+
+def test_a_torn_row_is_dropped_and_a_row_is_all_or_nothing(tmp_path, monkeypatch):
+    folder = RunFolder.create(tmp_path / "run", {"name": "torn"})
+    for server_round in range(3):
+        folder.append_metrics({"round": server_round, "cost": 0.5})
+    whole = folder.metrics_path.read_bytes()
+    write = os.write
+
+    def half(descriptor, data):
+        if len(data) > 1:
+            return write(descriptor, data[: len(data) // 2])
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", half)
+        with pytest.raises(OSError, match="No space left"):
+            folder.append_metrics({"round": 3, "cost": 0.25})
+    assert folder.metrics_path.read_bytes() == whole
+    folder.metrics_path.write_bytes(whole + b"3,0.2")
+    assert folder.metrics()["round"] == [0, 1, 2]
+    folder.drop_metrics_after(2)
+    assert folder.metrics_path.read_bytes() == whole

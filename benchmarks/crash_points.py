@@ -1,0 +1,316 @@
+"""Runs that are killed at one chosen call of the file system, gone on with, and judged.
+
+A warm process forks a child for each run, so that a trial costs a fork and a short run. In the
+child every call that changes files (`CALLS`) is counted, and at the n-th the child is killed with
+SIGKILL before it, after it, or half-way through a write; or the disk is full from there on. The
+child bears witness, before a client computes anything, of what it is about to release.
+
+`judge` compares what is left, when the run was gone on with to its end, with what must be there.
+"""
+
+import errno
+import os
+import signal
+import sys
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal, NoReturn
+
+import torch
+
+from app import client_turn, manifest
+from app.assembly import initial_point, plan_of
+from app.launch import Request, launch
+from app.run_folder import RunFolder
+from configs.load import load
+from configs.schema import Experiment
+from privacy.ledger import Ledger
+from privacy.odometer import Odometer
+from strategies.conversation import Conversation
+
+CALLS = ("write", "replace", "fsync", "ftruncate", "mkdir", "link", "unlink")
+Mode = Literal["before", "half", "after", "full"]
+FILES = {
+    "experiment.toml",
+    "manifest.json",
+    "metrics.csv",
+    "ledger.jsonl",
+    "ledger.jsonl.head",
+    "checkpoint.safetensors",
+    "model.safetensors",
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One experiment that is crashed."""
+
+    name: str
+    config: str
+    sets: tuple[str, ...]
+    most_redone: int
+    """Rounds that one crash may cost: those since the newest checkpoint, and the one under way."""
+
+    def experiment(self) -> Experiment:
+        """The experiment, resolved."""
+        return load(self.config, self.sets)
+
+
+@dataclass(frozen=True)
+class Crash:
+    """Where and how a run ends: at the ``number``-th call that changes files, from 1."""
+
+    number: int
+    mode: Mode
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What a crashed run left behind, with what was wrong (nothing, one hopes)."""
+
+    crashes: tuple[Crash, ...]
+    at: tuple[str, ...]
+    """The name of the call each crash came at; empty where the run ended before."""
+    parts: int
+    findings: tuple[str, ...]
+
+
+class Killer:
+    """Counts the calls that change files, and ends the process at one of them."""
+
+    def __init__(self, crash: Crash | None, note: Callable[[str], None]) -> None:
+        """``note`` is told the name of the call at which it ends the process."""
+        self.names: list[str] = []
+        self._crash, self._note, self._is_full = crash, note, False
+        self._real = {name: getattr(os, name) for name in CALLS}
+
+    def install(self) -> None:
+        """Put a counting twin in the place of each call."""
+        for name in CALLS:
+            setattr(os, name, self._twin(name))
+
+    def _twin(self, name: str) -> Callable[..., Any]:
+        real = self._real[name]
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self.names.append(name)
+            crash = self._crash
+            is_now = crash is not None and len(self.names) == crash.number
+            if self._is_full and name == "write":
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            if crash is None or not is_now:
+                return real(*args, **kwargs)
+            self._note(name)
+            if crash.mode in {"half", "full"} and name == "write":
+                real(args[0], args[1][: len(args[1]) // 2])
+            if crash.mode == "full":
+                self._is_full = True
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            if crash.mode == "after":
+                real(*args, **kwargs)
+            os.kill(os.getpid(), signal.SIGKILL)
+            raise AssertionError("unreachable")
+
+        return call
+
+
+def points(case: Case, folder: Path) -> list[str]:
+    """The names of all calls that change files in one whole run of ``case``, in order."""
+    found = folder / "calls"
+    part(case, folder, None, on_end=lambda names: found.write_text("\n".join(names)))
+    return found.read_text().splitlines()
+
+
+def crashes_of(names: Sequence[str]) -> Iterator[Crash]:
+    """Every way to end a run at every point."""
+    for number, name in enumerate(names, start=1):
+        yield Crash(number, "before")
+        if name == "write":
+            yield Crash(number, "half")
+            yield Crash(number, "full")
+        yield Crash(number, "after")
+
+
+def attempt(case: Case, folder: Path, crashes: Sequence[Crash]) -> Trial:
+    """A run that is crashed (and its continuations with it), gone on with to its end, judged."""
+    at, findings, parts = list[str](), list[str](), 0
+    for crash in [*crashes, None]:
+        if is_finished(folder):
+            break
+        parts += 1
+        code, name = part(case, folder, crash)
+        at += [name] if name else []
+        wanted = 0 if not name else (1 if crash and crash.mode == "full" else -signal.SIGKILL)
+        if code != wanted:
+            findings.append(
+                f"part {parts} ended with {code} at {name or 'its end'}: {said(folder)}"
+            )
+    return Trial(tuple(crashes), tuple(at), parts, (*findings, *judge(case, folder, len(at))))
+
+
+def is_finished(folder: Path) -> bool:
+    path = folder / "run" / "manifest.json"
+    return path.exists() and "final" in RunFolder(path.parent).manifest()
+
+
+def judge(case: Case, folder: Path, kills: int) -> list[str]:
+    """What is wrong with the finished run in ``folder``."""
+    run, found = RunFolder(folder / "run"), list[str]()
+    config = case.experiment()
+    rounds = config.federation.num_rounds
+    names = {path.name for path in run.directory.iterdir()}
+    if names != FILES:
+        found.append(f"files: {sorted(names ^ FILES)}")
+        if FILES - names:
+            return found
+    if run.metrics()["round"] != list(range(rounds + 1)):
+        found.append(f"rows: {run.metrics()['round']}")
+    if run.manifest().get("final", {}).get("rounds") != rounds:
+        found.append("no final")
+    released = witnessed(folder)
+    if config.privacy.kind != "none":
+        found += under_reported(run.ledger_path, released)
+    attempts = tuple(
+        max(a for r, a, _ in released if r == server_round) for server_round in range(1, rounds + 1)
+    )
+    if not torch.equal(run.load_tensors("model")["x"], reference(config, attempts)):
+        found.append(f"model: not that of the attempts {attempts}")
+    redone = sum(attempts)
+    if redone > kills * case.most_redone:
+        found.append(f"{redone} rounds were paid again after {kills} crashes")
+    return found
+
+
+def under_reported(path: Path, released: set[tuple[int, int, int]]) -> list[str]:
+    """What a ledger does not count of what was released, verified as an auditor would."""
+    odometer, found = Odometer(), list[str]()
+    Ledger.verify(path, feed=odometer.feed)
+    for server_round, number, _ in sorted(released):
+        if odometer.attempts(server_round) <= number:
+            found.append(f"ledger: attempt {number} of round {server_round} is not in it")
+    counted = odometer.participations_by_client()
+    for partition, count in Counter(partition for _, _, partition in released).items():
+        if counted[partition] < count:
+            found.append(f"ledger: client {partition} took part {count} times, it counts fewer")
+    return found
+
+
+@lru_cache(maxsize=256)
+def reference(config: Experiment, attempts: tuple[int, ...]) -> torch.Tensor:
+    """The model of an uninterrupted run in memory whose round r is attempt ``attempts[r - 1]``."""
+    from app.client_app import client_app_of
+    from app.engines.inline import InlineGrid
+
+    class Nobody:
+        def charge(self, server_round: int, attempt: int, partitions: tuple[int, ...]) -> None:
+            """Nothing is written."""
+
+    plan = plan_of(config)
+    grid = InlineGrid(client_app_of(lambda _: config), config.federation.num_clients, {})
+    start = plan.half.initial(initial_point(config))
+    talk = Conversation(
+        plan, start, Nobody(), lambda _: None, attempts=lambda r: attempts[r - 1]
+    )  # fmt: skip
+    talk.start(grid, num_rounds=config.federation.num_rounds)
+    return plan.half.output(talk.state, plan.manifold)
+
+
+def witnessed(folder: Path) -> set[tuple[int, int, int]]:
+    """(round, attempt, partition) of every turn that any part of the run began."""
+    path = folder / "witness"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return {(int(r), int(a), int(i)) for r, a, i in (line.split() for line in lines)}
+
+
+def warm_up(case: Case, folder: Path) -> None:
+    """Import, load and calibrate in this process what every child will need."""
+    manifest.git_state = lambda _source: None  # three subprocesses a run
+    torch.set_num_threads(1)
+    launch(_request(case, folder))
+    reference(case.experiment(), (0,) * case.experiment().federation.num_rounds)
+
+
+def _request(case: Case, folder: Path) -> Request:
+    run = folder / "run"
+    if (run / "experiment.toml").exists():
+        return Request(case.config, resume=run, plain=True)
+    return Request(case.config, case.sets, out=run, plain=True)
+
+
+def said(folder: Path) -> str:
+    return " ".join((folder / "stderr").read_text(errors="replace").splitlines()[-1:])
+
+
+@contextmanager
+def _witness(folder: Path, write: Callable[[int, bytes], int]) -> Generator[None, None, None]:
+    turn = client_turn.take_turn
+    file = os.open(folder / "witness", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+
+    def take_turn(half: Any, seat: Any, *rest: Any) -> Any:
+        write(file, f"{seat.server_round} {seat.attempt} {seat.partition}\n".encode())
+        return turn(half, seat, *rest)
+
+    client_turn.take_turn = take_turn
+    yield
+
+
+def part(
+    case: Case,
+    folder: Path,
+    crash: Crash | None,
+    on_end: Callable[[list[str]], object] = lambda _: None,
+) -> tuple[int, str]:
+    """Exit code of one part of a run (negative: the signal), and the call it was ended at."""
+    folder.mkdir(parents=True, exist_ok=True)
+    noted = folder / "crashed-at"
+    noted.unlink(missing_ok=True)
+    pid = os.fork()
+    if pid == 0:
+        live_and_die(case, folder, crash, noted, on_end)
+    _, status = os.waitpid(pid, 0)
+    return os.waitstatus_to_exitcode(status), noted.read_text() if noted.exists() else ""
+
+
+def live_and_die(
+    case: Case, folder: Path, crash: Crash | None, noted: Path, on_end: Callable[..., object]
+) -> NoReturn:
+    code = 70
+    try:
+        log = os.open(folder / "stderr", os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        write, exists = os.write, os.open(noted.parent, os.O_RDONLY)
+        request = _request(case, folder)
+
+        def note(name: str) -> None:
+            file = os.open(noted.name, os.O_CREAT | os.O_WRONLY, dir_fd=exists)
+            write(file, name.encode())
+
+        killer = Killer(crash, note)
+        with _witness(folder, write):
+            killer.install()
+            code = _ran(request)
+            on_end(list(killer.names))
+    except BaseException as error:
+        sys.stderr.write(f"{type(error).__name__}: {error}\n")
+    finally:
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _ran(request: Request) -> int:
+    from app.launch import launch_or_exit
+
+    def fail(message: str, code: int = 2) -> NoReturn:
+        sys.stderr.write(f"error: {message}\n")
+        raise SystemExit(code)
+
+    try:
+        launch_or_exit(request, fail)
+    except SystemExit as ended:
+        return int(ended.code or 0)
+    return 0
