@@ -13,16 +13,35 @@ It is also one step of DP-RGD: `RSGD(step_size=1/2, minibatch=Full())` on f_j = 
 gradients -2 Log_x z_j are clipped to 2C. A federation runs that and this is its law.
 """
 
+from dataclasses import dataclass
+
 from pydantic import Field
 from torch import Tensor
 
+from clients.clipped_sums import clip_each, sum_of_good
 from clients.draws import Draws
 from manifolds.base import Manifold
 from manifolds.euclidean import Euclidean
 from manifolds.spd_flat import SPDLogCholesky, SPDLogEuclidean
-from privacy.clipping import clipped
 from privacy.events import Frozen, GaussianRelease, NeighboringRelation
 from privacy.noise import Stream
+from problems.base import Examples
+
+
+@dataclass(frozen=True)
+class _ClippedLogs:
+    """clip_C(Log_x z_j)."""
+
+    manifold: Manifold
+    clip: float
+
+    def __call__(self, points: tuple[Tensor, ...], examples: Examples, weights: Tensor) -> Tensor:
+        (x,) = points
+        axis = -1 - self.manifold.ndim
+        base = x.unsqueeze(axis)
+        logs = clip_each(self.manifold, base, self.manifold.logmap(base, examples["z"]), self.clip)
+        total = (self.manifold.expand_scalar(weights) * logs).sum(axis)
+        return self.manifold.tangent_part(x, total)
 
 
 class FlatMean(Frozen):
@@ -54,16 +73,19 @@ class FlatMean(Frozen):
     def clipped_mean(self, centre: Tensor, points: Tensor, manifold: Manifold) -> Tensor:
         """(1/n) sum_j clip_C(Log_x z_j) for points ``(..., n, *point)``, tangent at the centre."""
         check_flat(manifold)
-        axis = -1 - manifold.ndim
-        base = centre.unsqueeze(axis)
-        logs = manifold.logmap(base, points)
-        return clipped(logs, manifold.norm(base, logs), self.l2_norm_clip).mean(axis)
+        examples = Examples({"z": points}, {"z": manifold.ndim})
+        lead = points.shape[: points.dim() - manifold.ndim]
+        weights = points.new_full(lead, 1.0 / len(examples))
+        at = centre
+        if len(lead) > 1:
+            at = centre.expand(*lead[:-1], *centre.shape[centre.dim() - manifold.ndim :])
+        return sum_of_good(_ClippedLogs(manifold, self.l2_norm_clip), (at,), examples, weights)
 
     def estimate(self, centre: Tensor, points: Tensor, manifold: Manifold, draws: Draws) -> Tensor:
         """The private mean, a point; ``centre`` (..., *point) must not depend on the points.
 
         Guarantees: mu-GDP about one example for mu = 1 / noise_multiplier, whatever the points hold
-        (a logarithm that is not finite counts as zero).
+        (a logarithm that fails or is not finite counts as zero).
 
         Raises:
             ValueError: for a metric that is not known to be flat.

@@ -13,9 +13,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from clients.clipped_sums import ClippedGradients, Corrections, sum_of_good
 from clients.draws import Draws
 from clients.minibatch import Batch, Minibatch
-from privacy.clipping import clip_factors
 from privacy.mechanism import ExampleLens
 from privacy.noise import Stream
 from problems.base import Examples, Problem
@@ -51,6 +51,10 @@ class Oracle:
     ) -> Tensor:
         """(1/b) sum_j clip(grad f_j(x)) + N_x(0, stddev^2), shape ``(..., *point)``.
 
+        Guarantees, with a clip: what one example adds to the un-noised value is tangent at x, and
+        exactly zero or of metric norm at most clip (1 + 1e-9) / b, whatever the example holds; one
+        whose gradient fails or is not finite adds zero and changes nobody else's.
+
         Without a ``stddev`` rule nothing is added: such a value must not leave the client unless
         something noised covers it (the anchor of Algorithm 3 as printed).
         """
@@ -59,7 +63,7 @@ class Oracle:
         if clip is None:
             mean = self.problem.rgrad_sum(x, examples, weights)
         else:
-            mean = self._clipped_sum(x, examples, weights, clip)
+            mean = sum_of_good(ClippedGradients(self.problem, clip), (x,), examples, weights)
         return self._noised(x, mean, stddev, label)
 
     def correction(
@@ -78,17 +82,11 @@ class Oracle:
         """
         clip = self._lens.correction_clip
         examples, weights = self._batch(minibatch)
-        axis = -1 - self.manifold.ndim
-        here, there = x.unsqueeze(axis), anchor.unsqueeze(axis)
-        now = self.problem.rgrads(x, examples)
-        then = self.problem.rgrads(anchor, examples)
-        if is_clipped_as_one:
-            difference = now - self.manifold.transp(there, here, then)
-            change = self._clip_each(here, difference, clip)
+        change = Corrections(self.problem, clip, is_clipped_as_one=is_clipped_as_one)
+        if clip is None:
+            mean = change((x, anchor), examples, weights)
         else:
-            moved = self.manifold.transp(there, here, self._clip_each(there, then, clip))
-            change = self._clip_each(here, now, clip) - moved
-        mean = (self.manifold.expand_scalar(weights) * change).sum(axis)
+            mean = sum_of_good(change, (x, anchor), examples, weights)
         return self._noised(x, mean, stddev, "correction")
 
     # -- the parts ---------------------------------------------------------------------------
@@ -102,24 +100,6 @@ class Oracle:
         weights = chosen / self._per_client(minibatch.expected_size).unsqueeze(-1)
         examples = self._examples if positions is None else self._examples.take(positions)
         return examples, weights
-
-    def _clip_each(self, x: Tensor, vectors: Tensor, clip: float | None) -> Tensor:
-        if clip is None:
-            return vectors
-        factors = self.manifold.expand_scalar(clip_factors(self.manifold.norm(x, vectors), clip))
-        return torch.where(factors > 0, factors * vectors, torch.zeros_like(vectors))
-
-    def _clipped_sum(self, x: Tensor, examples: Examples, weights: Tensor, clip: float) -> Tensor:
-        total, norms = self.problem.rgrad_sum_by_norm(
-            x, examples, lambda norms: weights * clip_factors(norms, clip)
-        )
-        if bool(torch.isfinite(norms).all()):
-            return total
-        # One bad record must not show as a NaN: drop the examples of factor zero.
-        factors = self.manifold.expand_scalar(weights * clip_factors(norms, clip))
-        gradients = self.problem.rgrads(x, examples)
-        kept = torch.where(factors > 0, factors * gradients, torch.zeros_like(gradients))
-        return kept.sum(-1 - self.manifold.ndim)
 
     def _per_client(self, function: Callable[[int], float]) -> Tensor:
         counts = self._num_examples

@@ -24,6 +24,9 @@ from torch import Tensor
 
 from manifolds.defects import frobenius, largest_entry, or_infinite
 
+SAFE_NORMS = 1e-140, 1e140
+"""Norms between these neither overflow nor vanish when they are squared, in float64."""
+
 
 class Manifold(geoopt.Manifold):
     """A Riemannian manifold with a metric; points have ``ndim`` trailing dimensions."""
@@ -146,6 +149,39 @@ class Manifold(geoopt.Manifold):
     def norm(self, x: Tensor, u: Tensor, *, keepdim: bool = False) -> Tensor:
         """Metric norm of u at x; never NaN, and its gradient at u = 0 is 0."""
         return safe_sqrt(self.inner(x, u, u, keepdim=keepdim))
+
+    def norm_bound(self, x: Tensor, u: Tensor) -> Tensor:
+        """What a clip divides by: at least the metric norm of u at x, shape ``(...,)``.
+
+        Guarantees: never below the exact norm of the stored numbers by more than 1e-11 of it, from
+        1e-300 to 1e300 (where squares overflow or vanish u is scaled first), and above it by
+        ``norm_slack`` at most; NaN or infinite where u is not finite.
+        """
+        norms = self.norm(x, u)
+        is_safe = (norms > SAFE_NORMS[0]) & (norms < SAFE_NORMS[1])
+        if not bool(is_safe.all()):
+            scale = u.abs().amax(self.point_dims(), keepdim=True)
+            scale = torch.where(scale > 0, scale, 1.0)
+            scaled = self.norm(x, u / scale) * scale.squeeze(self.point_dims())
+            norms = torch.where(is_safe, norms, scaled)
+        return norms * (1.0 + self.norm_slack(x))
+
+    def norm_slack(self, x: Tensor) -> Tensor | float:
+        """Relative rounding error of a norm at x beyond dim * eps, shape ``(...,)`` or a number.
+
+        The metric at x may stretch the rounding of stored entries: by x_0 on the hyperboloid, by
+        1 / (1 - |x|^2) on the ball, by the condition number of a matrix.
+        """
+        del x
+        return 0.0
+
+    def tangent_part(self, x: Tensor, u: Tensor) -> Tensor:
+        """The tangent vector that u, tangent up to rounding, stands for; linear, never longer.
+
+        Tangent noise covers nothing that is normal to the manifold, so what is released is made
+        tangent after it is summed.
+        """
+        return self.proju(x, u)
 
     def settings(self) -> tuple[object, ...]:
         """What distinguishes two manifolds of one class; equal settings make equal manifolds."""

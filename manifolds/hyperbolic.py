@@ -18,6 +18,7 @@ from manifolds.base import Manifold, safe_sqrt, verdict
 from manifolds.linalg import TINY, standard_normal
 
 TINY_SQUARE = TINY * TINY
+EPS = torch.finfo(torch.float64).eps
 
 
 def _dot(u: Tensor, v: Tensor) -> Tensor:
@@ -115,6 +116,14 @@ class Lorentz(Manifold):
     def norm(self, x: Tensor, u: Tensor, *, keepdim: bool = False) -> Tensor:
         """The norm of a tangent vector, shape (...,)."""
         return safe_sqrt(self.inner(x, u, keepdim=keepdim))
+
+    def norm_slack(self, x: Tensor) -> Tensor:
+        """16 eps x_0: a rounding of u_s along x_s counts x_0 times across it."""
+        return 16 * EPS * x[..., 1:].abs().amax(-1).clamp_min(1.0) * x.shape[-1] ** 0.5
+
+    def tangent_part(self, x: Tensor, u: Tensor) -> Tensor:
+        """The vector of the same space part (``proju`` subtracts terms of size cosh^2 r)."""
+        return _tangent(x, u[..., 1:])
 
     def retr(self, x: Tensor, u: Tensor) -> Tensor:
         """The exponential map."""

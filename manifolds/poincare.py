@@ -27,6 +27,7 @@ from manifolds.linalg import TINY, standard_normal
 
 BOUNDARY = 1e-15
 """Smallest 1 - |x| of a stored point."""
+EPS = torch.finfo(torch.float64).eps
 
 
 class PoincareBall(Manifold):
@@ -80,6 +81,12 @@ class PoincareBall(Manifold):
         half = conformal_gap(x) / 2
         value = (u / half * ((u if v is None else v) / half)).sum(-1, keepdim=True)
         return value if keepdim else value.squeeze(-1)
+
+    def norm_slack(self, x: Tensor) -> Tensor:
+        """The ratio om / (om - 8 eps), less 1: rounding of |x|, infinite on the boundary."""
+        radius = torch.linalg.vector_norm(x, dim=-1)
+        least = ((1 - radius) * (1 + radius) - 8 * EPS).clamp_min(0.0)
+        return conformal_gap(x).squeeze(-1) / least - 1.0
 
     def dist(self, x: Tensor, y: Tensor, *, keepdim: bool = False) -> Tensor:
         """2 asinh(|y - x| / sqrt(om(x) om(y))), shape ``(...)``."""

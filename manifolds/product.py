@@ -165,6 +165,18 @@ class Product(Manifold):
         total = torch.stack(values).sum(0)
         return total.unsqueeze(-1) if keepdim else total
 
+    def norm_slack(self, x: Tensor) -> Tensor:
+        """The largest of the factors', shape ``(...)``."""
+        slacks = [
+            torch.as_tensor(f.manifold.norm_slack(part), dtype=x.dtype, device=x.device)
+            for f, part in zip(self.factors, self._split(x), strict=True)
+        ]
+        return torch.stack(torch.broadcast_tensors(*slacks)).amax(0)
+
+    def tangent_part(self, x: Tensor, u: Tensor) -> Tensor:
+        """``tangent_part`` on every factor."""
+        return self._packed(lambda m, a, b: m.tangent_part(a, b), x, u)
+
     def dist(self, x: Tensor, y: Tensor, *, keepdim: bool = False) -> Tensor:
         """The root of the sum of the factors' squared distances, shape ``(...)``."""
         values = torch.stack(self._each(lambda m, a, b: m.dist(a, b), x, y))

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from manifolds.linalg import EXP, LOG, divided_differences, sym, sym_function, whiten
-from manifolds.spd_set import SPDSet
+from manifolds.spd_set import SPDSet, factor_norms
 
 
 class SPDLogEuclidean(SPDSet):
@@ -110,6 +110,11 @@ class SPDLogCholesky(SPDSet):
         factor = torch.linalg.cholesky(x)
         flat = 2 * _scale_diagonal(torch.tril(sym(u) @ factor), _diagonal(factor))
         return _push(factor, _scale_diagonal(flat, _diagonal(factor)))
+
+    def norm_slack(self, x: Tensor) -> Tensor:
+        """4 m eps tr(x) tr(x^-1) max(1, |L|) max(1, |L^-1|): the chart is not scale invariant."""
+        factor, inverse = factor_norms(x)
+        return super().norm_slack(x) * factor.clamp_min(1.0) * inverse.clamp_min(1.0)
 
     def dist(self, x: Tensor, y: Tensor, *, keepdim: bool = False) -> Tensor:
         """The Frobenius distance of the charts, shape ``(...)``."""

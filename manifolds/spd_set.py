@@ -15,6 +15,7 @@ from manifolds.defects import largest_entry
 from manifolds.linalg import expm, identity_like, standard_normal, sym
 
 SMALLEST_EIGENVALUE = 1e-12
+EPS = torch.finfo(torch.float64).eps
 
 
 class SPDSet(Manifold):
@@ -35,6 +36,11 @@ class SPDSet(Manifold):
     def proju(self, x: Tensor, u: Tensor) -> Tensor:
         """The symmetric part of u."""
         return sym(u).expand(torch.broadcast_shapes(x.shape, u.shape))
+
+    def norm_slack(self, x: Tensor) -> Tensor:
+        """4 m eps tr(x) tr(x^-1), at least the condition number of x times 4 m eps."""
+        factor, inverse = factor_norms(x)
+        return 4 * x.shape[-1] * EPS * (factor * inverse).square()
 
     def _check_shape(self, shape: tuple[int, ...], name: str) -> tuple[bool, str | None]:
         if len(shape) < 2 or shape[-1] != shape[-2]:
@@ -95,3 +101,11 @@ class SPDSet(Manifold):
         """The identity matrix, repeated to shape ``size``."""
         point = torch.zeros(size2shape(*size), dtype=dtype, device=device)
         return point + identity_like(point)
+
+
+def factor_norms(x: Tensor) -> tuple[Tensor, Tensor]:
+    """|L|_F and |L^-1|_F of x = L L^T, shape ``(...)`` each."""
+    factor = torch.linalg.cholesky(x)
+    inverse = torch.linalg.solve_triangular(factor, identity_like(x).expand_as(factor), upper=False)
+    norm = torch.linalg.matrix_norm
+    return norm(factor), norm(inverse)

@@ -9,31 +9,58 @@ import math
 import torch
 from torch import Tensor
 
+SMALLEST_CLIP = 1e-140
+"""A bound below this lets nothing through: products of what it leaves would round as denormals."""
+SMALLEST_FACTOR = 1e-308
+"""A factor below this is zero: a denormal factor has no relative accuracy."""
+
 
 def clip_factors(norms: Tensor, l2_norm_clip: float | Tensor) -> Tensor:
-    """min(1, l2_norm_clip / norm) for every norm, shape of ``norms``.
+    """min(1, l2_norm_clip / norm) for every norm, shape and dtype of ``norms``.
 
-    Guarantees, for norms of vectors v >= 0: exactly 1 where norm <= l2_norm_clip (also at norm 0);
-    exactly 0 where the norm is NaN or infinite; factor * norm <= l2_norm_clip up to one rounding.
+    Guarantees, for norms (or upper bounds of norms) of vectors v >= 0: exactly 1 where norm <=
+    l2_norm_clip (also at norm 0); exactly 0 where the norm is NaN or infinite, where the factor
+    would be below 1e-308, and everywhere for a bound below 1e-140; factor * |v| <= l2_norm_clip
+    up to three roundings of float64. In a narrower type the factor is shrunk by 16 of its own
+    roundings, so that the product, rounded in that type, is at most l2_norm_clip.
     The caller must drop what has factor 0 (`clipped` does): 0 * NaN is NaN.
 
     Raises:
         ValueError: unless l2_norm_clip > 0 (infinity clips nothing, NaN is refused).
     """
     _check_bound(l2_norm_clip)
-    factors = torch.where(norms <= l2_norm_clip, torch.ones_like(norms), l2_norm_clip / norms)
-    return torch.where(torch.isfinite(norms), factors, torch.zeros_like(norms))
+    if norms.dtype != torch.float64:
+        return _narrow_factors(norms.to(torch.float64), l2_norm_clip, norms.dtype)
+    factors = (l2_norm_clip / norms).clamp_max(1.0)
+    is_kept = factors >= SMALLEST_FACTOR  # False for NaN
+    if isinstance(l2_norm_clip, Tensor):
+        is_kept = is_kept & (l2_norm_clip >= SMALLEST_CLIP)
+    elif l2_norm_clip < SMALLEST_CLIP:
+        return torch.zeros_like(norms)
+    return torch.where(is_kept, factors, 0.0)
+
+
+def _narrow_factors(norms: Tensor, l2_norm_clip: float | Tensor, dtype: torch.dtype) -> Tensor:
+    """Factors that hold after products are rounded to ``dtype``; none where they would underflow.
+
+    A norm within 16 roundings below the bound counts as above it.
+    """
+    info = torch.finfo(dtype)
+    factors = clip_factors(norms * (1 + 16 * info.eps), l2_norm_clip)
+    smallest = info.tiny / info.eps
+    is_kept = (factors >= smallest) & ((factors == 1.0) | (factors * norms >= smallest))
+    return torch.where(is_kept, factors, 0.0).to(dtype)
 
 
 def clipped(vectors: Tensor, norms: Tensor, l2_norm_clip: float | Tensor) -> Tensor:
     """The vectors, shape ``(..., *point)``, scaled to norm at most l2_norm_clip.
 
-    ``norms`` has shape ``(...)``: the vectors' norms in the metric that is clipped in. A vector
-    whose norm is NaN or infinite becomes exactly zero, whatever it contains.
+    ``norms`` has shape ``(...)``: upper bounds of the vectors' norms in the metric that is clipped
+    in. A vector whose norm is NaN or infinite becomes exactly zero, whatever it contains.
     """
-    factors = clip_factors(norms, l2_norm_clip)
+    factors = clip_factors(norms.to(vectors.dtype), l2_norm_clip)
     factors = factors.reshape(*factors.shape, *[1] * (vectors.dim() - factors.dim()))
-    return torch.where(factors > 0, factors * vectors, torch.zeros_like(vectors))
+    return torch.where(factors > 0, factors * vectors, 0.0)
 
 
 def _check_bound(l2_norm_clip: float | Tensor) -> None:

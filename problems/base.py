@@ -130,7 +130,7 @@ class Problem(Protocol):
         ...
 
     def rgrad_norms(self, x: Tensor, examples: Examples) -> Tensor:
-        """Metric norms of the per-example gradients, shape ``(..., n)``."""
+        """What a clip divides by: upper bounds of the norms of what is summed, shape (..., n)."""
         ...
 
     def rgrad_sum(self, x: Tensor, examples: Examples, weights: Tensor) -> Tensor:
@@ -140,7 +140,11 @@ class Problem(Protocol):
     def rgrad_sum_by_norm(
         self, x: Tensor, examples: Examples, weigh: Callable[[Tensor], Tensor]
     ) -> tuple[Tensor, Tensor]:
-        """sum_j w_j grad f_j(x) with w = weigh(norms), and the norms (..., n)."""
+        """sum_j w_j grad f_j(x) with w = weigh(norms), and the ``rgrad_norms`` (..., n).
+
+        Guarantees: what w_j = min(1, C / norm_j) leaves of example j in the sum has a metric norm
+        of at most C (1 + 1e-9), whatever the example holds; or the sum is not finite.
+        """
         ...
 
 
@@ -160,10 +164,9 @@ class ProblemBase:
         raise NotImplementedError
 
     def rgrad_norms(self, x: Tensor, examples: Examples) -> Tensor:
-        """Metric norms of the per-example gradients, shape ``(..., n)``."""
-        manifold = self.manifold
-        points = x.unsqueeze(-1 - manifold.ndim)
-        return manifold.norm(points, self.rgrads(x, examples))
+        """Upper bounds of the metric norms of the per-example gradients, shape ``(..., n)``."""
+        points = x.unsqueeze(-1 - self.manifold.ndim)
+        return self.manifold.norm_bound(points, self.rgrads(x, examples))
 
     def rgrad_sum(self, x: Tensor, examples: Examples, weights: Tensor) -> Tensor:
         """sum_j weights_j grad f_j(x), shape ``(..., *point)``."""
@@ -175,7 +178,9 @@ class ProblemBase:
     ) -> tuple[Tensor, Tensor]:
         """sum_j w_j grad f_j(x) with w = weigh(norms), and the norms (..., n).
 
-        What clipping needs, for problems whose norms and sum share their costly part.
+        The norms are those of the very vectors that are summed.
         """
-        norms = self.rgrad_norms(x, examples)
-        return self.rgrad_sum(x, examples, weigh(norms)), norms
+        axis = -1 - self.manifold.ndim
+        gradients = self.rgrads(x, examples)
+        norms = self.manifold.norm_bound(x.unsqueeze(axis), gradients)
+        return (self.manifold.expand_scalar(weigh(norms)) * gradients).sum(axis), norms

@@ -3,7 +3,8 @@ r"""The Fréchet mean: f_j(x) = dist(x, z_j)^2 with grad f_j(x) = -2 log_x z_j, 
 Huang, Huang, Jawanpuria, Mishra (PriRFed), (6.2), on symmetric positive definite matrices with the
 affine-invariant metric. The base point of the logarithms is handed over with one singleton
 dimension, so what the manifold factorises of it (the Cholesky factor, for SPD) is shared by all
-examples. Norms need distances only: |grad f_j| = 2 dist(x, z_j).
+examples. A clip measures the logarithms themselves: for a point off the manifold they are not
+2 dist(x, z_j) long.
 """
 
 import math
@@ -50,10 +51,6 @@ class FrechetMean(FiniteSum):
     def rgrads(self, x: Tensor, examples: Examples) -> Tensor:
         """-2 log_x z_j, shape ``(..., n, *point)``."""
         return -2 * self._manifold.logmap(self._base(x), examples["z"])
-
-    def rgrad_norms(self, x: Tensor, examples: Examples) -> Tensor:
-        """2 dist(x, z_j), shape ``(..., n)``."""
-        return 2 * self._manifold.dist(self._base(x), examples["z"])
 
     def optimum(self, shards: Shards, weights: Tensor | None = None) -> Optimum:
         """The weighted Fréchet mean: Karcher flow on a sample, then steepest descent on all."""

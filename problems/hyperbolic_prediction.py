@@ -78,10 +78,6 @@ class HyperbolicPrediction(FiniteSum):
         logs = self._manifold.logmap(x.unsqueeze(-2), examples["target"])
         return -2 * examples["weight"].unsqueeze(-1) * logs
 
-    def rgrad_norms(self, x: Tensor, examples: Examples) -> Tensor:
-        """2 |alpha_j| dist(x, y_j), shape ``(..., n)``."""
-        return 2 * examples["weight"].abs() * self._distances(x, examples)
-
     def reference_start(self, examples: Examples, weights: Tensor) -> Tensor:
         """The target of largest total weight."""
         return examples["target"][(weights * examples["weight"]).argmax()]

@@ -6,6 +6,7 @@ mean over examples into that sum.
 """
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -14,7 +15,7 @@ from manifolds.base import Manifold
 from manifolds.euclidean import Euclidean
 from problems.base import Examples
 from problems.finite_sum import Constant, FiniteSum, Optimum, Shards, pool
-from problems.linear import row_combination, row_products, squared_norms
+from problems.linear import row_products, slope_norms, slope_sum, squared_norms
 
 
 class LeastSquares(FiniteSum):
@@ -47,14 +48,19 @@ class LeastSquares(FiniteSum):
 
     def rgrad_norms(self, x: Tensor, examples: Examples) -> Tensor:
         """|grad f_j|, shape ``(..., n)``; without a ridge |a_j^T x - b_j| |a_j|."""
-        if self.ridge:
-            return super().rgrad_norms(x, examples)
-        return self._residuals(x, examples).abs() * squared_norms(examples, "feature").sqrt()
+        return slope_norms(x, examples, self._residuals(x, examples), self.ridge)
 
     def rgrad_sum(self, x: Tensor, examples: Examples, weights: Tensor) -> Tensor:
         """sum_j weights_j grad f_j, shape ``(..., d)``."""
-        total = row_combination(weights * self._residuals(x, examples), examples["feature"])
-        return total + self.ridge * weights.sum(-1, keepdim=True) * x if self.ridge else total
+        return slope_sum(x, examples, weights, self._residuals(x, examples), self.ridge)
+
+    def rgrad_sum_by_norm(
+        self, x: Tensor, examples: Examples, weigh: Callable[[Tensor], Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """The weighted sum and the norms from the same residuals."""
+        residuals = self._residuals(x, examples)
+        norms = slope_norms(x, examples, residuals, self.ridge)
+        return slope_sum(x, examples, weigh(norms), residuals, self.ridge), norms
 
     def optimum(self, shards: Shards, weights: Tensor | None = None) -> Optimum:
         """The minimiser (of least norm where it is not unique), by lstsq."""

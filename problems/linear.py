@@ -8,6 +8,12 @@ from torch import Tensor
 
 from problems.base import Examples
 
+ROUNDING_SHARE = 2.0**-12
+"""Least norm, relative to its summands, that a gradient counts as where a sum in product form may
+cancel: eps / ROUNDING_SHARE = 1e-12 bounds the rounding of a clipped contribution."""
+SHORTEST = 1e-145
+"""A shorter row counts as this long where its norm is bounded from above."""
+
 
 def row_products(rows: Tensor, x: Tensor) -> Tensor:
     """<rows_j, x> for every row, shape ``(..., n)``; rows ``(..., n, d)``, x ``(..., d)``."""
@@ -31,11 +37,43 @@ def outer_combination(left: Tensor, rows: Tensor) -> Tensor:
     return torch.matmul(left.mT, rows).mT
 
 
+def slope_norms(x: Tensor, examples: Examples, slopes: Tensor, ridge: float) -> Tensor:
+    """Upper bounds of |slopes_j a_j + ridge x| for rows a_j ``feature``, shape ``(..., n)``.
+
+    Without a ridge |slopes_j| |a_j|. With one the norm of the vector itself, but at least
+    ``ROUNDING_SHARE`` of |slopes_j| |a_j| + ridge |x|: the sum adds all slopes_j a_j first and the
+    multiples of x afterwards, and where they cancel what rounding leaves must be clipped, too.
+    """
+    lengths = slopes.abs() * squared_norms(examples, "feature").sqrt()
+    if not ridge:
+        return lengths
+    gradients = slopes.unsqueeze(-1) * examples["feature"] + ridge * x.unsqueeze(-2)
+    summands = lengths + ridge * row_lengths(x).unsqueeze(-1)
+    return torch.maximum(row_lengths(gradients), ROUNDING_SHARE * summands)
+
+
+def slope_sum(
+    x: Tensor, examples: Examples, weights: Tensor, slopes: Tensor, ridge: float
+) -> Tensor:
+    """sum_j weights_j (slopes_j a_j + ridge x), shape ``(..., d)``."""
+    total = row_combination(weights * slopes, examples["feature"])
+    return total + ridge * weights.sum(-1, keepdim=True) * x if ridge else total
+
+
 def squared_norms(examples: Examples, key: str) -> Tensor:
-    """|rows_j|^2, shape ``(..., n)``: the tensor ``squared_norm`` if ``prepare`` stored it."""
+    """|rows_j|^2, shape ``(..., n)``: the tensor ``squared_norm`` if ``prepare`` stored it.
+
+    At least 1e-290, also for shorter rows, so that no norm vanishes because its square does;
+    infinite for rows longer than 1e154, whose norm a clip takes for no number.
+    """
     if "squared_norm" in examples.tensors:
         return examples["squared_norm"]
-    return torch.linalg.vector_norm(examples[key], dim=-1).square()
+    return row_lengths(examples[key]).square()
+
+
+def row_lengths(rows: Tensor) -> Tensor:
+    """max(|rows_j|, 1e-145), shape ``(..., n)``; infinite where the square overflows."""
+    return torch.linalg.vector_norm(rows, dim=-1).clamp_min(SHORTEST)
 
 
 def with_squared_norms(examples: Examples, key: str) -> Examples:

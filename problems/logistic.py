@@ -4,6 +4,8 @@ Used on a9a by DECOR (2024), whose printed loss log(1 + b exp(-x^T a)) vanishes 
 the loss its code runs. The paper's lambda |x|^2 is penalty = 2 lambda.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from torch.nn.functional import softplus
@@ -12,7 +14,7 @@ from manifolds.base import Manifold
 from manifolds.euclidean import Euclidean
 from problems.base import Examples
 from problems.finite_sum import Constant, FiniteSum, Optimum, Shards, pool
-from problems.linear import row_combination, row_products, squared_norms
+from problems.linear import row_products, slope_norms, slope_sum, squared_norms
 from problems.records import require
 
 
@@ -51,14 +53,19 @@ class Logistic(FiniteSum):
 
     def rgrad_norms(self, x: Tensor, examples: Examples) -> Tensor:
         """|grad f_j|, shape ``(..., n)``; without a penalty |c_j| |a_j|."""
-        if self.penalty:
-            return super().rgrad_norms(x, examples)
-        return self._slopes(x, examples).abs() * squared_norms(examples, "feature").sqrt()
+        return slope_norms(x, examples, self._slopes(x, examples), self.penalty)
 
     def rgrad_sum(self, x: Tensor, examples: Examples, weights: Tensor) -> Tensor:
         """sum_j weights_j grad f_j, shape ``(..., d)``."""
-        total = row_combination(weights * self._slopes(x, examples), examples["feature"])
-        return total + self.penalty * weights.sum(-1, keepdim=True) * x if self.penalty else total
+        return slope_sum(x, examples, weights, self._slopes(x, examples), self.penalty)
+
+    def rgrad_sum_by_norm(
+        self, x: Tensor, examples: Examples, weigh: Callable[[Tensor], Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """The weighted sum and the norms from the same slopes."""
+        slopes = self._slopes(x, examples)
+        norms = slope_norms(x, examples, slopes, self.penalty)
+        return slope_sum(x, examples, weigh(norms), slopes, self.penalty), norms
 
     def optimum(self, shards: Shards, weights: Tensor | None = None) -> Optimum:
         """The minimiser by damped Newton steps, to a gradient norm of 1e-9.

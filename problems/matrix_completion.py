@@ -9,7 +9,7 @@ equations X^T r_j = 0 make it tangent (even horizontal) as it stands. f_j depend
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import torch
@@ -20,7 +20,7 @@ from manifolds.grassmann import Grassmann
 from manifolds.stiefel import Stiefel
 from problems.base import Examples
 from problems.finite_sum import FiniteSum, Optimum, Shards
-from problems.linear import outer_combination
+from problems.linear import outer_combination, row_lengths
 from problems.pca import principal_angle
 from problems.records import require
 
@@ -80,12 +80,20 @@ class MatrixCompletion(FiniteSum):
     def rgrad_norms(self, x: Tensor, examples: Examples) -> Tensor:
         """|r_j| |v_j|, shape ``(..., n)``."""
         v, residual = self._fit(x, examples)
-        return torch.linalg.vector_norm(residual, dim=-1) * torch.linalg.vector_norm(v, dim=-1)
+        return row_lengths(residual) * row_lengths(v)
 
     def rgrad_sum(self, x: Tensor, examples: Examples, weights: Tensor) -> Tensor:
         """sum_j weights_j r_j v_j^T, shape ``(..., d, k)``."""
         v, residual = self._fit(x, examples)
         return outer_combination(weights.unsqueeze(-1) * v, residual)
+
+    def rgrad_sum_by_norm(
+        self, x: Tensor, examples: Examples, weigh: Callable[[Tensor], Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """The weighted sum and the norms from one set of coefficients."""
+        v, residual = self._fit(x, examples)
+        norms = row_lengths(residual) * row_lengths(v)
+        return outer_combination(weigh(norms).unsqueeze(-1) * v, residual), norms
 
     def reference_start(self, examples: Examples, weights: Tensor) -> Tensor:
         """Leading left singular vectors of the zero-filled matrix."""

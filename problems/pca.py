@@ -5,8 +5,18 @@ Zhang, Hu, So, Johansson (projected FL), section 5.1: f_i(X) = -1/2 tr(X^T A_i^T
 over the p rows of client i. Its per-example form is f_il(X) = -(p/2) |a_il^T X|^2: ``sum_scaling``
 multiplies the rows of a shard by sqrt(p) once, and the mean over examples is the paper's f_i.
 
-Both gradients are -c (z - X s) s^T with s = X^T z, so their norms are c |s| sqrt(|z|^2 - |s|^2)
-and a weighted sum of them costs two products with the rows.
+Both gradients are -c (z - X s) s^T with s = X^T z, and a weighted sum of them costs two products
+with the rows. What a clip divides by is an upper bound of the norm in the same products,
+
+    c |s| sqrt(max(|z|^2 - |s|^2 + a |z|^2, eta^2 |z|^2)),   a = 4 d sqrt(k) eps + |X^T X - I|,
+
+with eta = ``linear.ROUNDING_SHARE``. The computed s is off by e, |e| <= (d eps / 2) sqrt(k) |z|,
+and for any s |z - X s|^2 = |z|^2 - |s|^2 - 2 <e, s> + <s, (X^T X - I) s>: the first branch is an
+upper bound for every row, also where X has drifted off the manifold. The sum forms w z s^T and
+X (w s s^T) and subtracts them, so a contribution clipped to C = w |s| max(r, eta |z|) carries a
+rounding of (k + 5) eps w |s| |z| <= (k + 5) eps C / eta beyond it, of 1e-11 C. A row within the
+angle eta of the span of X is so clipped as if it were at that angle: a bias only where
+|z|^2 > C / eta, of a gradient that is by then rounding for the most part.
 """
 
 import math
@@ -22,7 +32,14 @@ from manifolds.sphere import Sphere
 from manifolds.stiefel import Stiefel
 from problems.base import Examples
 from problems.finite_sum import Constant, FiniteSum, Optimum, Shards, client_weights
-from problems.linear import outer_combination, row_combination, row_products, squared_norms
+from problems.linear import (
+    ROUNDING_SHARE,
+    SHORTEST,
+    outer_combination,
+    row_combination,
+    row_products,
+    squared_norms,
+)
 
 _EPS = torch.finfo(torch.float64).eps
 
@@ -77,7 +94,7 @@ class PrincipalEigenvector(FiniteSum):
         return -2 * s * (examples["z"] - s * x.unsqueeze(-2))
 
     def rgrad_norms(self, x: Tensor, examples: Examples) -> Tensor:
-        """2 |z_j^T x| sqrt(|z_j|^2 - (z_j^T x)^2), shape ``(..., n)``; rounded up."""
+        """2 |z_j^T x| times the bound of |z_j - (z_j^T x) x|, shape ``(..., n)``."""
         return self._norms(x, examples, row_products(examples["z"], x))
 
     def rgrad_sum(self, x: Tensor, examples: Examples, weights: Tensor) -> Tensor:
@@ -117,8 +134,9 @@ class PrincipalEigenvector(FiniteSum):
 
     @staticmethod
     def _norms(x: Tensor, examples: Examples, s: Tensor) -> Tensor:
-        squared = squared_norms(examples, "z")
-        return 2 * s.abs() * _residual(squared, s.square(), x.shape[-1])
+        drift = (torch.linalg.vecdot(x, x) - 1).abs().unsqueeze(-1)
+        slack = drift + 4 * x.shape[-1] * _EPS
+        return 2 * s.abs() * _residual(squared_norms(examples, "z"), s.square(), slack)
 
     @staticmethod
     def _sum(x: Tensor, examples: Examples, weights: Tensor, s: Tensor) -> Tensor:
@@ -158,7 +176,7 @@ class KPCA(FiniteSum):
         return -residual.unsqueeze(-1) * s.unsqueeze(-2)
 
     def rgrad_norms(self, x: Tensor, examples: Examples) -> Tensor:
-        """|s_j| sqrt(|z_j|^2 - |s_j|^2), shape ``(..., n)``; rounded up."""
+        """|s_j| times the bound of |z_j - X s_j|, shape ``(..., n)``."""
         return self._norms(x, examples, torch.matmul(examples["z"], x))
 
     def rgrad_sum(self, x: Tensor, examples: Examples, weights: Tensor) -> Tensor:
@@ -195,9 +213,13 @@ class KPCA(FiniteSum):
 
     @staticmethod
     def _norms(x: Tensor, examples: Examples, s: Tensor) -> Tensor:
-        projected = s.square().sum(-1)
-        squared = squared_norms(examples, "z")
-        return projected.sqrt() * _residual(squared, projected, x.shape[-2])
+        d, k = x.shape[-2:]
+        gram = x.mT @ x
+        gram.diagonal(dim1=-2, dim2=-1).sub_(1.0)
+        drift = torch.linalg.vector_norm(gram, dim=(-2, -1)).unsqueeze(-1)
+        projected = torch.linalg.vecdot(s, s).clamp_min(SHORTEST**2)
+        slack = drift + 4 * d * math.sqrt(k) * _EPS
+        return projected.sqrt() * _residual(squared_norms(examples, "z"), projected, slack)
 
     @staticmethod
     def _sum(x: Tensor, examples: Examples, weights: Tensor, s: Tensor) -> Tensor:
@@ -212,9 +234,6 @@ def sum_scaling(shard: Examples) -> Examples:
     return Examples(scaled, shard.feature_ndim)
 
 
-def _residual(squared: Tensor, projected: Tensor, d: int) -> Tensor:
-    """sqrt(|z|^2 - |s|^2), never below the exact value: d eps |z|^2 covers the rounding.
-
-    A norm that is too small would let a clipped gradient exceed the clip norm.
-    """
-    return (squared * (1 + d * _EPS) - projected).clamp_min(0).sqrt()
+def _residual(squared: Tensor, projected: Tensor, slack: Tensor) -> Tensor:
+    """The root of max(|z|^2 (1 + slack) - |s|^2, (eta |z|)^2), shape ``(..., n)``."""
+    return torch.maximum(squared * (1 + slack) - projected, squared * ROUNDING_SHARE**2).sqrt()

@@ -31,7 +31,7 @@ class SPDMean(FrechetMean):
 
     def rgrad_norms(self, x: Tensor, examples: Examples) -> Tensor:
         """2 dist(x, z_j), shape ``(..., n)``."""
-        return 2 * torch.linalg.vector_norm(self._log_ratios(x, examples), dim=-1)
+        return self._bounds(x, self._log_ratios(x, examples))
 
     def rgrad_sum(self, x: Tensor, examples: Examples, weights: Tensor) -> Tensor:
         """-2 sum_j weights_j log_x z_j, shape ``(..., m, m)``."""
@@ -44,13 +44,18 @@ class SPDMean(FrechetMean):
         factor = torch.linalg.cholesky(x)
         values, vectors = torch.linalg.eigh(_whitened(factor, examples["z"]))
         logs = values.log()
-        norms = 2 * torch.linalg.vector_norm(logs, dim=-1)
+        norms = self._bounds(x, logs)
         spectrum = weigh(norms).unsqueeze(-1) * logs
         *lead, n, m, _ = vectors.shape
         stacked = vectors.transpose(-3, -2).reshape(*lead, m, n * m)
         mean = torch.matmul(stacked * spectrum.reshape(*lead, 1, n * m), stacked.mT)
         total = -2 * torch.matmul(torch.matmul(factor, mean), factor.mT)
         return 0.5 * (total + total.mT), norms
+
+    def _bounds(self, x: Tensor, logs: Tensor) -> Tensor:
+        """2 |log lambda_j| and what rounding adds in the metric at x."""
+        slack = torch.as_tensor(self.manifold.norm_slack(x)).unsqueeze(-1)
+        return 2 * torch.linalg.vector_norm(logs, dim=-1) * (1.0 + slack)
 
     def _log_ratios(self, x: Tensor, examples: Examples) -> Tensor:
         whitened = _whitened(torch.linalg.cholesky(x), examples["z"])

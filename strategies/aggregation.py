@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from manifolds.base import Manifold
+from manifolds.euclidean import Euclidean
 from privacy.clipping import clip_factors
 from privacy.mechanism import ClientLens
 from privacy.noise import NoiseSource, Stream
@@ -82,7 +83,8 @@ def private_mean(
     """The noised mean of clipped uploads, for a payload of one field.
 
     Guarantees: adding or removing one client moves the un-noised mean by at most
-    ``l2_norm_clip / expected_cohort`` in the norm at ``base``; the result carries
+    ``l2_norm_clip / expected_cohort`` (1 + 1e-9) in the norm at ``base``, by a tangent vector where
+    uploads are tangent, whatever it uploads (zero where not finite); the result carries
     N(0, stddev^2) in every orthonormal coordinate of the space the uploads live in. Mean and
     adapted clip norm together are one Gaussian release of ``lens.noise_multiplier``.
 
@@ -98,14 +100,17 @@ def private_mean(
     ((name, stacked),) = fields.items()
     clip = lens.l2_norm_clip if l2_norm_clip is None else l2_norm_clip
     if space == "tangent":
-        norms = manifold.norm(base.unsqueeze(0), stacked)
+        norms = manifold.norm_bound(base.unsqueeze(0), stacked)
         normals = draws.normals(manifold.coords_shape(tuple(base.shape)), step=0).to(base.device)
         noise = manifold.from_coords(base, normals)
     else:
-        norms = stacked.flatten(1).norm(dim=1)
+        flat = stacked.flatten(1)
+        norms = Euclidean().norm_bound(flat, flat)
         noise = draws.normals(tuple(base.shape), step=0).to(base.device)
     factors = manifold.expand_scalar(clip_factors(norms, clip))
-    total = torch.where(factors > 0, factors * stacked, torch.zeros_like(stacked)).sum(0)
+    total = torch.where(factors > 0, factors * stacked, 0.0).sum(0)
+    if space == "tangent":
+        total = manifold.tangent_part(base, total)
     mean = total / expected_cohort + lens.stddev(expected_cohort, clip) * noise
     return PrivateMean({name: mean}, _adapted(lens, clip, norms, expected_cohort, draws))
 

@@ -46,7 +46,7 @@ def test_vectors_are_clipped_in_the_metric_of_the_norms_and_not_in_place():
 
 
 def test_a_bound_per_vector_broadcasts():
-    factors = clip_factors(torch.tensor([2.0, 2.0]), torch.tensor([1.0, 4.0]))
+    factors = clip_factors(torch.tensor([2.0, 2.0], dtype=torch.float64), torch.tensor([1.0, 4.0]))
     assert factors.tolist() == [0.5, 1.0]
 
 

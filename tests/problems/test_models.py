@@ -44,7 +44,10 @@ def test_a_shared_basis_has_optimum_minus_one_over_rows():
 
 
 def test_pca_norms_are_never_below_the_exact_norm():
-    """Near-parallel rows: the subtraction |z|^2 - s^2 cancels, and the result errs upwards."""
+    """Near-parallel rows: the subtraction |z|^2 - s^2 cancels, and the result errs upwards.
+
+    Down to the angle 2^-12, at which nearer rows count.
+    """
     x = torch.nn.functional.normalize(normal(0, 50), dim=0)
     away = normal(1, 40, 50)
     away = away - (away @ x).unsqueeze(-1) * x
@@ -54,7 +57,8 @@ def test_pca_norms_are_never_below_the_exact_norm():
         exact = problem.manifold.norm(point.unsqueeze(0), problem.rgrads(point, rows(z)))
         found = problem.rgrad_norms(point, rows(z))
         assert bool((found >= exact * (1 - 1e-15)).all())
-        assert bool((found <= exact + 2e-6 * 18).all())
+        nearest = 2.0**-12 * 18
+        assert bool((found <= exact.clamp_min(nearest) * (1 + 1e-6)).all())
 
 
 def test_kpca_with_one_component_is_half_the_principal_eigenvector():

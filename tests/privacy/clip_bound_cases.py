@@ -1,0 +1,305 @@
+"""Hostile records and points for every problem of the configuration, and a judge of 50 digits.
+
+The judge evaluates the metric from its formula in mpmath; it shares no code with what it judges.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import product
+from typing import Literal, get_args, get_origin
+
+import mpmath as mp
+import torch
+from torch import Tensor
+
+from manifolds.base import Manifold
+from problems.base import Examples
+from problems.finite_sum import FiniteSum
+from problems.linear import with_squared_norms
+from problems.problem_specs import HyperbolicPredictionSpec, ProblemSource
+from problems.spec import ProblemSpec
+
+DIGITS = 50
+SCALES = (1e-300, 1e-160, 1e-30, 1e-8, 1.0, 1e4, 1e8, 1e30, 1e153, 1e160, 1e300)
+TILTS = (0.0, 1e-16, 1e-12, 1e-8, 1e-4, 1.0)
+BAD = (float("nan"), float("inf"), -float("inf"))
+D, K = 6, 2
+
+
+# -- the judge -----------------------------------------------------------------------------------
+def exact(t: Tensor) -> mp.matrix:
+    """The stored numbers as an mpmath matrix (a vector becomes one column)."""
+    return mp.matrix([[mp.mpf(v) for v in row] for row in t.reshape(len(t), -1).tolist()])
+
+
+def frobenius(a: mp.matrix) -> mp.mpf:
+    return mp.sqrt(sum((v * v for v in a), mp.mpf(0)))
+
+
+def symmetric(x: Tensor) -> mp.matrix:
+    """The matrix whose lower triangle is that of x: all that a factorisation reads."""
+    return exact(torch.tril(x) + torch.tril(x, -1).mT)
+
+
+def judge(manifold: Manifold, x: Tensor) -> Callable[[Tensor], mp.mpf]:
+    """The metric norm at x of a vector of float64 numbers."""
+    match manifold.name:
+        case "Euclidean" | "Sphere" | "Stiefel" | "Grassmann":
+            return lambda u: frobenius(exact(u))
+        case "Lorentz":
+            space = exact(x[1:])
+            above = 1 + frobenius(space) ** 2
+            return lambda u: lorentz(space, above, exact(u[1:]))
+        case "PoincareBall":
+            gap = 1 - frobenius(exact(x)) ** 2
+            return lambda u: 2 * frobenius(exact(u)) / gap
+        case "SPD":
+            inverse = symmetric(x) ** -1
+            return lambda u: mp.sqrt(trace_of_square(inverse * exact(u)))
+        case "SPDLogEuclidean":
+            w, v = mp.eigsy(symmetric(x))
+            size = len(w)
+            d = mp.matrix(size, size)
+            for i, j in product(range(size), repeat=2):
+                near = abs(w[i] - w[j]) < mp.mpf(10) ** -30 * abs(w[i])
+                d[i, j] = 1 / w[i] if near else (mp.log(w[i]) - mp.log(w[j])) / (w[i] - w[j])
+            return lambda u: frobenius(entrywise(d, v.T * exact(u) * v))
+        case "SPDLogCholesky":
+            factor = mp.cholesky(symmetric(x))
+            inverse = factor**-1
+            return lambda u: frobenius(log_cholesky_velocity(factor, inverse, exact(u)))
+    raise AssertionError(f"no metric written down for {manifold.name}")
+
+
+def lorentz(space: mp.matrix, above: mp.mpf, u: mp.matrix) -> mp.mpf:
+    along = sum((a * b for a, b in zip(space, u, strict=True)), mp.mpf(0))
+    return mp.sqrt(max(frobenius(u) ** 2 - along**2 / above, mp.mpf(0)))
+
+
+def trace_of_square(a: mp.matrix) -> mp.mpf:
+    return max(sum((a[i, j] * a[j, i] for i, j in product(range(a.rows), repeat=2))), mp.mpf(0))
+
+
+def entrywise(a: mp.matrix, b: mp.matrix) -> mp.matrix:
+    return mp.matrix([[a[i, j] * b[i, j] for j in range(a.cols)] for i in range(a.rows)])
+
+
+def log_cholesky_velocity(factor: mp.matrix, inverse: mp.matrix, u: mp.matrix) -> mp.matrix:
+    white = inverse * u * inverse.T
+    size = factor.rows
+    for i in range(size):
+        white[i, i] /= 2
+        for j in range(i + 1, size):
+            white[i, j] = 0
+    velocity = factor * white
+    for i in range(size):
+        velocity[i, i] /= factor[i, i]
+    return velocity
+
+
+def normal_part(manifold: Manifold, x: Tensor, u: Tensor) -> mp.mpf:
+    """The length of what is normal to the manifold at x, in the ambient space; 0 if none can be."""
+    a, v = exact(x), exact(u)
+    match manifold.name:
+        case "Sphere" | "Grassmann":
+            return frobenius(a.T * v)
+        case "Stiefel":
+            return frobenius(a.T * v + v.T * a) / 2
+    return mp.mpf(0)
+
+
+# -- points --------------------------------------------------------------------------------------
+def normal(generator: torch.Generator, *shape: int) -> Tensor:
+    return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+
+def points(problem: FiniteSum, shape: tuple[int, ...], seed: int) -> list[Tensor]:
+    """Random points, drifted as a long chain of maps drifts, near borders, ill conditioned."""
+    generator = torch.Generator().manual_seed(seed)
+    manifold = problem.manifold
+    x = manifold.random_point(*shape, generator=generator)
+    noise = normal(generator, *shape)
+    match manifold.name:
+        case "Sphere" | "Stiefel" | "Grassmann":
+            return [x, x * (1 + 1e-9), x + 1e-12 * noise, x * (1 + 1e-6), x + 1e-6 * noise]
+        case "Lorentz":
+            far = [_at_radius(noise, r) for r in (8.0, 20.0)]
+            drifted = x.clone()
+            drifted[0] *= 1 + 1e-9
+            return [x, drifted, *far]
+        case "PoincareBall":
+            unit = noise / noise.norm()
+            return [x, *((1 - gap) * unit for gap in (1e-3, 1e-8, 1e-13))]
+        case "SPD" | "SPDLogEuclidean" | "SPDLogCholesky":
+            basis = torch.linalg.qr(noise)[0]
+            spectrum = torch.logspace(-3, 3, shape[-1], dtype=torch.float64)
+            stretched = (basis * spectrum) @ basis.mT
+            return [x, 1e-3 * x, (stretched + stretched.mT) / 2]
+    return [x, 1e3 * x]
+
+
+def _at_radius(v: Tensor, radius: float) -> Tensor:
+    space = torch.tensor(radius, dtype=torch.float64).sinh() * v[1:] / v[1:].norm()
+    return torch.cat([(1 + space.square().sum()).sqrt().unsqueeze(0), space])
+
+
+# -- records -------------------------------------------------------------------------------------
+def hostile_rows(x: Tensor, generator: torch.Generator) -> Tensor:
+    """Rows of every length at every angle to x (to the span of its columns), mixed and broken."""
+    frame = x.reshape(len(x), -1)
+    axis = frame @ normal(generator, frame.shape[1])
+    axis = axis / axis.norm()
+    away = normal(generator, len(x))
+    away = away / away.norm()
+    rows = [s * (axis + t * away) for s, t in product(SCALES, TILTS)]
+    rows += [s * away for s in SCALES] + [torch.zeros_like(away)]
+    mixed = torch.tensor(SCALES, dtype=torch.float64)[: len(x)]
+    rows += [mixed * away, mixed.flip(0) * away]
+    for bad in BAD:
+        rows.append(away.clone())
+        rows[-1][0] = bad
+    return torch.stack(rows)
+
+
+def _rows(x: Tensor, generator: torch.Generator) -> Examples:
+    return with_squared_norms(Examples({"z": hostile_rows(x, generator)}, {"z": 1}), "z")
+
+
+def _sphere_points(x: Tensor, generator: torch.Generator) -> Examples:
+    z = hostile_rows(x, generator)
+    opposite = [-s * (x + t * normal(generator, len(x))) for s, t in product((1.0, 1e8), TILTS)]
+    return Examples({"z": torch.cat([z, torch.stack(opposite)])}, {"z": 1})
+
+
+def _features(x: Tensor, generator: torch.Generator) -> tuple[Tensor, list[float], Tensor]:
+    a = hostile_rows(x, generator)
+    others = [0.0, 1e-300, -1e-160, 1e-8, 1.0, -1e8, 1e160, 1e300, float("nan")]
+    return a.repeat_interleave(len(others), 0), others * len(a), a
+
+
+def _regression(x: Tensor, generator: torch.Generator) -> Examples:
+    features, targets, a = _features(x, generator)
+    cancelled = a @ x  # residuals of rounding alone
+    tensors = {
+        "feature": torch.cat([features, a]),
+        "target": torch.cat([torch.tensor(targets, dtype=torch.float64), cancelled]),
+    }
+    return with_squared_norms(Examples(tensors, {"feature": 1, "target": 0}), "feature")
+
+
+def _classification(x: Tensor, generator: torch.Generator) -> Examples:
+    features, labels, _ = _features(x, generator)
+    tensors = {"feature": features, "label": torch.tensor(labels, dtype=torch.float64)}
+    return with_squared_norms(Examples(tensors, {"feature": 1, "label": 0}), "feature")
+
+
+def _columns(x: Tensor, generator: torch.Generator) -> Examples:
+    rows = hostile_rows(x, generator)
+    masks = [torch.full((len(x),), value, dtype=torch.float64) for value in (1, 0, -1, 1e5, 1e200)]
+    some = (normal(generator, len(x)) > 0).to(torch.float64)
+    one = torch.zeros(len(x), dtype=torch.float64)
+    one[0] = 1
+    masks += [some, one]
+    tensors = {
+        "column": rows.repeat_interleave(len(masks), 0),
+        "mask": torch.stack(masks).repeat(len(rows), 1),
+    }
+    return Examples(tensors, {"column": 1, "mask": 1})
+
+
+def _on_hyperboloid(x: Tensor, generator: torch.Generator) -> Tensor:
+    size = len(x)
+    rows = [_at_radius(normal(generator, size), r) for r in (1e-9, 1.0, 8.0, 20.0, 30.0)]
+    rows += [x, x * (1 + 1e-9)]
+    rows += [s * row for s, row in product((-1.0, 0.5, 2.66, 1e8), rows[:3])]
+    return torch.cat([torch.stack(rows), hostile_rows(x, generator)])
+
+
+def _lorentz(x: Tensor, generator: torch.Generator) -> Examples:
+    return Examples({"z": _on_hyperboloid(x, generator)}, {"z": 1})
+
+
+def _poincare(x: Tensor, generator: torch.Generator) -> Examples:
+    unit = normal(generator, len(x))
+    unit = unit / unit.norm()
+    lengths = (0.0, 1e-300, 0.5, 1 - 1e-12, 1 - 1e-16, 1.0, 1.00016, 2.0, 1e8)
+    rows = [r * unit for r in lengths] + [x, -x, x / x.norm(), x * (1 + 1e-9)]
+    return Examples({"z": torch.cat([torch.stack(rows), hostile_rows(x, generator)])}, {"z": 1})
+
+
+def _prediction(x: Tensor, generator: torch.Generator) -> Examples:
+    target = _on_hyperboloid(x, generator)
+    weights = [1.0, -1e-300, 1e8, 1e300, float("nan")]
+    tensors = {
+        "target": target.repeat_interleave(len(weights), 0),
+        "weight": torch.tensor(weights, dtype=torch.float64).repeat(len(target)),
+    }
+    return Examples(tensors, {"target": 1, "weight": 0})
+
+
+def _matrices(x: Tensor, generator: torch.Generator) -> Examples:
+    size = len(x)
+    g = normal(generator, size, size)
+    eye = torch.eye(size, dtype=torch.float64)
+    spread = torch.diag(torch.logspace(-12, 12, size, dtype=torch.float64))
+    shapes = [eye, g @ g.mT, g[:, :1] @ g[:, :1].mT, g, -eye, x, x + 1e-9 * g, spread, 0 * eye]
+    broken = [eye * bad for bad in BAD]
+    scaled = [s * z for s, z in product((*SCALES, 1e-320, 1e308), shapes)]
+    return Examples({"z": torch.stack([*scaled, *broken])}, {"z": 2})
+
+
+def records(spec: ProblemSource, x: Tensor, seed: int) -> Examples:
+    """Hostile examples for the problem, as its ``prepare`` would leave them."""
+    generator = torch.Generator().manual_seed(100 + seed)
+    name = spec.build().manifold.name
+    makers = {
+        "rows": _rows,
+        "sphere-points": _sphere_points,
+        "regression": _regression,
+        "classification": _classification,
+        "columns": _columns,
+        "spd-matrices": _matrices,
+        "hyperbolic-pairs": _poincare if name == "PoincareBall" else _lorentz,
+    }
+    is_prediction = isinstance(spec, HyperbolicPredictionSpec)
+    return (_prediction if is_prediction else makers[spec.needs])(x, generator)
+
+
+# -- cases ---------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Case:
+    """A problem of the configuration, with the shape of its points."""
+
+    name: str
+    spec: ProblemSource
+    shape: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def _variants(model: type[ProblemSource]) -> Iterator[ProblemSource]:
+    """Every combination of a specification's choices; penalties off and on."""
+    choices: dict[str, tuple[object, ...]] = {}
+    for name, field in model.model_fields.items():
+        if get_origin(field.annotation) is Literal and name in {"on", "manifold"}:
+            choices[name] = get_args(field.annotation)
+        elif name in {"ridge", "penalty"} and field.default == 0.0:
+            choices[name] = (0.0, 0.3)
+    for values in product(*choices.values()):
+        yield model(**dict(zip(choices, values, strict=True)))  # pyright: ignore[reportArgumentType]
+
+
+@lru_cache
+def cases() -> tuple[Case, ...]:
+    """Every problem of the union in problems/spec.py."""
+    union = get_args(ProblemSpec)[0]
+    found: list[Case] = []
+    for model in get_args(union):
+        for spec in _variants(model):
+            ndim = spec.build().manifold.ndim
+            shape = (3, 3) if spec.needs == "spd-matrices" else (D, K)[:ndim]
+            label = "-".join(str(v) for v in spec.model_dump().values() if v not in ("sum", "mean"))
+            found.append(Case(label, spec, shape))
+    return tuple(found)

@@ -1,0 +1,315 @@
+"""Whatever a record, a point or an upload holds, it adds nothing or at most the bound.
+
+What leaves the oracle is judged: the un-noised value with one record, which without it is zero, and
+the difference that one record makes among others. Its norm is evaluated with 50 digits.
+"""
+
+import mpmath as mp
+import pytest
+import torch
+from torch import Tensor
+
+from clients.draws import Draws
+from clients.flat_mean import FlatMean
+from clients.minibatch import Full
+from clients.oracle import Oracle
+from manifolds.euclidean import Euclidean
+from manifolds.hyperbolic import Lorentz
+from manifolds.spd_flat import SPDLogCholesky, SPDLogEuclidean
+from manifolds.sphere import Sphere
+from manifolds.stiefel import Stiefel
+from privacy.clipping import clip_factors, clipped
+from privacy.mechanism import ClientLens, ExampleLens
+from privacy.noise import NoiseSource
+from problems.base import Examples, Problem
+from problems.least_squares import LeastSquares
+from problems.pca import KPCA, PrincipalEigenvector
+from strategies.aggregation import ServerDraws, private_mean
+from tests.privacy.clip_bound_cases import (
+    BAD,
+    DIGITS,
+    SCALES,
+    Case,
+    cases,
+    exact,
+    frobenius,
+    hostile_rows,
+    judge,
+    normal,
+    normal_part,
+    points,
+    records,
+)
+from wire.payloads import Displacement
+
+TOLERANCE = mp.mpf(1) + mp.mpf(10) ** -9
+SOURCE = NoiseSource.from_seed(7)
+CASES = cases()
+
+
+@pytest.fixture(autouse=True)
+def digits():
+    with mp.workdps(DIGITS):
+        yield
+
+
+def stacked_oracle(problem: Problem, examples: Examples, clip: float) -> Oracle:
+    """A cohort in which every record is a client of its own."""
+    tensors = {key: t.unsqueeze(1) for key, t in examples.tensors.items()}
+    count = len(examples)
+    lens = ExampleLens(l2_norm_clip=clip)
+    ones = torch.ones(count, dtype=torch.int64)
+    draws = Draws(SOURCE, tuple(range(count)), 1)
+    return Oracle(problem, Examples(tensors, examples.feature_ndim), ones, lens, draws)
+
+
+def one_client(problem: Problem, examples: Examples, clip: float) -> Oracle:
+    lens, draws = ExampleLens(l2_norm_clip=clip), Draws(SOURCE, 0, 1)
+    return Oracle(problem, examples, torch.tensor(len(examples)), lens, draws)
+
+
+def alone(problem: Problem, x: Tensor, examples: Examples, clip: float) -> Tensor:
+    """What leaves the oracle for every record on its own, shape (records, *point)."""
+    oracle = stacked_oracle(problem, examples, clip)
+    return oracle.gradient(x.expand(len(examples), *x.shape), Full(), None)
+
+
+def worst(problem: Problem, x: Tensor, values: Tensor, clip: float) -> mp.mpf:
+    """The largest norm over the bound; infinite where a value is not finite."""
+    if not bool(torch.isfinite(values).all()):
+        return mp.inf
+    norm = judge(problem.manifold, x)
+    live = values[values.flatten(1).abs().amax(1) > 0]
+    return max((norm(value) for value in live), default=mp.mpf(0)) / mp.mpf(clip)
+
+
+def worst_of_case(case: Case, seed: int, clips: tuple[float, ...], stride: int) -> mp.mpf:
+    """Over every point for a few records of each, or over all of them for stride 1."""
+    problem, found = case.spec.build(), mp.mpf(0)
+    for index, x in enumerate(points(problem, case.shape, seed)):
+        examples = records(case.spec, x, seed)
+        chosen = examples.take(torch.arange(index % stride, len(examples), stride))
+        for clip in clips:
+            found = max(found, worst(problem, x, alone(problem, x, chosen, clip), clip))
+    return found
+
+
+def stride_of(case: Case, count: int) -> int:
+    """The stride that leaves about ``count`` records."""
+    x = points(case.spec.build(), case.shape, 0)[0]
+    return max(1, len(records(case.spec, x, 0)) // count)
+
+
+# -- a record alone ------------------------------------------------------------------------------
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_no_record_adds_more_than_the_bound(case):
+    assert worst_of_case(case, 0, (0.03,), stride_of(case, 12)) <= TOLERANCE
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(1, 4))
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_no_record_adds_more_than_any_bound(case, seed):
+    clips = (1e-139, 1e-6, 1.0, 1e6, 1e200)
+    assert worst_of_case(case, seed, clips, stride_of(case, 120)) <= TOLERANCE
+
+
+@pytest.mark.parametrize("clip", [5e-324, 1e-300, 1e-200])
+def test_a_bound_that_is_not_a_normal_number_lets_nothing_through(clip):
+    problem, generator = PrincipalEigenvector(), torch.Generator().manual_seed(0)
+    x = Sphere().random_point(6, generator=generator)
+    examples = records(CASES[0].spec, x, 0)
+    assert not bool(alone(problem, x, examples, clip).any())
+
+
+class CancellingNorms(KPCA):
+    """The planted fault: |s| sqrt(|z|^2 (1 + d eps) - |s|^2), which cancels."""
+
+    @staticmethod
+    def _norms(x: Tensor, examples: Examples, s: Tensor) -> Tensor:
+        square, eps = s.square().sum(-1), torch.finfo(torch.float64).eps
+        length = examples["z"].square().sum(-1) * (1 + x.shape[-2] * eps)
+        return square.sqrt() * (length - square).clamp_min(0).sqrt()
+
+
+class BareNorms(LeastSquares):
+    """The planted fault: norms from squares that vanish below 1e-162."""
+
+    def rgrad_sum_by_norm(self, x, examples, weigh):
+        norms = self._residuals(x, examples).abs() * examples["feature"].norm(dim=-1)
+        return self.rgrad_sum(x, examples, weigh(norms)), norms
+
+
+def find(kind: str) -> Case:
+    return next(case for case in CASES if case.name.startswith(kind))
+
+
+def test_the_judge_finds_norms_that_cancel_and_norms_that_vanish():
+    x = points(KPCA(2), (6, 2), 0)[3]
+    examples = records(find("kpca").spec, x, 0)
+    broken = alone(CancellingNorms(2), x, examples, 0.03)
+    finite = broken[torch.isfinite(broken).flatten(1).all(1)]
+    assert worst(KPCA(2), x, finite, 0.03) > 1e3
+    a = torch.full((1, 3), 1e-200, dtype=torch.float64)
+    rows = Examples({"feature": a, "target": a[:, 0] * 0 + 1e200}, {"feature": 1, "target": 0})
+    x = torch.zeros(3, dtype=torch.float64)
+    assert worst(LeastSquares(), x, alone(BareNorms(), x, rows, 0.03), 0.03) > 30
+    assert worst(LeastSquares(), x, alone(LeastSquares(), x, rows, 0.03), 0.03) <= TOLERANCE
+
+
+# -- a record among others -----------------------------------------------------------------------
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_among_others_a_record_adds_at_most_the_bound_and_leaves_theirs(case):
+    """The others are those that add most of their own."""
+    problem, clip = case.spec.build(), 0.03
+    x = points(problem, case.shape, 0)[0]
+    examples = records(case.spec, x, 0)
+    examples = examples.take(torch.arange(0, len(examples), stride_of(case, 16)))
+    each = alone(problem, x, examples, clip)
+    norms = judge(problem.manifold, x)
+    others = each.flatten(1).abs().amax(1).argsort(descending=True)[:5]
+    apart = each[others].sum(0)
+    for index in range(1, len(examples), 4):
+        chosen = torch.cat([others, torch.tensor([index])])
+        sums = len(chosen) * one_client(problem, examples.take(chosen), clip).gradient(
+            x, Full(), None
+        )
+        assert norms(sums - apart) <= clip * (TOLERANCE + mp.mpf(10) ** -9)
+
+
+def test_a_stacked_record_that_fails_changes_nothing_for_other_clients():
+    case = find("frechet-mean-spd")
+    problem = case.spec.build()
+    x = points(problem, case.shape, 0)[0]
+    good = torch.linalg.matrix_exp(torch.diag(torch.arange(3, dtype=torch.float64)))
+    z = good.expand(3, 4, 3, 3).clone()
+    for bad in (torch.zeros(3, 3), torch.full((3, 3), BAD[0]), 1e308 * torch.eye(3)):
+        z[1, 2] = bad.to(torch.float64)
+        oracle = Oracle(
+            problem,
+            Examples({"z": z}, {"z": 2}),
+            torch.full((3,), 4),
+            ExampleLens(l2_norm_clip=0.5),
+            Draws(SOURCE, (0, 1, 2), 1),
+        )
+        total = 4 * oracle.gradient(x.expand(3, 3, 3), Full(), None)
+        torch.testing.assert_close(total[0], total[2], rtol=0, atol=0)
+        lone = one_client(problem, Examples({"z": good[None]}, {"z": 2}), 0.5)
+        single = lone.gradient(x, Full(), None)
+        torch.testing.assert_close(total[0], 4 * single, rtol=1e-12, atol=1e-14)
+        torch.testing.assert_close(total[1], 3 * single, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if c.shape == (3, 3)], ids=str)
+def test_a_record_without_a_factor_counts_as_zero_for_one_client(case):
+    """Rank one, 1e308 I and NaN end a factorisation or an eigendecomposition."""
+    problem = case.spec.build()
+    x = points(problem, case.shape, 0)[0]
+    v = torch.tensor([[1.0], [2.0], [3.0]], dtype=torch.float64)
+    eye = torch.eye(3, dtype=torch.float64)
+    z = torch.stack([v @ v.mT - eye, 2 * eye, 1e308 * (v @ v.mT), eye * BAD[0], 3 * eye])
+    both = 2 * one_client(problem, Examples({"z": z[[1, 4]]}, {"z": 2}), 0.5).gradient(
+        x, Full(), None
+    )
+    found = 5 * one_client(problem, Examples({"z": z}, {"z": 2}), 0.5).gradient(x, Full(), None)
+    torch.testing.assert_close(found, both, rtol=1e-12, atol=1e-14)
+
+
+# -- tangent -------------------------------------------------------------------------------------
+def normal_share(case: Case, values: Tensor, x: Tensor, clip: float) -> mp.mpf:
+    manifold = case.spec.build().manifold
+    return max(normal_part(manifold, x, value) for value in values) / mp.mpf(clip)
+
+
+@pytest.mark.parametrize("kind", ["frechet-mean-sphere", "principal", "kpca-2-stiefel", "kpca"])
+def test_nothing_normal_to_the_manifold_leaves_the_oracle(kind):
+    """Tangent noise would not cover it; logarithms of nearly parallel points off it are normal."""
+    case = find(kind)
+    problem = case.spec.build()
+    x = points(problem, case.shape, 0)[0]
+    examples = records(case.spec, x, 0)
+    values = alone(problem, x, examples, 1.0)
+    assert normal_share(case, values, x, 1.0) <= mp.mpf(10) ** -14
+    if kind == "frechet-mean-sphere":
+        bare = problem.rgrads(x, examples)
+        bare = clipped(bare, bare.norm(dim=-1), 1.0)
+        assert normal_share(case, bare, x, 1.0) > 0.1
+
+
+# -- corrections ---------------------------------------------------------------------------------
+@pytest.mark.parametrize("is_one", [True, False])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_correction_is_at_most_one_bound_or_two(case, is_one):
+    problem, clip = case.spec.build(), 0.03
+    x = points(problem, case.shape, 0)[0]
+    step = problem.manifold.from_coords(x, normal(torch.Generator(), *coords(problem, x)))
+    anchor = problem.manifold.retr(x, 0.1 * step)
+    examples = records(case.spec, x, 0)
+    examples = examples.take(torch.arange(0, len(examples), stride_of(case, 12)))
+    oracle = stacked_oracle(problem, examples, clip)
+    at, there = (p.expand(len(examples), *p.shape) for p in (x, anchor))
+    values = oracle.correction(at, there, Full(), None, is_clipped_as_one=is_one)
+    assert worst(problem, x, values, clip) <= (1 if is_one else 2) * TOLERANCE
+
+
+def coords(problem: Problem, x: Tensor) -> tuple[int, ...]:
+    return problem.manifold.coords_shape(tuple(x.shape))
+
+
+# -- float32 -------------------------------------------------------------------------------------
+def test_in_float32_nothing_exceeds_the_bound_at_all():
+    generator = torch.Generator().manual_seed(0)
+    vectors = normal(generator, 400, 5).to(torch.float32)
+    vectors[200:] = 0.03 * vectors[200:] / vectors[200:].norm(dim=1, keepdim=True)
+    norms = vectors.norm(dim=-1)
+    found = clipped(vectors, norms, 0.03)
+    plain = vectors * (0.03 / norms).clamp_max(1.0)[:, None]
+    assert max(frobenius(exact(v)) for v in found) <= mp.mpf(0.03)
+    assert max(frobenius(exact(v)) for v in plain) > mp.mpf(0.03)
+    assert found.dtype == torch.float32
+    x = Sphere().random_point(6, generator=generator)
+    rows = Examples({"z": hostile_rows(x, generator).to(torch.float32)}, {"z": 1})
+    values = alone(PrincipalEigenvector(), x.to(torch.float32), rows, 0.03)
+    assert values.dtype == torch.float32
+    assert max(frobenius(exact(v)) for v in values) <= mp.mpf(0.03)
+
+
+def test_factors_at_the_ends_of_the_range():
+    norms = torch.tensor([0.0, 5e-324, 1e-300, 1.0, 1e300, 1.7e308], dtype=torch.float64)
+    for clip in (1e-140, 1e-30, 1.0, 1e300):
+        factors = clip_factors(norms, clip)
+        assert bool(((factors >= 0) & (factors <= 1)).all())
+        for factor, norm in zip(factors.tolist(), norms.tolist(), strict=True):
+            assert mp.mpf(factor) * mp.mpf(norm) <= mp.mpf(clip) * (1 + mp.mpf(10) ** -15)
+
+
+# -- the closed form and the server --------------------------------------------------------------
+@pytest.mark.parametrize("manifold", [SPDLogEuclidean(), SPDLogCholesky()], ids=str)
+def test_the_closed_form_mean_bounds_every_record_and_never_fails(manifold):
+    case = find(f"frechet-mean-{'spd-log-euclidean' if 'E' in manifold.name else 'spd-log-ch'}")
+    x = points(case.spec.build(), case.shape, 0)[0]
+    z = records(case.spec, x, 0)["z"][::13]
+    release = FlatMean(l2_norm_clip=0.3, noise_multiplier=1.0)
+    norm = judge(manifold, x)
+    for record in z:
+        assert norm(release.clipped_mean(x, record[None], manifold)) <= mp.mpf(0.3) * TOLERANCE
+    assert bool(torch.isfinite(release.clipped_mean(x, z, manifold)).all())
+
+
+@pytest.mark.parametrize("manifold", [Sphere(), Stiefel(), Lorentz(), Euclidean()], ids=str)
+@pytest.mark.parametrize("space", ["tangent", "ambient"])
+def test_no_upload_moves_the_servers_mean_by_more_than_the_bound(manifold, space):
+    generator = torch.Generator().manual_seed(0)
+    shape = (6, 2) if manifold.ndim == 2 else (6,)
+    x = manifold.random_point(*shape, generator=generator)
+    lens = ClientLens(l2_norm_clip=0.03, noise_multiplier=0.0)
+    norm = judge(Euclidean() if space == "ambient" else manifold, x)
+    c = normal(generator, *manifold.coords_shape(shape))
+    tangent = manifold.from_coords(x, c)
+    for scale in (*SCALES, *BAD):
+        for upload in (scale * tangent, scale * x, scale * normal(generator, *shape)):
+            mean = private_mean(
+                Displacement(upload[None]), x, space, manifold, lens, 1.0,
+                ServerDraws(SOURCE, 1, 0),
+            ).mean["u"]  # fmt: skip
+            assert norm(mean) <= mp.mpf(0.03) * TOLERANCE
