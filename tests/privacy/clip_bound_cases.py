@@ -300,6 +300,8 @@ def cases() -> tuple[Case, ...]:
         for spec in _variants(model):
             ndim = spec.build().manifold.ndim
             shape = (3, 3) if spec.needs == "spd-matrices" else (D, K)[:ndim]
-            label = "-".join(str(v) for v in spec.model_dump().values() if v not in ("sum", "mean"))
+            chosen = spec.model_dump(include={"on", "manifold", "ridge", "penalty"})
+            kind = model.model_fields["kind"].default
+            label = "-".join(str(v) for v in (kind, *chosen.values()))
             found.append(Case(label, spec, shape))
     return tuple(found)
