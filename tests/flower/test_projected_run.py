@@ -164,8 +164,8 @@ def test_the_benchmark_counts_the_bytes_of_the_letters_that_flower_serialises(
 
     sizes = []
 
-    def weighed(header, payload):
-        content = pack(header, payload)
+    def weighed(header, payload, **said):
+        content = pack(header, payload, **said)
         if payload is not None:
             sizes.append(recorddict_to_proto(content).ByteSize())
         return content
