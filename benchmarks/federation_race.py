@@ -70,12 +70,14 @@ class NoCharge:
 def wire_bytes(config: Experiment, x: Tensor) -> int:
     """Bytes of all letters of one client in one round, both ways, for ambient points like ``x``."""
 
-    def letter(phase: str, kind: type[Payload]) -> int:
+    def letter(phase: str, kind: type[Payload], origin: str | None = None) -> int:
         header = Header("0" * 64, 1, 0, phase, 1, 1)
         payload = kind(*[x] * len(kind.names()))
-        return recorddict_to_proto(pack(header, payload)).ByteSize()
+        return recorddict_to_proto(pack(header, payload, noise_origin=origin)).ByteSize()
 
-    return sum(letter(p.name, p.down) + letter(p.name, p.up) for p in config.training.phases)
+    return sum(
+        letter(p.name, p.down) + letter(p.name, p.up, "seed") for p in config.training.phases
+    )
 
 
 class _Stop(Exception):
