@@ -1,9 +1,10 @@
 """Empirical lower bounds on epsilon: how well can an attacker tell two neighbouring worlds apart?
 
 (epsilon, delta)-DP bounds every test: TPR <= exp(epsilon) FPR + delta, and with the worlds swapped.
-So scores of many independent runs in both worlds give a lower bound on any honest epsilon. The
-threshold is chosen on the first half of the runs and judged on the second, with Clopper-Pearson
-intervals; the bound holds with the stated confidence, whatever the attack.
+So scores of many independent runs in both worlds give a lower bound on any honest epsilon. A claim
+is a curve: it holds at every delta. Threshold, side and delta are chosen on the first third of the
+runs and judged on the rest, with Clopper-Pearson intervals; the bound holds with the stated
+confidence, whatever the attack.
 
 Jagielski, Ullman, Oprea: Auditing differentially private machine learning (2020); Nasr et al.:
 Tight auditing of differentially private machine learning (2023).
@@ -14,13 +15,21 @@ Tight auditing of differentially private machine learning (2023).
 """
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
 Scores = NDArray[np.float64]
+DELTAS: Final = (1e-5, 1e-3, 0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3)
+"""Where a claim is compared: the larger ones need the fewest runs."""
+LEAST_CLAIM: Final = 0.1
+"""At a delta where less is claimed, a ratio of two small numbers says nothing."""
+WEAK: Final = 0.5
+"""An audit that proves a smaller share of the claim is weak: it would miss a fault of that size."""
 
 
 @dataclass(frozen=True)
@@ -28,22 +37,23 @@ class Verdict:
     """What an audit found: the attack's rates and the bound they prove."""
 
     epsilon_lower_bound: float
+    claimed_epsilon: float
+    delta: float
     true_positives: int
     false_positives: int
     trials: int
     confidence: float
 
+    @property
+    def power(self) -> float:
+        """Proved over claimed: 1 is a tight audit, 0 one that saw nothing."""
+        return self.epsilon_lower_bound / self.claimed_epsilon
+
 
 def clopper_pearson(successes: int, trials: int, confidence: float) -> tuple[float, float]:
     """One-sided bounds (lower, upper), each at ``confidence``, of a binomial probability."""
-    alpha = 1.0 - confidence
-    low = float(stats.beta.ppf(alpha, successes, trials - successes + 1)) if successes else 0.0
-    high = (
-        float(stats.beta.ppf(1.0 - alpha, successes + 1, trials - successes))
-        if successes < trials
-        else 1.0
-    )
-    return low, high
+    low, high = _rates(np.asarray([successes]), trials, confidence)
+    return float(low[0]), float(high[0])
 
 
 def lower_bound(*, wins: int, losses: int, trials: int, delta: float, confidence: float) -> float:
@@ -59,43 +69,74 @@ def lower_bound(*, wins: int, losses: int, trials: int, delta: float, confidence
     return max(0.0, math.log((rate - delta) / false_rate))
 
 
-def audit(present: Scores, absent: Scores, *, delta: float, confidence: float = 0.95) -> Verdict:
-    """The bound that these scores prove; large scores speak for the example's presence.
+def audit(
+    present: Scores,
+    absent: Scores,
+    *,
+    claim: Callable[[float], float],
+    deltas: Sequence[float] = DELTAS,
+    confidence: float = 0.95,
+) -> Verdict:
+    """The largest share of ``claim`` that these scores prove; large ones speak for presence.
 
-    Guarantees: under any (epsilon, delta)-DP mechanism P[bound > epsilon] <= 1 - confidence, for
-    scores that are independent between runs.
+    Guarantees: under any mechanism that is (claim(delta), delta)-DP at every delta,
+    P[bound > claimed_epsilon] <= 1 - confidence, for scores that are independent between runs.
 
     Raises:
-        ValueError: for fewer than 20 runs, or worlds of unequal size.
+        ValueError: for fewer than 30 runs, worlds of unequal size, or a claim below LEAST_CLAIM at
+            every delta.
     """
-    if len(present) != len(absent) or len(present) < 20:
+    if len(present) != len(absent) or len(present) < 30:
         raise ValueError(
-            f"Expected at least 20 runs in each world and as many in both, got {len(present)} "
+            f"Expected at least 30 runs in each world and as many in both, got {len(present)} "
             f"and {len(absent)}"
         )
-    half = len(present) // 2
-    threshold = _best_threshold(present[:half], absent[:half], delta, confidence)
-    wins = int((present[half:] > threshold).sum())
-    losses = int((absent[half:] > threshold).sum())
-    trials = len(present) - half
-    bound = lower_bound(wins=wins, losses=losses, trials=trials, delta=delta, confidence=confidence)
-    return Verdict(bound, wins, losses, trials, confidence)
-
-
-def _best_threshold(present: Scores, absent: Scores, delta: float, confidence: float) -> float:
-    """The threshold, out of 200 quantiles of both worlds, with the largest bound on this half."""
-    pooled = np.sort(np.concatenate([present, absent]))
-    picks = pooled[np.linspace(0, len(pooled) - 2, 200).astype(int)]
-    extremes = [float(np.max(absent)), float(np.median(pooled))]
-    candidates = np.unique(np.concatenate([picks, extremes]))
-    bounds = [
-        lower_bound(
-            wins=int((present > t).sum()),
-            losses=int((absent > t).sum()),
-            trials=len(present),
-            delta=delta,
-            confidence=confidence,
+    claims = {delta: claim(delta) for delta in deltas}
+    claims = {delta: e for delta, e in claims.items() if LEAST_CLAIM <= e < math.inf}
+    if not claims:
+        raise ValueError(
+            f"Expected a finite claim of epsilon >= {LEAST_CLAIM} at a delta of {tuple(deltas)}, "
+            "got none; attack more rounds at once"
         )
-        for t in candidates
-    ]
-    return float(candidates[int(np.argmax(bounds))])
+    third = len(present) // 3
+    threshold, is_above, delta = _best_test(present[:third], absent[:third], claims, confidence)
+    sides = (present[third:], absent[third:]) if is_above else (-absent[third:], -present[third:])
+    wins, losses = (int((side > threshold).sum()) for side in sides)
+    trials = len(present) - third
+    bound = lower_bound(wins=wins, losses=losses, trials=trials, delta=delta, confidence=confidence)
+    return Verdict(bound, claims[delta], delta, wins, losses, trials, confidence)
+
+
+def _best_test(
+    present: Scores, absent: Scores, claims: dict[float, float], confidence: float
+) -> tuple[float, bool, float]:
+    """(threshold, whether above it speaks for presence, delta) with the largest share proved."""
+    found: list[tuple[float, float, bool, float]] = []
+    each = 1.0 - (1.0 - confidence) / 2.0
+    for is_above in (True, False):
+        positive, negative = (present, absent) if is_above else (-absent, -present)
+        pooled = np.sort(np.concatenate([positive, negative]))
+        picks = pooled[np.linspace(0, len(pooled) - 2, 400).astype(int)]
+        candidates = np.unique(np.append(picks, negative.max()))
+        wins, losses = (
+            len(side) - np.searchsorted(np.sort(side), candidates, side="right")
+            for side in (positive, negative)
+        )
+        rates, false_rates = (
+            _rates(wins, len(positive), each)[0],
+            _rates(losses, len(negative), each)[1],
+        )
+        for delta, epsilon in claims.items():
+            bounds = np.log(np.maximum(rates - delta, 1e-300) / false_rates)
+            best = int(np.argmax(bounds))
+            found.append((bounds[best] / epsilon, float(candidates[best]), is_above, delta))
+    return max(found)[1:]
+
+
+def _rates(successes: NDArray[Any], trials: int, confidence: float) -> tuple[Scores, Scores]:
+    """Clopper-Pearson's (lower, upper), shape of ``successes``."""
+    alpha = 1.0 - confidence
+    with np.errstate(invalid="ignore"):
+        low = stats.beta.ppf(alpha, successes, trials - successes + 1)
+        high = stats.beta.ppf(1.0 - alpha, successes + 1, trials - successes)
+    return np.where(successes == 0, 0.0, low), np.where(successes == trials, 1.0, high)

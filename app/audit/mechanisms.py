@@ -8,12 +8,20 @@ import torch
 from torch import Tensor
 
 from app.audit.server_worlds import ClientWorlds, ParticipationWorlds
-from app.audit.worlds import SHORT_STEP, ExampleWorlds, Scores, direction, pole
+from app.audit.worlds import (
+    SHORT_STEP,
+    CorrectionWorlds,
+    ExampleWorlds,
+    Scores,
+    direction,
+    pole,
+)
 from clients.minibatch import Full, Poisson, WithoutReplacement
 from clients.rsgd import RSGD
 from clients.rsvrg import RSVRG
 from privacy import accountant
-from privacy.mechanism import ExampleLens, PublishedNoise, RelativeNoise
+from privacy.audit import DELTAS
+from privacy.mechanism import AdaptiveClip, ClientLens, ExampleLens, PublishedNoise, RelativeNoise
 from privacy.noise import NoiseSource
 from problems.base import Examples
 from problems.linear import with_squared_norms
@@ -29,9 +37,10 @@ class Audited:
     name: str
     scores: Callable[[int, bool], Scores]
     claim: Callable[[float], float]
-    delta: float
     trials: int
     attack: str
+    deltas: tuple[float, ...] = DELTAS
+    """Where the claim is made."""
 
 
 def _lens(multiplier: float, relation: str = "add-or-remove") -> ExampleLens:
@@ -50,14 +59,11 @@ def price(worlds: ExampleWorlds, turns: int | None = None) -> Callable[[float], 
     return lambda delta: accountant.epsilon(scaled, delta)
 
 
-def _example(
-    name: str, worlds: ExampleWorlds, *, delta: float, trials: int, attack: str
-) -> Audited:
+def _example(name: str, worlds: ExampleWorlds, *, trials: int, attack: str) -> Audited:
     return Audited(
         name,
         lambda n, is_present: worlds.scores(n, is_present=is_present),
         price(worlds),
-        delta,
         trials,
         attack,
     )
@@ -70,67 +76,100 @@ def _worlds(
     return ExampleWorlds(training, lens, SIZE, LONG, mirrored, source, turns)
 
 
+def _likelihood(worlds: ExampleWorlds, rate: float) -> ExampleWorlds:
+    """The worlds with the exact log likelihood ratio of Poisson-sampled turns of one step."""
+    assert worlds.lens.l2_norm_clip is not None
+    (release,) = worlds.training.releases(worlds.lens, worlds.size)
+    pull, z = worlds.lens.l2_norm_clip / (rate * worlds.size), release.noise_multiplier
+
+    def score(uploads: list[Tensor]) -> Tensor:
+        y = torch.stack(uploads) @ direction() / pull
+        return torch.log1p(rate * torch.expm1((2 * y - 1) / (2 * z * z))).sum(0)
+
+    return replace(worlds, score=score)
+
+
 def example_mechanisms(source: NoiseSource) -> list[Audited]:
-    """The client halves under example-level privacy."""
-    small = Poisson(batch_size=5)
+    """The client halves under example-level privacy, attacked by a constant gradient."""
     rgd = RSGD(step_size=SHORT_STEP, local_steps=1, minibatch=Full())
     steps = RSGD(step_size=SHORT_STEP, local_steps=4, minibatch=Full())
-    sampled = RSGD(step_size=SHORT_STEP, local_steps=4, minibatch=small)
-    subset = RSGD(step_size=SHORT_STEP, local_steps=2, minibatch=WithoutReplacement(batch_size=5))
-    reuse = RSVRG(step_size=SHORT_STEP, epochs=2, inner_steps=2, minibatch=small)
-    each = reuse.model_copy(update={"correction_clip": "each"})
-    fresh = RSVRG(
-        step_size=SHORT_STEP,
-        epochs=1,
-        inner_steps=2,
-        minibatch=small,
-        variant="fresh",
-        correction_clip="each",
-    )
+    sampled = RSGD(step_size=SHORT_STEP, minibatch=Poisson(batch_size=SIZE // 4))
+    inside = RSGD(step_size=SHORT_STEP, local_steps=4, minibatch=Poisson(batch_size=SIZE // 2))
+    subset = RSGD(step_size=SHORT_STEP, local_steps=2, minibatch=WithoutReplacement(batch_size=16))
     add, replaced = _lens(1.0), _lens(1.0, "replace-one")
     rows = [
-        ("rgd", _worlds(rgd, add, source), 0.05),
-        ("rgd-replace-one", _worlds(rgd, replaced, source), 0.05),
-        ("rgd-4-steps-2-turns", _worlds(steps, _lens(2.5), source, turns=2), 0.05),
-        ("rsgd-poisson", _worlds(sampled, _lens(0.7), source), 0.02),
-        ("rsgd-without-replacement", _worlds(subset, replaced, source), 0.02),
-        ("rsvrg-reuse-difference", _worlds(reuse, add, source), 0.02),
-        ("rsvrg-reuse-each", _worlds(each, add, source), 0.02),
-        ("rsvrg-fresh-each", _worlds(fresh, add, source), 0.02),
+        ("rgd", _worlds(rgd, add, source)),
+        ("rgd-replace-one", _worlds(rgd, replaced, source)),
+        ("rgd-4-steps-2-turns", _worlds(steps, _lens(2.5), source, turns=2)),
+        ("rsgd-poisson-4-turns", _likelihood(_worlds(sampled, _lens(0.7), source, turns=4), 0.25)),
+        ("rsgd-poisson-4-steps", _worlds(inside, _lens(1.5), source)),
+        ("rsgd-without-replacement", _worlds(subset, _lens(1.2, "replace-one"), source)),
     ]
     attack = "canary gradient at the clip norm, present or not (replace-one: mirrored)"
-    return [
-        _example(name, worlds, delta=delta, trials=20000, attack=attack)
-        for name, worlds, delta in rows
+    return [_example(name, worlds, trials=20000, attack=attack) for name, worlds in rows]
+
+
+def correction_mechanisms(source: NoiseSource) -> list[Audited]:
+    """Variance reduction, attacked by a record whose gradient changes after the first step."""
+    most = Poisson(batch_size=150)
+    difference = RSVRG(step_size=SHORT_STEP, inner_steps=3, minibatch=most, reference_share=0.25)
+    each = RSVRG(
+        step_size=SHORT_STEP,
+        inner_steps=8,
+        minibatch=most,
+        reference_share=0.02,
+        correction_clip="each",
+    )
+    fresh = each.model_copy(update={"variant": "fresh", "reference_share": None})
+    two_clips = _lens(1.8).model_copy(
+        update={"l2_norm_clip": 0.2 * CLIP, "correction_l2_norm_clip": CLIP}
+    )
+    rows = [
+        ("rsvrg-reuse-difference", difference, _lens(1.5), "grows past the clip norm"),
+        ("rsvrg-reuse-each", each, two_clips, "turns round"),
+        ("rsvrg-fresh-each", fresh, two_clips, "turns round"),
     ]
+    return [
+        _example(
+            name,
+            CorrectionWorlds(
+                training, lens, 200, lens.l2_norm_clip or 0.0, None, source,
+                turns_round=training.correction_clip == "each",
+            ),
+            trials=12000,
+            attack=f"a record whose gradient {change} after the first step",
+        )
+        for name, training, lens, change in rows
+    ]  # fmt: skip
 
 
 def server_mechanisms(source: NoiseSource) -> list[Audited]:
     """Client-level privacy, and the external view of a sampled cohort."""
-    everyone, sampled = ClientWorlds(source, 1.0, None), ClientWorlds(source, 0.7, 0.25)
+    plain = ClientLens(l2_norm_clip=1.0, noise_multiplier=1.0)
+    adaptive = plain.model_copy(update={"adaptive": AdaptiveClip(quantile_noise_multiplier=1.5)})
+    replaced = plain.model_copy(update={"neighboring_relation": "replace-one"})
+    sampled = plain.model_copy(update={"noise_multiplier": 0.7})
     outsider = ParticipationWorlds(source, _lens(1.0))
+    rows = [
+        ("client-level", ClientWorlds(source, plain, None), "present or not"),
+        ("client-level-replace-one", ClientWorlds(source, replaced, None), "mirrored"),
+        ("client-level-adaptive", ClientWorlds(source, adaptive, None), "and the clip norm moves"),
+        ("client-level-poisson", ClientWorlds(source, sampled, 0.5), "in a Poisson cohort"),
+    ]
     return [
         Audited(
-            "client-level",
-            lambda n, p: everyone.scores(n, is_present=p),
-            everyone.claim,
-            0.05,
+            name,
+            lambda n, p, w=worlds: w.scores(n, is_present=p),
+            worlds.claim,
             12000,
-            "canary upload ten times the clip norm, present or not",
-        ),
-        Audited(
-            "client-level-poisson",
-            lambda n, p: sampled.scores(n, is_present=p),
-            sampled.claim,
-            0.02,
-            12000,
-            "the same, in a Poisson cohort",
-        ),
+            f"canary upload ten times the clip norm, {how}",
+        )
+        for name, worlds, how in rows
+    ] + [
         Audited(
             "external-view",
             lambda n, p: outsider.scores(n, is_present=p),
             outsider.claim,
-            0.01,
             20000,
             "two far-apart clients, cohort of one: the output shows who took part (spec 000 §11)",
         ),
@@ -139,7 +178,7 @@ def server_mechanisms(source: NoiseSource) -> list[Audited]:
 
 def mechanisms(source: NoiseSource) -> list[Audited]:
     """Everything that ships."""
-    return example_mechanisms(source) + server_mechanisms(source)
+    return example_mechanisms(source) + correction_mechanisms(source) + server_mechanisms(source)
 
 
 # -- planted faults: the claim is the honest one, the code is broken --------------------------
@@ -175,9 +214,7 @@ def planted_faults(source: NoiseSource) -> list[Audited]:
         ("one-step-not-charged", two_steps, price(rgd)),
     ]
     return [
-        Audited(
-            name, lambda n, p, w=worlds: w.scores(n, is_present=p), claim, 0.05, 20000, "as shipped"
-        )
+        Audited(name, lambda n, p, w=worlds: w.scores(n, is_present=p), claim, 20000, "as shipped")
         for name, worlds, claim in rows
     ]
 
@@ -231,8 +268,8 @@ def published_rsvrg(source: NoiseSource, trials: int = 60000) -> tuple[Audited, 
         "published-dp-rsvrg",
         lambda n, p: worlds.scores(n, is_present=p),
         lambda _: epsilon,
-        delta,
         trials,
         "one record replaced by one whose gradient flips after a step",
+        deltas=(delta,),
     )
     return audited, epsilon

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from app.audit.mechanisms import Audited, mechanisms, planted_faults, published_rsvrg
-from privacy.audit import audit
+from privacy.audit import WEAK, audit
 from privacy.noise import NoiseSource
 
 CONFIDENCE = 0.95
@@ -27,20 +27,42 @@ class Finding:
         """Whether the attack proves the claim wrong (at 95 % confidence, over all audits)."""
         return self.epsilon_lower_bound > self.claimed_epsilon
 
+    @property
+    def power(self) -> float:
+        """Proved over claimed."""
+        return self.epsilon_lower_bound / self.claimed_epsilon
+
+    @property
+    def is_weak(self) -> bool:
+        """Whether the attack proves so little that it would miss a fault of a factor of two."""
+        return self.power < WEAK
+
 
 def find(audited: Audited, confidence: float, *, scale: float = 1.0) -> Finding:
     """Attack one mechanism; ``scale`` multiplies its number of trials."""
-    trials = max(40, int(audited.trials * scale))
-    present, absent = audited.scores(trials, True), audited.scores(trials, False)  # noqa: FBT003
-    verdict = audit(present, absent, delta=audited.delta, confidence=confidence)
+    trials = max(60, int(audited.trials * scale))
+    verdict = audit(
+        audited.scores(trials, True),  # noqa: FBT003
+        audited.scores(trials, False),  # noqa: FBT003
+        claim=audited.claim,
+        deltas=audited.deltas,
+        confidence=confidence,
+    )
     return Finding(
         audited.name,
-        audited.claim(audited.delta),
+        verdict.claimed_epsilon,
         verdict.epsilon_lower_bound,
-        audited.delta,
+        verdict.delta,
         trials,
         audited.attack,
     )
+
+
+def find_strongest(attacks: Sequence[Audited], **given: float) -> tuple[Finding, list[Finding]]:
+    """The attack that proves the largest share of the claim, and all of them in order."""
+    confidence = family_confidence(len(attacks))
+    found = [find(attack, confidence, **given) for attack in attacks]
+    return max(found, key=lambda finding: finding.power), found
 
 
 def family_confidence(count: int) -> float:
@@ -70,15 +92,24 @@ def audit_all(
         "violations": sum(f.is_violated for f in good),
         "planted_faults": len(bad),
         "planted_faults_caught": sum(f.is_violated for f in bad),
+        "weakest_power": min(f.power for f in good),
+        "weak": [f.name for f in good if f.is_weak],
         "published_dp_rsvrg_violated": printed.is_violated,
-        "findings": [asdict(f) | {"is_violated": f.is_violated} for f in [*good, *bad, printed]],
+        "findings": [plain(f) for f in [*good, *bad, printed]],
     }
+
+
+def plain(finding: Finding) -> dict[str, Any]:
+    """A finding as data."""
+    verdicts = {"power": finding.power, "is_violated": finding.is_violated}
+    return asdict(finding) | verdicts | {"is_weak": finding.is_weak}
 
 
 def line(finding: Finding) -> str:
     """One finding as a line of a table."""
-    mark = "VIOLATED" if finding.is_violated else "holds"
+    mark = "VIOLATED" if finding.is_violated else "weak" if finding.is_weak else "holds"
     return (
         f"{finding.name:26s} claimed {finding.claimed_epsilon:7.3f}  attack proves "
-        f"{finding.epsilon_lower_bound:7.3f}  at delta {finding.delta:<7g} {mark}"
+        f"{finding.epsilon_lower_bound:7.3f}  power {finding.power:5.2f}  "
+        f"at delta {finding.delta:<7g} {mark}"
     )

@@ -1,14 +1,17 @@
 """Neighbouring worlds for the server: a client that is absent, a cohort that gives itself away."""
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from app.audit.worlds import SHORT_STEP, ExampleWorlds, direction, pole
+from app.audit.worlds import SHORT_STEP, ExampleWorlds, pole
 from clients.minibatch import Full
 from clients.rsgd import RSGD
+from manifolds.base import Manifold
 from manifolds.sphere import Sphere
 from privacy import accountant, participation
 from privacy.events import PoissonSampled, Unsampled
@@ -16,24 +19,27 @@ from privacy.mechanism import ClientLens, ExampleLens
 from privacy.noise import NoiseSource
 from strategies.aggregation import ServerDraws, private_mean
 from strategies.cohort import FixedSize, PoissonCohort
+from strategies.server_half import Space
 from wire.payloads import Displacement
 
 Scores = NDArray[np.float64]
-_OTHERS = 7
 
 
 @dataclass(frozen=True)
 class ClientWorlds:
-    """The server's noised mean, with a canary client that uploads ten times the clip norm."""
+    """The server's noised mean, with a canary client that uploads ten times the clip norm.
+
+    Everybody else uploads nothing; under replace-one the canary is replaced by its mirror image.
+    The clip norm of the next round, where it adapts, is seen as well.
+    """
 
     source: NoiseSource
-    multiplier: float
+    lens: ClientLens
     sampling_probability: float | None
-
-    @property
-    def lens(self) -> ClientLens:
-        """The lens under attack."""
-        return ClientLens(l2_norm_clip=1.0, noise_multiplier=self.multiplier)
+    manifold: Manifold = field(default_factory=Sphere)
+    base: Tensor = field(default_factory=pole)
+    space: Space = "tangent"
+    num_clients: int = 8
 
     def claim(self, delta: float) -> float:
         """Epsilon of one round at client level."""
@@ -42,22 +48,72 @@ class ClientWorlds:
         return accountant.epsilon([self.lens.release(sampling=sampling)], delta)
 
     def scores(self, trials: int, *, is_present: bool) -> Scores:
-        """The mean along the canary's direction; a trial is a round."""
-        clients, rate = _OTHERS + 1, self.sampling_probability or 1.0
+        """The log likelihood ratio of the mean along the canary and of the clip's move.
+
+        A trial is a round. Both are Gaussian around 0 or their sensitivity, given that the canary
+        takes part; the sum of their log ratios is monotone in the likelihood ratio of a cohort
+        that is drawn as well.
+        """
+        rate = self.sampling_probability or 1.0
         cohort = PoissonCohort(sampling_probability=rate)
-        found, first = np.empty(trials), 1 if is_present else 1 + trials
+        expected, first = rate * self.num_clients, 1 if is_present else 1 + trials
+        along = self._along()
+        sign = 1.0 if is_present else self._absent_sign
+        found = np.empty(trials)
         for trial in range(trials):
             server_round = first + trial
-            drawn = cohort.draw(clients, server_round, 0, self.source)
-            uploads = torch.zeros(len(drawn), pole().numel(), dtype=torch.float64)
-            if is_present and drawn and drawn[0] == 0:
-                uploads[0] = 10.0 * direction()
+            drawn = cohort.draw(self.num_clients, server_round, 0, self.source)
+            others = len([client for client in drawn if client != 0])
+            uploads = torch.zeros(others, *self.base.shape, dtype=torch.float64)
+            if len(drawn) > others and sign:
+                own = 10.0 * self.lens.l2_norm_clip * sign * along
+                uploads = torch.cat([own.unsqueeze(0), uploads])
             draws = ServerDraws(self.source, server_round, 0)
-            mean = private_mean(
-                Displacement(uploads), pole(), "tangent", Sphere(), self.lens, rate * clients, draws
-            )
-            found[trial] = float(mean.mean["u"] @ direction())
+            done = private_mean(
+                Displacement(uploads), self.base, self.space, self.manifold, self.lens, expected,
+                draws,
+            )  # fmt: skip
+            found[trial] = self._ratio(done.mean["u"], along, expected)
+            found[trial] += self._of_clip(done.next_clip, others, expected)
         return found
+
+    @property
+    def _absent_sign(self) -> float:
+        return 0.0 if self.lens.neighboring_relation == "add-or-remove" else -1.0
+
+    def _along(self) -> Tensor:
+        """A unit vector of the space the uploads live in, of the shape of a point."""
+        if self.space == "ambient":
+            flat = torch.zeros(self.base.numel(), dtype=torch.float64)
+            flat[0] = 1.0
+            return flat.reshape(self.base.shape)
+        shape = self.manifold.coords_shape(tuple(self.base.shape))
+        coords = torch.linspace(1.0, 2.0, math.prod(shape), dtype=torch.float64).reshape(shape)
+        u = self.manifold.from_coords(self.base, coords)
+        return u / self.manifold.norm(self.base, u)
+
+    def _ratio(self, mean: Tensor, along: Tensor, expected: float) -> float:
+        """Shift over variance times the mean along the canary."""
+        if self.space == "ambient":
+            y = float((mean * along).sum())
+        else:
+            y = float(self.manifold.inner(self.base, mean, along))
+        shift = self.lens.l2_norm_clip / expected
+        stddev = self.lens.stddev(expected)
+        return y * shift / stddev**2
+
+    def _of_clip(self, next_clip: float, others: int, expected: float) -> float:
+        """The same for the noised count of uploads inside the clip norm: the canary's is not.
+
+        Uploads of zero are inside; the coins of the others hide nobody else, and are taken off.
+        """
+        if self.lens.adaptive is None:
+            return 0.0
+        rule = self.lens.adaptive
+        moved = math.log(next_clip / self.lens.l2_norm_clip) / -rule.learning_rate
+        seen = (moved + rule.target_quantile - 0.5) * expected - 0.5 * others
+        stddev = self.lens.quantile_stddev(expected) * expected
+        return -0.5 * seen / stddev**2
 
 
 @dataclass(frozen=True)

@@ -120,3 +120,34 @@ class ExampleWorlds:
 def _along_the_canary(uploads: list[Tensor]) -> Tensor:
     total = torch.stack(uploads).sum(0)
     return total @ direction()
+
+
+@dataclass(frozen=True)
+class CorrectionWorlds(ExampleWorlds):
+    """Variance reduction under attack: a record whose gradient is another after the first step.
+
+    All other rows pull the iterate along e_2 with the full clip norm. The canary is orthogonal to a
+    point half a step ahead of the anchor (its gradient turns round), or a step behind it (its
+    gradient grows), and so long that gradient and change exceed every clip norm. The others'
+    gradients, clipped, stay what they are: their corrections are zero and hide nothing.
+    """
+
+    turns_round: bool = True
+    """For two clips; where the change is clipped as one vector, the gradient grows along one."""
+
+    def scores(self, trials: int, *, is_present: bool) -> Scores:
+        """Displacement along e_2."""
+        assert self.lens.l2_norm_clip is not None
+        pull = self.lens.l2_norm_clip
+        rows = canary(4.0 * pull).expand(self.size, -1).clone()
+        rows[0] = 0.0
+        if is_present:
+            margin = SHORT_STEP * pull * (-0.5 if self.turns_round else 1.0)
+            rows[0] = (direction() + margin * pole()) * (100.0 / SHORT_STEP) ** 0.5
+        examples = with_squared_norms(Examples({"z": rows}, {"z": 1}), "z")
+        found: list[Tensor] = []
+        for start in range(0, trials, 1000):
+            size = min(1000, trials - start)
+            offset = start if is_present else start + trials
+            found.append(self._run(examples, size, offset))
+        return torch.cat(found).numpy()

@@ -5,6 +5,7 @@ ignores clipping, so its runs use a clip norm above every gradient in the ball W
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -19,6 +20,7 @@ from problems.base import Examples
 
 LOCAL_DELTA = 1e-4
 SEEDS = (0, 1, 2)
+FIVE_SEEDS = (0, 1, 2, 3, 4)
 
 # -- Theorem 5.1 -----------------------------------------------------------------------------
 DIGITS = {"clients": 10, "examples": 179, "tau": 2.0, "smoothness": 2.0, "rounds": 100, "dim": 63}
@@ -53,20 +55,31 @@ def theorem_5_1(run: Trial, epsilon: float) -> float:
     return 2 * gap / (DIGITS["rounds"] * step) + noise
 
 
+def least_mean_square(runs: Sequence[Trial]) -> float:
+    """The minimum over the rounds of the mean over the seeds of |grad f|^2: what (5.2) bounds.
+
+    The mean of each seed's own minimum is smaller, and no more is claimed for it.
+    """
+    squares = [run.columns["gradient_norm"] ** 2 for run in runs]
+    return float(np.mean(squares, axis=0).min())
+
+
 def check_6() -> Finding:
-    """Theorem 5.1 on the digits sphere: E min |grad f|^2 <= (5.2)."""
+    """Theorem 5.1 on the digits sphere: min E |grad f|^2 <= (5.2)."""
     numbers: dict[str, dict[str, float]] = {}
     for epsilon in SPHERE_EPSILONS:
-        runs = trials("000_2_digits-rsgd-N-3", SEEDS, *sphere_overrides(epsilon))
-        measured = mean([run.least("gradient_norm") ** 2 for run in runs])
+        runs = trials("000_2_digits-rsgd-N-3", FIVE_SEEDS, *sphere_overrides(epsilon))
         bound = mean([theorem_5_1(run, epsilon) for run in runs])
-        numbers[f"epsilon {epsilon}"] = {"min |grad f|^2": measured, "bound": bound}
+        measured = least_mean_square(runs)
+        numbers[f"epsilon {epsilon}"] = {"min mean |grad f|^2": measured, "bound": bound}
     return Finding(
         6,
         "Theorem 5.1 holds on the sphere (digits, N=10, N_i=179, b=N_i, alpha=1/(2L_g), T=100)",
-        verdict_of(as_printed=all(n["min |grad f|^2"] <= n["bound"] for n in numbers.values())),
+        verdict_of(
+            as_printed=all(n["min mean |grad f|^2"] <= n["bound"] for n in numbers.values())
+        ),
         numbers,
-        SEEDS,
+        FIVE_SEEDS,
     )
 
 

@@ -78,11 +78,17 @@ def check_h10() -> Finding:
                 theirs = AUTODP[stddev, epochs]
                 errors += [abs(equal / theirs[0] - 1), abs(best / theirs[1] - 1)]
     s50, s100 = rows["sigma 0.05 S 50"], rows["sigma 0.05 S 100"]
-    printed = [round(s50[0], 2), round(s100[1], 2), round(s50[3], 1)]
+    claimed = [0.64, 0.47, 1.6]
+    together = any(
+        [round(row[0], 2), round(row[1], 2), round(row[3], 1)] == claimed
+        for name, row in rows.items()
+        if name.startswith("sigma 0.05 ")
+    )
+    apart = [round(s50[0], 2), round(s100[1], 2), round(s50[3], 1)] == claimed
     return Finding(
         "H10",
         "at sigma = 0.05 optimising alpha brings epsilon from 0.64 to 0.47, a 1.6x improvement",
-        verdict_of(as_printed=False, in_regime=printed == [0.64, 0.47, 1.6] and max(errors) < 0.02),
+        verdict_of(as_printed=together, in_regime=apart and max(errors) < 0.02),
         {
             "alpha=1/2, best, alpha, ratio, best if charged S times": rows,
             "largest deviation from autodp's grid": max(errors),
