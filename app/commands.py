@@ -215,7 +215,7 @@ def audit(
 ) -> None:
     """Attack the mechanism: the epsilon that an attack proves, beside the one that is claimed."""
     use_data_dir(data_dir)
-    from app.audit.report import CONFIDENCE, audit_all, find, line
+    from app.audit.report import audit_all, find_strongest, line, plain
     from app.launch import Request, guarded, load_or_exit
 
     def show(finding: Any) -> None:
@@ -227,12 +227,15 @@ def audit(
         is_bad = result["violations"] > 0
         is_bad |= result["planted_faults_caught"] < result["planted_faults"]
     else:
-        from app.audit.of_config import audited_of
+        from app.audit.of_config import attacks_of
 
         experiment = load_or_exit(Request(config, tuple(sets or ())), fail)
-        finding = guarded(lambda: find(audited_of(experiment, trials), CONFIDENCE), fail)
-        show(finding)
-        result, is_bad = vars(finding) | {"is_violated": finding.is_violated}, finding.is_violated
+        best, found = guarded(lambda: find_strongest(attacks_of(experiment, trials)), fail)
+        for finding in found:
+            show(finding)
+            sys.stdout.write(f"  {finding.attack}\n")
+        result = plain(best) | {"attacks": [plain(finding) for finding in found]}
+        is_bad = any(finding.is_violated for finding in found)
     if as_json:
         print_json(result)
     if is_bad:

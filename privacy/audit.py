@@ -77,7 +77,7 @@ def audit(
     deltas: Sequence[float] = DELTAS,
     confidence: float = 0.95,
 ) -> Verdict:
-    """The largest share of ``claim`` that these scores prove; large ones speak for presence.
+    """The largest share of ``claim`` that these scores prove.
 
     Guarantees: under any mechanism that is (claim(delta), delta)-DP at every delta,
     P[bound > claimed_epsilon] <= 1 - confidence, for scores that are independent between runs.
@@ -99,28 +99,35 @@ def audit(
             "got none; attack more rounds at once"
         )
     third = len(present) // 3
-    threshold, is_above, delta = _best_test(present[:third], absent[:third], claims, confidence)
-    sides = (present[third:], absent[third:]) if is_above else (-absent[third:], -present[third:])
-    wins, losses = (int((side > threshold).sum()) for side in sides)
+    threshold, side, delta = _best_test(present[:third], absent[:third], claims, confidence)
+    judged = _oriented(present[third:], absent[third:], side)
+    wins, losses = (int((scores > threshold).sum()) for scores in judged)
     trials = len(present) - third
     bound = lower_bound(wins=wins, losses=losses, trials=trials, delta=delta, confidence=confidence)
     return Verdict(bound, claims[delta], delta, wins, losses, trials, confidence)
 
 
+def _oriented(present: Scores, absent: Scores, side: int) -> tuple[Scores, Scores]:
+    """(positives, negatives) of one of four tests: either world, above or below a threshold."""
+    sign = 1.0 if side < 2 else -1.0
+    worlds = (present, absent) if side % 2 == 0 else (absent, present)
+    return sign * worlds[0], sign * worlds[1]
+
+
 def _best_test(
     present: Scores, absent: Scores, claims: dict[float, float], confidence: float
-) -> tuple[float, bool, float]:
-    """(threshold, whether above it speaks for presence, delta) with the largest share proved."""
-    found: list[tuple[float, float, bool, float]] = []
+) -> tuple[float, int, float]:
+    """(threshold, side, delta) of the test with the largest share proved."""
+    found: list[tuple[float, float, int, float]] = []
     each = 1.0 - (1.0 - confidence) / 2.0
-    for is_above in (True, False):
-        positive, negative = (present, absent) if is_above else (-absent, -present)
+    for side in range(4):
+        positive, negative = _oriented(present, absent, side)
         pooled = np.sort(np.concatenate([positive, negative]))
         picks = pooled[np.linspace(0, len(pooled) - 2, 400).astype(int)]
         candidates = np.unique(np.append(picks, negative.max()))
         wins, losses = (
-            len(side) - np.searchsorted(np.sort(side), candidates, side="right")
-            for side in (positive, negative)
+            len(scores) - np.searchsorted(np.sort(scores), candidates, side="right")
+            for scores in (positive, negative)
         )
         rates, false_rates = (
             _rates(wins, len(positive), each)[0],
@@ -129,7 +136,7 @@ def _best_test(
         for delta, epsilon in claims.items():
             bounds = np.log(np.maximum(rates - delta, 1e-300) / false_rates)
             best = int(np.argmax(bounds))
-            found.append((bounds[best] / epsilon, float(candidates[best]), is_above, delta))
+            found.append((bounds[best] / epsilon, float(candidates[best]), side, delta))
     return max(found)[1:]
 
 

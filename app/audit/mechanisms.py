@@ -125,7 +125,7 @@ def correction_mechanisms(source: NoiseSource) -> list[Audited]:
         update={"l2_norm_clip": 0.2 * CLIP, "correction_l2_norm_clip": CLIP}
     )
     rows = [
-        ("rsvrg-reuse-difference", difference, _lens(1.5), "grows past the clip norm"),
+        ("rsvrg-reuse-difference", difference, _lens(1.0), "grows past the clip norm"),
         ("rsvrg-reuse-each", each, two_clips, "turns round"),
         ("rsvrg-fresh-each", fresh, two_clips, "turns round"),
     ]
@@ -136,7 +136,7 @@ def correction_mechanisms(source: NoiseSource) -> list[Audited]:
                 training, lens, 200, lens.l2_norm_clip or 0.0, None, source,
                 turns_round=training.correction_clip == "each",
             ),
-            trials=12000,
+            trials=16000,
             attack=f"a record whose gradient {change} after the first step",
         )
         for name, training, lens, change in rows

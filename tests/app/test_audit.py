@@ -5,7 +5,7 @@ import pytest
 from scipy import stats
 
 from app.audit.mechanisms import planted_faults, price
-from app.audit.report import audit_all, find
+from app.audit.report import Finding, audit_all, find, line
 from app.audit.worlds import SHORT_STEP, ExampleWorlds, canary, pole, shard
 from clients.minibatch import Full
 from clients.rsgd import RSGD
@@ -28,10 +28,41 @@ def test_the_canary_pulls_with_exactly_its_length_and_the_others_not_at_all():
 @pytest.mark.statistical
 @pytest.mark.parametrize("mu", [0.5, 1.0, 2.0])
 def test_the_bound_never_exceeds_the_truth_of_a_gaussian_and_comes_near(mu):
-    rng, n, delta = np.random.default_rng(5), 40000, 0.05
-    found = audit(rng.normal(mu, 1, n), rng.normal(0, 1, n), delta=delta, confidence=1 - 1e-6)
-    truth = gaussian.epsilon(delta, mu=mu)
-    assert 0.55 * truth < found.epsilon_lower_bound <= truth
+    rng, n = np.random.default_rng(5), 40000
+    present, absent = rng.normal(mu, 1, n), rng.normal(0, 1, n)
+    found = audit(
+        present, absent, claim=lambda delta: gaussian.epsilon(delta, mu=mu), confidence=1 - 1e-6
+    )
+    assert found.claimed_epsilon == gaussian.epsilon(found.delta, mu=mu)
+    assert 0.7 < found.power <= 1
+    understated = audit(
+        present, absent, claim=lambda delta: gaussian.epsilon(delta, mu=0.7 * mu), confidence=0.95
+    )
+    assert understated.power > 1
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_what_only_one_side_of_the_scores_tells_is_found(sign):
+    """One world alone has an atom, present or absent: both directions of the test are tried."""
+    rng, n = np.random.default_rng(6), 5000
+    plain = rng.normal(0, 1, n)
+    marked = np.where(rng.random(n) < 0.4, -9.0, rng.normal(0, 1, n))
+    present, absent = (marked, plain) if sign > 0 else (plain, marked)
+    found = audit(present, absent, claim=lambda delta: 3.0 if delta == 0.02 else 0.0)
+    assert found.epsilon_lower_bound > 3.0
+
+
+def test_a_claim_of_nothing_is_not_audited():
+    scores = np.random.default_rng(7).normal(0, 1, 100)
+    with pytest.raises(ValueError, match="attack more rounds at once"):
+        audit(scores, scores, claim=lambda _: 0.01)
+
+
+def test_an_attack_that_proves_less_than_half_is_called_weak():
+    finding = Finding("half", 2.0, 0.9, 0.05, 100, "-")
+    assert finding.is_weak
+    assert finding.power == 0.45
+    assert " weak" in line(finding)
 
 
 def test_clopper_pearson_is_the_exact_binomial_bound():
@@ -65,4 +96,6 @@ def test_all_shipped_mechanisms_pass_and_the_published_calibration_fails():
     assert result["violations"] == 0
     assert result["planted_faults_caught"] == result["planted_faults"] == 4
     assert result["published_dp_rsvrg_violated"]
-    assert result["mechanisms"] >= 11
+    assert result["mechanisms"] >= 14
+    assert result["weakest_power"] > 0.3
+    assert len(result["weak"]) <= 2
