@@ -1,11 +1,13 @@
-"""The audit of one config: its halves and its lenses on worst-case neighbouring worlds."""
+"""The audit of one config: its halves and its lenses, on its own problem and in the worst case."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from app.assembly import initial_point, lens_of, load_shards, plan_of, server_lens_of
 from app.audit.mechanisms import Audited, price
+from app.audit.own_worlds import OwnWorlds
 from app.audit.server_worlds import ClientWorlds
-from app.audit.worlds import SHORT_STEP, ExampleWorlds
+from app.audit.worlds import SHORT_STEP, ExampleWorlds, Scores
 from configs.load import ConfigError
 from configs.schema import Experiment
 from privacy.noise import NoiseSource
@@ -13,14 +15,16 @@ from privacy.noise import NoiseSource
 SEEN_AT, ENOUGH = 0.05, 1.0
 """So many turns are attacked together that epsilon = 1 is claimed at this delta, or all there are:
 a claim of nearly nothing cannot be told from nothing by a few thousand runs."""
+LONG_STEPS = 10.0
+"""An adversarial step is so many times the config's own."""
 
 
 def attacks_of(config: Experiment, trials: int) -> list[Audited]:
     """Attacks on some turns of a client (or one round of the server) of ``config``.
 
-    Half, minibatch, clip norms, relation and noise are the config's. At example level problem and
-    data are replaced by the worst case (app/audit/worlds.py), steps by ones too short for
-    curvature; at client level manifold, point and adaptive rule are the config's too.
+    Half, minibatch, clip norms, relation and noise are the config's. The first attacks take its
+    problem, manifold, starting point and smallest shard too, at its own step size, a shorter and a
+    longer one; the last replaces problem and data by the worst case (app/audit/worlds.py).
 
     Raises:
         ConfigError: when nothing is private, or a round has more than one upload.
@@ -44,17 +48,29 @@ def attacks_of(config: Experiment, trials: int) -> list[Audited]:
     turns = 1
     while turns < config.federation.num_rounds and price(worst, turns)(SEEN_AT) < ENOUGH:
         turns = min(2 * turns, config.federation.num_rounds)
-    worst = replace(worst, turns=turns)
+    worst, x = replace(worst, turns=turns), initial_point(config)
+    own = OwnWorlds(found.problem, config.training, lens, smallest, x, source, turns)
     claim = price(worst)
 
-    return [
-        Audited(
-            config.name,
-            lambda n, is_present: worst.scores(n, is_present=is_present),
-            claim,
-            trials,
-            f"canary gradient at the clip norm in the smallest shard; {turns} turns",
+    def attack(how: str, scores: Callable[[int, bool], Scores]) -> Audited:
+        return Audited(config.name, scores, claim, trials, how)
+
+    step = config.training.step_size
+    attacks: list[Audited] = []
+    for name, size in (("own", step), ("short", SHORT_STEP * step), ("long", LONG_STEPS * step)):
+        worlds = own.with_step(size)
+        attacks.append(
+            attack(
+                f"own problem, {name} step size {size:g}: the record that moves the upload most",
+                lambda n, p, w=worlds: w.scores(n, is_present=p),
+            )
         )
+    return [
+        *attacks,
+        attack(
+            "worst case: canary gradient at the clip norm, all others zero",
+            lambda n, p: worst.scores(n, is_present=p),
+        ),
     ]
 
 

@@ -1,21 +1,28 @@
 """The audit: shipped mechanisms hold, planted faults are caught, a published calibration is not."""
 
+from dataclasses import replace
+from pathlib import Path
+
 import numpy as np
 import pytest
 from scipy import stats
 
-from app.audit.mechanisms import planted_faults, price
+from app.assembly import initial_point, load_shards
+from app.audit.mechanisms import Audited, planted_faults, price
+from app.audit.own_worlds import OwnWorlds
 from app.audit.report import Finding, audit_all, find, line
 from app.audit.worlds import SHORT_STEP, ExampleWorlds, canary, pole, shard
 from clients.minibatch import Full
 from clients.rsgd import RSGD
-from privacy import gaussian
+from configs.load import load
+from privacy import accountant, gaussian
 from privacy.audit import audit, clopper_pearson
 from privacy.mechanism import ExampleLens, RelativeNoise
 from privacy.noise import NoiseSource
 from problems.pca import PrincipalEigenvector
 
 SOURCE = NoiseSource.from_seed(1)
+CONFIGS = Path(__file__).parents[2] / "configs"
 
 
 def test_the_canary_pulls_with_exactly_its_length_and_the_others_not_at_all():
@@ -99,3 +106,33 @@ def test_all_shipped_mechanisms_pass_and_the_published_calibration_fails():
     assert result["mechanisms"] >= 14
     assert result["weakest_power"] > 0.3
     assert len(result["weak"]) <= 2
+
+
+OWN = {
+    "sphere": ("quickstart.toml", ()),
+    "SPD": ("experiments/000_3_wishart-rsgd-N-50.toml", ('training.minibatch={ kind = "full" }',)),
+}
+
+
+@pytest.mark.parametrize(("name", "sets"), OWN.values(), ids=OWN.keys())
+def test_a_config_is_attacked_on_its_own_problem_at_its_own_steps(name, sets):
+    config = load(CONFIGS / name, sets)
+    lens = ExampleLens(l2_norm_clip=0.5, noise=RelativeNoise(multiplier=0.8))
+    shards = load_shards(config)
+    shard, x = min(shards.examples, key=len), initial_point(config)
+    worlds = OwnWorlds(shards.problem, config.training, lens, shard, x, SOURCE)
+    releases = config.training.releases(lens, len(shard))
+
+    def attack(worlds):
+        return Audited(
+            name,
+            lambda n, p: worlds.scores(n, is_present=p),
+            lambda delta: accountant.epsilon(releases, delta),
+            2000,
+            "-",
+        )
+
+    honest = find(attack(worlds), 0.999)
+    assert 0.2 < honest.power <= 1
+    broken = lens.model_copy(update={"noise": RelativeNoise(multiplier=0.2)})
+    assert find(attack(replace(worlds, lens=broken)), 0.999).is_violated
