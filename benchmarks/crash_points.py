@@ -279,6 +279,7 @@ def live_and_die(
     case: Case, folder: Path, crash: Crash | None, noted: Path, on_end: Callable[..., object]
 ) -> NoReturn:
     code = 70
+    torch.set_num_threads(1)  # the threads of a pool do not survive a fork
     try:
         log = os.open(folder / "stderr", os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
         os.dup2(log, 1)
