@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from app import server_run
-from app.launch import Request, launch
+from app.launch import Request, RunEnded, launch
 from app.report.runs import read
 from app.report.tables import table_of
 from app.tally import OTHER, REASONS_A_CLIENT, Tally
@@ -52,7 +52,7 @@ def test_a_resumed_run_adds_up_to_the_same(tmp_path, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(server_run._Run, "_after_round", stops_in_round_7)
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(RunEnded, match="interrupted"):
             run(tmp_path / "run")
     folder = launch(Request("", resume=tmp_path / "run", plain=True))
     whole = run(tmp_path / "whole")
