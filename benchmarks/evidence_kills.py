@@ -100,7 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--trials", type=int, default=400)
     given = parser.parse_args(arguments)
     began, done = time.perf_counter(), list[tuple[str, Trial]]()
-    circumstance = circumstances()
+    circumstance = circumstances().replace(f"{PROJECT}/", "")
     with tempfile.TemporaryDirectory(prefix="manifed-kills-") as root:
         for i, case in enumerate(CASES):
             warm_up(case, Path(root) / f"warm-{i}")
