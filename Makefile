@@ -72,7 +72,7 @@ evidence: $(VENV)/.installed-dev ## Write the tables that take longer than the g
 	  echo "== $$script"; $(RUN) "$$script" --out benchmarks/results; done
 
 # -- tests and checks ------------------------------------------------------------------------
-.PHONY: test check portable stats slow ray deployment gpu golden
+.PHONY: test check portable mutants stats slow ray deployment gpu golden
 test: $(VENV)/.installed-dev ## The whole fast suite (MANIFED_DATA=DIR adds the data tests)
 	$(PYTEST) -m '$(FAST)' $(PARALLEL) $(ARGS)
 
@@ -84,6 +84,9 @@ check: $(VENV)/.installed-dev ## Format, lint, types and the import contracts
 
 portable: $(VENV)/.installed-dev ## The fast suite with the digits of another processor
 	$(PLAIN) $(PYTEST) -m '$(FAST)' $(PARALLEL) $(ARGS)
+
+mutants: $(VENV)/.installed-dev ## Plant faults one at a time; the tests must see every one
+	PYTHONDONTWRITEBYTECODE= $(RUN) tests/mutants/sweep.py --workers $(WORKERS) $(ARGS)
 
 stats: $(VENV)/.installed-dev ## The exact-law tests of noise and sampling
 	$(PYTEST) -m statistical $(ARGS)

@@ -85,7 +85,7 @@ def copy_tree(source: Path, target: Path) -> None:
 def run_tests(tree: Path, tests: Sequence[str], *more: str) -> tuple[int, str]:
     """pytest's exit code and its last line; 124 when it ran out of time."""
     environment = os.environ | {"OMP_NUM_THREADS": "1", "FLWR_TELEMETRY_ENABLED": "0"}
-    environment |= {"PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
+    environment |= {"PYTHONPATH": str(tree)}
     words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *more, *tests]
     try:
         done = subprocess.run(
