@@ -40,7 +40,7 @@ CASES = (
         QUICKSTART,
         (*SMALL, "output.checkpoint_every=1", "privacy.delta=1e-5",
          "privacy.noise={kind='multiplier',noise_multiplier=5.0}"),
-        most_redone=2,
+        most_redone=1,
     ),
     Case(
         "no privacy, checkpoint every second round",

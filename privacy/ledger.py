@@ -20,6 +20,7 @@ an older copy of both, keyed or not: the first needs a key to detect, the second
 import fcntl
 import hmac
 import os
+import re
 import secrets
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -248,7 +249,8 @@ class Ledger:
         ``charge`` is the body of the charge that was being written (a run knows it: it is its
         next one; a function is asked after the other lines were fed). It goes into the entry
         "recovered" with the torn bytes and counts as spent, although its letters cannot have
-        left. A sound ledger is opened as it is; damage anywhere else is not repaired. Interrupted
+        left. Torn bytes that are seen to begin something that costs nothing (a note) are dropped.
+        A sound ledger is opened as it is; damage anywhere else is not repaired. Interrupted
         itself, it can be called again.
 
         Raises:
@@ -265,7 +267,8 @@ class Ledger:
             kept = storage.set_aside(path, descriptor, found.length, torn)
             ledger = cls(path, descriptor, found, key)
             if kept is not None:
-                if kept.line > found.head.sequence + 1:
+                is_lost = kept.line > found.head.sequence + 1
+                if is_lost and _may_be_charge(kept.data):
                     body = charge() if callable(charge) else charge
                     entry = ledger.append(RECOVERED, {"torn": kept.data.hex(), "charge": body})
                     if feed is not None:
@@ -364,6 +367,17 @@ def _fed(feed: Feed, path: Path, entry: Entry) -> None:
         raise LedgerDamaged(
             path, entry.sequence + 1, f"is no charge that can be counted: {what}", RESTORE
         ) from error
+
+
+_FIRST_KEY: Final = re.compile(rb'{"body":{"([a-z_]+)"')
+_FREE: Final = (b"cohorts", b"is_open", b"upto", b"noise_origins")
+"""First keys of what costs nothing: consumptions, and notes of where noise came from."""
+
+
+def _may_be_charge(torn: bytes) -> bool:
+    """Whether a torn line may have reserved or charged something; only a seen key says no."""
+    seen = _FIRST_KEY.match(torn)
+    return seen is None or seen.group(1) not in _FREE
 
 
 def _refuse_without_key(path: Path, found: Verified) -> None:

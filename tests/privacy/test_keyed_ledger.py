@@ -275,3 +275,30 @@ def test_two_thousand_rounds_of_a_thousand_clients_are_audited_in_three_seconds(
     assert time.process_time() - begun < 3
     assert found["charges"] == found["consumed"] == 2010
     assert [view["view"] for view in found["views"]] == ["server", "external"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "is_charged"),
+    [
+        ("note", {"noise_origins": ["os"], "server_round": 1}, False),
+        ("consumed", {"upto": 1}, False),
+        ("reserved", {"attempt": 0, "cohort": "0", "rounds": [2, 2]}, True),
+    ],
+)
+def test_a_torn_line_is_charged_unless_it_is_seen_to_cost_nothing(tmp_path, kind, body, is_charged):
+    whole = tmp_path / "whole.jsonl"
+    with Ledger.create(whole, {}) as ledger:
+        before = whole.read_bytes()
+        ledger.append(kind, body)
+    line = whole.read_bytes()[len(before) :]
+    shown = len(b'{"body":{"') + len(min(body)) + 1
+    for length in (5, shown, shown + 1, len(line) - 1):
+        path = tmp_path / f"{length}.jsonl"
+        with Ledger.create(path, {}):
+            pass
+        path.write_bytes(path.read_bytes() + line[:length])
+        with Ledger.recover(path, charge={"attempt": 0}) as ledger:
+            kinds = [entry.kind for entry in ledger.entries]
+        # Until its first key is whole, a line may be anything, and counts.
+        expected = is_charged or length < shown
+        assert kinds == ["header", "recovered"] if expected else kinds == ["header"], length
