@@ -6,6 +6,7 @@ instead of resumed from. Guarantee: ``load`` gives back bit for bit what ``save`
 
 import hashlib
 import json
+import re
 import time
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor
 
 from app.durable import tensor_bytes, write_atomically
+from app.reading import CheckpointMeta, FolderDamaged, check_regular, checked, object_of, one_line
 
 
 class CheckpointError(ValueError):
@@ -64,24 +66,63 @@ def load(path: Path) -> Checkpoint:
     """
     from safetensors import SafetensorError, safe_open
 
-    if not path.is_file():
+    if not path.exists():
         raise FileNotFoundError(f"Expected a checkpoint at {path}, got no file; start a new run")
     try:
+        check_regular(path, "a whole checkpoint", most=1 << 40)
         with safe_open(path, framework="pt") as file:
             metadata: dict[str, str] = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except SafetensorError as error:
+    except FolderDamaged as error:
+        raise CheckpointError(str(error)) from None
+    except (SafetensorError, OSError, ValueError, TypeError, RuntimeError, MemoryError) as error:
         raise _damaged(path, str(error)) from error
     if set(metadata) != {"round", "meta", "sha256"}:
         raise _damaged(path, f"the metadata keys {sorted(metadata)}")
     if metadata["sha256"] != _digest(tensors, metadata):
         raise _damaged(path, "content that does not match its SHA-256")
-    return Checkpoint(int(metadata["round"]), tensors, json.loads(metadata["meta"]))
+    if not re.fullmatch("[0-9]{1,9}", metadata["round"]):
+        raise _damaged(path, f"the round {metadata['round'][:40]!r}")
+    try:
+        meta = object_of(metadata["meta"], path)
+    except FolderDamaged as error:
+        raise CheckpointError(str(error)) from None
+    return Checkpoint(int(metadata["round"]), tensors, meta)
+
+
+def check(path: Path, saved: Checkpoint, like: Mapping[str, Tensor], num_clients: int) -> None:
+    """Refuse the checkpoint of a run whose state has not the shapes and types of ``like``.
+
+    Raises:
+        CheckpointError: also for values that are not finite, and for words of other types.
+    """
+    try:
+        checked(saved.meta, CheckpointMeta, path)
+    except FolderDamaged as error:
+        raise CheckpointError(str(error)) from None
+    if (found := _shown(saved.tensors)) != (wanted := _shown(like)):
+        raise _damaged(path, f"the tensors {found}, not {wanted}")
+    for name, tensor in saved.tensors.items():
+        if not bool(torch.isfinite(tensor).all()):
+            raise _damaged(path, f"a tensor {name} that is not finite")
+    rounds: Mapping[str, int] = saved.meta["last_accepted"]
+    for client, server_round in rounds.items():
+        if int(client) >= num_clients or server_round > saved.server_round:
+            raise _damaged(path, f"client {client} in round {server_round}, which never was")
+    if (saved.meta.get("tally") or {"told": 0})["told"] > saved.server_round:
+        raise _damaged(path, "a row of metrics after its own round")
+
+
+def _shown(tensors: Mapping[str, Tensor]) -> str:
+    said = (f"{name} {x.dtype} {tuple(x.shape)}" for name, x in sorted(tensors.items()))
+    return ", ".join(said) or "none"
 
 
 def _damaged(path: Path, found: str) -> CheckpointError:
     return CheckpointError(
-        f"Expected a whole checkpoint in {path}, got {found}; start a new run or restore a copy"
+        one_line(
+            f"Expected a whole checkpoint in {path}, got {found}; start a new run or restore a copy"
+        )
     )
 
 

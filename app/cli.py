@@ -13,6 +13,8 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
+from app.interrupt import INTERRUPTED, Ended, ending_signals
+
 os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
 
 QUICKSTART = "configs/quickstart.toml"
@@ -116,19 +118,44 @@ def simulation(argv: Sequence[str]) -> NoReturn:
 
 
 def _call(program: typer.Typer, argv: Sequence[str] | None, name: str) -> NoReturn:
-    """Run and exit; a word that is no argument ends in one line too, not in a frame of several."""
+    """Run and exit; a word that is no argument ends in one line too, not in a frame of several.
+
+    SIGTERM and SIGHUP end it as Ctrl-C does, from here on. An error that nothing foresaw is one
+    line with its type and text; under MANIFED_DEBUG it is a traceback.
+    """
     import click
 
+    code: Any = 1
     try:
-        code = program(
-            args=list(argv) if argv is not None else None, prog_name=name, standalone_mode=False
-        )
+        with ending_signals():
+            code = program(
+                args=list(argv) if argv is not None else None,
+                prog_name=name,
+                standalone_mode=False,
+            )
     except click.exceptions.NoArgsIsHelpError as help_text:
         help_text.show()
         code = 2
     except click.ClickException as error:
         sys.stderr.write(f"error: {' '.join(error.format_message().split())}\n")
         code = 2
+    except Ended as ended:
+        sys.stderr.write(f"error: {INTERRUPTED}\n")
+        code = ended.code
     except click.Abort:
         code = 130
+    except Exception as error:
+        if os.environ.get("MANIFED_DEBUG"):
+            raise
+        code = _unexpected(error)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _unexpected(error: Exception) -> int:
+    if isinstance(error, BrokenPipeError):  # who reads the output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    from app.launch import unexpected
+
+    sys.stderr.write(f"error: {unexpected(error)}\n")
+    return 1

@@ -114,18 +114,21 @@ def ledger(
 ) -> None:
     """Verify a ledger's chain and price everything in it, view by view (for an auditor)."""
     from app.launch import guarded
+    from app.places import real
     from app.pricing import audit_ledger
     from app.treasury import anchors_of
     from app.treasury import ledger_key as key_in
 
     _check("--delta", delta, "0 <= delta <= 1", 0 <= delta <= 1)
-    file = path / "ledger.jsonl" if path.is_dir() else path
-    if not file.is_file():
-        fail(f"expected a ledger, got {str(path)!r}, which has none")
-    found = guarded(
-        lambda: audit_ledger(file, delta, key=key_in(ledger_key), anchors=anchors_of(head or ())),
-        fail,
-    )
+    from app.reading import check_regular
+
+    def audited() -> dict[str, Any]:
+        place = real("PATH", path)
+        file = place / "ledger.jsonl" if place.is_dir() else path
+        check_regular(file, "a ledger", most=1 << 40)
+        return audit_ledger(file, delta, key=key_in(ledger_key), anchors=anchors_of(head or ()))
+
+    found = guarded(audited, fail)
     consumed = "" if found["consumed"] is None else f" ({found['consumed']} consumed for certain)"
     sys.stdout.write(
         f"chain intact: {found['entries']} entries, {found['charges']} charges{consumed}\n"
@@ -187,16 +190,19 @@ def curve(
     """Epsilon against rounds in all views of a config."""
     use_data_dir(data_dir)
     from app.launch import Request, guarded, load_or_exit
+    from app.places import check_file
     from app.pricing import planned_curve
     from app.report.curve import draw_curve
 
+    if plot is not None:
+        guarded(lambda: check_file("--plot", plot), fail)
     experiment = load_or_exit(Request(config, tuple(sets or ())), fail)
     rows = guarded(lambda: planned_curve(experiment), fail)
     for row in rows:
         shown = "  ".join(f"{k} {v:.4g}" for k, v in row.items() if k != "round")
         sys.stdout.write(f"round {row['round']:<6d} {shown}\n")
     if plot is not None:
-        draw_curve(rows, plot, title=experiment.name)
+        guarded(lambda: draw_curve(rows, plot, title=experiment.name), fail)
         sys.stdout.write(f"figure: {plot}\n")
     if as_json:
         print_json({"curve": rows})
@@ -290,13 +296,14 @@ def export(
 ) -> None:
     """Write what may be published of a run: no cohorts, no traffic, no checksum of the data."""
     from app.launch import guarded
+    from app.reading import one_line
     from app.report.public import export as write
 
     def written() -> list[Path]:
         try:
             return write(directory, out)
         except (OSError, ValueError) as error:
-            fail(str(error))
+            fail(one_line(str(error), 1500))
 
     paths = guarded(written, fail)
     for path in paths:

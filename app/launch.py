@@ -1,14 +1,18 @@
 """From a request on the command line to a finished run folder, on any of the three engines."""
 
+import os
 import shlex
 import signal
 import sys
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any, NoReturn, TypeVar
 
+from app.interrupt import INTERRUPTED, Ended, ending_signals
+from app.places import check_new, real
+from app.reading import FolderDamaged, one_line
 from app.resume import held_or_refused, read_past, refused
 from app.run_config import APP_FOLDER, find, run_config_of
 from app.run_folder import RunFolder, is_fresh
@@ -60,18 +64,33 @@ def resolve(request: Request) -> Launch:
         settings["engine.kind"] = request.engine
     if request.plain:
         settings["output.plain"] = True
-    config = load(path, request.sets, settings)
-    directory = (directory or named_directory(config)).resolve()
+    try:
+        config = load(path, request.sets, settings)
+    except ConfigError as error:
+        if request.resume is None or request.sets:
+            raise
+        raise ConfigError(f"{path}: {error}") from None
+    option = "--resume" if config.output.resume else "--out"
+    directory = real(option, directory or named_directory(config))
     config = placed(config, directory)
+    _check_device(config)
     check_parts(config)
     if config.output.resume:
         with held_or_refused(directory):
             read_past(directory, config)
-    elif directory.exists() and not directory.is_dir():
-        raise ConfigError(f"--out: expected a folder, got the file {str(directory)!r}")
-    elif not is_fresh(directory):
-        raise ConfigError(f"--out: expected a new or empty folder, got {str(directory)!r}")
+    else:
+        is_new = not directory.is_dir() or is_fresh(directory)
+        check_new("--out", directory, is_fresh=is_new)
     return Launch(config, directory)
+
+
+def _check_device(config: Experiment) -> None:
+    import torch
+
+    if config.engine.device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(
+            "engine.device: expected a CUDA device for 'cuda', got none on this machine; use 'cpu'"
+        )
 
 
 def placed(config: Experiment, directory: Path) -> Experiment:
@@ -82,7 +101,7 @@ def placed(config: Experiment, directory: Path) -> Experiment:
 
 def _saved(directory: Path) -> Path:
     """The resolved config in a run's folder."""
-    source = RunFolder(directory).experiment_path
+    source = RunFolder(real("--resume", directory)).experiment_path
     if not source.is_file():
         raise refused(directory, "expected a run folder", "no experiment.toml in it")
     return source
@@ -105,16 +124,11 @@ class RunEnded(Exception):
     """A run that ended before its end; the text says how to go on."""
 
     def __init__(self, why: str, directory: Path, code: int) -> None:
-        folder = RunFolder(directory)
-        hint = "nothing was begun"
-        if folder.experiment_path.is_file():
-            hint = f"go on with: python simulation.py --resume {shlex.quote(str(directory))}"
-        super().__init__(f"{why}; {hint}")
+        hint = " before anything was written"
+        if RunFolder(directory).experiment_path.is_file():
+            hint = f"; go on with: python simulation.py --resume {shlex.quote(str(directory))}"
+        super().__init__(why + hint)
         self.code = code
-
-
-class _Signal(KeyboardInterrupt):
-    """SIGTERM or SIGHUP, which end a run as Ctrl-C does."""
 
 
 def launch(request: Request) -> RunFolder:
@@ -124,30 +138,29 @@ def launch(request: Request) -> RunFolder:
         ConfigError: bad input. EngineFailed, RoundFailed, ...: the run itself failed.
         RunEnded: Ctrl-C, SIGTERM, SIGHUP, or a disk that refused.
     """
-    from app.engines.processes import signals
-
     plan = resolve(request)
     kind = plan.config.engine.kind
-    code = [128 + signal.SIGINT]
-
-    def end(number: int, _frame: FrameType | None) -> NoReturn:
-        code[0] = 128 + number
-        raise _Signal
-
     try:
-        with signals({signal.SIGTERM: end, signal.SIGHUP: end}):
+        with ending_signals():
             if kind == "inline":
                 _inline(plan)
             else:
                 _networked(plan, kind)
+    except Ended as ended:
+        raise RunEnded("interrupted", plan.directory, ended.code) from None
     except KeyboardInterrupt:
-        raise RunEnded("interrupted", plan.directory, code[0]) from None
+        raise RunEnded("interrupted", plan.directory, 128 + signal.SIGINT) from None
     except SystemExit as ended:
         if ended.code not in {128 + signal.SIGTERM, 128 + signal.SIGHUP}:
             raise
         raise RunEnded("interrupted", plan.directory, int(ended.code)) from None
     except OSError as error:
-        raise RunEnded(f"the system refused: {error}", plan.directory, 1) from error
+        why = f"run failed: the system refused: {error}; nothing that was written is lost"
+        raise RunEnded(one_line(why), plan.directory, 1) from error
+    except Exception as error:
+        if is_expected(error) or os.environ.get(DEBUG):
+            raise
+        raise RunEnded(f"run failed: {unexpected(error)}", plan.directory, 1) from error
     return RunFolder.open(plan.directory)
 
 
@@ -182,6 +195,30 @@ def _networked(plan: Launch, kind: str) -> None:
     )
 
 
+DEBUG = "MANIFED_DEBUG"
+"""The environment variable under which an unexpected error shows its traceback."""
+
+
+def unexpected(error: BaseException) -> str:
+    """Type, text and place of an error that nothing foresaw, on one line."""
+    last = traceback.extract_tb(error.__traceback__)[-1:]
+    place = "".join(f" at {Path(frame.filename).name}:{frame.lineno}" for frame in last)
+    said = one_line(f"{type(error).__name__}: {error}", 400)
+    return f"{said} (unexpected{place}; {DEBUG}=1 shows the traceback)"
+
+
+def is_expected(error: Exception) -> bool:
+    """Whether `guarded` has a line and an exit code for it."""
+    from app.checkpoint import CheckpointError
+    from app.engines.processes import EngineFailed
+    from privacy.ledger import LedgerDamaged
+    from strategies.handshake import HandshakeFailed
+    from strategies.replies import RoundFailed
+
+    bad_input = (ConfigError, FolderDamaged, LedgerDamaged, CheckpointError)
+    return isinstance(error, (*bad_input, EngineFailed, HandshakeFailed, RoundFailed, RunEnded))
+
+
 def guarded(action: Callable[[], T], fail: Callable[..., NoReturn]) -> T:
     """The value of ``action``; every expected failure is one line and an exit code.
 
@@ -195,14 +232,16 @@ def guarded(action: Callable[[], T], fail: Callable[..., NoReturn]) -> T:
 
     try:
         return action()
-    except (ConfigError, LedgerDamaged, CheckpointError) as error:
-        fail(str(error), 2)
+    except (ConfigError, FolderDamaged, LedgerDamaged, CheckpointError) as error:
+        fail(one_line(str(error), 1500), 2)
     except (EngineFailed, HandshakeFailed, RoundFailed) as error:
         fail(str(error), 1)
     except RunEnded as ended:
         fail(str(ended), ended.code)
+    except Ended as ended:
+        fail(INTERRUPTED, ended.code)
     except KeyboardInterrupt:
-        fail("interrupted", 130)
+        fail(INTERRUPTED, 128 + signal.SIGINT)
 
 
 def launch_or_exit(request: Request, fail: Callable[..., NoReturn]) -> RunFolder:

@@ -8,20 +8,26 @@ with a manifest has a ledger.
 
 import hashlib
 import json
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from app import checkpoint
+from app.assembly import initial_point, plan_of
 from app.checkpoint import Checkpoint
-from app.durable import held
+from app.durable import held, is_draft
 from app.manifest import FORMAT
+from app.reading import FolderDamaged, check_regular, is_there
 from app.run_folder import RunFolder
+from app.tally import Tally
 from app.treasury import anchors_of, ledger_key
 from configs.load import ConfigError, sha256
 from configs.schema import Experiment
+from privacy import storage
 from privacy.chain import RESTORE
 from privacy.ledger import Ledger, LedgerDamaged
 from privacy.odometer import Odometer
@@ -54,19 +60,20 @@ def read_past(directory: Path, config: Experiment) -> Past:
     folder = RunFolder(directory)
     if not folder.experiment_path.is_file():
         raise refused(directory, "expected a run folder", "no experiment.toml in it")
+    _check_kinds(folder)
     if not folder.manifest_path.is_file():
         return _before_the_manifest(folder, config)
-    try:
-        manifest = folder.manifest()
-    except ValueError as error:
-        raise ConfigError(f"--resume: {error}") from None
+    manifest, metrics = folder.manifest(), folder.metrics()
     _check_manifest(folder, manifest, config)
     if not folder.ledger_path.is_file():
         name = folder.ledger_path.name
         raise refused(directory, f"expected the run's {name}", "none; restore it")
     saved = checkpoint.load(folder.checkpoint_path) if folder.checkpoint_path.is_file() else None
-    run_id = manifest["ledger_run_id"]
+    run_id = manifest.get("ledger_run_id")
     if saved is not None:
+        checkpoint.check(
+            folder.checkpoint_path, saved, _state_of(config), config.federation.num_clients
+        )
         _check_checkpoint(directory, config, saved, run_id)
     covered = _ledger_past(folder, config, run_id, saved).covered
     if config.privacy.kind != "none" and saved is not None and covered < saved.server_round:
@@ -75,6 +82,8 @@ def read_past(directory: Path, config: Experiment) -> Past:
             f"expected rounds 1 to {saved.server_round} in the ledger",
             f"1 to {covered}; restore it",
         )
+    if saved is not None:
+        _check_rows(folder, metrics.get("round", []), Tally.of(saved).told)
     return Past(has_begun=True, has_ledger=True, covered=covered, checkpoint=saved)
 
 
@@ -127,12 +136,12 @@ def _check_manifest(folder: RunFolder, manifest: Mapping[str, Any], config: Expe
             directory, f"expected a run folder of format {FORMAT}",
             f"format {found}; reports and audits read it, but start a new run",
         )  # fmt: skip
-    if manifest["config_sha256"] != sha256(config):
+    if manifest.get("config_sha256") != sha256(config):
         raise refused(
-            directory, f"expected the config of the run ({manifest['config_sha256']})",
+            directory, f"expected the config of the run ({manifest.get('config_sha256')})",
             f"{sha256(config)}; resume with the same settings",
         )  # fmt: skip
-    if experiment_digest(folder.experiment_path.read_bytes()) != manifest["experiment_sha256"]:
+    if experiment_digest(folder.experiment_path.read_bytes()) != manifest.get("experiment_sha256"):
         raise refused(
             directory, "expected experiment.toml as the run wrote it", "an edited one; restore it"
         )
@@ -149,6 +158,31 @@ def _check_checkpoint(directory: Path, config: Experiment, saved: Checkpoint, ru
         raise refused(
             directory, f"expected a checkpoint of a round <= {rounds}", f"{saved.server_round}"
         )
+
+
+def _check_kinds(folder: RunFolder) -> None:
+    """Refuse what no write of a run can replace or remove: a folder, a pipe, a link to nothing."""
+    named = [
+        folder.experiment_path, folder.manifest_path, folder.metrics_path, folder.ledger_path,
+        storage.head_file(folder.ledger_path), storage.torn_file(folder.ledger_path),
+        folder.checkpoint_path, folder.directory / "model.safetensors",
+    ]  # fmt: skip
+    for path in [*named, *filter(is_draft, folder.directory.iterdir())]:
+        if is_there(path):
+            check_regular(path, "a regular file", most=1 << 40)
+
+
+def _state_of(config: Experiment) -> Mapping[str, Tensor]:
+    """The tensors of a state of the run, for their names, types and shapes."""
+    plan = plan_of(config)
+    return plan.half.initial(initial_point(config)).tensors
+
+
+def _check_rows(folder: RunFolder, rounds: Sequence[float | None], told: int) -> None:
+    """Every row up to the checkpoint's newest was on disk before the checkpoint."""
+    if told not in rounds:
+        found = f"rows up to {int(rounds[-1] or 0)}" if rounds else "no row"
+        raise FolderDamaged(folder.metrics_path, f"the row of round {told}", f"{found}; restore it")
 
 
 @dataclass(frozen=True)
@@ -183,6 +217,6 @@ def _header(path: Path) -> Mapping[str, Any]:
         first = file.readline()
     try:
         body = json.loads(first)["body"]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         raise LedgerDamaged(path, 1, "was changed", RESTORE) from None
     return body if isinstance(body, dict) else {}

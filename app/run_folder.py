@@ -18,7 +18,7 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,15 @@ from app.durable import (
     sync_folder,
     tensor_bytes,
     write_atomically,
+)
+from app.reading import (
+    FolderDamaged,
+    Manifest,
+    check_regular,
+    checked,
+    is_there,
+    json_object,
+    one_line,
 )
 
 FINAL_KEYS = ("relative_cost_gap", "gradient_norm", "epsilon", "delta", "rounds", "seconds")
@@ -55,6 +64,12 @@ since the row before: bytes of usable uploads and of broadcasts, usable replies,
 asked and dropped, seconds without evaluation."""
 
 Cell = float | int | None
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")
+_COUNTS = {"round", "uploads", "bytes_up", "bytes_down", "participants", "failures"}
+_WHOLE = re.compile(r"[0-9]{1,15}")
+_NUMBER = re.compile(r"-?(?:[0-9]{1,400}(?:\.[0-9]{0,400})?(?:e[+-]?[0-9]{1,3})?|inf)|nan")
+UNREADABLE = (OSError, ValueError, TypeError, KeyError, RuntimeError, MemoryError, OverflowError)
+"""What libraries raise for bytes that are none of theirs."""
 
 
 @dataclass(frozen=True)
@@ -141,11 +156,26 @@ class RunFolder:
         return self.directory / "checkpoint.safetensors"
 
     def manifest(self) -> dict[str, Any]:
-        """The manifest as written."""
-        try:
-            return json.loads(self.manifest_path.read_bytes())
-        except json.JSONDecodeError as error:
-            raise ValueError(f"Expected JSON in {self.manifest_path}, got {error}") from error
+        """The manifest as written.
+
+        Raises:
+            FolderDamaged: it is none that a run writes.
+        """
+        found = json_object(self.manifest_path)
+        checked(found, Manifest, self.manifest_path)
+        return found
+
+    def check_columns(self, columns: Iterable[str]) -> None:
+        """Refuse metrics that rows of these columns cannot go on with.
+
+        Raises:
+            FolderDamaged: with the columns of both.
+        """
+        header, wanted = self._header(), list(columns)
+        if header and set(header) != set(wanted):
+            raise FolderDamaged(
+                self.metrics_path, f"the columns {','.join(wanted)}", ",".join(header)
+            )
 
     def append_metrics(self, row: Mapping[str, Cell]) -> None:
         """Add one row; the first row's keys become the header. None is an empty cell.
@@ -167,8 +197,13 @@ class RunFolder:
         append_line(self.metrics_path, text.getvalue().encode())
 
     def metrics(self) -> dict[str, list[float | None]]:
-        """Column name to values in the order of the rows; None where a cell is empty."""
+        """Column name to values in the order of the rows; None where a cell is empty.
+
+        Raises:
+            FolderDamaged: it is no table of numbers with rounds in order; with the first bad line.
+        """
         header, *rows = self._rows() or [[]]
+        self._check_rows(header, rows)
         return {
             key: [float(row[place]) if row[place] else None for row in rows]
             for place, key in enumerate(header)
@@ -209,10 +244,11 @@ class RunFolder:
         from safetensors.torch import load_file
 
         path = self._tensor_path(name)
+        check_regular(path, "whole safetensors", most=1 << 40)
         try:
             return load_file(path)
-        except SafetensorError as error:
-            raise ValueError(f"Expected whole safetensors in {path}, got {error}") from error
+        except (SafetensorError, *UNREADABLE) as error:
+            raise FolderDamaged(path, "whole safetensors", f"{error}") from error
 
     def finish(
         self, final: Mapping[str, Cell], measured: Mapping[str, Any] | None = None
@@ -237,11 +273,39 @@ class RunFolder:
 
     def _rows(self, most: int | None = None) -> list[list[str]]:
         """The whole lines of metrics.csv, at most ``most``; one that a crash tore is none."""
-        if not self.metrics_path.exists():
+        if not is_there(self.metrics_path):
             return []
-        with self.metrics_path.open(newline="", encoding="utf-8") as file:
-            lines = [line for line in itertools.islice(file, most) if line.endswith("\n")]
-        return list(csv.reader(lines))
+        check_regular(self.metrics_path, "a table of metrics")
+        with self.metrics_path.open("rb") as file:
+            lines = [line[:-1] for line in itertools.islice(file, most) if line.endswith(b"\n")]
+        try:
+            return [line.decode("ascii").split(",") for line in lines]
+        except UnicodeDecodeError as error:
+            raise FolderDamaged(self.metrics_path, "ASCII", str(error)) from None
+
+    def _check_rows(self, header: list[str], rows: list[list[str]]) -> None:
+        path, before = self.metrics_path, -1
+        if not header:  # a crash tore the first line, or there is none yet
+            return
+        names = [name for name in header if _NAME.fullmatch(name)]
+        if len(set(names)) < len(header) or "round" not in header:
+            raise FolderDamaged(
+                path, "on line 1 names of columns, each once, round among them", ",".join(header)
+            )
+        place = header.index("round")
+        for number, row in enumerate(rows, start=2):
+            if len(row) != len(header):
+                raise FolderDamaged(path, f"on line {number} {len(header)} cells", f"{len(row)}")
+            for name, cell in zip(header, row, strict=True):
+                pattern = _WHOLE if name in _COUNTS else _NUMBER
+                if not pattern.fullmatch(cell) and (cell or name == "round"):
+                    kind = "an integer >= 0" if name in _COUNTS else "a number or nothing"
+                    raise FolderDamaged(path, f"on line {number} for {name} {kind}", repr(cell))
+            if int(row[place]) <= before:
+                raise FolderDamaged(
+                    path, f"on line {number} a round after {before}", one_line(row[place], 40)
+                )
+            before = int(row[place])
 
     def _tensor_path(self, name: str) -> Path:
         if not re.fullmatch(r"[A-Za-z0-9_-]+", name):

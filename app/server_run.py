@@ -8,7 +8,7 @@ model and the final numbers at the end.
 import contextlib
 import sys
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -30,7 +30,7 @@ from app.progress import progress_of
 from app.resume import Past, experiment_digest, held_or_refused, read_past
 from app.run_folder import RunFolder, printable
 from app.statement import statement_of
-from app.tally import Tally
+from app.tally import COLUMNS, Tally
 from app.treasury import Treasury
 from app.work import work_of
 from configs.load import ConfigError, dump, sha256, to_toml
@@ -97,6 +97,10 @@ def run_experiment(grid: Grid, config: Experiment) -> RunFolder:
             write_atomically(RunFolder(directory).experiment_path, text.encode())
         folder = RunFolder(directory)
         start = _start(config, plan, past)
+        evaluator = _evaluator(config, has_oracle)
+        if start.first_round > 1:
+            model = plan.half.model(start.state, plan.manifold)
+            folder.check_columns(_columns(evaluator.row(model) if evaluator else {}))
         resumed_at = start.first_round if past is not None and past.has_ledger else None
         with treasury.open_ledger(folder.ledger_path, resumed_at=resumed_at):
             remove_drafts(directory)
@@ -105,15 +109,13 @@ def run_experiment(grid: Grid, config: Experiment) -> RunFolder:
             folder.drop_metrics_after(start.tally.told if start.first_round > 1 else -1)
             if past is not None:
                 _tell_what_is_paid_again(past)
-            return _Run(config, plan, folder, treasury, _evaluator(config, has_oracle)).go(
-                grid, start
-            )
+            return _Run(config, plan, folder, treasury, evaluator).go(grid, start)
 
 
 def _claim(directory: Path) -> None:
     try:
         RunFolder.claim(directory)
-    except (FileExistsError, NotADirectoryError) as error:
+    except OSError as error:
         raise ConfigError(f"output.directory: {error}") from None
 
 
@@ -176,6 +178,11 @@ def _start(config: Experiment, plan: Plan, past: Past | None) -> Start:
     state = ServerState({name: t.to(device) for name, t in saved.tensors.items()})
     accepted = {int(k): int(v) for k, v in saved.meta["last_accepted"].items()}
     return Start(state, saved.server_round + 1, accepted, Tally.of(saved))
+
+
+def _columns(measured: Iterable[str]) -> tuple[str, ...]:
+    """The columns of a row with these measures."""
+    return ("round", *measured, "epsilon", "uploads", *COLUMNS, "seconds")
 
 
 def _is_elsewhere(grid: Grid) -> bool:

@@ -25,6 +25,7 @@ import torch
 from app import client_turn, manifest
 from app.assembly import initial_point, plan_of
 from app.launch import Request, launch
+from app.reading import FolderDamaged
 from app.run_folder import RunFolder
 from configs.load import load
 from configs.schema import Experiment
@@ -169,8 +170,12 @@ def judge(case: Case, folder: Path, kills: int) -> list[str]:
         found.append(f"files: {sorted(names ^ FILES)}")
         if FILES - names:
             return found
-    if run.metrics()["round"] != list(range(rounds + 1)):
-        found.append(f"rows: {run.metrics()['round']}")
+    try:
+        told = run.metrics()["round"]
+    except FolderDamaged as error:
+        told = [str(error)]
+    if told != list(range(rounds + 1)):
+        found.append(f"rows: {told}")
     if run.manifest().get("final", {}).get("rounds") != rounds:
         found.append("no final")
     released = witnessed(folder)

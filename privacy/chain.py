@@ -162,7 +162,7 @@ def _check_format(path: Path, header: Mapping[str, Any]) -> None:
         raise LedgerDamaged(
             path,
             1,
-            f"has format {found!r}, known are 1 to {FORMAT}",
+            f"has format {repr(found)[:40]}, known are 1 to {FORMAT}",
             "read it with a newer version",
         )
 

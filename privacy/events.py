@@ -67,7 +67,7 @@ class GaussianRelease(Frozen):
     neighboring_relation: NeighboringRelation
     noise_multiplier: float = Field(ge=0)
     sampling: Sampling = Unsampled()
-    count: int = Field(default=1, ge=0)
+    count: int = Field(default=1, ge=0, le=10**15)
     label: str = "gradient"
     """Which query it was ("gradient", "anchor", "correction", "upload", "quantile")."""
 

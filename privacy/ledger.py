@@ -58,6 +58,10 @@ Feed = Callable[[Entry], None]
 """What is handed every entry in order as it is verified; an error after it voids what it got."""
 Body = Mapping[str, Any]
 
+_NO_CHARGE: Final = (
+    ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError, MemoryError
+)  # fmt: skip
+"""What a body that no run wrote may raise where it is counted."""
 _RECOVER: Final = "resume the run, or call Ledger.recover with the charge it was writing"
 _RESERVED_NAMES: Final = {"format", "run_id", "key_id"}
 
@@ -191,6 +195,8 @@ class Ledger:
         if acknowledged is not None:
             wanted.append((acknowledged[0], "its head"))
         header, last, length = None, None, 0
+        if path.exists() and not path.is_file():
+            raise LedgerDamaged(path, 1, "is no regular file", RESTORE)
         with path.open("rb") as file:
             for line in chain.lines(path, file, key):
                 entry = last = line.entry
@@ -219,7 +225,10 @@ class Ledger:
                     f"is missing: {anchor.sequence + 1} lines were written (rolled back?)",
                     RESTORE,
                 )
-        is_torn |= storage.torn_file(path).exists()
+        try:
+            is_torn |= storage.check_torn(path)
+        except ValueError as error:
+            raise LedgerDamaged(path, head.sequence + 2, str(error), RESTORE) from None
         authenticity = "verified" if key is not None else "not checked"
         if header.get("key_id") is None:
             authenticity = "unkeyed"
@@ -362,8 +371,9 @@ def _locked(path: Path) -> int:
 def _fed(feed: Feed, path: Path, entry: Entry) -> None:
     try:
         feed(entry)
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
-        what = str(error).replace("\n", " ") if isinstance(error, ValueError) else repr(error)
+    except _NO_CHARGE as error:
+        said = str(error) if isinstance(error, ValueError) else repr(error)
+        what = " ".join(said.split())[:300]
         raise LedgerDamaged(
             path, entry.sequence + 1, f"is no charge that can be counted: {what}", RESTORE
         ) from error
@@ -397,7 +407,9 @@ def _check_head(
     """Refuse a missing head, and one that was not signed by the key."""
     name = storage.head_file(path).name
     if acknowledged is None:
-        raise LedgerDamaged(path, last.sequence + 1, f"its head {name} is missing", RESTORE)
+        is_there = os.path.lexists(storage.head_file(path))
+        what = "no head that a run writes" if is_there else "missing"
+        raise LedgerDamaged(path, last.sequence + 1, f"its head {name} is {what}", RESTORE)
     head, tag = acknowledged
     if (tag is not None) != (header.get("key_id") is not None):
         raise LedgerDamaged(

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Final
 
 GENESIS: Final = "0" * 64
+_LONGEST_HEAD: Final = 4096
+"""Bytes; a head has about 200."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,7 @@ class Head:
         Raises:
             ValueError: for any other text.
         """
-        found = re.fullmatch(r"(\d{1,18}):([0-9a-f]{64})", text.strip())
+        found = re.fullmatch(r"([0-9]{1,18}):([0-9a-f]{64})", text.strip())
         if found is None:
             raise ValueError(
                 f"Expected a ledger head like '41:<64 hex digits>', got {text[:80]!r}; "
@@ -60,10 +62,15 @@ def torn_file(path: Path) -> Path:
 def read_head(path: Path) -> tuple[Head, str | None] | None:
     """The head of the ledger at ``path`` and its tag; None when none is there or can be read."""
     try:
-        found = json.loads(head_file(path).read_bytes())
-        return Head(int(found["sequence"]), str(found["sha256"])), found.get("tag")
-    except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):
+        file = head_file(path)
+        if not file.is_file() or file.stat().st_size > _LONGEST_HEAD:
+            return None
+        found = json.loads(file.read_bytes())
+        tag = found.get("tag")
+        head = Head.parse(f"{found['sequence']}:{found['sha256']}")
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return None
+    return head, None if tag is None else str(tag)
 
 
 def write_head(path: Path, head: Head, tag: str | None = None) -> None:
@@ -118,11 +125,26 @@ def set_aside(path: Path, descriptor: int, length: int, torn: Torn) -> Torn | No
 
 
 def _read_torn(path: Path) -> Torn | None:
+    """What an interrupted `set_aside` kept.
+
+    Raises:
+        ValueError: it is not what that wrote.
+    """
     try:
         line, _, data = torn_file(path).read_bytes().partition(b"\n")
     except FileNotFoundError:
         return None
+    if re.fullmatch(rb"[0-9]{1,18}", line) is None:
+        raise ValueError(f"Expected a line's number in {torn_file(path)}, got {line[:40]!r}")
     return Torn(int(line), data)
+
+
+def check_torn(path: Path) -> bool:
+    """Whether an interrupted recovery left something; errors as `_read_torn`."""
+    try:
+        return _read_torn(path) is not None
+    except OSError as error:
+        raise ValueError(f"Expected bytes in {torn_file(path)}, got {error.strerror}") from None
 
 
 def forget_torn(path: Path) -> None:

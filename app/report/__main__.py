@@ -8,7 +8,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from app.report.figures import draw
+from app.places import check_file, check_new
+from app.reading import is_there, one_line
+from app.report.figures import FIGURES, draw
 from app.report.runs import read
 from app.report.tables import table_of
 
@@ -33,11 +35,15 @@ def main(argv: Sequence[str] | None = None) -> int:
             from app.report.public import public_run
 
             runs = [public_run(run) for run in runs]
+        out = given.out or (given.folders[0] if len(runs) == 1 else Path("report"))
+        check_new("--out", out, is_fresh=True)
+        for name in (f"{y}-by-{x}.png".replace("_", "-") for y, x in FIGURES):
+            if is_there(out / name):
+                check_file("--out", out / name)
+        written = draw(runs, out)
     except (OSError, ValueError) as error:
-        sys.stderr.write(f"error: {error}\n")
+        sys.stderr.write(f"error: {one_line(str(error), 1500)}\n")
         return 2
-    out = given.out or (given.folders[0] if len(runs) == 1 else Path("report"))
-    written = draw(runs, out)
     lines = [table_of(runs, markdown=given.markdown), *(str(path) for path in written)]
     sys.stdout.write("\n".join(lines) + "\n")
     return 0

@@ -1,8 +1,11 @@
 """Epsilon against rounds for the views of one config."""
 
+import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from app.durable import write_atomically
 
 
 def draw_curve(rows: Sequence[Mapping[str, Any]], out: Path, *, title: str) -> None:
@@ -24,5 +27,7 @@ def draw_curve(rows: Sequence[Mapping[str, Any]], out: Path, *, title: str) -> N
     axes.set_ylim(bottom=0)
     axes.grid(alpha=0.3)
     axes.legend()
+    content = io.BytesIO()
+    figure.savefig(content, format="png", dpi=150)
     out.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(out, dpi=150)
+    write_atomically(out, content.getvalue())

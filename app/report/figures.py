@@ -4,12 +4,15 @@ Several seeds of one configuration become one curve: their mean, with a band fro
 greatest. A figure that has nothing to show (privacy off, no optimum known) is not written.
 """
 
+import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from app.durable import write_atomically
+from app.reading import one_line
 from app.report.runs import Column, Curve, Run, curves_of
 
 if TYPE_CHECKING:
@@ -64,18 +67,20 @@ def draw(runs: Sequence[Run], out: Path) -> list[Path]:
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    written: list[Path] = []
+    drawn: dict[Path, bytes] = {}
     for (y, x), shown in figures_of(runs).items():
         with rc_context(rc=STYLE):
             figure = Figure(figsize=(6.4, 4.2), layout="constrained")
             axes = figure.add_subplot()
             _draw_curves(axes, shown, x, y)
             _draw_frame(axes, shown, x, y)
-            out.mkdir(parents=True, exist_ok=True)
-            path = out / f"{y}-by-{x}.png".replace("_", "-")
-            figure.savefig(path, dpi=160, metadata={"Software": None})
-        written.append(path)
-    return written
+            content = io.BytesIO()
+            figure.savefig(content, format="png", dpi=160, metadata={"Software": None})
+        drawn[out / f"{y}-by-{x}.png".replace("_", "-")] = content.getvalue()
+    for path, png in drawn.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, png)
+    return list(drawn)
 
 
 def figures_of(runs: Sequence[Run]) -> dict[tuple[str, str], Numbered]:
@@ -105,6 +110,11 @@ def _is_drawable(curve: Curve, x: str, y: str) -> bool:
     return len(np.unique(first[mean > 0] if y != "cost" else first)) > 1
 
 
+def _words(label: str) -> str:
+    """A label that matplotlib reads as words, not as mathematics."""
+    return one_line(label).replace("$", r"\$")
+
+
 def _draw_curves(axes: "Axes", curves: Numbered, x: str, y: str) -> None:
     for i, curve in curves:
         first, rows = curve.values(x, y)
@@ -113,7 +123,7 @@ def _draw_curves(axes: "Axes", curves: Numbered, x: str, y: str) -> None:
         axes.plot(
             first,
             mean,
-            label=curve.label,
+            label=_words(curve.label),
             color=color,
             linestyle=DASHES[i // len(COLORS) % len(DASHES)],
             linewidth=1.8,

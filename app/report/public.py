@@ -18,13 +18,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from app.budget import Prices
 from app.durable import write_atomically
+from app.places import check_new
+from app.reading import FolderDamaged
 from app.report.runs import Run, read
 from app.run_folder import RunFolder, encode
 from app.statement import statement_of
 from app.views import reporting_delta
-from configs.load import parse
+from configs.load import ConfigError, parse
 from configs.schema import Experiment
 from privacy.ledger import Ledger
 from privacy.odometer import Odometer
@@ -101,11 +106,31 @@ def public_run(run: Run) -> Run:
     """
     if not is_private(run.manifest):
         return run
-    config = parse(dict(run.manifest["config"]))
+    config = _config_of(run)
     manifest = _manifest(run, config)
     shown = [*COLUMNS, *(ORACLE if _shows_oracle(config) else ()), *_epsilon(config)]
     columns = {key: values for key, values in run.columns.items() if key in shown}
     return replace(run, manifest=manifest, columns=columns)
+
+
+def _config_of(run: Run) -> Experiment:
+    """The config in the manifest, which has to be that of a private run."""
+    path, privacy = RunFolder(run.directory).manifest_path, run.manifest["privacy"]
+    try:
+        config = parse(dict(run.manifest.get("config") or {}))
+        reporting_delta(config)
+    except ConfigError as error:
+        raise FolderDamaged(path, "the config of the run", str(error)) from None
+    if config.privacy.kind != privacy["kind"]:
+        expected = f"a config with privacy.kind {privacy['kind']!r}"
+        raise FolderDamaged(path, expected, repr(config.privacy.kind))
+    own = {"client-level"}
+    if privacy["kind"] == "example-level":
+        own = {"server", "external", "published"}
+    names = [view["view"] for view in privacy.get("views", ())]
+    if not names or not set(names) <= own:
+        raise FolderDamaged(path, f"for privacy.views some of {sorted(own)}", str(names))
+    return config
 
 
 def _manifest(run: Run, config: Experiment) -> dict[str, Any]:
@@ -188,24 +213,48 @@ def export(directory: Path, out: Path) -> list[Path]:
 
     Raises:
         FileNotFoundError, ValueError: ``directory`` is no finished run, or is damaged.
-        FileExistsError: ``out`` holds something already.
+        ConfigError: ``out`` holds something already, or cannot be made.
+        OSError: the disk refused; nothing is left in ``out``.
     """
     run = read(directory)
     if not run.final:
         raise ValueError(f"Expected a finished run, got {directory}; resume it first")
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise FileExistsError(f"Expected a new or empty folder, got {out}")
+    check_new("--out", out, is_fresh=not out.is_dir() or not any(out.iterdir()))
     public = public_run(run)
-    out.mkdir(parents=True, exist_ok=True)
-    folder = RunFolder(out)
-    model = RunFolder.open(directory).load_tensors("model")
-    for row in _rows(public):
-        folder.append_metrics(row)
-    statement = statement_of(public.manifest["privacy"]) + "\n"
-    write_atomically(out / "statement.txt", statement.encode())
-    folder.save_tensors("model", {"x": model["x"]})
-    write_atomically(folder.manifest_path, encode(public.manifest))
+    source = RunFolder.open(directory)
+    x = _model(source)
+    try:
+        statement = statement_of(public.manifest["privacy"] or {"kind": "none"}) + "\n"
+    except KeyError as error:
+        raise FolderDamaged(source.manifest_path, f"for privacy {error}", "none") from None
+    is_made, folder = not out.exists(), RunFolder(out)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        for row in _rows(public):
+            folder.append_metrics(row)
+        write_atomically(out / "statement.txt", statement.encode())
+        folder.save_tensors("model", {"x": x})
+        write_atomically(folder.manifest_path, encode(public.manifest))
+    except OSError:
+        for path in out.iterdir():
+            path.unlink(missing_ok=True)
+        if is_made:
+            out.rmdir()
+        raise
     return sorted(out.iterdir())
+
+
+def _model(folder: RunFolder) -> Tensor:
+    tensors = folder.load_tensors("model")
+    path = folder.directory / "model.safetensors"
+    if set(tensors) != {"x"}:
+        raise FolderDamaged(path, "one tensor x", f"the names {sorted(tensors)}")
+    x = tensors["x"]
+    if not x.is_floating_point() or not bool(torch.isfinite(x).all()):
+        raise FolderDamaged(
+            path, "a finite model of real numbers", f"{x.dtype} of {tuple(x.shape)}"
+        )
+    return x
 
 
 def _rows(run: Run) -> list[dict[str, float | int | None]]:

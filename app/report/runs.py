@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from app.reading import FolderDamaged
 from app.run_folder import RunFolder
 
 Column = NDArray[np.float64]
@@ -61,13 +62,18 @@ def read(directory: Path) -> Run:
 
     Raises:
         FileNotFoundError: it is no run folder.
-        ValueError: its manifest or metrics are damaged.
+        FolderDamaged: its manifest or metrics are damaged.
     """
     folder = RunFolder.open(directory)
-    manifest = folder.manifest()
+    manifest, rows = folder.manifest(), folder.metrics()
+    if "final" in manifest:
+        last, told = manifest["final"]["rounds"], rows.get("round", [])
+        if not told or told[-1] != last:
+            found = f"rows up to {told[-1]:.0f}" if told else "no row"
+            raise FolderDamaged(folder.metrics_path, f"rows up to round {last}, the last", found)
     columns = {
         key: np.array([np.nan if value is None else value for value in values], dtype=np.float64)
-        for key, values in folder.metrics().items()
+        for key, values in rows.items()
     }
     return Run(directory, manifest.get("name") or directory.resolve().name, manifest, columns)
 

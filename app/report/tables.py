@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from app.reading import one_line
 from app.report.runs import Run
 
 HEADER = (
@@ -60,7 +61,7 @@ def _line(row: Sequence[str], widths: Sequence[int], *, markdown: bool) -> str:
 
 
 def _text(value: str) -> str:
-    return value.replace("|", "/")
+    return one_line(value.replace("|", "/"))
 
 
 def _number(value: float | str | None) -> str:

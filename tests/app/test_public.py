@@ -146,5 +146,5 @@ def test_export_is_a_command_with_errors_of_one_line(manifed, neighbours, tmp_pa
     assert done.exit_code == 0, done.output
     again = manifed("export", neighbours[0], "--out", tmp_path / "out")
     assert again.exit_code == 2
-    assert again.stderr.startswith("error: Expected a new or empty folder")
+    assert again.stderr.startswith("error: --out: expected a new or empty folder")
     assert manifed("export", tmp_path, "--out", tmp_path / "b").exit_code == 2

@@ -264,7 +264,7 @@ CASES = {
     no_manifest: "expected manifest.json",
     no_manifest_and_no_rows: "expected manifest.json",
     an_older_format: "expected a run folder of format 2",
-    a_torn_manifest: "Expected JSON in",
+    a_torn_manifest: "expected JSON, got",
     a_keyed_ledger_without_its_key: "no key was given",
 }
 

@@ -141,7 +141,7 @@ def test_configurations_of_one_name_are_told_apart_by_their_folders(tmp_path):
 
 
 def test_curves_of_unequal_length_are_averaged_over_the_common_rounds(tmp_path):
-    directories = [write_run(tmp_path / str(seed), seed=seed) for seed in (1, 2)]
+    directories = [write_run(tmp_path / str(seed), seed=seed, is_finished=False) for seed in (1, 2)]
     metrics = directories[1] / "metrics.csv"
     metrics.write_text("\n".join(metrics.read_text().splitlines()[:4]) + "\n")
     (curve,) = curves_of([read(directory) for directory in directories])

@@ -28,7 +28,7 @@ def manifest(**changes):
         "seed": 7,
         "randomness_source": "seed",
         "data_checksums": {"digits": "ab" * 32},
-        "privacy": {"unit": "example"},
+        "privacy": {"kind": "example-level", "unit": "example"},
     }
     config = {"federation": {"num_rounds": 3}}
     return manifest_of(config, "00" * 32, ["simulation.py", "a b.toml"], **{**given, **changes})
@@ -97,7 +97,7 @@ def test_opening_a_folder_without_manifest_is_one_clear_error(tmp_path):
 
 def test_opening_a_damaged_manifest_is_one_clear_error(folder):
     folder.manifest_path.write_text('{"config": ')
-    with pytest.raises(ValueError, match=r"Expected JSON in .*manifest\.json"):
+    with pytest.raises(ValueError, match=r"manifest\.json: expected JSON, got"):
         RunFolder.open(folder.directory).manifest()
 
 
@@ -165,7 +165,7 @@ def test_tensors_come_back_bit_for_bit_views_included(folder):
 def test_damaged_tensors_are_one_clear_error(folder):
     path = folder.save_tensors("model", {"x": torch.ones(5)})
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(ValueError, match="Expected whole safetensors"):
+    with pytest.raises(ValueError, match="expected whole safetensors"):
         folder.load_tensors("model")
 
 

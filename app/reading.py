@@ -1,0 +1,250 @@
+"""Reading a run folder's files, to which anything may have happened.
+
+Every refusal is one line: the file, what was expected, what was found. Nothing is written.
+"""
+
+import json
+import stat
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, NoReturn
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+
+MOST_BYTES = 1 << 30
+"""Of a file that is read whole."""
+_DEEPEST = 64
+"""Levels of nesting in JSON; a manifest has eight."""
+
+
+class FolderDamaged(ValueError):
+    """A file of a run folder is not what a run writes; one line."""
+
+    def __init__(self, path: Path, expected: str, found: str) -> None:
+        super().__init__(one_line(f"{path}: expected {expected}, got {found}"))
+
+
+def one_line(text: str, most: int = 600) -> str:
+    """``text`` on one line of any terminal, without its middle if it is long."""
+    flat = " ".join(text.split())
+    flat = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in flat)
+    return flat if len(flat) <= most else f"{flat[: most // 2]} ... {flat[-most // 3 :]}"
+
+
+def is_there(path: Path) -> bool:
+    """Whether the folder has an entry of this name, of any kind, also a link to nothing.
+
+    Raises:
+        FolderDamaged: the system refuses to look.
+    """
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        raise FolderDamaged(path, "a readable file", str(error.strerror)) from None
+    return True
+
+
+def check_regular(path: Path, expected: str, most: int = MOST_BYTES) -> None:
+    """Refuse what is no regular file of at most ``most`` bytes, before anything opens it.
+
+    Raises:
+        FolderDamaged: for none, a folder, a pipe, a device, a loop of links.
+    """
+    try:
+        found = path.stat()
+    except OSError as error:
+        raise FolderDamaged(path, expected, _reason(error)) from None
+    if stat.S_ISDIR(found.st_mode):
+        raise FolderDamaged(path, expected, "a folder")
+    if not stat.S_ISREG(found.st_mode):
+        raise FolderDamaged(path, expected, "no regular file")
+    if found.st_size > most:
+        raise FolderDamaged(path, f"{expected} of at most {most} bytes", f"{found.st_size}")
+
+
+def read_whole(path: Path, expected: str) -> bytes:
+    """The bytes of a regular file.
+
+    Raises:
+        FolderDamaged: as `check_regular`, or the system refuses to read it.
+    """
+    check_regular(path, expected)
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise FolderDamaged(path, expected, _reason(error)) from None
+
+
+def json_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a file: finite numbers, bounded depth, no key twice.
+
+    Raises:
+        FolderDamaged: for anything else.
+    """
+    return object_of(read_whole(path, "JSON"), path)
+
+
+def object_of(content: bytes | str, path: Path) -> dict[str, Any]:
+    """The JSON object in the bytes of ``path``; errors as `json_object`."""
+    try:
+        found = json.loads(content, parse_constant=_refuse_constant, object_pairs_hook=_once)
+    except RecursionError:
+        raise FolderDamaged(path, f"JSON at most {_DEEPEST} deep", "deeper tables") from None
+    except ValueError as error:  # no JSON, no UTF-8, an integer of thousands of digits
+        raise FolderDamaged(path, "JSON", str(error)) from None
+    if not isinstance(found, dict):
+        raise FolderDamaged(path, "a JSON object", _short(found))
+    level: list[Any] = [found]
+    for _ in range(_DEEPEST):
+        level = [
+            child
+            for node in level
+            for child in (node.values() if isinstance(node, dict) else node)
+            if isinstance(child, dict | list)
+        ]
+    if level:
+        raise FolderDamaged(path, f"JSON at most {_DEEPEST} deep", "deeper tables")
+    return found
+
+
+def checked(table: Mapping[str, Any], shape: type[BaseModel], path: Path) -> None:
+    """Refuse a table of the file ``path`` that is not of ``shape``.
+
+    Raises:
+        FolderDamaged: with the first field that is wrong.
+    """
+    try:
+        shape.model_validate(table)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=True)[0]
+        where = ".".join(_short(part, plain=True) for part in first["loc"])
+        found = "none" if first["type"] == "missing" else _short(first["input"])
+        message = first["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
+        wanted = "a value" if first["type"] == "missing" else message
+        raise FolderDamaged(path, f"for {where} {wanted}", found) from None
+
+
+def _reason(error: OSError) -> str:
+    return "none" if isinstance(error, FileNotFoundError) else str(error.strerror or error)
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name}, which is no JSON")
+
+
+def _once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    table = dict(pairs)
+    if len(table) < len(pairs):
+        raise ValueError("one key twice in a table")
+    return table
+
+
+def _short(value: Any, *, plain: bool = False) -> str:
+    """A value of any size, in a few letters."""
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= 10**18:
+        return f"an integer of {value.bit_length()} bits"
+    if isinstance(value, dict | list):
+        return f"a {'table' if isinstance(value, dict) else 'list'} of {len(value)}"
+    text = str(value) if plain else repr(value)
+    return one_line(text, 80)
+
+
+# -- what a manifest is --------------------------------------------------------------------------
+def _printable(text: str) -> str:
+    if not text.isprintable():
+        raise ValueError("printable text")
+    return text
+
+
+def _encodable(text: str) -> str:
+    text.encode()  # half of a surrogate pair is no text
+    return text
+
+
+Words = Annotated[str, AfterValidator(_printable)]
+Number = Annotated[float, Field(ge=-1e300, le=1e300, allow_inf_nan=False)]
+Epsilon = Annotated[float, Field(ge=0, le=1e300)] | Literal["infinity"]
+Delta = Annotated[float, Field(ge=0, le=1)]
+Count = Annotated[int, Field(ge=0, le=10**15)]
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+
+class _View(_Table):
+    view: Literal["server", "external", "client-level", "published"]
+    adversary: Words
+    epsilon: Epsilon
+    delta: Delta
+    remark: Words | None = None
+
+
+class _Privacy(_Table):
+    kind: Literal["none", "example-level", "client-level"]
+    noise_source: Literal["os", "seed"] | None = None
+    noise_origins: list[Words] = []
+    is_declared: bool = False
+    unit: Words = ""
+    neighboring_relation: Words = ""
+    released: Words = ""
+    mechanism: Words = ""
+    floating_point: Words = ""
+    views: list[_View] = []
+    notes: list[Words] = []
+
+
+class _Final(_Table):
+    relative_cost_gap: Number | Literal["infinity", "-infinity"] | None
+    gradient_norm: Number | Literal["infinity"] | None
+    epsilon: Epsilon | None
+    delta: Delta | None
+    rounds: Count
+    seconds: Number
+
+
+class Manifest(_Table):
+    """What of a manifest anything reads."""
+
+    format: Annotated[int, Field(ge=1, le=10**6)] = 1
+    name: Annotated[str, AfterValidator(_encodable)] | None = None
+    privacy: _Privacy | None = None
+    config: dict[str, Any] | None = None
+    config_sha256: Words = ""
+    experiment_sha256: Words | None = None
+    ledger_run_id: Words | None = None
+    stopped: str | None = None
+    final: _Final = _Final.model_construct()
+
+
+# -- what a checkpoint's words are ---------------------------------------------------------------
+Key = Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,8})$")]
+
+
+class _Pending(_Table):
+    bytes_down: Count
+    bytes_up: Count
+    participants: Count
+    failures: Count
+
+
+class _Tally(_Table):
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    pending: _Pending
+    told: Count
+    participants: Count
+    failures: Count
+    by_client: dict[Key, dict[str, Count]]
+
+
+class CheckpointMeta(_Table):
+    """What a resumed run takes from its checkpoint beside tensors."""
+
+    last_accepted: dict[Key, Count]
+    tally: _Tally | None = None
+    config_sha256: Words
+    ledger_run_id: Words | None
+    ledger_head: Annotated[str, Field(pattern=r"^[0-9]{1,18}:[0-9a-f]{64}$")]
