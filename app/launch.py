@@ -79,8 +79,7 @@ def resolve(request: Request) -> Launch:
         with held_or_refused(directory):
             read_past(directory, config)
     else:
-        is_new = not directory.is_dir() or is_fresh(directory)
-        check_new("--out", directory, is_fresh=is_new)
+        check_new("--out", directory, is_fresh)
     return Launch(config, directory)
 
 

@@ -3,13 +3,14 @@
 import errno
 import os
 import secrets
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 from configs.load import ConfigError
 
-_INNER = f".{'x' * 30}.draft"
-"""As long as the longest name in a run folder."""
+_LONGEST = len(".checkpoint.safetensors.draft")
+"""Letters of the longest name in a run folder."""
 
 
 def real(option: str, path: Path) -> Path:
@@ -24,8 +25,8 @@ def real(option: str, path: Path) -> Path:
         raise _refused(option, path, "a path", _reason(error)) from None
 
 
-def check_new(option: str, path: Path, *, is_fresh: bool) -> None:
-    """Refuse a folder that is not ``is_fresh`` or cannot be made and written into.
+def check_new(option: str, path: Path, is_fresh: Callable[[Path], bool] = lambda _: True) -> None:
+    """Refuse a folder that is there and not ``is_fresh``, or cannot be made and written into.
 
     It is tried: folders that are missing are made, a file is written, and all that is removed.
 
@@ -41,9 +42,9 @@ def check_new(option: str, path: Path, *, is_fresh: bool) -> None:
         raise _refused(option, path, "a folder that can be made", _reason(error)) from None
     if is_there and not path.is_dir():
         raise ConfigError(f"{option}: expected a folder, got the file {str(path)!r}")
-    if is_there and not is_fresh:
-        raise ConfigError(f"{option}: expected a new or empty folder, got {str(path)!r}")
     try:
+        if is_there and not is_fresh(path):
+            raise ConfigError(f"{option}: expected a new or empty folder, got {str(path)!r}")
         _try_out(path)
     except OSError as error:
         raise _refused(option, path, "a folder that can be written", _reason(error)) from None
@@ -63,7 +64,7 @@ def check_file(option: str, path: Path) -> None:
             raise _refused(option, path, "a file that can be made", what)
     if len(os.fsencode(path.name)) > 255 - len("..draft"):
         raise _refused(option, path, "a file that can be made", os.strerror(errno.ENAMETOOLONG))
-    check_new(option, path.absolute().parent, is_fresh=True)
+    check_new(option, path.absolute().parent)
 
 
 def _try_out(path: Path) -> None:
@@ -74,7 +75,9 @@ def _try_out(path: Path) -> None:
         for folder in missing:
             folder.mkdir()
             made.append(folder)
-        probe = path / (secrets.token_hex(4) + _INNER[8:])
+        probe = (
+            path / f".{secrets.token_hex(_LONGEST)[: _LONGEST - 7]}.draft"
+        )  # an unfinished write
         descriptor = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         try:
             os.write(descriptor, b"x")

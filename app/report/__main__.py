@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
             runs = [public_run(run) for run in runs]
         out = given.out or (given.folders[0] if len(runs) == 1 else Path("report"))
-        check_new("--out", out, is_fresh=True)
+        check_new("--out", out)
         for name in (f"{y}-by-{x}.png".replace("_", "-") for y, x in FIGURES):
             if is_there(out / name):
                 check_file("--out", out / name)

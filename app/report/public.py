@@ -219,7 +219,7 @@ def export(directory: Path, out: Path) -> list[Path]:
     run = read(directory)
     if not run.final:
         raise ValueError(f"Expected a finished run, got {directory}; resume it first")
-    check_new("--out", out, is_fresh=not out.is_dir() or not any(out.iterdir()))
+    check_new("--out", out, lambda path: not any(path.iterdir()))
     public = public_run(run)
     source = RunFolder.open(directory)
     x = _model(source)

@@ -52,7 +52,7 @@ def test_a_crashed_run_ends_as_if_nothing_had_happened(root, calls, tmp_path, pl
 
 def test_rows_that_a_resumed_run_does_not_cut_are_found(root, calls, tmp_path, monkeypatch):
     monkeypatch.setattr(RunFolder, "drop_metrics_after", lambda *_: None)
-    first_row = [i for i, call in enumerate(calls, start=1) if call == "write"][4]
+    first_row = [i for i, call in enumerate(calls, start=1) if call == "write"][5]
     trial = attempt(PRIVATE, tmp_path / "run", (Crash(first_row, "after"),))
     assert any(finding.startswith("rows") for finding in trial.findings)
 
