@@ -28,6 +28,7 @@ from wire.letters import (
     pack,
     read_header,
     read_payload,
+    shown,
     tensors_from_record,
     tensors_to_record,
 )
@@ -46,7 +47,7 @@ def _absent_if_it_fails(what: str) -> Generator[None, None, None]:
     """Keep an error, whose text may hold data, in this node's own log."""
     try:
         yield
-    except (BadLetter, BadBroadcast):
+    except (BadLetter, BadBroadcast, Absent):
         raise
     except Exception as error:
         log(ERROR, "this node is absent, %s: %s: %s", what, type(error).__name__, error)
@@ -69,16 +70,18 @@ def _mine(context: Context, config: Experiment) -> tuple[ClientSide, str, int]:
     pinned = context.node_config.get(keys.CONFIG_SHA256)
     if pinned is not None and pinned != digest:
         raise BadLetter(f"This node is pinned to config {pinned}, the run has {digest}")
-    partition = int(context.node_config[keys.PARTITION_ID])
-    if partition >= len(side.shards):
+    partition, count = context.node_config.get(keys.PARTITION_ID), len(side.shards)
+    if type(partition) is not int or not 0 <= partition < count:
         raise BadLetter(
-            f"Expected partition-id < federation.num_clients = {len(side.shards)}, got {partition}"
+            f"Expected a whole partition-id of this node in 0..federation.num_clients - 1 = "
+            f"0..{count - 1}, got {shown(partition)}"
         )
     with _absent_if_it_fails("its data are not valid"):
         _check_once(config, partition)
     return side, digest, partition
 
 
+@_absent_if_it_fails("it could not introduce itself")
 def introduce(message: Message, context: Context, config: Experiment) -> Message:
     """The reply to the handshake's query."""
     side, digest, partition = _mine(context, config)
@@ -92,6 +95,7 @@ def introduce(message: Message, context: Context, config: Experiment) -> Message
     return Message(RecordDict({keys.LETTER: record}), reply_to=message)
 
 
+@_absent_if_it_fails("it could not answer")
 def answer(message: Message, context: Context, config: Experiment) -> Message:
     """The reply to a training letter."""
     side, digest, partition = _mine(context, config)
