@@ -89,13 +89,19 @@ class RSVRG(Frozen):
                     self.correction_stddev,
                     is_clipped_as_one=self.correction_clip == "difference",
                 )
-                eta = correction + manifold.transp(anchor, x, reference)  # line 8
+                eta = correction + self._carried(oracle, anchor, x, reference)  # line 8
                 x = manifold.expmap(x, -self.step_size * eta)  # line 9
         return upload(self.output, down.x, iterates, x, manifold, draws), None  # lines 13-14
 
     def _reference(self, oracle: Oracle, anchor: Tensor) -> Tensor:
         rule = self.reference_stddev if self.variant == "reuse" else None
         return oracle.gradient(anchor, Full(), rule, label="reference")
+
+    def _carried(self, oracle: Oracle, anchor: Tensor, x: Tensor, reference: Tensor) -> Tensor:
+        """Gamma g at x; one that was noised already may be stretched, one that was not may not."""
+        if self.variant == "reuse":
+            return oracle.manifold.transp(anchor, x, reference)
+        return oracle.carried(anchor, x, reference)
 
     # -- what is released --------------------------------------------------------------------
     def reference_sensitivity(self, lens: ExampleLens, num_examples: int) -> float:
