@@ -36,7 +36,8 @@ def verdict(privacy: Mapping[str, Any]) -> str:
         return PLANNED
     if origins != {"os"}:
         return UNDECLARED
-    return DECLARED if privacy.get("is_declared", False) else RELEASE
+    is_clients = privacy["kind"] == "example-level"  # else the noise is this server's own
+    return DECLARED if is_clients and privacy.get("is_declared", False) else RELEASE
 
 
 def statement_of(privacy: Mapping[str, Any]) -> str:

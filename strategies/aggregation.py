@@ -19,6 +19,10 @@ from privacy.noise import NoiseSource, Stream
 from strategies.server_half import Space
 from wire.payloads import Payload
 
+LARGEST_CLIP = 1e100
+"""An adapted clip norm stays between 1e-100 and 1e100, the sizes that a config may name."""
+_STEEPEST = 2 * math.log(LARGEST_CLIP)
+
 
 @dataclass(frozen=True)
 class ServerDraws:
@@ -125,4 +129,5 @@ def _adapted(
     noise = lens.quantile_stddev(expected_cohort) * float(draws.normals((1,), step=1)[0])
     share = float(bits.sum()) / expected_cohort + noise + 0.5
     exponent = -lens.adaptive.learning_rate * (share - lens.adaptive.target_quantile)
-    return clip * math.exp(exponent)
+    after = clip * math.exp(min(max(exponent, -_STEEPEST), _STEEPEST))
+    return min(max(after, 1 / LARGEST_CLIP), LARGEST_CLIP)

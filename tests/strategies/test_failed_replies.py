@@ -211,3 +211,120 @@ def test_rows_of_zeros_stand_where_replies_are_missing():
     assert whole.uploads.u.tolist() == [[1, 2], [0, 0], [0, 0], [3, 4]]
     nobody = Replies((), Displacement(u[:0]), {1: "a"}).zero_filled((1,))
     assert nobody.uploads.u.tolist() == [[0, 0]]
+
+
+@pytest.mark.parametrize("said", ["os", "nonsense", None])
+def test_no_client_decides_what_is_said_of_the_servers_noise(said):
+    config = config_of(PRIVATE)
+
+    class Liar(InlineGrid):
+        def send_and_receive(self, messages, *, timeout=None):
+            for reply in super().send_and_receive(messages, timeout=timeout):
+                if reply.metadata.src_node_id == 2 + VICTIM:
+                    del reply.content["letter"]["noise-origin"]
+                    if said is not None:
+                        reply.content["letter"]["noise-origin"] = said
+                yield reply
+
+    _, reports = watched(plan_of(config), config, Liar(client_app_of(lambda _: config), 4, {}))
+    assert {report.noise_origins for report in reports} == {frozenset({"seed"})}
+
+
+def test_an_adapted_clip_norm_stays_a_number():
+    wild = "adaptive={quantile_noise_multiplier=1000.0,learning_rate=1000.0},"
+    config = config_of(PRIVATE.replace("delta", wild + "delta"))
+    (seen, _), _ = outsider_sees(config, "zero")
+    clips = [float(clip) for _, clip in seen]
+    assert {min(clips), max(clips)} <= {1e-100, 1e100} | set(clips)
+    assert all(1e-100 <= clip <= 1e100 for clip in clips)
+
+
+def upload_of(length):
+    """A grid whose victim uploads a tangent vector of that length in the metric."""
+
+    class Long(InlineGrid):
+        conversation: Conversation
+
+        def send_and_receive(self, messages, *, timeout=None):
+            for reply in super().send_and_receive(messages, timeout=timeout):
+                if reply.metadata.src_node_id == 2 + VICTIM and not reply.has_error():
+                    plan, x = self.conversation.plan, self.conversation.state["x"]
+                    shape = plan.manifold.coords_shape(tuple(x.shape))
+                    u = plan.manifold.from_coords(x, torch.ones(shape, dtype=torch.float64))
+                    u = u / plan.manifold.norm(x, u) * length
+                    reply.content["payload"] = tensors_to_record({"u": u})
+                yield reply
+
+    return Long
+
+
+FAR = {
+    "lorentz": ("data={kind='hyperbolic-tree',num_nodes=80}",
+                "problem={kind='hyperbolic-prediction',are_features_public=true}"),
+    "spd": ("data={kind='wishart',num_examples=80}", "problem={kind='frechet-mean'}"),
+    "stiefel": ("problem={kind='kpca'}",),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("privacy", ["privacy={kind='none'}", PRIVATE])
+@pytest.mark.parametrize("length", [3e3, 1e90])
+@pytest.mark.parametrize("name", FAR)
+def test_an_upload_that_overflows_the_step_is_that_clients_failure(name, length, privacy):
+    config = config_of(privacy, *FAR[name], "training.step_size=1e-3")
+    plan = plan_of(config)
+    grid = upload_of(length)(client_app_of(lambda _: config), 4, {})
+    start, reports = plan.half.initial(initial_point(config)), []
+    grid.conversation = Conversation(plan, start, Purse(), reports.append)
+    grid.conversation.start(grid, num_rounds=3)
+    assert len(reports) == 3
+    is_borderline = name == "stiefel" and length < 1e4
+    for report in reports:
+        assert set(report.failures) <= (set() if plan.lens is not None else {VICTIM})
+        assert set(report.participants) == {0, 1, 2, 3} - set(report.failures)
+    if plan.lens is None and not is_borderline:
+        assert "an upload that the model can take a step along" in reports[0].failures[VICTIM]
+
+
+def test_where_every_client_fails_the_sum_is_zero_and_the_round_goes_on():
+    config = config_of(PRIVATE)
+
+    class Silent(InlineGrid):
+        def send_and_receive(self, messages, *, timeout=None):
+            list(super().send_and_receive(messages, timeout=timeout))
+            return []
+
+    plan, app = plan_of(config), client_app_of(lambda _: config)
+    silent, reports = watched(plan, config, Silent(app, 4, {}))
+    assert all(report.participants == () for report in reports)
+
+    class Zeros(Tampering):
+        def send_and_receive(self, messages, *, timeout=None):
+            for reply in InlineGrid.send_and_receive(self, messages, timeout=timeout):
+                spoiled(reply, "zero")
+                yield reply
+
+    zeros, _ = watched(plan, config, Zeros(app, 4, {}))
+    assert_equal_views(silent, zeros)
+
+
+def test_a_normal_part_below_the_tolerance_cannot_push_the_model_off_its_manifold():
+    config = config_of("privacy={kind='none'}", *FAR["stiefel"], "training.step_size=1e-3")
+    plan = plan_of(config)
+
+    class Oblique(InlineGrid):
+        conversation: Conversation
+
+        def send_and_receive(self, messages, *, timeout=None):
+            for reply in super().send_and_receive(messages, timeout=timeout):
+                if reply.metadata.src_node_id == 2 + VICTIM and not reply.has_error():
+                    x = self.conversation.state["x"]
+                    reply.content["payload"] = tensors_to_record({"u": 9e-7 * x})
+                yield reply
+
+    grid, reports = Oblique(client_app_of(lambda _: config), 4, {}), []
+    start = plan.half.initial(initial_point(config))
+    grid.conversation = Conversation(plan, start, Purse(), reports.append)
+    grid.conversation.start(grid, num_rounds=8)
+    for report in reports:
+        assert set(report.failures) == {VICTIM}
+        assert float(plan.manifold.membership_defect(report.state["x"])) < 1e-12
