@@ -112,7 +112,9 @@ def _put(table, keys, value):
     *ways, last = keys
     for key in ways:
         table = table[key]
-    if value is Gone:
+    if value is Gone and isinstance(table, dict):
+        table.pop(last, None)
+    elif value is Gone:
         del table[last]
     else:
         table[last] = value
