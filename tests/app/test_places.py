@@ -70,6 +70,9 @@ PLACES = [
 ]  # fmt: skip
 
 
+FOR_A_FIGURE = {a_file, a_link_to_a_file, an_inner_path_that_is_too_long}
+
+
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     root = tmp_path_factory.mktemp("places")
@@ -113,7 +116,7 @@ def test_a_report_is_refused_one_too(place, tmp_path, capsys, finished):
     assert "--out" in refusal(capsys, tmp_path, main, words)
 
 
-@pytest.mark.parametrize("place", [p for p in PLACES if p not in {a_file, a_link_to_a_file}])
+@pytest.mark.parametrize("place", [place for place in PLACES if place not in FOR_A_FIGURE])
 def test_a_figure_is_refused_one_too(place, tmp_path, capsys):
     words = ["privacy", "curve", QUICKSTART, "--plot", place(tmp_path)]
     assert "--plot" in refusal(capsys, tmp_path, main, words)
