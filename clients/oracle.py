@@ -20,8 +20,6 @@ from privacy.mechanism import ExampleLens
 from privacy.noise import Stream
 from problems.base import Examples, Problem
 
-CARRIED_SLACK = 1e-4
-"""On the hyperboloid radius 23.5 or so, on SPD matrices a condition number of about 1e9."""
 StddevRule = Callable[[ExampleLens, int], float]
 """(lens, num_examples) -> stddev of one release, from the half that states the event."""
 
@@ -94,18 +92,18 @@ class Oracle:
     def carried(self, anchor: Tensor, x: Tensor, mean: Tensor) -> Tensor:
         """An un-noised mean at the anchor, transported to x, where later noise covers it.
 
-        Guarantee, with a clip: what one example adds is longer at x than at the anchor by a part
-        of at most ``CARRIED_SLACK``, as far out as the points may be; where rounding stretches
-        transport more (`Manifold.norm_slack`), the mean is exactly zero. Points are public or
-        noised before, so that this says nothing about an example.
+        Guarantee, with a clip: what one example adds is at x no longer than the clip allows it to
+        be at the anchor, as far out as the points may be. Rounding stretches transport by less
+        than the larger `Manifold.norm_slack` of the two points, so it is divided by one plus that;
+        points are public or noised before, so that the divisor says nothing about an example.
         """
         moved = self.manifold.transp(anchor, x, mean)
         if self._lens.l2_norm_clip is None:
             return moved
         here = torch.as_tensor(self.manifold.norm_slack(x), dtype=x.dtype, device=x.device)
         there = torch.as_tensor(self.manifold.norm_slack(anchor), dtype=x.dtype, device=x.device)
-        is_trusted = torch.maximum(here, there) <= CARRIED_SLACK  # False for NaN
-        return torch.where(self.manifold.expand_scalar(is_trusted), moved, 0.0)
+        slack = self.manifold.expand_scalar(torch.maximum(here, there))
+        return torch.where(slack <= 1.0, moved / (1 + slack), 0.0)
 
     # -- the parts ---------------------------------------------------------------------------
     def _batch(self, minibatch: Minibatch) -> tuple[Examples, Tensor]:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from clients.oracle import CARRIED_SLACK, Oracle
+from clients.oracle import Oracle
 from clients.rsvrg import RSVRG
 from manifolds.hyperbolic import Lorentz
 from privacy.mechanism import ExampleLens
@@ -41,9 +41,9 @@ def oracle():
     return Oracle(problem, examples, torch.tensor(4), ExampleLens(l2_norm_clip=CLIP), None)
 
 
-@pytest.mark.parametrize("radius", [2.0, 20.0, 25.0, 30.0, 36.0, 60.0, 200.0])
+@pytest.mark.parametrize("radius", [2.0, 20.0, 25.0, 28.0, 30.0, 33.0, 36.0, 60.0, 200.0])
 def test_an_un_noised_reference_is_never_longer_than_its_clip(oracle, radius):
-    assert max(carried(oracle.manifold, oracle, radius)) <= CLIP * (1 + CARRIED_SLACK)
+    assert max(carried(oracle.manifold, oracle, radius)) <= CLIP * (1 + 1e-9)
 
 
 def test_near_the_origin_it_is_the_transport(oracle):
