@@ -118,6 +118,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     page = report(done, names, head)
     if given.out is not None:
+        given.out.mkdir(parents=True, exist_ok=True)
         (given.out / "evidence_kills.md").write_text(page, encoding="utf-8")
     print(page)
     return int(any(trial.findings for _, trial in done))
