@@ -163,7 +163,9 @@ def _privacy(privacy: Mapping[str, Any], config: Experiment, ledger: Path) -> di
     odometer, delta = _odometer(ledger), reporting_delta(config)
     assert delta is not None
     prices = Prices(config, () if odometer.terms is None else odometer.terms.turns, delta)
-    planned = max(prices.planned(), odometer.rounds_counted)
+    # A run that charged nothing made no draw and never will: its folder is what it is.
+    is_charged = odometer.terms is not None
+    planned = max(prices.planned(), odometer.rounds_counted) if is_charged else 0
     views: list[dict[str, Any]] = []
     for view in privacy["views"]:
         name = view["view"]
