@@ -28,6 +28,7 @@ class Twin:
 
     def __init__(self, noisy, clean, seen):
         self._noisy, self._clean, self._seen = noisy, clean, seen
+        self.manifold, self.carried = noisy.manifold, noisy.carried
 
     def gradient(self, x, minibatch, stddev, label="gradient"):
         answer = self._noisy.gradient(x, minibatch, stddev, label)
