@@ -8,7 +8,6 @@ import threading
 from collections.abc import Generator
 from contextlib import contextmanager
 from types import FrameType
-from typing import NoReturn
 
 INTERRUPTED = "interrupted before anything was written"
 
@@ -25,20 +24,44 @@ class Ended(BaseException):
 def ending_signals() -> Generator[None, None, None]:
     """Raise `Ended` at SIGINT, SIGTERM and SIGHUP, but for those that are ignored (nohup).
 
-    Outside the main thread nothing is set, as Python demands.
+    A signal that meets an import is raised after it: libraries take any exception inside an import
+    for a missing module, and some go on without it. Outside the main thread nothing is set, as
+    Python demands.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-    for number in [n for n, handler in before.items() if handler is not signal.SIG_IGN]:
-        signal.signal(number, _end)
+    ending = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {n: signal.getsignal(n) for n in (*ending, signal.SIGALRM)}
+    waiting: list[int] = []
+
+    def end(number: int, frame: FrameType | None) -> None:
+        if not _is_importing(frame):
+            waiting.clear()
+            raise Ended(number)
+        waiting[:] = [number]
+        signal.signal(signal.SIGALRM, lambda _, later: end(number, later))
+        signal.setitimer(signal.ITIMER_REAL, _AGAIN)
+
+    for number in [n for n in ending if before[n] is not signal.SIG_IGN]:
+        signal.signal(number, end)
     try:
         yield
     finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
         for number, handler in before.items():
             signal.signal(number, handler)
+    if waiting:
+        raise Ended(waiting[0])
 
 
-def _end(number: int, _frame: FrameType | None) -> NoReturn:
-    raise Ended(number)
+_AGAIN = 0.02
+"""Seconds after which a signal that met an import is looked at again."""
+
+
+def _is_importing(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
+            return True
+        frame = frame.f_back
+    return False

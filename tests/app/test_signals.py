@@ -1,5 +1,6 @@
 """A signal ends a run in order: one line with the real path, and the exit code it deserves."""
 
+import importlib
 import os
 import shlex
 import signal
@@ -9,7 +10,7 @@ import time
 
 import pytest
 
-from app.interrupt import INTERRUPTED
+from app.interrupt import INTERRUPTED, Ended, ending_signals
 from app.launch import Request, launch
 from tests.app.test_cli import QUICKSTART
 
@@ -124,3 +125,28 @@ def test_a_signal_that_is_ignored_stays_ignored(tmp_path, monkeypatch):
         ]
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+def test_a_signal_inside_an_import_waits_for_its_end(tmp_path, monkeypatch):
+    # A library that takes any exception for a missing module would go on without this one.
+    (tmp_path / "half_way.py").write_text(
+        "import os, signal, time\n"
+        "try:\n"
+        "    os.kill(os.getpid(), signal.SIGTERM)\n"
+        "    time.sleep(0.1)\n"
+        "    is_whole = True\n"
+        "except BaseException:\n"
+        "    is_whole = False\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def wait():
+        with ending_signals():
+            importlib.import_module("half_way")
+            time.sleep(5)
+
+    with pytest.raises(Ended) as caught:
+        wait()
+    assert importlib.import_module("half_way").is_whole
+    assert caught.value.code == 143
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
