@@ -7,6 +7,7 @@ its place and `remove_drafts` finds it.
 
 import fcntl
 import os
+import re
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,9 +24,8 @@ def draft_of(path: Path) -> Path:
 def is_draft(path: Path) -> bool:
     """Whether a file is what an unfinished write, of this module or of the ledger, left behind."""
     name = path.name
-    return (name.startswith(".") and name.endswith(".draft")) or ".jsonl.new-" in name or (
-        ".jsonl.head.new-" in name
-    )  # fmt: skip
+    is_ours = name.startswith(".") and name.endswith(".draft")
+    return is_ours or re.search(r"\.jsonl(\.head|\.torn)?\.new-\d+$", name) is not None
 
 
 def remove_drafts(folder: Path) -> None:

@@ -148,7 +148,9 @@ def attempt(case: Case, folder: Path, crashes: Sequence[Crash]) -> Trial:
         code, name = part(case, folder, crash)
         at += [name] if name else []
         wanted = 0 if not name else (1 if crash and crash.mode == "full" else -signal.SIGKILL)
-        if code != wanted:
+        # A disk that is full before the folder is there is bad input: nothing was begun.
+        is_refused = code == 2 and wanted == 1 and not (folder / "run").exists()
+        if code != wanted and not is_refused:
             findings.append(
                 f"part {parts} ended with {code} at {name or 'its end'}: {said(folder)}"
             )

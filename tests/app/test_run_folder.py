@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from app.durable import write_atomically
+from app.durable import is_draft, remove_drafts, write_atomically
 from app.manifest import git_state, manifest_of
 from app.run_folder import FINAL_KEYS, RunFolder
+from privacy import storage
 
 FINAL = {
     "relative_cost_gap": 1e-3,
@@ -244,3 +245,13 @@ def test_git_state_tells_commit_and_dirt_and_ignores_enclosing_repositories(tmp_
     dirty = git_state(tmp_path)
     assert dirty == {"commit": clean["commit"], "is_dirty": True}
     assert git_state(tmp_path / "inner") is None
+
+
+@pytest.mark.parametrize("name", ["ledger.jsonl", "ledger.jsonl.head", "ledger.jsonl.torn"])
+def test_what_a_crash_left_of_a_ledgers_write_is_a_draft(tmp_path, name):
+    storage.replace_durably(tmp_path / name, b"1\n")
+    left = storage._draft(tmp_path / name, b"2\n")
+    (tmp_path / "other.new-1").write_bytes(b"")
+    assert is_draft(left)
+    remove_drafts(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [name, "other.new-1"]
