@@ -7,13 +7,14 @@ its place and `remove_drafts` finds it.
 
 import fcntl
 import os
-import re
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 from torch import Tensor
+
+from privacy import storage
 
 
 def draft_of(path: Path) -> Path:
@@ -24,8 +25,7 @@ def draft_of(path: Path) -> Path:
 def is_draft(path: Path) -> bool:
     """Whether a file is what an unfinished write, of this module or of the ledger, left behind."""
     name = path.name
-    is_ours = name.startswith(".") and name.endswith(".draft")
-    return is_ours or re.search(r"\.jsonl(\.head|\.torn)?\.new-\d+$", name) is not None
+    return (name.startswith(".") and name.endswith(".draft")) or storage.is_draft(path)
 
 
 def remove_drafts(folder: Path) -> None:
@@ -85,12 +85,8 @@ def write_whole(descriptor: int, data: bytes) -> None:
 
 def sync_file(path: Path) -> None:
     """Make what was appended to ``path``, and its name, survive a power cut."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-    sync_folder(path.parent)
+    _sync(path)
+    _sync(path.parent)
 
 
 @contextmanager
@@ -110,7 +106,11 @@ def held(folder: Path) -> Generator[None, None, None]:
 
 def sync_folder(folder: Path) -> None:
     """Make the entries of ``folder`` (new names, renames) survive a power cut."""
-    descriptor = os.open(folder, os.O_RDONLY)
+    _sync(folder)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

@@ -54,8 +54,7 @@ class Case:
     config: str
     sets: tuple[str, ...]
     most_redone: int
-    """Rounds that one crash may cost: those since the newest checkpoint, with the one under way,
-    and one for a torn line of the ledger, which counts as a charge whatever it was."""
+    """Rounds that one crash may cost: those since the newest checkpoint, with the one under way."""
 
     def experiment(self) -> Experiment:
         """The experiment, resolved."""

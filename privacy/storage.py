@@ -153,6 +153,11 @@ def forget_torn(path: Path) -> None:
     _sync_directory(path)
 
 
+def is_draft(path: Path) -> bool:
+    """Whether a file is the draft of a write that a crash left unfinished."""
+    return re.search(r"\.jsonl(\.head|\.torn)?\.new-\d+$", path.name) is not None
+
+
 def _draft(path: Path, data: bytes) -> Path:
     draft = path.with_name(f"{path.name}.new-{os.getpid()}")
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
