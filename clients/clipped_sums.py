@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from manifolds.base import Manifold
-from privacy.clipping import clip_factors
+from privacy.clipping import clip_factors, clipped
 from problems.base import Examples, Problem
 
 Points = tuple[Tensor, ...]
@@ -40,8 +40,7 @@ def clip_each(manifold: Manifold, x: Tensor, vectors: Tensor, clip: float | None
     """The vectors at x scaled to metric norm at most ``clip``; zero where not finite."""
     if clip is None:
         return vectors
-    factors = manifold.expand_scalar(clip_factors(manifold.norm_bound(x, vectors), clip))
-    return torch.where(factors > 0, factors * vectors, 0.0)
+    return clipped(vectors, manifold.norm_bound(x, vectors), clip)
 
 
 @dataclass(frozen=True)

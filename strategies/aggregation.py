@@ -13,7 +13,7 @@ from torch import Tensor
 
 from manifolds.base import Manifold
 from manifolds.euclidean import Euclidean
-from privacy.clipping import clip_factors
+from privacy.clipping import clipped
 from privacy.mechanism import ClientLens
 from privacy.noise import NoiseSource, Stream
 from strategies.server_half import Space
@@ -111,8 +111,7 @@ def private_mean(
         flat = stacked.flatten(1)
         norms = Euclidean().norm_bound(flat, flat)
         noise = draws.normals(tuple(base.shape), step=0).to(base.device)
-    factors = manifold.expand_scalar(clip_factors(norms, clip))
-    total = torch.where(factors > 0, factors * stacked, 0.0).sum(0)
+    total = clipped(stacked, norms, clip).sum(0)
     if space == "tangent":
         total = manifold.tangent_part(base, total)
     mean = total / expected_cohort + lens.stddev(expected_cohort, clip) * noise
