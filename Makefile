@@ -61,7 +61,7 @@ reproduce: $(VENV)/.installed ## Run every curve of a figure and draw it: FIG=00
 	  else $(RUN) simulation.py "$$config" --out "$$out"; fi; \
 	done; \
 	test $$found = 1 || { echo 'Expected configs/experiments/$(subst -,_,$(FIG))_*.toml, got no such file'; exit 2; }; \
-	$(RUN) -m app.report $(RUNS)/$(FIG)/*/ --out $(RUNS)/$(FIG) --server-view
+	$(RUN) -m manifed.runs.report $(RUNS)/$(FIG)/*/ --out $(RUNS)/$(FIG) --server-view
 
 bench: $(VENV)/.installed-dev ## Run the benchmarks, one script per claim
 	@set -e; for script in $(filter-out benchmarks/evidence_%,$(wildcard benchmarks/*.py)); do \

@@ -2,7 +2,7 @@
 
 import sys
 
-from app.cli import simulation
+from manifed.cli.main import simulation
 
 if __name__ == "__main__":
     simulation(sys.argv[1:])

@@ -22,16 +22,17 @@ from typing import Any, Literal, NoReturn
 
 import torch
 
-from app import client_turn, manifest
-from app.assembly import initial_point, plan_of
-from app.launch import Request, launch
-from app.reading import FolderDamaged
-from app.run_folder import RunFolder
-from configs.load import load
-from configs.schema import Experiment
-from privacy.ledger import Ledger
-from privacy.odometer import Odometer
-from strategies.conversation import Conversation
+from manifed.cli.launch import Request, launch
+from manifed.experiment.assembly import initial_point, plan_of
+from manifed.experiment.load import load
+from manifed.experiment.schema import Experiment
+from manifed.flower import client_turn
+from manifed.flower.conversation import Conversation
+from manifed.privacy.ledger import Ledger
+from manifed.privacy.odometer import Odometer
+from manifed.runs import manifest
+from manifed.runs.reading import FolderDamaged
+from manifed.runs.run_folder import RunFolder
 
 CALLS = ("write", "replace", "fsync", "ftruncate", "mkdir", "link", "unlink")
 Mode = Literal["before", "half", "after", "full"]
@@ -210,8 +211,8 @@ def under_reported(path: Path, released: set[tuple[int, int, int]]) -> list[str]
 @lru_cache(maxsize=256)
 def reference(config: Experiment, attempts: tuple[int, ...]) -> torch.Tensor:
     """The model of an uninterrupted run in memory whose round r is attempt ``attempts[r - 1]``."""
-    from app.client_app import client_app_of
-    from app.engines.inline import InlineGrid
+    from manifed.flower.apps import client_app_of
+    from manifed.flower.inline import InlineGrid
 
     class Nobody:
         def charge(self, server_round: int, attempt: int, partitions: tuple[int, ...]) -> None:
@@ -312,7 +313,7 @@ def live_and_die(
 
 
 def _ran(request: Request) -> int:
-    from app.launch import launch_or_exit
+    from manifed.cli.launch import launch_or_exit
 
     def fail(message: str, code: int = 2) -> NoReturn:
         sys.stderr.write(f"error: {message}\n")

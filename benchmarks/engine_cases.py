@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
-from configs.load import parse
-from configs.schema import Experiment
+from manifed.experiment.load import parse
+from manifed.experiment.schema import Experiment
 
 STEPS = 10
 ROWS = {"kpca_784x5": 100, "kpca_100x5": 100}

@@ -9,9 +9,9 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from app.assembly import load_shards
 from benchmarks.engine_cases import STEPS
-from configs.schema import Experiment
+from manifed.experiment.assembly import load_shards
+from manifed.experiment.schema import Experiment
 
 Array = NDArray[np.float64]
 Round = Callable[[Array], Array]
@@ -19,7 +19,7 @@ Round = Callable[[Array], Array]
 
 def round_of(case: str, config: Experiment) -> tuple[Round, Array]:
     """One round of ``case`` as a function of the model, and a start."""
-    from app.assembly import initial_point
+    from manifed.experiment.assembly import initial_point
 
     x = initial_point(config).numpy()
     tensors = [shard.tensors for shard in load_shards(config).examples]

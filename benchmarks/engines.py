@@ -23,15 +23,15 @@ from typing import Any
 
 import torch
 
-from app.assembly import client_side, initial_point, load_shards, plan_of
-from app.engines.cohort import CohortGrid
-from app.treasury import Treasury
 from benchmarks.engine_cases import CASES, STEPS, experiment
 from benchmarks.engine_loops import round_of
 from benchmarks.engines_report import Results, flat_ratios, report, write
-from configs.load import save
-from configs.schema import Experiment
-from strategies.conversation import Conversation
+from manifed.experiment.assembly import client_side, initial_point, load_shards, plan_of
+from manifed.experiment.load import save
+from manifed.experiment.schema import Experiment
+from manifed.experiment.treasury import Treasury
+from manifed.federation.stacked import CohortGrid
+from manifed.flower.conversation import Conversation
 
 INTERLEAVED = 5
 
@@ -58,7 +58,7 @@ def _grid(config: Experiment, folder: Path) -> Any:
     if config.engine.execution == "cohort":
         return CohortGrid(client_side(config), device="cpu", memory_budget_mb=1024)
     from app.client_app import app
-    from app.engines.inline import InlineGrid
+    from manifed.flower.inline import InlineGrid
 
     save(config, folder / "experiment.toml")
     run_config = {"experiment": str(folder / "experiment.toml"), "overrides": ""}
@@ -95,7 +95,7 @@ def interleaved(
 
 def ray_seconds(case: str, clients: int, rounds: int) -> float:
     """Median seconds of a round under Flower's simulation engine, without the first."""
-    from app.launch import Request, launch
+    from manifed.cli.launch import Request, launch
 
     with tempfile.TemporaryDirectory(prefix="manifed-bench-") as root:
         path = Path(root) / "case.toml"

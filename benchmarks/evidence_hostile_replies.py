@@ -33,15 +33,15 @@ from flwr.app import (
     RecordDict,
 )
 
-from app.assembly import initial_point, plan_of
-from app.client_app import client_app_of
-from app.engines.inline import InlineGrid
-from configs.load import load
-from configs.schema import Experiment
-from strategies.conversation import Conversation
-from strategies.handshake import HandshakeFailed
-from strategies.plan import RoundReport
-from wire.letters import tensors_to_record
+from manifed.experiment.assembly import initial_point, plan_of
+from manifed.experiment.load import load
+from manifed.experiment.schema import Experiment
+from manifed.federation.plan import RoundReport
+from manifed.flower.apps import client_app_of
+from manifed.flower.conversation import Conversation
+from manifed.flower.handshake import HandshakeFailed
+from manifed.flower.inline import InlineGrid
+from manifed.flower.records import tensors_to_record
 
 CLIENTS, ROUNDS, HOSTILE = 4, 2, 2
 FIRST_NODE, STRANGER = 2, 6

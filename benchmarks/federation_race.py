@@ -10,18 +10,19 @@ from typing import Any
 from flwr.common.serde import recorddict_to_proto
 from torch import Tensor
 
-from app.assembly import client_side, initial_point, load_shards, plan_of
-from app.engines.cohort import CohortGrid
-from app.evaluation import client_shares
 from benchmarks.quiet import flower_says_only
-from configs.load import parse
-from configs.schema import Experiment
-from strategies.cohort import Cohort
-from strategies.conversation import Conversation
-from strategies.plan import RoundReport
-from strategies.replies import RoundFailed
-from wire.letters import Header, pack
-from wire.payloads import Payload
+from manifed.algorithms.payloads import Payload
+from manifed.errors import RoundFailed
+from manifed.experiment.assembly import client_side, initial_point, load_shards, plan_of
+from manifed.experiment.evaluation import client_shares
+from manifed.experiment.load import parse
+from manifed.experiment.schema import Experiment
+from manifed.federation.cohorts import Cohort
+from manifed.federation.header import Header
+from manifed.federation.plan import RoundReport
+from manifed.federation.stacked import CohortGrid
+from manifed.flower.conversation import Conversation
+from manifed.flower.records import pack
 
 
 @dataclass(frozen=True)

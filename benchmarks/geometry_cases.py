@@ -10,7 +10,16 @@ import pymanopt.manifolds as pymanopt
 import torch
 from torch import Tensor
 
-from manifolds import SPD, Grassmann, Lorentz, Manifold, Oblique, PoincareBall, Sphere, Stiefel
+from manifed.manifolds import (
+    SPD,
+    Grassmann,
+    Lorentz,
+    Manifold,
+    Oblique,
+    PoincareBall,
+    Sphere,
+    Stiefel,
+)
 
 PYMANOPT_NAMES = {
     "proju": "projection",

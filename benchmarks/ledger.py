@@ -21,19 +21,19 @@ from typing import Any
 
 import numpy as np
 
-from privacy.account import Account
-from privacy.chain import Entry
-from privacy.charges import Charge, Terms, TurnReleases
-from privacy.events import GaussianRelease, SampledWithoutReplacement
-from privacy.ledger import Ledger
-from privacy.odometer import Odometer
-from privacy.storage import GENESIS, Head, write_head
+from manifed.privacy.account import Account
+from manifed.privacy.chain import Entry
+from manifed.privacy.charges import Charge, Terms, TurnReleases
+from manifed.privacy.events import GaussianRelease, SampledWithoutReplacement
+from manifed.privacy.ledger import Ledger
+from manifed.privacy.odometer import Odometer
+from manifed.privacy.storage import GENESIS, Head, write_head
 
 DELTA = 1e-5
 AUDIT = """
 import json, sys, time
 from pathlib import Path
-from app.pricing import audit_ledger
+from manifed.experiment.pricing import audit_ledger
 begun = time.perf_counter()
 found = audit_ledger(Path(sys.argv[1]), 1e-5)
 print(json.dumps([time.perf_counter() - begun, [v["epsilon"] for v in found["views"]]]))

@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 import torch
 
-from privacy.noise import NoiseSource, Stream
+from manifed.privacy.noise import NoiseSource, Stream
 
 COUNT = 1_000_000
 COHORT, SHAPE = 1274, (785,)

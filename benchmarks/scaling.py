@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.findings import log_slope
+from reproduction.findings import log_slope
 
 ROOT = Path(__file__).resolve().parent.parent
 ROUNDS = 7
@@ -77,7 +77,7 @@ SWEEPS: tuple[tuple[str, str, tuple[int, ...]], ...] = (
 def measured(case: str, over: str, sizes: Sequence[int]) -> Curve:
     """Median seconds of a round at every size, interleaved."""
     from benchmarks.engines import interleaved, stepper
-    from configs.load import parse
+    from manifed.experiment.load import parse
 
     with tempfile.TemporaryDirectory(prefix="manifed-bench-") as root:
         steps: dict[str, Callable[[], None]] = {}
@@ -121,11 +121,11 @@ def memory_of_a_round(case: str, clients: int, budget_mb: int) -> dict[str, floa
 
 def grow(case: str, clients: int, budget_mb: int) -> dict[str, float]:
     """`memory_of_a_round`, in this process."""
-    from app.assembly import client_side, initial_point
-    from app.engines.cohort import CohortGrid
-    from configs.load import parse
-    from wire.letters import Header
-    from wire.payloads import Point
+    from manifed.algorithms.payloads import Point
+    from manifed.experiment.assembly import client_side, initial_point
+    from manifed.experiment.load import parse
+    from manifed.federation.header import Header
+    from manifed.federation.stacked import CohortGrid
 
     config = parse(with_size(case, "clients", clients))
     side, down = client_side(config), Point(initial_point(config))

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from benchmarks.geometry_cases import unit
 from benchmarks.stopwatch import table
-from manifolds import Lorentz, PoincareBall, Sphere
+from manifed.manifolds import Lorentz, PoincareBall, Sphere
 
 COUNT, DIM = 200, 5
 RADII = (1.0, 5.0, 10.0, 15.0, 25.0)

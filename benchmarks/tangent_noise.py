@@ -27,7 +27,7 @@ import torch
 
 from benchmarks.paper_in_jax import jax_samplers
 from benchmarks.stopwatch import milliseconds, prepare, race, table
-from manifolds import (
+from manifed.manifolds import (
     SPD,
     Grassmann,
     Lorentz,
@@ -39,8 +39,8 @@ from manifolds import (
     Sphere,
     Stiefel,
 )
-from manifolds import printed_samplers as paper
-from manifolds.sampling import Basis, Metropolis, normals_from
+from manifed.manifolds.sampling import Basis, Metropolis, normals_from
+from reproduction import printed_samplers as paper
 
 CHAIN_STEPS = 10_010
 MEASURED_STEPS = 100

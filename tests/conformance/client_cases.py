@@ -7,20 +7,20 @@ from typing import Literal
 
 import torch
 
-from clients.federated_svrg import RFedSVRG
-from clients.local_training import LocalTraining, Memory, Phase
-from clients.minibatch import Full, Poisson, WithoutReplacement
-from clients.projected import Projected, ProjectedPartial
-from clients.proximal import RFedProx
-from clients.rsgd import RSGD
-from clients.rsvrg import RSVRG
-from clients.turn import ClientHalf, Seat, take_turn
-from privacy.mechanism import ExampleLens, RelativeNoise
-from privacy.noise import NoiseSource
-from problems.base import Examples
-from problems.linear import with_squared_norms
-from problems.pca import PrincipalEigenvector
-from wire.payloads import MeanGradient, Payload, Point, PointAndDisplacement
+from manifed.algorithms.client_update import LocalTraining, Memory, Phase
+from manifed.algorithms.payloads import MeanGradient, Payload, Point, PointAndDisplacement
+from manifed.algorithms.projected import Projected, ProjectedPartial
+from manifed.algorithms.rfedprox import RFedProx
+from manifed.algorithms.rfedsvrg import RFedSVRG
+from manifed.algorithms.rsgd import RSGD
+from manifed.algorithms.rsvrg import RSVRG
+from manifed.federation.turn import ClientHalf, Seat, take_turn
+from manifed.oracles.minibatch import Full, Poisson, WithoutReplacement
+from manifed.privacy.mechanism import ExampleLens, RelativeNoise
+from manifed.privacy.noise import NoiseSource
+from manifed.problems.base import Examples
+from manifed.problems.linear import with_squared_norms
+from manifed.problems.pca import PrincipalEigenvector
 
 
 @dataclass(frozen=True)

@@ -6,15 +6,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from clients.local_training import LocalTraining, Memory
-from clients.turn import ClientHalf, Seat, take_turn
-from manifolds.base import Manifold
-from privacy.mechanism import ClientLens, ExampleLens
-from privacy.noise import NoiseSource
-from problems.base import Examples, Problem, ProblemBase
-from strategies.aggregation import ServerDraws, private_mean, weighted_mean
-from strategies.server_half import Collected, ServerHalf, ServerState
-from wire.payloads import Payload
+from manifed.algorithms.client_update import LocalTraining, Memory
+from manifed.algorithms.payloads import Payload
+from manifed.algorithms.server_update import Collected, ServerHalf, ServerState
+from manifed.federation.aggregation import ServerDraws, private_mean, weighted_mean
+from manifed.federation.turn import ClientHalf, Seat, take_turn
+from manifed.manifolds.base import Manifold
+from manifed.privacy.mechanism import ClientLens, ExampleLens
+from manifed.privacy.noise import NoiseSource
+from manifed.problems.base import Examples, Problem, ProblemBase
 
 SOURCE = NoiseSource.from_seed(5)
 

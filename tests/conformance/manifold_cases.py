@@ -6,20 +6,20 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from manifolds.base import Manifold
-from manifolds.euclidean import Euclidean
-from manifolds.fixed_rank import FixedRank
-from manifolds.grassmann import Grassmann
-from manifolds.hyperbolic import Lorentz
-from manifolds.oblique import Oblique
-from manifolds.poincare import PoincareBall
-from manifolds.product import Product
-from manifolds.rotations import SpecialOrthogonal
-from manifolds.spd import SPD
-from manifolds.spd_bures import SPDBuresWasserstein
-from manifolds.spd_flat import SPDLogCholesky, SPDLogEuclidean
-from manifolds.sphere import Sphere
-from manifolds.stiefel import Stiefel
+from manifed.manifolds.base import Manifold
+from manifed.manifolds.euclidean import Euclidean
+from manifed.manifolds.fixed_rank import FixedRank
+from manifed.manifolds.grassmann import Grassmann
+from manifed.manifolds.hyperbolic import Lorentz
+from manifed.manifolds.oblique import Oblique
+from manifed.manifolds.poincare import PoincareBall
+from manifed.manifolds.product import Product
+from manifed.manifolds.rotations import SpecialOrthogonal
+from manifed.manifolds.spd import SPD
+from manifed.manifolds.spd_bures import SPDBuresWasserstein
+from manifed.manifolds.spd_flat import SPDLogCholesky, SPDLogEuclidean
+from manifed.manifolds.sphere import Sphere
+from manifed.manifolds.stiefel import Stiefel
 
 
 def entrywise_gap(x: Tensor, y: Tensor) -> Tensor:

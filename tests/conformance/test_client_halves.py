@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from privacy.mechanism import ExampleLens
-from privacy.noise import NoiseSource
-from problems.base import Examples
+from manifed.privacy.mechanism import ExampleLens
+from manifed.privacy.noise import NoiseSource
+from manifed.problems.base import Examples
 from tests.conformance.client_cases import CASES, SIZES, half_of, play, shards, start
 
 SOURCE = NoiseSource.from_seed(11)

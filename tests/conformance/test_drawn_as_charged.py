@@ -11,12 +11,12 @@ import pytest
 import torch
 from scipy import stats
 
-from clients.draws import Draws
-from clients.oracle import Oracle
-from clients.rsvrg import RSVRG
-from privacy.mechanism import RelativeNoise
-from privacy.noise import NoiseSource
-from problems.pca import PrincipalEigenvector
+from manifed.algorithms.rsvrg import RSVRG
+from manifed.oracles.draws import Draws
+from manifed.oracles.oracle import Oracle
+from manifed.privacy.mechanism import RelativeNoise
+from manifed.privacy.noise import NoiseSource
+from manifed.problems.pca import PrincipalEigenvector
 from tests.conformance.client_cases import CASES, SIZES, broadcast, shards, start
 
 DIM, ROUNDS = 400, 4

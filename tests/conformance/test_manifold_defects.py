@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from manifolds.base import Manifold
-from manifolds.defects import TOLERANCE, largest_allowed, tolerance
-from manifolds.hyperbolic import Lorentz
-from manifolds.sphere import Sphere
+from manifed.manifolds.base import Manifold
+from manifed.manifolds.defects import TOLERANCE, largest_allowed, tolerance
+from manifed.manifolds.hyperbolic import Lorentz
+from manifed.manifolds.sphere import Sphere
 from tests.conformance.manifold_cases import CASES, ManifoldCase, lorentz_of_radius
 
 ALL = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from app.engines import process_tree, processes
+from app import process_tree, processes
 
 TINY_PROJECT = Path(__file__).parent / "tiny_project"
 

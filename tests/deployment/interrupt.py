@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from app.engines.process_tree import ProcessId, family, process_table
+from app.process_tree import ProcessId, family, process_table
 
 REPOSITORY = Path(__file__).parents[2]
 PROGRAM = """

@@ -12,8 +12,8 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.verification import PolicyBuilder, Store
 
-from app.engines.credentials import generate, main
-from app.engines.deployment import node_configs
+from app.credentials import generate, main
+from app.deployment import node_configs
 
 
 def test_the_superlinks_certificate_is_valid_for_each_of_its_names_and_no_other(

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from app.engines import deployment
-from app.engines.comparison import compare_engines
-from app.engines.credentials import TLSFiles, generate
-from app.engines.processes import EngineFailed
+from app import deployment
+from app.credentials import TLSFiles, generate
+from manifed.cli.comparison import compare_engines
+from manifed.errors import EngineFailed
 from tests.deployment.interrupt import all_gone, interrupted
 from tests.deployment.tiny_run_config import tiny_run_config
 

@@ -6,8 +6,8 @@ from flwr.app import Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 
-from app.engines.inline import InlineGrid
-from app.engines.polling import PollingGrid
+from manifed.flower.inline import InlineGrid
+from manifed.flower.polling import PollingGrid
 
 
 class LateGrid(InlineGrid):

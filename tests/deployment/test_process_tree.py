@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from app.engines.process_tree import ProcessId, end_family, family, process_table
+from app.process_tree import ProcessId, end_family, family, process_table
 
 STUBBORN_GRANDCHILD = """
 import subprocess, sys, time
@@ -84,7 +84,7 @@ def test_an_id_that_was_used_again_is_not_the_process_that_was_seen(mark: str) -
 def test_ps_and_proc_agree_on_who_lives_and_on_their_parents() -> None:
     if not Path("/proc/self/stat").exists():
         pytest.skip("no /proc here")
-    from app.engines.process_tree import _from_proc, _from_ps
+    from app.process_tree import _from_proc, _from_ps
 
     by_ps = {p.pid: parent for p, parent in _from_ps().items()}
     by_proc = {p.pid: parent for p, parent in _from_proc().items()}

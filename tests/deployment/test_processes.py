@@ -5,13 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from app.engines.processes import (
-    EngineFailed,
-    environment,
-    free_ports,
-    private_flower,
-    signals,
-)
+from app.processes import environment, free_ports, private_flower, signals
+from manifed.errors import EngineFailed
 
 
 def test_ports_are_distinct_and_free() -> None:

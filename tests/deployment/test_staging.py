@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from app.engines.staging import stage
+from app.staging import stage
 
 REPOSITORY = Path(__file__).parents[2]
 FAB_LIMIT = 10_485_760

@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from app.assembly import client_side
-from app.engines.cohort import CohortGrid
-from app.launch import Request, launch
 from benchmarks.engine_cases import CASES
-from configs.load import parse, save
-from wire.letters import Header
-from wire.payloads import Point
+from manifed.algorithms.payloads import Point
+from manifed.cli.launch import Request, launch
+from manifed.experiment.assembly import client_side
+from manifed.experiment.load import parse, save
+from manifed.federation.header import Header
+from manifed.federation.stacked import CohortGrid
 
 EXPERIMENTS = Path(__file__).resolve().parents[2] / "configs" / "experiments"
 SETS = (
@@ -87,7 +87,7 @@ def test_the_chunk_obeys_the_memory_budget():
 
 
 def test_one_client_that_breaks_a_batched_kernel_is_isolated(monkeypatch):
-    from clients import rsgd
+    from manifed.algorithms import rsgd
 
     plain = rsgd.RSGD.turn
 

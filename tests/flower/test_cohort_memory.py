@@ -23,9 +23,9 @@ def test_shards_and_a_round_stay_under_the_budget(case, clients, budget):
 
 
 def test_a_budget_that_cannot_hold_the_data_is_refused_in_one_line(tmp_path):
-    from app.cli import main
     from benchmarks.engine_cases import CASES
-    from configs.load import parse, save
+    from manifed.cli.main import main
+    from manifed.experiment.load import parse, save
 
     table = CASES["kpca_784x5"](100, 1) | {
         "engine": {"execution": "cohort", "memory_budget_mb": 16}

@@ -6,15 +6,16 @@ import torch
 from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from app.engines.inline import InlineGrid
 from benchmarks.evidence_hostile_replies import HOSTILE, cases, run, verdict
-from manifolds.sphere import Sphere
-from strategies import handshake, inbox, rounds
-from strategies.inbox import Expectation, refuse_bad_rows
-from strategies.replies import LONGEST_REASON, Replies, plain
-from wire import letters
-from wire.letters import BadLetter, Header, tensors_from_record
-from wire.payloads import Displacement
+from manifed.algorithms.payloads import Displacement
+from manifed.federation.header import Header
+from manifed.federation.replies import LONGEST_REASON, Replies, plain
+from manifed.flower import handshake, inbox, rounds
+from manifed.flower import records as letters
+from manifed.flower.inbox import Expectation, refuse_bad_rows
+from manifed.flower.inline import InlineGrid
+from manifed.flower.records import BadLetter, tensors_from_record
+from manifed.manifolds.sphere import Sphere
 
 ALL = {f"{case.family}: {case.name}": case for case in cases()}
 HERE = [

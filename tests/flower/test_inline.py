@@ -7,14 +7,14 @@ import torch
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from app.assembly import initial_point, lens_of, load_shards
-from app.engines.inline import InlineGrid
-from app.launch import Request, launch
-from clients.turn import ClientHalf, Seat, take_turn
-from configs.load import load
-from privacy.noise import NoiseSource
-from strategies.replies import RoundFailed
-from wire.payloads import Point
+from manifed.algorithms.payloads import Point
+from manifed.cli.launch import Request, launch
+from manifed.errors import RoundFailed
+from manifed.experiment.assembly import initial_point, lens_of, load_shards
+from manifed.experiment.load import load
+from manifed.federation.turn import ClientHalf, Seat, take_turn
+from manifed.flower.inline import InlineGrid
+from manifed.privacy.noise import NoiseSource
 
 QUICKSTART = str(Path(__file__).resolve().parents[2] / "configs" / "quickstart.toml")
 SMALL = (
@@ -125,7 +125,7 @@ def test_a_receiver_cannot_write_into_the_senders_records():
 def test_a_client_that_diverges_is_left_out_or_ends_the_run_as_the_policy_says(
     tmp_path, execution, monkeypatch
 ):
-    from clients import rsgd
+    from manifed.algorithms import rsgd
 
     plain = rsgd.RSGD.turn
 

@@ -7,15 +7,15 @@ import pytest
 import torch
 from flwr.common.serde import recorddict_to_proto
 
-from app.assembly import initial_point, load_shards
-from app.launch import Request, launch
-from app.pricing import audit_ledger
 from benchmarks.federation_race import wire_bytes
-from configs.load import ConfigError, load
-from privacy.noise import NoiseSource
-from strategies.replies import RoundFailed
+from manifed.cli.launch import Request, launch
+from manifed.errors import ConfigError, RoundFailed
+from manifed.experiment.assembly import initial_point, load_shards
+from manifed.experiment.load import load
+from manifed.experiment.pricing import audit_ledger
+from manifed.flower.records import pack
+from manifed.privacy.noise import NoiseSource
 from tests.conformance import federated_loop
-from wire.letters import pack
 
 BASE = """
 name = "run"
@@ -76,7 +76,7 @@ def test_the_app_is_the_reference_loop(tmp_path, kind, execution):
 
 @pytest.mark.parametrize("execution", ["messages", "cohort"])
 def test_partial_participation_is_the_reference_loop(tmp_path, execution):
-    from strategies.cohort import FixedSize
+    from manifed.federation.cohorts import FixedSize
 
     cohort = "federation.cohort={kind='fixed-size',cohort_size=2}"
     folder = run(tmp_path, "projected-partial", cohort, f"engine.execution={execution}")
@@ -88,7 +88,7 @@ def test_partial_participation_is_the_reference_loop(tmp_path, execution):
 def test_one_missing_client_ends_a_projected_run_whatever_the_policy(
     tmp_path, execution, monkeypatch
 ):
-    from clients import projected
+    from manifed.algorithms import projected
 
     plain = projected.Projected.turn
 
@@ -159,8 +159,7 @@ def test_corrected_uploads_at_client_level_are_refused_in_one_line_before_anythi
 def test_the_benchmark_counts_the_bytes_of_the_letters_that_flower_serialises(
     tmp_path, monkeypatch
 ):
-    from app import client_turn
-    from strategies import rounds
+    from manifed.flower import client_turn, rounds
 
     sizes = []
 

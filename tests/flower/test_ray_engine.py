@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from app.engines import ray
-from app.engines.comparison import compare_engines
-from app.engines.processes import EngineFailed
+from app import ray
+from manifed.cli.comparison import compare_engines
+from manifed.errors import EngineFailed
 from tests.deployment.conftest import TINY_PROJECT, leaves_nothing  # noqa: F401 - a fixture
 from tests.deployment.interrupt import all_gone, interrupted
 from tests.deployment.tiny_run_config import tiny_run_config

@@ -5,17 +5,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from app.assembly import client_side, initial_point, plan_of
-from app.engines.cohort import CohortGrid
-from benchmarks.checks_000 import CHECKS, calibration, optimum, spd, theorem
-from benchmarks.checks_000.panels import FIGURES
-from benchmarks.checks_000.trials import NON_PRIVATE, trial
-from benchmarks.experiment_files import EXPERIMENTS
-from configs.load import load
-from manifolds.hyperbolic import Lorentz
-from manifolds.spd import SPD
-from manifolds.sphere import Sphere
-from strategies.conversation import Conversation
+from manifed.experiment.assembly import client_side, initial_point, plan_of
+from manifed.experiment.load import load
+from manifed.federation.stacked import CohortGrid
+from manifed.flower.conversation import Conversation
+from manifed.manifolds.hyperbolic import Lorentz
+from manifed.manifolds.spd import SPD
+from manifed.manifolds.sphere import Sphere
+from reproduction.checks_000 import CHECKS, calibration, optimum, spd, theorem
+from reproduction.checks_000.panels import FIGURES
+from reproduction.checks_000.trials import NON_PRIVATE, trial
+from reproduction.experiment_files import EXPERIMENTS
 
 pytestmark = pytest.mark.golden
 QUICKSTART = str(Path(__file__).resolve().parents[2] / "configs" / "quickstart.toml")

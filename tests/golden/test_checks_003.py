@@ -3,15 +3,15 @@
 import pytest
 import torch
 
-from app.assembly import client_side, initial_point, plan_of
-from app.engines.cohort import CohortGrid
-from benchmarks.checks_003 import CHECKS, accounting, convergence, laws
-from benchmarks.checks_003.central import experiment, gradients_a_round, solve
-from benchmarks.checks_003.settings import centrally, cloud, example_level, rsvrg
-from benchmarks.experiment_files import EXPERIMENTS
-from benchmarks.findings import log_slope
-from configs.load import load
-from strategies.conversation import Conversation
+from manifed.experiment.assembly import client_side, initial_point, plan_of
+from manifed.experiment.load import load
+from manifed.federation.stacked import CohortGrid
+from manifed.flower.conversation import Conversation
+from reproduction.checks_003 import CHECKS, accounting, convergence, laws
+from reproduction.checks_003.central import experiment, gradients_a_round, solve
+from reproduction.checks_003.settings import centrally, cloud, example_level, rsvrg
+from reproduction.experiment_files import EXPERIMENTS
+from reproduction.findings import log_slope
 
 pytestmark = pytest.mark.golden
 CONFIGS = sorted(EXPERIMENTS.glob("003_*.toml"))

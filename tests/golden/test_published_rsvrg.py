@@ -2,7 +2,7 @@
 
 Utpala, Han, Jawanpuria, Mishra (TMLR 2023). Figure 2 was made with autodp 0.2.3; the values below
 are autodp's (spec 003 §9.2). Here they come from Wang et al.'s bound at a dense grid of orders
-(privacy/subset_divergence.py, checked against dp-accounting's RdpAccountant).
+(manifed/privacy/subset_divergence.py, checked against dp-accounting's RdpAccountant).
 """
 
 import doctest
@@ -10,12 +10,13 @@ import math
 
 import pytest
 
-from clients.minibatch import WithoutReplacement
-from clients.rsvrg import RSVRG
-from privacy import accountant, published_rsvrg, rsvrg_prices
-from privacy.mechanism import ExampleLens, PublishedNoise
-from privacy.published_rsvrg import Schedule
-from privacy.rsvrg_prices import (
+from manifed.algorithms.rsvrg import RSVRG
+from manifed.oracles.minibatch import WithoutReplacement
+from manifed.privacy import accountant
+from manifed.privacy.mechanism import ExampleLens, PublishedNoise
+from reproduction import published_rsvrg, rsvrg_prices
+from reproduction.published_rsvrg import Schedule
+from reproduction.rsvrg_prices import (
     calibrated_stddev,
     certain_epsilon,
     least_epsilon,

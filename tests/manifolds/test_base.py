@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from manifolds.hyperbolic import Lorentz
-from manifolds.linalg import standard_normal
-from manifolds.spd import SPD
-from manifolds.sphere import Sphere
+from manifed.manifolds.hyperbolic import Lorentz
+from manifed.manifolds.linalg import standard_normal
+from manifed.manifolds.spd import SPD
+from manifed.manifolds.sphere import Sphere
 
 FLOAT = torch.float64
 

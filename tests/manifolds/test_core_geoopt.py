@@ -6,7 +6,7 @@ import geoopt
 import pytest
 import torch
 
-from manifolds import SPD, Euclidean, Lorentz, Manifold, Sphere, Stiefel
+from manifed.manifolds import SPD, Euclidean, Lorentz, Manifold, Sphere, Stiefel
 
 CASES = [
     (Euclidean(), (5,)),

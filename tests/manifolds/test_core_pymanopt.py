@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from manifolds import SPD, Manifold, Sphere, Stiefel
+from manifed.manifolds import SPD, Manifold, Sphere, Stiefel
 
 manifolds = pytest.importorskip("pymanopt.manifolds")
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from manifolds.fixed_rank import FixedRank
-from manifolds.low_rank import truncate
+from manifed.manifolds.fixed_rank import FixedRank
+from manifed.manifolds.low_rank import truncate
 
 M = FixedRank(7, 5, 2)
 

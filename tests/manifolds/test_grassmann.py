@@ -6,7 +6,7 @@ import pymanopt
 import pytest
 import torch
 
-from manifolds.grassmann import Grassmann
+from manifed.manifolds.grassmann import Grassmann
 
 GRASSMANN = Grassmann()
 

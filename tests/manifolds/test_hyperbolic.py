@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 
-from manifolds.hyperbolic import Lorentz
-from manifolds.linalg import standard_normal
-from manifolds.sphere import Sphere
+from manifed.manifolds.hyperbolic import Lorentz
+from manifed.manifolds.linalg import standard_normal
+from manifed.manifolds.sphere import Sphere
 
 FLOAT = torch.float64
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from scipy import linalg as scipy_linalg
 
-from manifolds.linalg import (
+from manifed.manifolds.linalg import (
     EXP,
     LOG,
     RSQRT,
@@ -20,7 +20,7 @@ from manifolds.linalg import (
     sym,
     sym_function,
 )
-from manifolds.polar_factor import polar
+from manifed.manifolds.polar_factor import polar
 
 
 def normals(seed: int, *size: int) -> torch.Tensor:

@@ -2,8 +2,8 @@
 
 import torch
 
-from manifolds.oblique import Oblique
-from manifolds.sphere import Sphere
+from manifed.manifolds.oblique import Oblique
+from manifed.manifolds.sphere import Sphere
 
 OBLIQUE, SPHERE = Oblique(), Sphere()
 

@@ -6,8 +6,8 @@ import geoopt
 import pytest
 import torch
 
-from manifolds.hyperbolic import Lorentz
-from manifolds.poincare import PoincareBall
+from manifed.manifolds.hyperbolic import Lorentz
+from manifed.manifolds.poincare import PoincareBall
 
 BALL = PoincareBall()
 ORIGIN = torch.zeros(5, dtype=torch.float64)

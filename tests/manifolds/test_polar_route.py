@@ -5,11 +5,8 @@ import math
 import pytest
 import torch
 
-from manifolds.linalg import (
-    positive_qr,
-    standard_normal,
-)
-from manifolds.polar_factor import polar
+from manifed.manifolds.linalg import positive_qr, standard_normal
+from manifed.manifolds.polar_factor import polar
 
 
 def frames(condition: float, *lead: int, seed: int = 1):

@@ -5,15 +5,15 @@ import math
 import pytest
 import torch
 
-from manifolds import printed_samplers as paper
-from manifolds.base import Manifold
-from manifolds.hyperbolic import Lorentz
-from manifolds.poincare import PoincareBall
-from manifolds.sampling import metric_basis
-from manifolds.spd import SPD
-from manifolds.spd_bures import SPDBuresWasserstein
-from manifolds.spd_flat import SPDLogEuclidean
-from manifolds.sphere import Sphere
+from manifed.manifolds.base import Manifold
+from manifed.manifolds.hyperbolic import Lorentz
+from manifed.manifolds.poincare import PoincareBall
+from manifed.manifolds.sampling import metric_basis
+from manifed.manifolds.spd import SPD
+from manifed.manifolds.spd_bures import SPDBuresWasserstein
+from manifed.manifolds.spd_flat import SPDLogEuclidean
+from manifed.manifolds.sphere import Sphere
+from reproduction import printed_samplers as paper
 
 CORRECTED = [
     (SPD(), (4, 4), paper.corrected_affine_invariant),

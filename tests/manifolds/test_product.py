@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from manifolds.euclidean import Euclidean
-from manifolds.fixed_rank import FixedRank
-from manifolds.grassmann import Grassmann
-from manifolds.poincare import PoincareBall
-from manifolds.product import Product
-from manifolds.spd_bures import SPDBuresWasserstein
+from manifed.manifolds.euclidean import Euclidean
+from manifed.manifolds.fixed_rank import FixedRank
+from manifed.manifolds.grassmann import Grassmann
+from manifed.manifolds.poincare import PoincareBall
+from manifed.manifolds.product import Product
+from manifed.manifolds.spd_bures import SPDBuresWasserstein
 
 PARTS = {
     "basis": (Grassmann(), (6, 2)),

@@ -7,13 +7,13 @@ import torch
 from pydantic import TypeAdapter
 from scipy import stats
 
-from manifolds.base import Manifold
-from manifolds.euclidean import Euclidean
-from manifolds.fixed_rank import FixedRank
-from manifolds.grassmann import Grassmann
-from manifolds.hyperbolic import Lorentz
-from manifolds.poincare import PoincareBall
-from manifolds.sampling import (
+from manifed.manifolds.base import Manifold
+from manifed.manifolds.euclidean import Euclidean
+from manifed.manifolds.fixed_rank import FixedRank
+from manifed.manifolds.grassmann import Grassmann
+from manifed.manifolds.hyperbolic import Lorentz
+from manifed.manifolds.poincare import PoincareBall
+from manifed.manifolds.sampling import (
     Basis,
     Isometry,
     Metropolis,
@@ -22,10 +22,10 @@ from manifolds.sampling import (
     metric_basis,
     normals_from,
 )
-from manifolds.spd import SPD
-from manifolds.spd_bures import SPDBuresWasserstein
-from manifolds.sphere import Sphere
-from manifolds.stiefel import Stiefel
+from manifed.manifolds.spd import SPD
+from manifed.manifolds.spd_bures import SPDBuresWasserstein
+from manifed.manifolds.sphere import Sphere
+from manifed.manifolds.stiefel import Stiefel
 from tests.conformance.manifold_cases import CASES
 
 STDDEV = 0.3

@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from manifolds.linalg import positive_qr, standard_normal
-from manifolds.spd import SPD
+from manifed.manifolds.linalg import positive_qr, standard_normal
+from manifed.manifolds.spd import SPD
 
 FLOAT = torch.float64
 

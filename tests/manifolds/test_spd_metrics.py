@@ -5,11 +5,11 @@ import pytest
 import scipy.linalg
 import torch
 
-from manifolds.base import Manifold
-from manifolds.spd import SPD
-from manifolds.spd_bures import SPDBuresWasserstein
-from manifolds.spd_flat import SPDLogCholesky, SPDLogEuclidean
-from manifolds.spd_set import SPDSet
+from manifed.manifolds.base import Manifold
+from manifed.manifolds.spd import SPD
+from manifed.manifolds.spd_bures import SPDBuresWasserstein
+from manifed.manifolds.spd_flat import SPDLogCholesky, SPDLogEuclidean
+from manifed.manifolds.spd_set import SPDSet
 
 FLAT = pytest.mark.parametrize(
     "manifold", [SPDLogEuclidean(), SPDLogCholesky()], ids=lambda m: m.name

@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from manifolds.linalg import positive_qr, standard_normal
-from manifolds.sphere import Sphere
+from manifed.manifolds.linalg import positive_qr, standard_normal
+from manifed.manifolds.sphere import Sphere
 
 FLOAT = torch.float64
 

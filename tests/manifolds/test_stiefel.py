@@ -6,8 +6,8 @@ import pytest
 import torch
 from scipy import stats
 
-from manifolds.linalg import expm, positive_qr, skew, standard_normal
-from manifolds.stiefel import Stiefel
+from manifed.manifolds.linalg import expm, positive_qr, skew, standard_normal
+from manifed.manifolds.stiefel import Stiefel
 
 FLOAT = torch.float64
 

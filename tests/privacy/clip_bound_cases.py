@@ -13,12 +13,12 @@ import mpmath as mp
 import torch
 from torch import Tensor
 
-from manifolds.base import Manifold
-from problems.base import Examples
-from problems.finite_sum import FiniteSum
-from problems.linear import with_squared_norms
-from problems.problem_specs import HyperbolicPredictionSpec, ProblemSource
-from problems.spec import ProblemSpec
+from manifed.manifolds.base import Manifold
+from manifed.problems.base import Examples
+from manifed.problems.finite_sum import FiniteSum
+from manifed.problems.linear import with_squared_norms
+from manifed.problems.problem_specs import HyperbolicPredictionSpec, ProblemSource
+from manifed.problems.spec import ProblemSpec
 
 DIGITS = 50
 SCALES = (1e-300, 1e-160, 1e-30, 1e-8, 1.0, 1e4, 1e8, 1e30, 1e153, 1e160, 1e300)
@@ -293,7 +293,7 @@ def _variants(model: type[ProblemSource]) -> Iterator[ProblemSource]:
 
 @lru_cache
 def cases() -> tuple[Case, ...]:
-    """Every problem of the union in problems/spec.py."""
+    """Every problem of the union in manifed/problems/spec.py."""
     union = get_args(ProblemSpec)[0]
     found: list[Case] = []
     for model in get_args(union):

@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from privacy import accountant, cohorts
-from privacy.account import Account
-from privacy.charges import Charge, Consumption, Reservation, Terms, TurnReleases
-from privacy.events import PoissonSampled, SampledWithoutReplacement, repeated
-from privacy.ledger import Ledger, LedgerDamaged
-from privacy.odometer import Odometer
-from privacy.participation import external_epsilon, external_epsilon_of_rounds
-from privacy.spending import odometer_of, spent
+from manifed.privacy import accountant, cohorts
+from manifed.privacy.account import Account
+from manifed.privacy.charges import Charge, Consumption, Reservation, Terms, TurnReleases
+from manifed.privacy.events import PoissonSampled, SampledWithoutReplacement, repeated
+from manifed.privacy.ledger import Ledger, LedgerDamaged
+from manifed.privacy.odometer import Odometer
+from manifed.privacy.participation import external_epsilon, external_epsilon_of_rounds
+from manifed.privacy.spending import odometer_of, spent
 from tests.privacy.test_spending import DELTA, LARGE, SMALL, TURNS, release
 
 settings.register_profile("privacy", derandomize=True, deadline=None, max_examples=50)

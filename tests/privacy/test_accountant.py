@@ -12,15 +12,15 @@ from dp_accounting.rdp import rdp_privacy_accountant
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from privacy import accountant, gaussian
-from privacy.accountant import NoValidBound
-from privacy.events import (
+from manifed.privacy import accountant, gaussian
+from manifed.privacy.accountant import NoValidBound
+from manifed.privacy.events import (
     GaussianRelease,
     PoissonSampled,
     SampledWithoutReplacement,
     Unsampled,
 )
-from privacy.participation import external_epsilon, server_epsilon
+from manifed.privacy.participation import external_epsilon, server_epsilon
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "privacy_epsilons.json").read_text())
 settings.register_profile("privacy", derandomize=True, deadline=None, max_examples=50)

@@ -6,16 +6,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from privacy import accountant, gaussian
-from privacy.calibration import noise_multiplier
-from privacy.events import (
+from manifed.privacy import accountant, gaussian
+from manifed.privacy.calibration import noise_multiplier
+from manifed.privacy.events import (
     GaussianRelease,
     PoissonSampled,
     SampledWithoutReplacement,
     Unsampled,
     repeated,
 )
-from privacy.participation import external_epsilon
+from manifed.privacy.participation import external_epsilon
 
 settings.register_profile("privacy", derandomize=True, deadline=None, max_examples=50)
 settings.load_profile("privacy")

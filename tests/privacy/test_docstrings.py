@@ -10,6 +10,6 @@ MODULES = ("accountant", "calibration", "gaussian", "participation", "published"
 
 @pytest.mark.parametrize("name", MODULES)
 def test_examples_in_docstrings_are_true(name):
-    result = doctest.testmod(importlib.import_module(f"privacy.{name}"))
+    result = doctest.testmod(importlib.import_module(f"manifed.privacy.{name}"))
     assert result.attempted > 0
     assert result.failed == 0

@@ -5,7 +5,7 @@ import math
 import pytest
 from pydantic import ValidationError
 
-from privacy.events import (
+from manifed.privacy.events import (
     GaussianRelease,
     PoissonSampled,
     SampledWithoutReplacement,

@@ -8,7 +8,7 @@ from dp_accounting import gaussian_mechanism
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from privacy import gaussian
+from manifed.privacy import gaussian
 
 settings.register_profile("privacy", derandomize=True, deadline=None, max_examples=50)
 settings.load_profile("privacy")

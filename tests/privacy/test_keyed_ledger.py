@@ -11,13 +11,13 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from app.pricing import audit_ledger
 from benchmarks.ledger import append
-from privacy import chain, storage
-from privacy.account import Account
-from privacy.charges import Terms, TurnReleases
-from privacy.ledger import Head, Ledger, LedgerDamaged, LedgerTorn, read_key
-from privacy.odometer import Odometer
+from manifed.experiment.pricing import audit_ledger
+from manifed.privacy import chain, storage
+from manifed.privacy.account import Account
+from manifed.privacy.charges import Terms, TurnReleases
+from manifed.privacy.ledger import Head, Ledger, LedgerDamaged, LedgerTorn, read_key
+from manifed.privacy.odometer import Odometer
 from tests.privacy.test_spending import SMALL
 
 KEY, OTHER = b"k" * 32, b"o" * 32

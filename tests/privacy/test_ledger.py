@@ -10,10 +10,10 @@ from itertools import pairwise
 
 import pytest
 
-from privacy import storage
-from privacy.chain import RECOVERED, LedgerDamaged, LedgerLocked, LedgerTorn
-from privacy.charges import Charge, charges
-from privacy.ledger import Ledger
+from manifed.privacy import storage
+from manifed.privacy.chain import RECOVERED, LedgerDamaged, LedgerLocked, LedgerTorn
+from manifed.privacy.charges import Charge, charges
+from manifed.privacy.ledger import Ledger
 
 BODY = {"server_round": 1, "attempt": 0, "partitions": [0, 2]}
 

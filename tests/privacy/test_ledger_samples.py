@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from app.pricing import audit_ledger
-from privacy.account import Account
-from privacy.charges import Terms, charges
-from privacy.ledger import Ledger, LedgerTorn
-from privacy.odometer import Odometer
-from privacy.spending import spent_by_client
+from manifed.experiment.pricing import audit_ledger
+from manifed.privacy.account import Account
+from manifed.privacy.charges import Terms, charges
+from manifed.privacy.ledger import Ledger, LedgerTorn
+from manifed.privacy.odometer import Odometer
+from manifed.privacy.spending import spent_by_client
 
 SAMPLES = Path(__file__).parent / "samples"
 EXPECTED = json.loads((SAMPLES / "expected.json").read_text())

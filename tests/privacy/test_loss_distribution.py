@@ -8,9 +8,9 @@ from dp_accounting.pld import privacy_loss_distribution as pld
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from privacy import gaussian
-from privacy.loss_distribution import LARGEST_LOSS, LossPmf
-from privacy.loss_grid import gaussian_loss, guarantee_loss
+from manifed.privacy import gaussian
+from manifed.privacy.loss_distribution import LARGEST_LOSS, LossPmf
+from manifed.privacy.loss_grid import gaussian_loss, guarantee_loss
 
 settings.register_profile("privacy", derandomize=True, deadline=None, max_examples=50)
 settings.load_profile("privacy")

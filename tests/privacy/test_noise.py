@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import ndtri
 
-from privacy.addresses import BITS, Address, BlockRange, reused
-from privacy.noise import NoiseSource, Stream
+from manifed.privacy.addresses import BITS, Address, BlockRange, reused
+from manifed.privacy.noise import NoiseSource, Stream
 
 SOURCE = NoiseSource.from_seed(7)
 FIELDS = st.tuples(

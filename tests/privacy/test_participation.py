@@ -8,10 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from privacy import accountant
-from privacy.accountant import NoValidBound
-from privacy.events import GaussianRelease, PoissonSampled, SampledWithoutReplacement, Unsampled
-from privacy.participation import (
+from manifed.privacy import accountant
+from manifed.privacy.accountant import NoValidBound
+from manifed.privacy.events import (
+    GaussianRelease,
+    PoissonSampled,
+    SampledWithoutReplacement,
+    Unsampled,
+)
+from manifed.privacy.participation import (
     Guarantee,
     external_epsilon,
     external_epsilon_of_rounds,

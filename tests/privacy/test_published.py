@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from privacy.published import compare, local_noise_stddev, parallel, theorem
+from manifed.privacy.published import compare, local_noise_stddev, parallel, theorem
 
 ROUNDS = (50, 100, 200, 300, 400, 500)
 TABLE_1 = {

@@ -5,9 +5,9 @@ import time
 
 import pytest
 
-from privacy import accountant, gaussian, rare
-from privacy.calibration import noise_multiplier
-from privacy.events import GaussianRelease, PoissonSampled, Unsampled
+from manifed.privacy import accountant, gaussian, rare
+from manifed.privacy.calibration import noise_multiplier
+from manifed.privacy.events import GaussianRelease, PoissonSampled, Unsampled
 
 DELTA = 1e-5
 

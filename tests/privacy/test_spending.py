@@ -5,18 +5,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from privacy import accountant
-from privacy.accountant import NoValidBound
-from privacy.events import (
+from manifed.privacy import accountant
+from manifed.privacy.accountant import NoValidBound
+from manifed.privacy.events import (
     GaussianRelease,
     PoissonSampled,
     SampledWithoutReplacement,
     Unsampled,
     repeated,
 )
-from privacy.ledger import Ledger
-from privacy.participation import external_epsilon, external_epsilon_of_rounds
-from privacy.spending import (
+from manifed.privacy.ledger import Ledger
+from manifed.privacy.participation import external_epsilon, external_epsilon_of_rounds
+from manifed.privacy.spending import (
     Charge,
     TurnReleases,
     charges,

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from dp_accounting.rdp import rdp_privacy_accountant
 
-from privacy.subset_divergence import subset_divergences
+from manifed.privacy.subset_divergence import subset_divergences
 
 ORDERS = np.array([1.5, 2.0, 3.0, 4.0, 5.0, 8.0, 8.5, 16.0, 30.0, 63.0, 100.0])
 

@@ -7,18 +7,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from manifolds.hyperbolic import Lorentz
-from manifolds.spd import SPD
-from manifolds.sphere import Sphere
-from problems.base import Examples
-from problems.finite_sum import FiniteSum
-from problems.frechet_mean import FrechetMean
-from problems.hyperbolic_prediction import HyperbolicPrediction
-from problems.least_squares import LeastSquares
-from problems.logistic import Logistic
-from problems.matrix_completion import MatrixCompletion
-from problems.pca import KPCA, PrincipalEigenvector
-from problems.spd_mean import SPDMean
+from manifed.manifolds.hyperbolic import Lorentz
+from manifed.manifolds.spd import SPD
+from manifed.manifolds.sphere import Sphere
+from manifed.problems.base import Examples
+from manifed.problems.finite_sum import FiniteSum
+from manifed.problems.frechet_mean import FrechetMean
+from manifed.problems.hyperbolic_prediction import HyperbolicPrediction
+from manifed.problems.least_squares import LeastSquares
+from manifed.problems.logistic import Logistic
+from manifed.problems.matrix_completion import MatrixCompletion
+from manifed.problems.pca import KPCA, PrincipalEigenvector
+from manifed.problems.spd_mean import SPDMean
 
 Maker = Callable[[torch.Generator, tuple[int, ...]], Examples]
 

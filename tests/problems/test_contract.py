@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from problems.base import Examples
-from problems.finite_sum import client_weights, pool
+from manifed.problems.base import Examples
+from manifed.problems.finite_sum import client_weights, pool
 
 SEEDS = [0, 1, 2]
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from problems import readers
-from problems.readers import DataDamaged, DataMissing
+from manifed.problems import readers
+from manifed.problems.readers import DataDamaged, DataMissing
 
 MNIST = ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 A9A = b"-1 1:1 123:1 \n+1 2:1 \n-1 5:1 7:1 \n"

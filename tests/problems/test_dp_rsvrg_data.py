@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 import torch
 
-from problems.covariance_descriptors import SECOND, SOBEL, descriptors, eleven_features
-from problems.hyperbolic_data import HyperbolicTree
-from problems.problem_specs import FrechetMeanSpec
-from problems.real_data import Digits, SamplePhotos
-from problems.synthetic import spiked_rows
-from problems.synthetic_data import LogNormalSPD, SpikedRows
+from manifed.problems.covariance_descriptors import SECOND, SOBEL, descriptors, eleven_features
+from manifed.problems.hyperbolic_data import HyperbolicTree
+from manifed.problems.problem_specs import FrechetMeanSpec
+from manifed.problems.real_data import Digits, SamplePhotos
+from manifed.problems.synthetic import spiked_rows
+from manifed.problems.synthetic_data import LogNormalSPD, SpikedRows
 
 
 def test_spiked_rows_have_one_leading_direction_and_the_stated_size():

@@ -8,9 +8,9 @@ import pytest
 import torch
 from pydantic import TypeAdapter, ValidationError
 
-from problems import federation
-from problems.readers import DataMissing
-from problems.spec import DataSpec, PartitionSpec, ProblemSpec
+from manifed.problems import federation
+from manifed.problems.readers import DataMissing
+from manifed.problems.spec import DataSpec, PartitionSpec, ProblemSpec
 
 PROBLEM, DATA = TypeAdapter(ProblemSpec), TypeAdapter(DataSpec)
 PARTITION = TypeAdapter(PartitionSpec)
@@ -168,7 +168,7 @@ def test_the_query_must_name_one_mammal():
 
 
 def test_data_with_a_nan_are_refused():
-    from problems.dataset import build
+    from manifed.problems.dataset import build
 
     with pytest.raises(ValueError, match="finite numbers in 'z'"):
         build({"z": np.array([[1.0, np.nan]])})

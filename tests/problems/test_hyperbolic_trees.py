@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from problems import hyperbolic_trees as trees
+from manifed.problems import hyperbolic_trees as trees
 
 
 def lorentz_dist(x, y):

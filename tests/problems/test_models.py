@@ -6,21 +6,21 @@ import numpy as np
 import pytest
 import torch
 
-from manifolds.spd import SPD
-from problems import least_squares, matrix_completion, pca
-from problems.base import Examples
-from problems.federation import shards
-from problems.finite_sum import client_weights
-from problems.frechet_mean import FrechetMean
-from problems.hyperbolic_prediction import HyperbolicPrediction, kernel_weights
-from problems.least_squares import LeastSquares
-from problems.logistic import Logistic
-from problems.matrix_completion import MatrixCompletion
-from problems.partition_specs import EqualSpec, NaturalSpec
-from problems.pca import KPCA, PrincipalEigenvector, principal_angle, sum_scaling
-from problems.problem_specs import PrincipalEigenvectorSpec
-from problems.real_data import Digits
-from problems.synthetic_data import SyntheticEigengap
+from manifed.manifolds.spd import SPD
+from manifed.problems import least_squares, matrix_completion, pca
+from manifed.problems.base import Examples
+from manifed.problems.federation import shards
+from manifed.problems.finite_sum import client_weights
+from manifed.problems.frechet_mean import FrechetMean
+from manifed.problems.hyperbolic_prediction import HyperbolicPrediction, kernel_weights
+from manifed.problems.least_squares import LeastSquares
+from manifed.problems.logistic import Logistic
+from manifed.problems.matrix_completion import MatrixCompletion
+from manifed.problems.partition_specs import EqualSpec, NaturalSpec
+from manifed.problems.pca import KPCA, PrincipalEigenvector, principal_angle, sum_scaling
+from manifed.problems.problem_specs import PrincipalEigenvectorSpec
+from manifed.problems.real_data import Digits
+from manifed.problems.synthetic_data import SyntheticEigengap
 
 
 def normal(seed: int, *shape: int) -> torch.Tensor:
@@ -101,8 +101,8 @@ def test_the_frechet_mean_of_two_matrices_is_their_geometric_mean():
 
 
 def test_the_shared_factor_changes_no_value_of_the_spd_mean():
-    from problems.spd_mean import SPDMean
-    from problems.synthetic import lognormal_spd
+    from manifed.problems.spd_mean import SPDMean
+    from manifed.problems.synthetic import lognormal_spd
 
     z = torch.tensor(lognormal_spd(30, 5, np.random.default_rng(0), condition=1e6))
     shard, x = rows_of(z[:29]), z[29]
@@ -128,7 +128,7 @@ def rows_of(z: torch.Tensor) -> Examples:
 
 
 def test_a_frechet_mean_refuses_a_manifold_without_logarithm():
-    from manifolds.fixed_rank import FixedRank
+    from manifed.manifolds.fixed_rank import FixedRank
 
     with pytest.raises(ValueError, match="FixedRank has none"):
         FrechetMean(FixedRank(4, 3, 1))

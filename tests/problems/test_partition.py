@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from problems import partition
+from manifed.problems import partition
 
 CI = settings(derandomize=True, deadline=None, max_examples=40)
 SEED = st.integers(0, 1000)
@@ -64,7 +64,7 @@ def test_sorted_shards_cover_all_and_see_few_labels(seed, n, clients, blocks):
 
 
 def test_sorted_blocks_of_the_digits_are_those_of_the_paper():
-    from problems.readers import digits
+    from manifed.problems.readers import digits
 
     _, labels = digits()
     lists = partition.sort_by_label(labels, 10, np.random.default_rng(0), shard_size=179)

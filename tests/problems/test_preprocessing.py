@@ -3,12 +3,13 @@
 import pytest
 import torch
 
-from app import assembly
-from configs.load import ConfigError, load
-from configs.schema import Experiment
-from problems import federation, readers
-from problems.base import Examples
-from tests.configs.test_load import EXPERIMENTS, QUICKSTART
+from manifed.errors import ConfigError
+from manifed.experiment import assembly
+from manifed.experiment.load import load
+from manifed.experiment.schema import Experiment
+from manifed.problems import federation, readers
+from manifed.problems.base import Examples
+from tests.experiment.test_load import EXPERIMENTS, QUICKSTART
 from tests.problems.test_starts import experiment, forget, problems
 
 MAMMALS = "data={kind='wordnet-mammals'} problem={kind='frechet-mean',manifold='lorentz'}"

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from problems import covariance_descriptors, readers
-from problems.readers import DataMissing
+from manifed.problems import covariance_descriptors, readers
+from manifed.problems.readers import DataMissing
 
 
 def data_dir() -> Path:

@@ -6,16 +6,17 @@ import pytest
 import torch
 from pydantic import TypeAdapter
 
-from app import assembly
-from app.launch import check_parts
-from configs.load import ConfigError, parse
-from configs.schema import Experiment
-from problems import federation
-from problems.hyperbolic_data import WordnetMammals
-from problems.problem_specs import ProblemSource
-from problems.real_data import A9a, Digits, Mnist, SamplePhotos
-from problems.spec import DataSpec, ProblemSpec
-from problems.starts import Start
+from manifed.cli.launch import check_parts
+from manifed.errors import ConfigError
+from manifed.experiment import assembly
+from manifed.experiment.load import parse
+from manifed.experiment.schema import Experiment
+from manifed.problems import federation
+from manifed.problems.hyperbolic_data import WordnetMammals
+from manifed.problems.problem_specs import ProblemSource
+from manifed.problems.real_data import A9a, Digits, Mnist, SamplePhotos
+from manifed.problems.spec import DataSpec, ProblemSpec
+from manifed.problems.starts import Start
 
 REAL = {A9a, Digits, Mnist, SamplePhotos, WordnetMammals}
 SMALL = {"num_examples": 40, "num_nodes": 41, "num_clients": 4, "columns": 10, "dimension": 10}

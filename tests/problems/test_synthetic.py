@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from problems import synthetic
+from manifed.problems import synthetic
 
 
 def rng(seed: int = 0) -> np.random.Generator:

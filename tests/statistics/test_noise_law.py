@@ -12,7 +12,7 @@ import pytest
 import torch
 from scipy import stats
 
-from privacy.noise import NoiseSource, Stream
+from manifed.privacy.noise import NoiseSource, Stream
 
 ALPHA = 1e-6
 COUNT = 400_000

@@ -1,0 +1,193 @@
+"""Keys and certificates of a deployment: one authority, one SuperLink, one key a SuperNode.
+
+All keys are elliptic-curve keys on P-384, what Flower's node authentication expects. The private
+keys are written with mode 0600 into a folder with mode 0700 and are never overwritten. Keep
+``ca.key`` off the machines that serve: whoever has it can pretend to be the SuperLink.
+
+``python -m app.credentials FOLDER --supernodes 3 --host link.example.org``
+"""
+
+import argparse
+import datetime as dt
+import ipaddress
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+)
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+LOOPBACK_HOSTS = ("localhost", "127.0.0.1")
+DAYS = 365
+
+
+@dataclass(frozen=True)
+class TLSFiles:
+    """Where the credentials of a deployment lie; all paths are absolute.
+
+    Attributes:
+        ca_certificate: PEM; the SuperLink, the SuperNodes and ``flwr`` need it.
+        server_certificate: PEM; the SuperLink's.
+        server_key: PEM; the SuperLink's.
+        supernode_keys: private keys in OpenSSH format, in the order of the partitions; the public
+            key lies beside each as ``.pub``.
+    """
+
+    ca_certificate: Path
+    server_certificate: Path
+    server_key: Path
+    supernode_keys: tuple[Path, ...]
+
+
+def generate(
+    folder: Path, num_supernodes: int, hosts: Sequence[str] = LOOPBACK_HOSTS, days: int = DAYS
+) -> TLSFiles:
+    """Writes new credentials into ``folder`` and returns where they lie.
+
+    Args:
+        folder: made when it is missing; must hold none of the files.
+        num_supernodes: how many SuperNode keys.
+        hosts: names and addresses under which the SuperLink is reached.
+        days: how long the certificates are valid, from now on.
+
+    Raises:
+        ValueError: ``num_supernodes``, ``hosts`` or ``days`` make no sense.
+        FileExistsError: a file is there already.
+    """
+    if num_supernodes < 1:
+        raise ValueError(f"Expected num_supernodes >= 1, got {num_supernodes}")
+    if not hosts:
+        raise ValueError("Expected at least one host, got none; give the SuperLink's name")
+    if days < 1:
+        raise ValueError(f"Expected days >= 1, got {days}")
+    folder = folder.absolute()
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    ca_key, server_key = ec.generate_private_key(ec.SECP384R1()), _new_key()
+    authority = _name("manifed certificate authority")
+    ca = _certificate(authority, ca_key.public_key(), authority, ca_key, days, hosts=())
+    server = _certificate(_name(hosts[0]), server_key.public_key(), authority, ca_key, days, hosts)
+    files = TLSFiles(
+        folder / "ca.crt",
+        folder / "server.pem",
+        folder / "server.key",
+        tuple(folder / f"supernode_{i}" for i in range(num_supernodes)),
+    )
+    _write(files.ca_certificate, ca.public_bytes(Encoding.PEM), 0o644)
+    _write(folder / "ca.key", _private(ca_key, PrivateFormat.PKCS8), 0o600)
+    _write(files.server_certificate, server.public_bytes(Encoding.PEM), 0o644)
+    _write(files.server_key, _private(server_key, PrivateFormat.PKCS8), 0o600)
+    for path in files.supernode_keys:
+        key = _new_key()
+        public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+        _write(path, _private(key, PrivateFormat.OpenSSH), 0o600)
+        _write(path.with_suffix(".pub"), public, 0o644)
+    return files
+
+
+def _new_key() -> ec.EllipticCurvePrivateKey:
+    return ec.generate_private_key(ec.SECP384R1())
+
+
+def _name(common_name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)])
+
+
+def _alternative(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)
+
+
+def _certificate(
+    subject: x509.Name,
+    public_key: ec.EllipticCurvePublicKey,
+    issuer: x509.Name,
+    issuer_key: ec.EllipticCurvePrivateKey,
+    days: int,
+    hosts: Sequence[str],
+) -> x509.Certificate:
+    """An authority's certificate without ``hosts``, a server's with them."""
+    is_authority = not hosts
+    now = dt.datetime.now(dt.UTC)
+    issuer_id = x509.SubjectKeyIdentifier.from_public_key(issuer_key.public_key())
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(public_key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - dt.timedelta(minutes=5))  # clocks differ
+        .not_valid_after(now + dt.timedelta(days=days))
+        .add_extension(x509.BasicConstraints(ca=is_authority, path_length=None), critical=True)
+        .add_extension(_usage(is_authority=is_authority), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(public_key), critical=False)
+        .add_extension(
+            x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(issuer_id),
+            critical=False,
+        )
+    )
+    if not is_authority:
+        names = x509.SubjectAlternativeName([_alternative(host) for host in hosts])
+        purpose = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH])
+        builder = builder.add_extension(names, False).add_extension(purpose, False)  # noqa: FBT003
+    return builder.sign(issuer_key, hashes.SHA384())
+
+
+def _usage(*, is_authority: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not is_authority,
+        key_cert_sign=is_authority,
+        crl_sign=is_authority,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _private(key: ec.EllipticCurvePrivateKey, form: PrivateFormat) -> bytes:
+    return key.private_bytes(Encoding.PEM, form, NoEncryption())
+
+
+def _write(path: Path, content: bytes, mode: int) -> None:
+    """Writes a new file; FileExistsError when there is one, never wider than ``mode``."""
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+        file.write(content)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """``python -m app.credentials``; 0, or 2 when it cannot write what was asked for."""
+    parser = argparse.ArgumentParser(prog="python -m app.credentials")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--supernodes", type=int, required=True, help="how many SuperNode keys")
+    parser.add_argument(
+        "--host", action="append", help="name or address of the SuperLink; may be repeated"
+    )
+    parser.add_argument("--days", type=int, default=DAYS, help="validity of the certificates")
+    given = parser.parse_args(arguments)
+    named: list[str] = given.host or []
+    hosts = [*named, *(host for host in LOOPBACK_HOSTS if host not in named)]
+    try:
+        files = generate(given.folder, given.supernodes, hosts, given.days)
+    except (ValueError, OSError) as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
+    sys.stdout.write(f"{files.ca_certificate.parent}: valid for {', '.join(hosts)}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,1 +1,0 @@
-"""The three ways to run one federation: inline, ray, deployment."""

@@ -1,1 +1,0 @@
-"""The schema of an experiment and its one reader."""

@@ -1,0 +1,1 @@
+"""Federated and decentralised learning on Riemannian manifolds with differential privacy."""

@@ -1,0 +1,68 @@
+"""A client's own judgement of what comes down, before any record is looked at.
+
+Why: lengths and noise are those of the metric *at the point*, so both halves of a mechanism are
+right only at a point of the manifold. Off it, the noise of an isotropic tangent Gaussian no longer
+covers every direction in which a gradient may move. The server is an adversary of example-level
+privacy, so a client believes nothing that it can check. Refusals depend on the broadcast alone and
+show nothing else.
+"""
+
+from torch import Tensor
+
+from manifed.algorithms.client_update import Phase
+from manifed.algorithms.payloads import Payload
+from manifed.manifolds.ambient import nearest
+from manifed.manifolds.base import Manifold
+from manifed.manifolds.defects import frobenius, largest_allowed, tolerance
+
+
+class BadBroadcast(ValueError):
+    """What came down is not where the phase says it is; the text holds numbers of it alone."""
+
+
+def check_broadcast(phase: Phase, down: Payload, manifold: Manifold) -> None:
+    """Refuse fields that are not where ``phase.places`` says; no leading dimensions.
+
+    A point lies on the manifold, an ambient value has a projection on it, and everything has a
+    Euclidean norm of at most 1e100. A tangent vector comes without its base point: the algorithm
+    that remembers the base checks it (`check_tangent`).
+
+    Raises:
+        BadBroadcast: naming field, defect and bound.
+    """
+    for (name, value), place in zip(down.tensors().items(), phase.places, strict=True):
+        bound = largest_allowed(value.dtype)
+        length = float(frobenius(value, value.dim()))
+        if not length <= bound:
+            raise BadBroadcast(
+                f"Expected the broadcast {name} of Euclidean norm at most {bound:g}, got "
+                f"{length:.3g}; nothing was computed"
+            )
+        if place == "point":
+            _check_point(f"the broadcast {name}", value, manifold)
+        elif place == "point-nearby":
+            x = nearest(manifold, value)
+            _check_point(f"the projection of the broadcast {name}", x, manifold)
+
+
+def check_tangent(name: str, x: Tensor, u: Tensor, manifold: Manifold) -> None:
+    """Refuse a broadcast vector with a normal part at ``x``, leading dimensions allowed.
+
+    Raises:
+        BadBroadcast: naming the vector, its defect and the bound.
+    """
+    defect, bound = float(manifold.tangency_defect(x, u).max()), tolerance(u.dtype)
+    if not defect <= bound:
+        raise BadBroadcast(
+            f"Expected the broadcast {name} tangent at the point of this round within {bound:g}, "
+            f"got a relative normal part of {defect:.3g}; nothing was computed"
+        )
+
+
+def _check_point(name: str, x: Tensor, manifold: Manifold) -> None:
+    defect, bound = float(manifold.membership_defect(x)), tolerance(x.dtype)
+    if not defect <= bound:
+        raise BadBroadcast(
+            f"Expected {name} on {manifold.name} within {bound:g}, got a relative distance of "
+            f"{defect:.3g}; nothing was computed"
+        )

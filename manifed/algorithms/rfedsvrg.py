@@ -1,0 +1,134 @@
+r"""RFedSVRG: local steps corrected by the difference of local and mean gradient.
+
+Li and Ma: Federated Learning on Riemannian Manifolds (2022), Algorithm 1, full participation and
+option 1; rival of Zhang, Hu, So, Johansson (2024). Server half: algorithms/variance_reduced.py.
+
+Phase "gradient": down comes x^r, up goes g_i^0 = grad f_i(x^r). Phase "train": down comes their
+mean (x^r is remembered), and
+    v = grad f_i(x_t; B) - Tr_{x^r -> x_t}( g_i^0 - mean_j g_j^0 ),   x_{t+1} = Exp_{x_t}( -eta v ).
+Symbols: eta step_size, tau local_steps, Exp, Log and Tr the ``maps``.
+The first local gradient of a full batch is g_i^0 and is not computed (or noised, or paid) twice.
+Invariant: every iterate is on the manifold; what leaves is tangent at the broadcast point.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from manifed.algorithms.broadcast import check_tangent
+from manifed.algorithms.client_update import Memory, Phase
+from manifed.algorithms.gradient_steps import GradientSteps
+from manifed.algorithms.payloads import Displacement, LocalGradient, MeanGradient, Payload, Point
+from manifed.manifolds.base import Manifold
+from manifed.manifolds.maps import MapChoice, maps_of
+from manifed.oracles.draws import Draws
+from manifed.oracles.minibatch import Full
+from manifed.oracles.oracle import Oracle
+from manifed.privacy.events import GaussianRelease
+from manifed.privacy.mechanism import ExampleLens
+
+
+@dataclass(frozen=True)
+class Reference(Memory):
+    """x^r and g_i^0 of this round; ``has_history`` (..., 1) is 0 before a first phase."""
+
+    x: Tensor
+    gradient: Tensor
+    has_history: Tensor
+
+
+class RFedSVRG(GradientSteps):
+    """Two exchanges a round."""
+
+    kind: Literal["federated-svrg"] = "federated-svrg"
+    maps: MapChoice = "exact"
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        """The gradients first, the steps second."""
+        return (
+            Phase("gradient", Point, LocalGradient),
+            Phase("train", MeanGradient, Displacement, ("tangent",)),
+        )
+
+    def initial_memory(self, x: Tensor) -> Memory | None:
+        """No gradient yet."""
+        return Reference(torch.zeros_like(x), torch.zeros_like(x), torch.zeros_like(x[..., :1]))
+
+    def turn(
+        self,
+        phase: str,
+        down: Payload,
+        memory: Memory | None,
+        oracle: Oracle,
+        manifold: Manifold,
+        draws: Draws,
+    ) -> tuple[Payload, Memory | None]:
+        """The upload of one phase.
+
+        Raises:
+            ValueError: in phase "train", when this client did not go through phase "gradient".
+        """
+        assert isinstance(memory, Reference)
+        if phase == "gradient":
+            assert isinstance(down, Point)
+            g = oracle.gradient(down.x, Full(), self.reference_stddev, label="reference")
+            return LocalGradient(g), Reference(down.x, g, torch.ones_like(memory.has_history))
+        if not bool(memory.has_history.all()):
+            raise ValueError("Expected a gradient of phase 'gradient' in memory, got none")
+        assert isinstance(down, MeanGradient)
+        check_tangent("gradient", memory.x, down.gradient, manifold)
+        return self._steps(down, memory, oracle, manifold), memory
+
+    def _steps(
+        self, down: MeanGradient, memory: Reference, oracle: Oracle, manifold: Manifold
+    ) -> Displacement:
+        maps, x = maps_of(self.maps, manifold), memory.x
+        offset = memory.gradient - down.gradient
+        for t in range(self.local_steps):
+            if t > 0:
+                gradient = oracle.gradient(x, self.minibatch, self.stddev)
+                v = gradient - maps.transport(memory.x, x, offset)
+            elif self.reuses_reference:
+                v = down.gradient
+            else:
+                v = oracle.gradient(x, self.minibatch, self.stddev) - offset
+            x = maps.forward(x, -self.step_size * v)
+        return Displacement(maps.inverse(memory.x, x))
+
+    @property
+    def reuses_reference(self) -> bool:
+        """Whether the first local gradient is the one of phase "gradient"."""
+        return self.minibatch.kind == "full"
+
+    # -- what is released --------------------------------------------------------------------
+    def reference_sensitivity(self, lens: ExampleLens, num_examples: int) -> float:
+        """Of the clipped full gradient."""
+        assert lens.l2_norm_clip is not None
+        return lens.sensitivity(lens.l2_norm_clip, float(num_examples))
+
+    def reference_stddev(self, lens: ExampleLens, num_examples: int) -> float:
+        """Standard deviation of the noise of g_i^0."""
+        return lens.stddev(self.reference_sensitivity(lens, num_examples), num_examples)
+
+    def releases(self, lens: ExampleLens, num_examples: int) -> tuple[GaussianRelease, ...]:
+        """One full gradient and the local ones, over both phases."""
+        if lens.l2_norm_clip is None:
+            return ()
+        reference = lens.release(
+            label="reference",
+            count=1,
+            stddev=self.reference_stddev(lens, num_examples),
+            sensitivity=self.reference_sensitivity(lens, num_examples),
+            sampling=Full().sampling(num_examples),
+        )
+        local = lens.release(
+            label="gradient",
+            count=self.local_steps - 1 if self.reuses_reference else self.local_steps,
+            stddev=self.stddev(lens, num_examples),
+            sensitivity=self.sensitivity(lens, num_examples),
+            sampling=self.minibatch.sampling(num_examples),
+        )
+        return (reference, local) if local.count else (reference,)

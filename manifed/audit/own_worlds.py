@@ -1,0 +1,189 @@
+"""The config's own problem under attack: its shard, its manifold, its point, its clip norm.
+
+The canary takes the place of the last record of the smallest shard, and is searched for: of the
+records at hand, longer copies of them, and far points of the manifold, the one that moves the
+noise-free upload most (under replace-one: the pair). The score is the upload along that move.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from manifed.algorithms.client_update import LocalTraining
+from manifed.algorithms.payloads import Point
+from manifed.federation.turn import ClientHalf, Seat, take_turn
+from manifed.manifolds.base import Manifold
+from manifed.privacy.mechanism import ExampleLens, RelativeNoise
+from manifed.privacy.noise import NoiseSource
+from manifed.problems.base import Examples, Problem, ProblemBase
+from manifed.problems.frechet_mean import FrechetMean
+from manifed.problems.hyperbolic_prediction import HyperbolicPrediction
+from manifed.problems.linear import with_squared_norms
+
+Scores = NDArray[np.float64]
+IS_PRESENT = "is_present"
+_ELEMENTS = 2_000_000
+"""Numbers of records that are held at once."""
+_COINS = 32
+"""Turns whose mean is the noise-free move."""
+_AT_HAND = 4
+
+
+@dataclass(frozen=True)
+class Masked(ProblemBase):
+    """A problem whose records count only where ``examples["is_present"]`` is 1.
+
+    A removed record leaves no trace, while sizes, batches and the rows of all others stay.
+    """
+
+    inner: Problem
+
+    @property
+    def manifold(self) -> Manifold:
+        """The problem's own."""
+        return self.inner.manifold
+
+    def rgrads(self, x: Tensor, examples: Examples) -> Tensor:
+        """Zero for what is absent."""
+        mask = self.manifold.expand_scalar(examples[IS_PRESENT])
+        return self.inner.rgrads(x, examples) * mask
+
+    def rgrad_norms(self, x: Tensor, examples: Examples) -> Tensor:
+        """Zero for what is absent."""
+        return self.inner.rgrad_norms(x, examples) * examples[IS_PRESENT]
+
+    def rgrad_sum(self, x: Tensor, examples: Examples, weights: Tensor) -> Tensor:
+        """Of what is present."""
+        return self.inner.rgrad_sum(x, examples, weights * examples[IS_PRESENT])
+
+    def rgrad_sum_by_norm(
+        self, x: Tensor, examples: Examples, weigh: Callable[[Tensor], Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """Of what is present."""
+        mask = examples[IS_PRESENT]
+        return self.inner.rgrad_sum_by_norm(x, examples, lambda norms: weigh(norms) * mask)
+
+
+@dataclass(frozen=True, eq=False)
+class OwnWorlds:
+    """Turns of the client with the smallest shard at one point, with and without a canary."""
+
+    problem: Problem
+    training: LocalTraining
+    lens: ExampleLens
+    shard: Examples
+    x: Tensor
+    source: NoiseSource
+    turns: int = 1
+
+    def scores(self, trials: int, *, is_present: bool) -> Scores:
+        """The upload along the move of the noise-free one, a trial a client of its own."""
+        present, absent, move = self._neighbours
+        examples = present if is_present else absent
+        found: list[Tensor] = []
+        rows = sum(t.numel() for t in examples.tensors.values())
+        chunk = max(1, _ELEMENTS // rows)
+        for start in range(0, trials, chunk):
+            count = min(chunk, trials - start)
+            offset = start if is_present else start + trials
+            u = sum(
+                self._uploads(examples, self.lens, count, offset, turn + 1)
+                for turn in range(self.turns)
+            )
+            assert isinstance(u, Tensor)
+            found.append(u.flatten(1) @ move)
+        return torch.cat(found).numpy()
+
+    @cached_property
+    def _neighbours(self) -> tuple[Examples, Examples, Tensor]:
+        """(with the canary, without, covector of the move)."""
+        silent = self.lens.model_copy(update={"noise": RelativeNoise(multiplier=0.0)})
+        nobody = self._with(next(self._canaries()), is_present=False)
+        base = self._uploads(nobody, silent, _COINS, 0).mean(0)
+        moves = [
+            (canary, self._uploads(self._with(canary), silent, _COINS, 0).mean(0) - base)
+            for canary in self._canaries()
+        ]
+        best, move = max(moves, key=lambda found: self._length(found[1]))
+        absent = nobody
+        if self.lens.neighboring_relation == "replace-one":
+            other, away = max(moves, key=lambda found: self._length(move - found[1]))
+            absent, move = self._with(other), move - away
+        return self._with(best), absent, self._covector(move)
+
+    def _canaries(self) -> Iterator[dict[str, Tensor]]:
+        """Records to put in the last place, without a leading dimension."""
+        norms = self.problem.rgrad_norms(self.x, self.shard)
+        stored = self.shard.tensors
+        for row in norms.argsort(descending=True)[:_AT_HAND].tolist():
+            record = {key: t[row] for key, t in stored.items() if key != "squared_norm"}
+            yield record
+            if isinstance(self.problem, FrechetMean | HyperbolicPrediction):
+                points = [key for key, value in record.items() if value.shape == self.x.shape]
+                yield from (record | {key: y} for key in points for y in self._far_points())
+            else:
+                rows = [key for key in record if self.shard.feature_ndim[key] == 1]
+                yield from (record | {k: c * record[k]} for k in rows for c in (-1.0, 30.0, 1e3))
+
+    def _far_points(self) -> Iterator[Tensor]:
+        manifold, clip = self.problem.manifold, self.lens.l2_norm_clip or 1.0
+        shape = manifold.coords_shape(tuple(self.x.shape))
+        for seed, length in ((0, 1.0), (1, 2.0)):
+            generator = torch.Generator().manual_seed(seed)
+            u = manifold.from_coords(
+                self.x, torch.randn(shape, generator=generator, dtype=self.x.dtype)
+            )
+            u = min(length * clip, 3.0) * u / manifold.norm(self.x, u)
+            yield from (manifold.expmap(self.x, u), manifold.expmap(self.x, -u))
+
+    def _with(self, canary: dict[str, Tensor], *, is_present: bool = True) -> Examples:
+        tensors = {key: tensor.clone() for key, tensor in self.shard.tensors.items()}
+        for key, value in canary.items():
+            tensors[key][-1] = value
+        has_norms = tensors.pop("squared_norm", None) is not None
+        whole = Examples(tensors, {key: self.shard.feature_ndim[key] for key in tensors})
+        if has_norms:
+            whole = with_squared_norms(whole, "z")
+        mask = torch.ones(len(self.shard), dtype=self.x.dtype)
+        mask[-1] = float(is_present)
+        return Examples(
+            dict(whole.tensors) | {IS_PRESENT: mask}, dict(whole.feature_ndim) | {IS_PRESENT: 0}
+        )
+
+    def _uploads(
+        self, examples: Examples, lens: ExampleLens, count: int, offset: int, server_round: int = 1
+    ) -> Tensor:
+        stacked = Examples(
+            {key: t.expand(count, *t.shape) for key, t in examples.tensors.items()},
+            examples.feature_ndim,
+        )
+        half = ClientHalf(Masked(self.problem), self.training, lens)
+        (phase,) = self.training.phases
+        x = self.x.expand(count, *self.x.shape)
+        seat = Seat(tuple(range(offset, offset + count)), server_round, 0, phase.name)
+        memory = self.training.initial_memory(x)
+        sizes = [len(self.shard)] * count
+        return take_turn(half, seat, Point(x), memory, stacked, sizes, self.source).up.tensors()[
+            "u"
+        ]
+
+    def _length(self, move: Tensor) -> float:
+        return float(self.problem.manifold.norm(self.x, self.problem.manifold.proju(self.x, move)))
+
+    def _covector(self, move: Tensor) -> Tensor:
+        """The linear form u -> <u, move>_x on ambient coordinates, flat."""
+        manifold = self.problem.manifold
+        move = manifold.proju(self.x, move)
+        eye = torch.eye(self.x.numel(), dtype=self.x.dtype).reshape(-1, *self.x.shape)
+        tangents = manifold.proju(self.x, eye)
+        return manifold.inner(self.x.expand_as(eye), tangents, move.expand_as(eye)).reshape(-1)
+
+    def with_step(self, step_size: float) -> "OwnWorlds":
+        """The same attack at another step size."""
+        training = self.training.model_copy(update={"step_size": step_size})  # type: ignore[attr-defined]
+        return replace(self, training=training)

@@ -1,0 +1,260 @@
+"""Two neighbouring worlds for a client: the same shard with and without a canary.
+
+The broadcast point is the pole x = e_1 of a sphere, every other example has gradient zero there,
+and the canary's gradient is as long as the clip norm allows. Steps are so short that the sphere is
+flat for them: then the upload is the sum of the noised gradients and the canary is the worst case.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from manifed.algorithms.client_update import LocalTraining
+from manifed.algorithms.payloads import Payload, Point
+from manifed.algorithms.rsvrg import RSVRG
+from manifed.federation.turn import ClientHalf, Seat, take_turn
+from manifed.oracles.draws import Draws
+from manifed.oracles.oracle import Oracle
+from manifed.privacy import accountant
+from manifed.privacy.mechanism import ExampleLens
+from manifed.privacy.noise import NoiseSource
+from manifed.problems.base import Examples
+from manifed.problems.linear import with_squared_norms
+from manifed.problems.pca import PrincipalEigenvector
+
+DIMENSION = 4
+SHORT_STEP = 1e-6
+"""Step size of audited halves: curvature moves a score by less than 1e-5 of its noise."""
+_ROWS = 200_000
+"""Records that are held at once."""
+Scores = NDArray[np.float64]
+
+
+def pole() -> Tensor:
+    """e_1: the broadcast point."""
+    x = torch.zeros(DIMENSION, dtype=torch.float64)
+    x[0] = 1.0
+    return x
+
+
+def direction() -> Tensor:
+    """e_2: the direction in which the canary pulls."""
+    u = torch.zeros(DIMENSION, dtype=torch.float64)
+    u[1] = 1.0
+    return u
+
+
+def canary(length: float, sign: float = 1.0) -> Tensor:
+    """A row whose gradient -2 (z.x)(z - (z.x) x) at the pole is ``-sign * length * e_2``."""
+    side = (length / 2.0) ** 0.5
+    return side * (pole() + sign * direction())
+
+
+def shard(size: int, first: Tensor | None, others: Tensor | None = None) -> Examples:
+    """``size`` rows: the canary (or an all-zero row) and copies of ``others`` or of the pole.
+
+    The pole's gradient is zero.
+    """
+    rows = (pole() if others is None else others).expand(size, DIMENSION).clone()
+    rows[0] = 0.0 if first is None else first
+    return with_squared_norms(Examples({"z": rows}, {"z": 1}), "z")
+
+
+@dataclass(frozen=True)
+class ExampleWorlds:
+    """A client half under attack: which half, which lens, how large a shard, which canary."""
+
+    training: LocalTraining
+    lens: ExampleLens
+    size: int
+    canary_length: float
+    absent_sign: float | None
+    """None: the canary is removed. -1: it is replaced by its mirror image (replace-one)."""
+    source: NoiseSource
+    turns: int = 1
+    others_pull: bool = False
+    """Whether all others are the canary's mirror image: where it is in a subset of fixed size it
+    takes one of their places, and only then do the worlds differ by two clip norms."""
+    score: Callable[[list[Tensor]], Tensor] | None = None
+    """Score of the uploads of all turns; the default sums them along the canary's pull."""
+
+    def scores(self, trials: int, *, is_present: bool) -> Scores:
+        """One score a trial; trials are clients with addresses of their own."""
+        mirrored = (
+            None if self.absent_sign is None else canary(self.canary_length, self.absent_sign)
+        )
+        first = canary(self.canary_length) if is_present else mirrored
+        others = canary(self.canary_length, -1.0) if self.others_pull else None
+        examples = shard(self.size, first, others)
+        chunk, found = 5000, list[Tensor]()
+        for start in range(0, trials, chunk):
+            size = min(chunk, trials - start)
+            offset = start if is_present else start + trials
+            found.append(self._run(examples, size, offset))
+        return torch.cat(found).numpy()
+
+    def _run(self, examples: Examples, trials: int, offset: int) -> Tensor:
+        stacked = Examples(
+            {k: t.expand(trials, *t.shape) for k, t in examples.tensors.items()},
+            examples.feature_ndim,
+        )
+        half = ClientHalf(PrincipalEigenvector(), self.training, self.lens)
+        partitions = tuple(range(offset, offset + trials))
+        down = Point(pole().expand(trials, DIMENSION))
+        uploads: list[Tensor] = []
+        for turn in range(self.turns):
+            seat = Seat(partitions, turn + 1, 0, self.training.phases[0].name)
+            memory = self.training.initial_memory(down.x)
+            up = self._turn(half, seat, down, memory, stacked, trials)
+            uploads.append(up.tensors()["u"] / SHORT_STEP)
+        score = self.score or _along_the_canary
+        return score(uploads)
+
+    def _turn(
+        self,
+        half: ClientHalf,
+        seat: Seat,
+        down: Payload,
+        memory: object,
+        stacked: Examples,
+        trials: int,
+    ) -> Payload:
+        sizes = [self.size] * trials
+        return take_turn(half, seat, down, memory, stacked, sizes, self.source).up  # type: ignore[arg-type]
+
+    def with_lens(self, lens: ExampleLens) -> "ExampleWorlds":
+        """The same attack on another lens (planted faults)."""
+        return replace(self, lens=lens)
+
+
+def _along_the_canary(uploads: list[Tensor]) -> Tensor:
+    total = torch.stack(uploads).sum(0)
+    return total @ direction()
+
+
+class Witness(Oracle):
+    """An oracle that keeps its answers, shape (trials, *point): the queries that are charged."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.reference = torch.zeros(0)
+        """The last gradient, noised or not."""
+        self.moved: list[Tensor] = []
+        """The un-noised reference at every iterate, which a correction's noise covers."""
+        self.corrections: list[Tensor] = []
+
+    def gradient(self, *given: Any, **named: Any) -> Tensor:
+        """The oracle's."""
+        self.reference = super().gradient(*given, **named)
+        return self.reference
+
+    def correction(self, *given: Any, **named: Any) -> Tensor:
+        """The oracle's."""
+        self.corrections.append(super().correction(*given, **named))
+        return self.corrections[-1]
+
+    def carried(self, *given: Any, **named: Any) -> Tensor:
+        """The oracle's."""
+        self.moved.append(super().carried(*given, **named))
+        return self.moved[-1]
+
+
+@dataclass(frozen=True)
+class CorrectionWorlds:
+    """Variance reduction under attack: a record whose gradient is another after the first step.
+
+    All other rows pull the iterate along e_2 with the full clip norm. The canary is orthogonal to a
+    point just ahead of the anchor (its gradient turns round), or to one a step behind it (its
+    gradient grows), and so long that gradient and change exceed every clip norm. The others'
+    gradients, clipped, stay what they are: their corrections are zero and hide nothing.
+
+    The attacker sees what is charged: the noised reference and every noised correction, or, as
+    printed, every sum of both. The score is the log likelihood ratio of them all.
+    """
+
+    training: RSVRG
+    lens: ExampleLens
+    size: int
+    source: NoiseSource
+
+    def claim(self, delta: float) -> float:
+        """Epsilon of one turn."""
+        return accountant.epsilon(self.training.releases(self.lens, self.size), delta)
+
+    def scores(self, trials: int, *, is_present: bool) -> Scores:
+        """One score a trial; trials are clients with addresses of their own."""
+        examples, found = self._examples(is_present=is_present), list[Tensor]()
+        chunk = max(1, _ROWS // self.size)
+        for start in range(0, trials, chunk):
+            size = min(chunk, trials - start)
+            offset = start if is_present else start + trials
+            found.append(self._run(examples, size, offset))
+        return torch.cat(found).numpy()
+
+    @property
+    def _turns_round(self) -> bool:
+        """For two clips; where the change is clipped as one vector, the gradient grows."""
+        return self.training.correction_clip == "each"
+
+    def _examples(self, *, is_present: bool) -> Examples:
+        assert self.lens.l2_norm_clip is not None
+        pull = self.lens.l2_norm_clip
+        rows = canary(4.0 * pull).expand(self.size, -1).clone()
+        rows[0] = 0.0
+        if is_present:
+            margin = SHORT_STEP * pull * (-0.02 if self._turns_round else 1.0)
+            rows[0] = (direction() + margin * pole()) * (1e4 / SHORT_STEP) ** 0.5
+        return with_squared_norms(Examples({"z": rows}, {"z": 1}), "z")
+
+    def _run(self, examples: Examples, trials: int, offset: int) -> Tensor:
+        stacked = Examples(
+            {k: t.expand(trials, *t.shape) for k, t in examples.tensors.items()},
+            examples.feature_ndim,
+        )
+        problem, x = PrincipalEigenvector(), pole().expand(trials, DIMENSION)
+        draws = Draws(self.source, tuple(range(offset, offset + trials)), 1, 0, 0, "cpu")
+        counts = torch.full((trials,), self.size)
+        oracle = Witness(problem, stacked, counts, self.lens, draws)
+        self.training.turn("train", Point(x), None, oracle, problem.manifold, draws)
+        return self._log_ratio(oracle.reference, oracle.corrections, oracle.moved)
+
+    def _log_ratio(
+        self, reference: Tensor, corrections: list[Tensor], moved: list[Tensor]
+    ) -> Tensor:
+        """Of the answers along e_2, whose law is known but for the canary.
+
+        It shifts the reference by +-clip / N and, where it is in the batch, a correction by the
+        correction's sensitivity, except at the anchor itself.
+        """
+        lens, training, size = self.lens, self.training, self.size
+        assert lens.l2_norm_clip is not None
+        others = -lens.l2_norm_clip * (size - 1) / size
+        there = training.reference_sensitivity(lens, size) * (1.0 if self._turns_round else -1.0)
+        here = -training.correction_sensitivity(lens, size)
+        rate = training.minibatch.expected_size(size) / size
+        stddev, y = training.correction_stddev(lens, size), reference @ direction()
+        total = torch.zeros_like(y)
+        is_fresh = training.variant == "fresh"
+        if not is_fresh:
+            total += _gaussian(y - others, there, training.reference_stddev(lens, size))
+        for step, answer in enumerate(corrections):
+            y, without = answer @ direction(), 0.0
+            if is_fresh:
+                y, without = y + moved[step] @ direction() - others, there
+            inside = without + (here if step % training.inner_steps else 0.0)
+            total += torch.logaddexp(
+                (math.log1p(-rate) if rate < 1 else -math.inf) + _gaussian(y, without, stddev),
+                math.log(rate) + _gaussian(y, inside, stddev),
+            )
+        return total
+
+
+def _gaussian(y: Tensor, shift: float, stddev: float) -> Tensor:
+    """Log density ratio of N(shift, stddev^2) to N(0, stddev^2) at y."""
+    return (shift * y - 0.5 * shift**2) / stddev**2

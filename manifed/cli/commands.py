@@ -1,0 +1,312 @@
+"""The commands of ``manifed`` beside ``run``: privacy, engines, report."""
+
+import math
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from manifed.cli.main import ConfigPath, DataDir, Json, Sets, fail, print_json, use_data_dir
+
+QUICKSTART = "configs/quickstart.toml"
+AUTHENTICITY = {
+    "unkeyed": "unkeyed: accidents are excluded, a consistent rewrite is not",
+    "not checked": "keyed, but no key was given: a consistent rewrite is not excluded",
+    "verified": "keyed: every line is by the holder of the key",
+}
+privacy = typer.Typer(help="Price privacy without running anything.", no_args_is_help=True)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to ``manifed``, once."""
+    if app.registered_groups:
+        return
+    app.add_typer(privacy, name="privacy")
+    app.command("audit")(audit)
+    app.command("engines")(engines)
+    app.command("export")(export)
+    app.command("report")(report)
+
+
+_MOST = 10**9
+"""Rounds, clients and steps that the accountants count to."""
+
+
+def _check(option: str, value: float, expected: str, is_met: bool) -> None:
+    """End with one line unless ``is_met``; NaN meets nothing."""
+    if not is_met:
+        fail(f"{option}: expected {expected}, got {value:g}")
+
+
+@privacy.command("compare")
+def compare(
+    local_epsilon: Annotated[float, typer.Option(help="Epsilon of one local training.")],
+    local_delta: Annotated[float, typer.Option(help="Delta of one.")],
+    clients: Annotated[int, typer.Option(min=1, max=_MOST, help="N.")],
+    cohort_size: Annotated[int, typer.Option(min=1, help="s, drawn without replacement.")],
+    rounds: Annotated[int, typer.Option(min=1, max=_MOST, help="T.")],
+    slack_delta: Annotated[float, typer.Option(help="delta-hat.")] = 1e-3,
+    as_json: Json = False,
+) -> None:
+    """Theorem 4.2 of PriRFed beside what holds at record level, at the published delta."""
+    if cohort_size > clients:
+        fail(f"--cohort-size: expected at most --clients = {clients}, got {cohort_size}")
+    _check("--local-epsilon", local_epsilon, "0 < local_epsilon <= 700", 0 < local_epsilon <= 700)
+    _check("--local-delta", local_delta, "0 <= local_delta < 1", 0 <= local_delta < 1)
+    _check("--slack-delta", slack_delta, "0 < slack_delta < 1", 0 < slack_delta < 1)
+    from manifed.privacy.published import compare as price
+
+    views = price(
+        local_epsilon=local_epsilon,
+        local_delta=local_delta,
+        num_clients=clients,
+        cohort_size=cohort_size,
+        num_rounds=rounds,
+        slack_delta=slack_delta,
+    )
+    remarks = {
+        "published": "Theorem 4.2 as printed; UNSOUND at record level",
+        "parallel": "the same with parallel composition; still UNSOUND at record level",
+        "external": "sound: models seen, cohorts not",
+        "server": "sound: every upload seen; a priori, a quantile of rounds a client",
+    }
+    for name, price_of in views.items():
+        sys.stdout.write(
+            f"{name:10s} epsilon {price_of['epsilon']:<10.4g} delta {price_of['delta']:<9.3g} "
+            f"{remarks[name]}\n"
+        )
+    if as_json:
+        print_json(views)
+
+
+@privacy.command("statement")
+def statement(
+    config: ConfigPath = QUICKSTART,
+    sets: Sets = None,
+    data_dir: DataDir = None,
+    as_json: Json = False,
+) -> None:
+    """The privacy statement that a config's whole run would end with, everybody invited always."""
+    use_data_dir(data_dir)
+    from manifed.cli.launch import Request, load_or_exit
+    from manifed.experiment.pricing import planned_statement
+    from manifed.runs.statement import statement_of
+
+    plan = planned_statement(load_or_exit(Request(config, tuple(sets or ())), fail))
+    sys.stdout.write(statement_of(plan) + "\n")
+    if as_json:
+        print_json(plan)
+
+
+@privacy.command("ledger")
+def ledger(
+    path: Annotated[Path, typer.Argument(help="A ledger.jsonl, or the run folder that has it.")],
+    delta: Annotated[float, typer.Option(help="At which delta.")],
+    ledger_key: Annotated[
+        Path | None, typer.Option(help="The file of its key ($MANIFED_LEDGER_KEY_FILE).")
+    ] = None,
+    head: Annotated[
+        list[str] | None,
+        typer.Option(help="A head that was printed earlier and must be in the chain."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Verify a ledger's chain and price everything in it, view by view (for an auditor)."""
+    from manifed.cli.launch import guarded
+    from manifed.experiment.pricing import audit_ledger
+    from manifed.experiment.treasury import anchors_of
+    from manifed.experiment.treasury import ledger_key as key_in
+    from manifed.runs.places import real
+
+    _check("--delta", delta, "0 <= delta <= 1", 0 <= delta <= 1)
+    from manifed.runs.reading import check_regular
+
+    def audited() -> dict[str, Any]:
+        place = real("PATH", path)
+        file = place / "ledger.jsonl" if place.is_dir() else path
+        check_regular(file, "a ledger", most=1 << 40)
+        return audit_ledger(file, delta, key=key_in(ledger_key), anchors=anchors_of(head or ()))
+
+    found = guarded(audited, fail)
+    consumed = "" if found["consumed"] is None else f" ({found['consumed']} consumed for certain)"
+    sys.stdout.write(
+        f"chain intact: {found['entries']} entries, {found['charges']} charges{consumed}\n"
+        f"ledger head: {found['head']}\n{AUTHENTICITY[found['authenticity']]}\n"
+    )
+    for view in found["views"]:
+        certain = view["epsilon_consumed"]
+        shown = "" if certain is None else f" (consumed for certain: epsilon {certain:.6g})"
+        sys.stdout.write(
+            f"{view['view']}: ({view['epsilon']:.6g}, {delta:g})-DP, unit {view['unit']}, "
+            f"{view['neighboring_relation']}, against {view['adversary']}{shown}\n"
+        )
+    if as_json:
+        print_json(found)
+
+
+@privacy.command("calibrate")
+def calibrate(
+    target_epsilon: Annotated[float, typer.Option(help="Epsilon of all steps together.")],
+    target_delta: Annotated[float, typer.Option(help="Delta of all steps together.")],
+    steps: Annotated[int, typer.Option(min=1, max=_MOST, help="Noised gradients (or rounds).")],
+    sampling_probability: Annotated[
+        float, typer.Option(help="Poisson rate of a step; 1 takes everybody.")
+    ] = 1.0,
+    as_json: Json = False,
+) -> None:
+    """The least noise multiplier for a target, add-or-remove, erring on the private side."""
+    from manifed.cli.launch import guarded
+    from manifed.experiment.pricing import calibrated
+
+    finite = 0 < target_epsilon < math.inf
+    _check("--target-epsilon", target_epsilon, "0 < target_epsilon < inf", finite)
+    _check("--target-delta", target_delta, "0 < target_delta < 1", 0 < target_delta < 1)
+    _check(
+        "--sampling-probability",
+        sampling_probability,
+        "0 < sampling_probability <= 1",
+        0 < sampling_probability <= 1,
+    )
+    found = guarded(
+        lambda: calibrated(target_epsilon, target_delta, steps, sampling_probability), fail
+    )
+    sys.stdout.write(
+        f"noise multiplier {found['noise_multiplier']:.6g} (noise over sensitivity) costs "
+        f"({found['epsilon']:.6g}, {target_delta:g}) over {steps} steps\n"
+    )
+    if as_json:
+        print_json(found)
+
+
+@privacy.command("curve")
+def curve(
+    config: ConfigPath = QUICKSTART,
+    plot: Annotated[Path | None, typer.Option(help="Where the figure goes (PNG).")] = None,
+    sets: Sets = None,
+    data_dir: DataDir = None,
+    as_json: Json = False,
+) -> None:
+    """Epsilon against rounds in all views of a config."""
+    use_data_dir(data_dir)
+    from manifed.cli.launch import Request, guarded, load_or_exit
+    from manifed.experiment.pricing import planned_curve
+    from manifed.runs.places import check_file
+    from manifed.runs.report.curve import draw_curve
+
+    if plot is not None:
+        guarded(lambda: check_file("--plot", plot), fail)
+    experiment = load_or_exit(Request(config, tuple(sets or ())), fail)
+    rows = guarded(lambda: planned_curve(experiment), fail)
+    for row in rows:
+        shown = "  ".join(f"{k} {v:.4g}" for k, v in row.items() if k != "round")
+        sys.stdout.write(f"round {row['round']:<6d} {shown}\n")
+    if plot is not None:
+        guarded(lambda: draw_curve(rows, plot, title=experiment.name), fail)
+        sys.stdout.write(f"figure: {plot}\n")
+    if as_json:
+        print_json({"curve": rows})
+
+
+def audit(
+    config: ConfigPath = QUICKSTART,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Every shipped mechanism, and the planted faults.")
+    ] = False,
+    trials: Annotated[int, typer.Option(min=40, help="Runs in each world (one config).")] = 20000,
+    seed: Annotated[int, typer.Option(min=0, help="Of the audit's own runs.")] = 0,
+    sets: Sets = None,
+    data_dir: DataDir = None,
+    as_json: Json = False,
+) -> None:
+    """Attack the mechanism: the epsilon that an attack proves, beside the one that is claimed."""
+    use_data_dir(data_dir)
+    from manifed.audit.report import audit_all, find_strongest, line, plain
+    from manifed.cli.launch import Request, guarded, load_or_exit
+
+    def show(finding: Any) -> None:
+        sys.stdout.write(line(finding) + "\n")
+        sys.stdout.flush()
+
+    if everything:
+        result = guarded(lambda: audit_all(seed, on_finding=show), fail)
+        is_bad = result["violations"] > 0
+        is_bad |= result["planted_faults_caught"] < result["planted_faults"]
+    else:
+        from manifed.audit.of_config import attacks_of
+
+        experiment = load_or_exit(Request(config, tuple(sets or ())), fail)
+        best, found = guarded(lambda: find_strongest(attacks_of(experiment, trials)), fail)
+        for finding in found:
+            show(finding)
+            sys.stdout.write(f"  {finding.attack}\n")
+        result = plain(best) | {"attacks": [plain(finding) for finding in found]}
+        is_bad = any(finding.is_violated for finding in found)
+    if as_json:
+        print_json(result)
+    if is_bad:
+        raise typer.Exit(1)
+
+
+def engines(
+    config: ConfigPath = QUICKSTART,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds on each engine.")] = 10,
+    clients: Annotated[
+        int | None, typer.Option(min=1, help="Clients, if not the config's.")
+    ] = None,
+    sets: Sets = None,
+    data_dir: DataDir = None,
+    as_json: Json = False,
+) -> None:
+    """Run inline, ray and deployment on one seed and compare the final models."""
+    use_data_dir(data_dir)
+    from manifed.cli.comparison import compare_engines
+    from manifed.cli.launch import guarded
+
+    more = [f"federation.num_clients={clients}"] if clients is not None else []
+    overrides = [*(sets or ()), *more, f"federation.num_rounds={rounds}"]
+    result = guarded(lambda: compare_engines(config, overrides), fail)
+    for name, seconds in result["seconds"].items():
+        sys.stdout.write(f"{name:11s} {seconds:8.2f} s\n")
+    sys.stdout.write(f"largest difference between final models: {result['max_difference']:.3g}\n")
+    if as_json:
+        print_json(result)
+
+
+def report(
+    folders: Annotated[list[Path], typer.Argument(help="Run folders.")],
+    out: Annotated[Path, typer.Option(help="Where the figures go.")] = Path("figures"),
+    server_view: Annotated[
+        bool, typer.Option("--server-view", help="Show what only the server may see.")
+    ] = False,
+) -> None:
+    """Overlay runs in figures and print their table."""
+    from manifed.runs.report.__main__ import main
+
+    shown = ["--server-view"] if server_view else []
+    code = main([*map(str, folders), "--out", str(out), *shown])
+    if code:
+        raise typer.Exit(code)
+
+
+def export(
+    directory: Annotated[Path, typer.Argument(help="The folder of a finished run.")],
+    out: Annotated[Path, typer.Option(help="The folder to make.")],
+    as_json: Json = False,
+) -> None:
+    """Write what may be published of a run: no cohorts, no traffic, no checksum of the data."""
+    from manifed.cli.launch import guarded
+    from manifed.runs.reading import one_line
+    from manifed.runs.report.public import export as write
+
+    def written() -> list[Path]:
+        try:
+            return write(directory, out)
+        except (OSError, ValueError) as error:
+            fail(one_line(str(error), 1500))
+
+    paths = guarded(written, fail)
+    for path in paths:
+        sys.stdout.write(f"{path}\n")
+    if as_json:
+        print_json({"files": [path.name for path in paths]})

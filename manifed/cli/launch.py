@@ -1,0 +1,261 @@
+"""From a request on the command line to a finished run folder, on any of the three engines."""
+
+import os
+import shlex
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+from manifed.cli.application import engine
+from manifed.errors import ConfigError, EngineFailed
+from manifed.experiment.load import load
+from manifed.experiment.schema import Experiment
+from manifed.flower.run_config import APP_FOLDER, find, run_config_of
+from manifed.flower.server_run import named_directory
+from manifed.runs.interrupt import INTERRUPTED, Ended, ending_signals
+from manifed.runs.places import check_new, real
+from manifed.runs.reading import FolderDamaged, one_line
+from manifed.runs.resume import held_or_refused, read_past, refused
+from manifed.runs.run_folder import RunFolder, is_fresh
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Request:
+    """What was asked for on the command line."""
+
+    config: str
+    sets: tuple[str, ...] = ()
+    engine: str | None = None
+    out: Path | None = None
+    resume: Path | None = None
+    plain: bool = False
+    ledger_head: str | None = None
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A request resolved: the experiment that was checked is the one that runs, in its folder."""
+
+    config: Experiment
+    directory: Path
+
+
+def resolve(request: Request) -> Launch:
+    """Check everything that can be checked before anything is written.
+
+    Raises:
+        ConfigError: in one line.
+    """
+    path, directory = find(request.config), request.out
+    settings: dict[str, Any] = {"output.quiet": True}
+    if request.resume is not None:
+        directory = request.resume
+        path = _saved(request.resume)
+        settings["output.resume"] = True
+    if request.ledger_head is not None:
+        if request.resume is None:
+            raise ConfigError("--ledger-head: expected --resume RUN_DIR beside it, got none")
+        settings["output.ledger_head"] = request.ledger_head
+    if request.engine is not None:
+        settings["engine.kind"] = request.engine
+    if request.plain:
+        settings["output.plain"] = True
+    try:
+        config = load(path, request.sets, settings)
+    except ConfigError as error:
+        if request.resume is None or request.sets:
+            raise
+        raise ConfigError(f"{path}: {error}") from None
+    option = "--resume" if config.output.resume else "--out"
+    directory = real(option, directory or named_directory(config))
+    config = placed(config, directory)
+    _check_device(config)
+    check_parts(config)
+    if config.output.resume:
+        with held_or_refused(directory):
+            read_past(directory, config)
+    else:
+        check_new("--out", directory, is_fresh)
+    return Launch(config, directory)
+
+
+def _check_device(config: Experiment) -> None:
+    import torch
+
+    if config.engine.device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(
+            "engine.device: expected a CUDA device for 'cuda', got none on this machine; use 'cpu'"
+        )
+
+
+def placed(config: Experiment, directory: Path) -> Experiment:
+    """The experiment with its run folder; any name that the file system takes."""
+    output = config.output.model_copy(update={"directory": str(directory)})
+    return config.model_copy(update={"output": output})
+
+
+def _saved(directory: Path) -> Path:
+    """The resolved config in a run's folder."""
+    source = RunFolder(real("--resume", directory)).experiment_path
+    if not source.is_file():
+        raise refused(directory, "expected a run folder", "no experiment.toml in it")
+    return source
+
+
+def check_parts(config: Experiment) -> None:
+    """Load the data and find the noise, so that a config that cannot run fails before round 1."""
+    from manifed.experiment.assembly import (
+        check_shards,
+        initial_point,
+        lens_of,
+        load_shards,
+        server_lens_of,
+    )
+    from manifed.experiment.treasury import Treasury
+
+    found = load_shards(config)
+    check_shards(config)
+    initial_point(config)
+    lens_of(config)
+    server_lens_of(config)
+    Treasury.prepare(config, found.sizes).statement()
+
+
+class RunEnded(Exception):
+    """A run that ended before its end; the text says how to go on."""
+
+    def __init__(self, why: str, directory: Path, code: int) -> None:
+        hint = " before anything was written"
+        if RunFolder(directory).experiment_path.is_file():
+            hint = f"; go on with: python simulation.py --resume {shlex.quote(str(directory))}"
+        super().__init__(why + hint)
+        self.code = code
+
+
+def launch(request: Request) -> RunFolder:
+    """Run a request on its engine.
+
+    Raises:
+        ConfigError: bad input. EngineFailed, RoundFailed, ...: the run itself failed.
+        RunEnded: Ctrl-C, SIGTERM, SIGHUP, or a disk that refused.
+    """
+    plan = resolve(request)
+    kind = plan.config.engine.kind
+    try:
+        with ending_signals():
+            if kind == "inline":
+                _inline(plan)
+            else:
+                _networked(plan, kind)
+    except Ended as ended:
+        raise RunEnded("interrupted", plan.directory, ended.code) from None
+    except KeyboardInterrupt:
+        raise RunEnded("interrupted", plan.directory, 128 + signal.SIGINT) from None
+    except SystemExit as ended:
+        if ended.code not in {128 + signal.SIGTERM, 128 + signal.SIGHUP}:
+            raise
+        raise RunEnded("interrupted", plan.directory, int(ended.code)) from None
+    except OSError as error:
+        why = f"run failed: the system refused: {error}; nothing that was written is lost"
+        raise RunEnded(one_line(why), plan.directory, 1) from error
+    except Exception as error:
+        if is_expected(error) or os.environ.get(DEBUG):
+            raise
+        raise RunEnded(f"run failed: {unexpected(error)}", plan.directory, 1) from error
+    return RunFolder.open(plan.directory)
+
+
+def _inline(plan: Launch) -> None:
+    from manifed.flower.apps import client_app_of, server_app_of
+    from manifed.flower.inline import InlineGrid, run_app
+
+    config = plan.config
+    engine, clients = config.engine, config.federation.num_clients
+    if engine.execution == "cohort":
+        from manifed.experiment.assembly import client_side
+        from manifed.federation.stacked import CohortGrid
+
+        side = client_side(config)
+        grid = CohortGrid(side, device=engine.device, memory_budget_mb=engine.memory_budget_mb)
+    else:
+        grid = InlineGrid(client_app_of(lambda _: config), clients, {})
+    run_app(server_app_of(lambda _: config), grid, {})
+
+
+def _networked(plan: Launch, kind: str) -> None:
+    engine(kind)(
+        run_config=run_config_of(plan.config),
+        num_supernodes=plan.config.federation.num_clients,
+        project=APP_FOLDER,
+        timeout=plan.config.engine.timeout,
+        on_line=lambda line: sys.stderr.write(line + "\n"),
+    )
+
+
+DEBUG = "MANIFED_DEBUG"
+"""The environment variable under which an unexpected error shows its traceback."""
+
+
+def unexpected(error: BaseException) -> str:
+    """Type, text and place of an error that nothing foresaw, on one line."""
+    last = traceback.extract_tb(error.__traceback__)[-1:]
+    place = "".join(f" at {Path(frame.filename).name}:{frame.lineno}" for frame in last)
+    said = one_line(f"{type(error).__name__}: {error}", 400)
+    return f"{said} (unexpected{place}; {DEBUG}=1 shows the traceback)"
+
+
+def is_expected(error: Exception) -> bool:
+    """Whether `guarded` has a line and an exit code for it."""
+    from manifed.errors import RoundFailed
+    from manifed.flower.handshake import HandshakeFailed
+    from manifed.privacy.ledger import LedgerDamaged
+    from manifed.runs.checkpoint import CheckpointError
+
+    bad_input = (ConfigError, FolderDamaged, LedgerDamaged, CheckpointError)
+    return isinstance(error, (*bad_input, EngineFailed, HandshakeFailed, RoundFailed, RunEnded))
+
+
+def guarded(action: Callable[[], T], fail: Callable[..., NoReturn]) -> T:
+    """The value of ``action``; every expected failure is one line and an exit code.
+
+    2: the input; 1: the run; 130: Ctrl-C; 143: SIGTERM; 129: SIGHUP.
+    """
+    from manifed.errors import RoundFailed
+    from manifed.flower.handshake import HandshakeFailed
+    from manifed.privacy.ledger import LedgerDamaged
+    from manifed.runs.checkpoint import CheckpointError
+
+    try:
+        return action()
+    except (ConfigError, FolderDamaged, LedgerDamaged, CheckpointError) as error:
+        fail(one_line(str(error), 1500), 2)
+    except (EngineFailed, HandshakeFailed, RoundFailed) as error:
+        fail(str(error), 1)
+    except RunEnded as ended:
+        fail(str(ended), ended.code)
+    except Ended as ended:
+        fail(INTERRUPTED, ended.code)
+    except KeyboardInterrupt:
+        fail(INTERRUPTED, 128 + signal.SIGINT)
+
+
+def launch_or_exit(request: Request, fail: Callable[..., NoReturn]) -> RunFolder:
+    """`launch`, guarded."""
+    return guarded(lambda: launch(request), fail)
+
+
+def load_or_exit(request: Request, fail: Callable[..., NoReturn]) -> Experiment:
+    """The experiment of a request, guarded; nothing is run or written."""
+
+    def checked() -> Experiment:
+        config = load(find(request.config), request.sets)
+        check_parts(config)
+        return config
+
+    return guarded(checked, fail)

@@ -1,0 +1,161 @@
+"""The command ``manifed`` and the face of ``simulation.py``: parse, run, report, exit code.
+
+Bad input ends in one clear line on standard error and exit code 2. Heavy imports happen after the
+arguments are read, so ``--help`` is quick.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from manifed.runs.interrupt import INTERRUPTED, Ended, ending_signals
+
+os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
+
+QUICKSTART = "configs/quickstart.toml"
+Sets = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="A.B=VALUE", help="Override one value of the config; repeatable."
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")]
+DataDir = Annotated[
+    Path | None, typer.Option("--data-dir", help="Folder of data sets (default: $MANIFED_DATA).")
+]
+ConfigPath = Annotated[str, typer.Argument(help="A TOML file; see configs/.")]
+
+
+def fail(message: str, code: int = 2) -> NoReturn:
+    """End with one line on standard error."""
+    sys.stderr.write(f"error: {message}\n")
+    raise typer.Exit(code)
+
+
+def use_data_dir(folder: Path | None) -> None:
+    """Name the data folder for this process and those it starts."""
+    if folder is not None:
+        if not folder.is_dir():
+            fail(f"--data-dir: expected a folder, got {str(folder)!r}, which is none")
+        os.environ["MANIFED_DATA"] = str(folder.resolve())
+
+
+def print_json(value: dict[str, Any]) -> None:
+    """The last line printed: one JSON object."""
+    from manifed.runs.run_folder import jsonable
+
+    sys.stdout.write(json.dumps(jsonable(value)) + "\n")
+
+
+app = typer.Typer(
+    name="manifed",
+    help="Federated learning on Riemannian manifolds with differential privacy.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+@app.command()
+def run(
+    config: ConfigPath = QUICKSTART,
+    sets: Sets = None,
+    engine: Annotated[str | None, typer.Option(help="inline, ray or deployment.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="The run folder to make.")] = None,
+    resume: Annotated[
+        Path | None, typer.Option("--resume", help="Go on with the run in this folder.")
+    ] = None,
+    ledger_head: Annotated[
+        str | None,
+        typer.Option(
+            "--ledger-head", help="The head that an earlier part of a resumed run printed."
+        ),
+    ] = None,
+    data_dir: DataDir = None,
+    plain: Annotated[bool, typer.Option("--plain", help="No progress bar.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Run one experiment and leave a run folder."""
+    use_data_dir(data_dir)
+    from manifed.cli.launch import Request, launch_or_exit
+
+    request = Request(config, tuple(sets or ()), engine, out, resume, plain, ledger_head)
+    folder = launch_or_exit(request, fail)
+    from manifed.runs.run_folder import printable
+    from manifed.runs.statement import statement_of
+
+    manifest = folder.manifest()
+    if manifest.get("stopped"):
+        sys.stdout.write(f"stopped: {manifest['stopped']}\n")
+    sys.stdout.write(
+        f"{json.dumps(manifest['final'])}\nrun folder: {printable(folder.directory)}\n"
+    )
+    sys.stdout.write(statement_of(manifest["privacy"]) + "\n")
+    if manifest.get("ledger_head"):
+        sys.stdout.write(f"ledger head: {manifest['ledger_head']}\n")
+    if as_json:
+        print_json({"directory": str(folder.directory), **manifest["final"]})
+
+
+def main(argv: Sequence[str] | None = None) -> NoReturn:
+    """The entry point of ``manifed``."""
+    from manifed.cli import commands
+
+    commands.register(app)
+    _call(app, argv, "manifed")
+
+
+def simulation(argv: Sequence[str]) -> NoReturn:
+    """The entry point of ``python simulation.py``: the command ``run`` alone."""
+    alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    alone.command()(run)
+    _call(alone, argv, "simulation.py")
+
+
+def _call(program: typer.Typer, argv: Sequence[str] | None, name: str) -> NoReturn:
+    """Run and exit; a word that is no argument ends in one line too, not in a frame of several.
+
+    SIGTERM and SIGHUP end it as Ctrl-C does, from here on. An error that nothing foresaw is one
+    line with its type and text; under MANIFED_DEBUG it is a traceback.
+    """
+    import click
+
+    code: Any = 1
+    try:
+        with ending_signals():
+            code = program(
+                args=list(argv) if argv is not None else None,
+                prog_name=name,
+                standalone_mode=False,
+            )
+    except click.exceptions.NoArgsIsHelpError as help_text:
+        help_text.show()
+        code = 2
+    except click.ClickException as error:
+        sys.stderr.write(f"error: {' '.join(error.format_message().split())}\n")
+        code = 2
+    except Ended as ended:
+        sys.stderr.write(f"error: {INTERRUPTED}\n")
+        code = ended.code
+    except click.Abort:
+        code = 130
+    except Exception as error:
+        if os.environ.get("MANIFED_DEBUG"):
+            raise
+        code = _unexpected(error)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _unexpected(error: Exception) -> int:
+    if isinstance(error, BrokenPipeError):  # who reads the output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    from manifed.cli.launch import unexpected
+
+    sys.stderr.write(f"error: {unexpected(error)}\n")
+    return 1

@@ -1,0 +1,1 @@
+"""From TOML to frozen objects, once."""

@@ -1,0 +1,200 @@
+"""From a frozen experiment to the two sides of a federation.
+
+Client and server each call this with their *own* reading of the config. What protects a client (its
+clip norm, its noise) is computed here from that config and never read from a letter.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from manifed.errors import ConfigError
+from manifed.experiment.load import sha256
+from manifed.experiment.noise_level import client_lens, example_lens
+from manifed.experiment.schema import Experiment
+from manifed.federation.plan import Exchange, Plan
+from manifed.federation.turn import ClientHalf, ClientSide
+from manifed.manifolds.base import Manifold
+from manifed.privacy.mechanism import ClientLens, ExampleLens
+from manifed.privacy.noise import NoiseSource, Stream
+from manifed.problems.base import Examples
+from manifed.problems.federation import dataset, shards
+from manifed.problems.finite_sum import FiniteSum
+from manifed.problems.records import InvalidRecord
+from manifed.problems.starts import Start
+
+DATA_VARIABLE = "MANIFED_DATA"
+
+
+def data_folder() -> Path | None:
+    """The folder of data sets that do not ship with scikit-learn; None when none is named."""
+    named = os.environ.get(DATA_VARIABLE)
+    return Path(named) if named else None
+
+
+@dataclass(frozen=True)
+class Shards:
+    """The problem and every client's examples (in a deployment each node reads only its own)."""
+
+    problem: FiniteSum
+    examples: tuple[Examples, ...]
+    meta: Mapping[str, Any]
+    checksum: str
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """N_i, public: the normalisers and weights of the mechanism."""
+        return tuple(len(shard) for shard in self.examples)
+
+    @property
+    def point_shape(self) -> tuple[int, ...]:
+        """Shape of a point."""
+        return self.problem.point_shape(self.examples[0])
+
+
+@lru_cache(maxsize=4)
+def load_shards(config: Experiment) -> Shards:
+    """The problem and the shards of an experiment, cached per process.
+
+    Raises:
+        ConfigError: for a missing data set, or a minibatch larger than a shard.
+    """
+    federation, folder = config.federation, data_folder()
+    try:
+        source = dataset(config.data, federation.seed, folder)
+        parts = shards(
+            config.problem,
+            config.data,
+            federation.partition,
+            federation.num_clients,
+            federation.seed,
+            folder,
+        )
+    except FileNotFoundError as missing:
+        raise ConfigError(f"data.kind: {config.data.kind!r}: {missing}") from None
+    except ValueError as error:
+        raise ConfigError(f"data, federation.partition: {error}") from None
+    except RuntimeError as error:
+        raise ConfigError(f"data.kind: {config.data.kind!r}: cannot be prepared: {error}") from None
+    found = Shards(config.problem.build(), tuple(parts), source.meta, source.checksum)
+    _check_batches(config, found.sizes)
+    return found
+
+
+def check_shard(config: Experiment, partition: int) -> None:
+    """Refuse a client whose shard holds a record that nothing may be computed from.
+
+    Raises:
+        ConfigError: naming data, client and record: for the owner of the data, not for the wire.
+    """
+    try:
+        config.problem.check_records(load_shards(config).examples[partition])
+    except InvalidRecord as error:
+        raise ConfigError(
+            f"data.kind: {config.data.kind!r}: client {partition}, {error}; mend or remove the "
+            "record"
+        ) from None
+
+
+def check_shards(config: Experiment) -> None:
+    """`check_shard` for every client of a simulation."""
+    for partition in range(config.federation.num_clients):
+        check_shard(config, partition)
+
+
+def _check_batches(config: Experiment, sizes: tuple[int, ...]) -> None:
+    minibatch = config.training.minibatch
+    if minibatch.kind != "full" and minibatch.batch_size > min(sizes):
+        raise ConfigError(
+            f"training.minibatch.batch_size: expected at most the smallest shard's {min(sizes)} "
+            f"examples, got {minibatch.batch_size:g}"
+        )
+
+
+def rehearsal_source(config: Experiment) -> NoiseSource | None:
+    """The seeded source; None when the noise is keyed by the operating system."""
+    privacy = config.privacy
+    if privacy.kind == "none":
+        return NoiseSource.from_seed(config.federation.seed)
+    if privacy.noise_source == "os":
+        return None
+    return NoiseSource.from_seed(config.federation.seed, precision=privacy.noise_precision)
+
+
+def release_source(config: Experiment) -> NoiseSource:
+    """A source with a fresh key from the operating system."""
+    privacy = config.privacy
+    precision = "single" if privacy.kind == "none" else privacy.noise_precision
+    return NoiseSource.from_os(precision=precision)
+
+
+def client_side(config: Experiment) -> ClientSide:
+    """What a client's process needs."""
+    found = load_shards(config)
+    half = ClientHalf(found.problem, config.training, lens_of(config))
+    return ClientSide(
+        half,
+        found.examples,
+        found.point_shape,
+        rehearsal_source(config),
+        partial(release_source, config),
+    )
+
+
+@lru_cache(maxsize=4)
+def lens_of(config: Experiment) -> ExampleLens:
+    """The clients' lens, with calibrated noise."""
+    return example_lens(config, load_shards(config).sizes)
+
+
+@lru_cache(maxsize=4)
+def server_lens_of(config: Experiment) -> ClientLens | None:
+    """The server's lens; None unless privacy is at client level."""
+    return client_lens(config)
+
+
+def plan_of(config: Experiment) -> Plan:
+    """What the conversation needs."""
+    found = load_shards(config)
+    return Plan(
+        half=config.strategy,
+        manifold=found.problem.manifold,
+        exchanges=tuple(Exchange(phase.name, phase.up) for phase in config.training.phases),
+        cohort=config.federation.cohort,
+        policy=config.federation.replies,
+        source=rehearsal_source(config) or release_source(config),
+        num_examples=found.sizes,
+        config_sha256=sha256(config),
+        lens=server_lens_of(config),
+        needs_everyone=config.strategy.needs_everyone,
+        device=config.engine.device,
+    )
+
+
+def starting_point(start: Start, manifold: Manifold, shape: tuple[int, ...], seed: int) -> Tensor:
+    """x^(0) of ``seed``, whatever the algorithm and whatever the examples."""
+    generator = NoiseSource.from_seed(seed).generator(stream=Stream.INITIAL_POINT, partition=0)
+    return start.point(manifold, shape, generator)
+
+
+def initial_point(config: Experiment) -> Tensor:
+    """x^(0): from the config and the seed, the same for every algorithm that starts from them.
+
+    Raises:
+        ConfigError: ``problem.start`` gives something that is no point of the problem.
+    """
+    found = load_shards(config)
+    try:
+        return starting_point(
+            config.problem.start,
+            found.problem.manifold,
+            found.point_shape,
+            config.federation.seed,
+        )
+    except ValueError as error:
+        raise ConfigError(str(error)) from None

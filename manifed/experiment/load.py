@@ -1,0 +1,309 @@
+"""The one reader of experiments: a TOML file and overrides ``a.b=1`` in, a frozen object out."""
+
+import hashlib
+import json
+import math
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from annotated_types import Le, Lt
+from pydantic import ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticSerializationError
+
+from manifed.errors import ConfigError
+from manifed.experiment.paths import Location, Place, kind_of, leaves, nearest, place_of, scalars
+from manifed.experiment.schema import Experiment
+
+_NOT_IN_THE_HASH = {"output", "engine", "description"}
+"""How and where a run happens; two runs that differ only there are the same experiment."""
+
+_LONGEST_FILE = 1 << 24
+"""Bytes; a config is a page, with a start point given in full a long one."""
+_LONGEST_INTEGER = 63
+"""Bits; TOML promises 64 with the sign."""
+_SMALLEST = 1e-100
+"""Of a step, a clip or any other size; the largest is one over it."""
+_DEEPEST = 32
+"""Levels of nesting; the schema has five."""
+
+
+def load(
+    path: str | Path, overrides: Sequence[str] = (), settings: Mapping[str, Any] | None = None
+) -> Experiment:
+    """The experiment of ``path`` with ``overrides``, then ``settings``, applied in order.
+
+    Args:
+        path: a TOML file.
+        overrides: items ``a.b=VALUE`` as a person types them; a bare word is a string.
+        settings: dotted field to a plain value, which no parser sees.
+
+    Raises:
+        ConfigError: in one line, for a missing or malformed file, an unknown key, a wrong type, a
+            value out of bounds, or parts that do not fit together.
+    """
+    table = _read(Path(path))
+    for override in overrides:
+        _apply(table, override)
+    for key, value in (settings or {}).items():
+        _put(table, key, value)
+    _check_depth(table, "the overrides")
+    table.setdefault("name", Path(path).stem)
+    return parse(table)
+
+
+def parse(table: dict[str, Any]) -> Experiment:
+    """The experiment of a parsed table (see `load` for errors)."""
+    _check_scalars(table)
+    try:
+        return Experiment.model_validate(table)
+    except ValidationError as error:
+        raise ConfigError(_one_line(error)) from None
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        size = path.stat().st_size
+        if size > _LONGEST_FILE:
+            raise ConfigError(
+                f"Expected a config file of at most {_LONGEST_FILE} bytes, got {str(path)!r} "
+                f"of {size}"
+            )
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError(
+            f"Expected a config file, got {str(path)!r}, which does not exist"
+        ) from None
+    except (OSError, UnicodeDecodeError, ValueError) as error:
+        raise ConfigError(f"Expected a readable config file, got {str(path)!r}: {error}") from None
+    return _toml(text, repr(str(path)))
+
+
+def _toml(text: str, where: str) -> dict[str, Any]:
+    """The table of a TOML text, of bounded depth and with integers of bounded length."""
+    try:
+        table = tomllib.loads(text)
+    except RecursionError:
+        raise ConfigError(f"Expected tables nested at most {_DEEPEST} deep in {where}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"Expected valid TOML in {where}: {_first_line(error)}") from None
+    except ValueError as error:  # an integer of thousands of digits
+        raise ConfigError(f"Expected valid numbers in {where}: {_first_line(error)}") from None
+    _check_depth(table, where)
+    return table
+
+
+def _check_depth(table: Any, where: str) -> None:
+    level, depth = [table], 0
+    while level:
+        depth += 1
+        if depth > _DEEPEST:
+            raise ConfigError(f"Expected tables nested at most {_DEEPEST} deep in {where}")
+        level = [
+            child
+            for node in level
+            for child in (node.values() if isinstance(node, dict) else node)
+            if isinstance(child, dict | list)
+        ]
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)
+
+
+def parse_overrides(text: str) -> dict[str, Any]:
+    """The settings in a TOML document of single lines ``a.b = VALUE``, by dotted field.
+
+    Nothing is guessed: a line that is no whole TOML statement, a table header, a bare word, a
+    value over several lines and a field that is set twice are all refused.
+
+    Raises:
+        ConfigError: with the line.
+    """
+    found = dict[str, Any]()
+    for line in text.split("\n"):
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        match = _ASSIGNMENT.fullmatch(line.strip())
+        value = _toml_value(match.group(2), match.group(1)) if match else None
+        if match is None or value is None:
+            raise ConfigError(
+                "overrides: expected TOML like federation.num_rounds = 50, one field a line "
+                f"(write \\n between two of them) and strings in quotes, got {line!r}"
+            )
+        key = re.sub(r"\s", "", match.group(1))
+        if clash := next((k for k in found if f"{k}.".startswith(f"{key}.")
+                          or f"{key}.".startswith(f"{k}.")), None):  # fmt: skip
+            raise ConfigError(f"overrides: expected each field once, got {clash} and {key}")
+        found[key] = value[0]
+    return found
+
+
+_ASSIGNMENT = re.compile(r"([A-Za-z0-9_-]+(?:\s*\.\s*[A-Za-z0-9_-]+)*)\s*=(.*)")
+
+
+def _apply(table: dict[str, Any], override: str) -> None:
+    key, separator, text = override.partition("=")
+    if not separator or not all(key.strip().split(".")):
+        raise ConfigError(f"Expected an override like federation.num_rounds=50, got {override!r}")
+    value = _toml_value(text, key.strip())
+    _put(table, key.strip(), text.strip() if value is None else value[0])
+
+
+def _put(table: dict[str, Any], key: str, value: Any) -> None:
+    path, node = key.split("."), table
+    for part in path[:-1]:
+        node = node.setdefault(part, {})
+        if not isinstance(node, dict):
+            raise ConfigError(f"Expected {key} to name a table entry, got a value at {part!r}")
+    node[path[-1]] = value
+
+
+def _toml_value(text: str, key: str) -> tuple[Any] | None:
+    """The one TOML value that ``text`` is; None when it is none, or more than one statement."""
+    try:
+        found = tomllib.loads(f"value = {text.strip()}")
+    except tomllib.TOMLDecodeError:
+        return None
+    except (RecursionError, ValueError) as error:
+        raise ConfigError(f"{key}: expected a TOML value, got {_first_line(error)}") from None
+    return (found["value"],) if len(found) == 1 else None
+
+
+def _one_line(error: ValidationError) -> str:
+    first = error.errors(include_url=False)[0]
+    place = place_of(first["loc"], Experiment)
+    where, context = place.path, first.get("ctx", {})
+    more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
+    message = first["msg"].removeprefix("Value error, ")
+    match first["type"]:
+        case "value_error":
+            text = f"{where}: {message}" if where else message
+        case "extra_forbidden":
+            text = _unknown_key(first["loc"])
+        case "missing":
+            text = f"{where}: required, but not given"
+        case "union_tag_not_found":
+            text = f"{where}.kind: required, but not given; expected one of {_kinds(place)}"
+        case "union_tag_invalid":
+            meant = nearest(str(context["tag"]), _kinds(place))
+            hint = f"; did you mean {meant!r}?" if meant else ""
+            expected = f"expected one of {_kinds(place)}, got {_short(context['tag'])}"
+            text = f"{where}.kind: {expected}{hint}"
+        case _:
+            text = f"{where}: {message}, got {_short(first.get('input'))}"
+    return " ".join(f"{text}{more}".split())
+
+
+def _unknown_key(location: Location) -> str:
+    """Which kind has the key, if another one does, and the nearest name that this one has."""
+    owner, whole = place_of(location[:-1], Experiment), place_of(location, Experiment)
+    key = str(location[-1])
+    known = {name for model in owner.models for name in model.model_fields}
+    owners = [str(kind_of(m)) for m in owner.kinds if key in m.model_fields]
+    hints: list[str] = []
+    if owners:
+        mine = " or ".join(repr(kind_of(m)) for m in owner.models)
+        verb = "has" if len(owners) == 1 else "have"
+        hints.append(f"{', '.join(map(repr, owners))} {verb} it, kind {mine} has not")
+    elif (meant := nearest(key, known)) is not None:
+        hints.append(f"did you mean {meant!r}?")
+    else:
+        hints.append(f"expected one of {sorted(known)}")
+    return "; ".join([f"{whole.path}: unknown key", *hints])
+
+
+def _kinds(place: Place) -> list[str]:
+    return [str(kind_of(model)) for model in place.models]
+
+
+def _short(value: Any) -> str:
+    """A value as shown in one line of an error."""
+    if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() > 200:
+        return f"an integer of {value.bit_length()} bits"
+    shown = repr(value)
+    return shown if len(shown) <= 80 else shown[:77] + "..."
+
+
+def _check_scalars(table: Mapping[str, Any]) -> None:
+    """Refuse what a lax parser would turn into something else: True for 1, "5" for 5, 1 for True.
+
+    Raises:
+        ConfigError: naming the field.
+    """
+    for path, field, value in leaves(Experiment, table):
+        admitted = scalars(field.annotation)
+        for item in value if isinstance(value, list | tuple) else (value,):
+            if isinstance(item, bool) and bool not in admitted and admitted & {int, float}:
+                raise ConfigError(f"{path}: expected a number, got {item!r}")
+            if isinstance(item, str) and str not in admitted and admitted & {int, float}:
+                what = "an integer" if float not in admitted else "a number"
+                raise ConfigError(f"{path}: expected {what}, got {_short(item)}")
+            if isinstance(item, int | float) and not isinstance(item, bool):
+                _check_number(path, admitted, item, is_bounded=_has_upper_bound(field))
+
+
+def _has_upper_bound(field: FieldInfo) -> bool:
+    """Whether the schema itself bounds a number from above (a probability, a share)."""
+    return any(isinstance(bound, Lt | Le) for bound in field.metadata)
+
+
+def _check_number(path: str, admitted: set[type], item: float, *, is_bounded: bool) -> None:
+    if bool in admitted and not admitted & {int, float}:
+        raise ConfigError(f"{path}: expected true or false, got {_short(item)}")
+    if isinstance(item, int) and item.bit_length() > _LONGEST_INTEGER:
+        raise ConfigError(f"{path}: expected an integer below 2^63, got {_short(item)}")
+    if is_bounded or item == 0 or not math.isfinite(item) or not isinstance(item, float):
+        return  # bounds of its own, or refused by the parser
+    if not _SMALLEST <= abs(item) <= 1 / _SMALLEST:
+        raise ConfigError(
+            f"{path}: expected a size between {_SMALLEST:g} and {1 / _SMALLEST:g}, where squares "
+            f"and ratios are still numbers, got {item!r}"
+        )
+
+
+def dump(config: Experiment) -> dict[str, Any]:
+    """The resolved config as plain data."""
+    return config.model_dump(mode="json")
+
+
+def to_toml(config: Experiment) -> str:
+    """The resolved config as TOML text, which `from_toml` reads back to an equal object.
+
+    Raises:
+        ConfigError: a value that TOML cannot hold (a name that is not Unicode).
+    """
+    import tomli_w
+
+    try:
+        text = tomli_w.dumps(config.model_dump(mode="json", exclude_none=True))
+        text.encode()
+        is_same = from_toml(text) == config
+    except (UnicodeEncodeError, PydanticSerializationError) as error:
+        raise ConfigError(f"Expected a config of Unicode text, got {error}") from None
+    if not is_same:
+        raise ConfigError("Expected a config that TOML can hold, got one that it changes")
+    return text
+
+
+def from_toml(text: str) -> Experiment:
+    """The experiment of a resolved config's text (see `load` for errors)."""
+    try:
+        return parse(tomllib.loads(text))
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"Expected a resolved config in TOML: {error}") from None
+
+
+def save(config: Experiment, path: Path) -> None:
+    """Write the resolved config as TOML; `load` reads it back to an equal object."""
+    path.write_text(to_toml(config), encoding="utf-8")
+
+
+def sha256(config: Experiment) -> str:
+    """Hash of everything that decides the trajectory and the privacy of a run."""
+    table = config.model_dump(mode="json", exclude=_NOT_IN_THE_HASH)
+    canonical = json.dumps(table, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode()).hexdigest()

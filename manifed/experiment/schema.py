@@ -1,0 +1,263 @@
+"""The schema of an experiment: parsing a TOML table yields the frozen objects that run.
+
+No registry and no factory: every part is a discriminated union on ``kind``. Extra keys are refused.
+Cross-checks between parts name the field, the value and the bound.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from manifed.algorithms.projected import Projected, ProjectedPartial
+from manifed.algorithms.projection_mean import ProjectionMean, ProjectionMeanPartial
+from manifed.algorithms.rfedprox import RFedProx
+from manifed.algorithms.rfedsvrg import RFedSVRG
+from manifed.algorithms.rsgd import RSGD
+from manifed.algorithms.rsvrg import RSVRG
+from manifed.algorithms.tangent_mean import TangentMean
+from manifed.algorithms.variance_reduced import VarianceReduced
+from manifed.experiment.halves import check_halves, check_manifold, check_private_halves
+from manifed.experiment.limits import check_limits
+from manifed.federation.cohorts import Cohort, Everyone
+from manifed.federation.replies import ReplyPolicy
+from manifed.privacy.events import Frozen, NeighboringRelation
+from manifed.privacy.mechanism import AdaptiveClip
+from manifed.problems.spec import DataSpec, EqualSpec, PartitionSpec, ProblemSpec
+
+View = Literal["server", "external", "client-level"]
+
+Training = Annotated[
+    RSGD | RSVRG | Projected | ProjectedPartial | RFedProx | RFedSVRG, Field(discriminator="kind")
+]
+Strategy = Annotated[
+    TangentMean | ProjectionMean | ProjectionMeanPartial | VarianceReduced,
+    Field(discriminator="kind"),
+]
+
+
+# -- privacy ---------------------------------------------------------------------------------
+class Multiplier(Frozen):
+    """Noise given as a multiple of the sensitivity."""
+
+    kind: Literal["multiplier"] = "multiplier"
+    noise_multiplier: float = Field(gt=0)
+
+
+class Target(Frozen):
+    """Noise found from the (epsilon, delta) that the *whole run* may cost, in one view."""
+
+    kind: Literal["target"] = "target"
+    epsilon: float = Field(gt=0)
+    delta: float = Field(gt=0, lt=1)
+    view: View = "server"
+
+
+class Published(Frozen):
+    """Noise by the papers' formulas, per local-training call; priced by the sound accountant."""
+
+    kind: Literal["published"] = "published"
+    local_epsilon: float = Field(gt=0)
+    local_delta: float = Field(gt=0, lt=1)
+    slack_delta: float = Field(default=1e-3, gt=0, lt=1)
+    constant: float = Field(default=1.0, gt=0)
+    """o_i of the papers; they set it to one, which is too small (spec 000 §7.3)."""
+
+
+Noise = Annotated[Multiplier | Target | Published, Field(discriminator="kind")]
+NoiseSourceName = Literal["seed", "os"]
+NoisePrecision = Literal["single", "summed"]
+
+
+class NoPrivacy(Frozen):
+    """Nothing is noised; clipping is still possible (the papers' non-private baselines)."""
+
+    kind: Literal["none"] = "none"
+    l2_norm_clip: float | None = Field(default=None, gt=0)
+    correction_l2_norm_clip: float | None = Field(default=None, gt=0)
+
+
+class ExampleLevel(Frozen):
+    """Every example is protected: clients clip and noise their gradients."""
+
+    kind: Literal["example-level"] = "example-level"
+    l2_norm_clip: float = Field(gt=0)
+    correction_l2_norm_clip: float | None = Field(default=None, gt=0)
+    neighboring_relation: NeighboringRelation = "add-or-remove"
+    noise: Noise
+    delta: float | None = Field(default=None, gt=0, lt=1)
+    """At which delta epsilon is reported; None takes the noise's own."""
+    noise_source: NoiseSourceName = "seed"
+    noise_precision: NoisePrecision = "single"
+    """"summed" adds four normals a draw, against attacks on the low bits of float64 (slower)."""
+    max_epsilon: float | None = Field(default=None, gt=0)
+    """Budget; None: a target's own epsilon, else none. When a run stops: budget.py."""
+
+
+class ClientLevel(Frozen):
+    """Every client is protected: uploads are clipped and the server's average is noised."""
+
+    kind: Literal["client-level"] = "client-level"
+    l2_norm_clip: float = Field(gt=0)
+    adaptive: AdaptiveClip | None = None
+    """Let the clip norm follow a private quantile; ``l2_norm_clip`` is where it starts."""
+    neighboring_relation: NeighboringRelation = "add-or-remove"
+    noise: Annotated[Multiplier | Target, Field(discriminator="kind")]
+    delta: float | None = Field(default=None, gt=0, lt=1)
+    noise_source: NoiseSourceName = "seed"
+    noise_precision: NoisePrecision = "single"
+    """"summed" adds four normals a draw, against attacks on the low bits of float64 (slower)."""
+    max_epsilon: float | None = Field(default=None, gt=0)
+
+
+Privacy = Annotated[NoPrivacy | ExampleLevel | ClientLevel, Field(discriminator="kind")]
+
+
+# -- the rest --------------------------------------------------------------------------------
+class Federation(Frozen):
+    """Clients, rounds, shards, cohorts, and what happens when a reply is missing."""
+
+    num_clients: int = Field(ge=1)
+    num_rounds: int = Field(ge=1)
+    seed: int = Field(default=0, ge=0, lt=1 << 63)
+    partition: PartitionSpec = Field(default_factory=EqualSpec)
+    cohort: Cohort = Everyone()
+    replies: ReplyPolicy = ReplyPolicy()
+
+
+class Evaluation(Frozen):
+    """Simulation only: the cost and gradient on all data, which no deployment could see."""
+
+    every: int = Field(default=1, ge=1)
+    is_enabled: bool = True
+    is_simulated_oracle: bool | None = None
+    """Whether all data may be looked at, without noise, to print cost, gap and gradient norm.
+
+    None: yes in a simulation whose noise comes from the seed, or that has no privacy; no with
+    ``privacy.noise_source = "os"`` and in a deployment. True there says that the data are not real,
+    or that nobody else will see the numbers: they void the guarantee.
+    """
+
+    @model_validator(mode="after")
+    def _is_consistent(self) -> "Evaluation":
+        if self.is_simulated_oracle and not self.is_enabled:
+            raise ValueError(
+                "evaluation.is_simulated_oracle: true needs evaluation.is_enabled = true, got false"
+            )
+        return self
+
+
+class Engine(Frozen):
+    """Which engine runs the app, and how."""
+
+    kind: Literal["inline", "ray", "deployment"] = "inline"
+    execution: Literal["messages", "cohort"] = "messages"
+    """Inline only: one Flower message a client, or one stacked call a cohort."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    memory_budget_mb: int = Field(default=1024, ge=16)
+    timeout: float = Field(default=3600.0, gt=0)
+
+
+class Output(Frozen):
+    """Where the run folder goes, how often a checkpoint is written, and what is printed."""
+
+    directory: str | None = None
+    checkpoint_every: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
+    """Rounds between checkpoints; "auto" saves as often as 5 % of the run's time allows."""
+    plots: bool = True
+    plain: bool = False
+    quiet: bool = False
+    resume: bool = False
+    ledger_head: str | None = None
+    """An anchor: a resumed run's ledger must hold this head, which an earlier part printed."""
+
+
+class Experiment(Frozen):
+    """One experiment, whole."""
+
+    name: str = Field(min_length=1, pattern=r"^[A-Za-z0-9._-]+$")
+    description: str = ""
+    problem: ProblemSpec
+    data: DataSpec
+    federation: Federation
+    training: Training
+    strategy: Strategy = TangentMean()
+    privacy: Privacy = NoPrivacy()
+    evaluation: Evaluation = Evaluation()
+    engine: Engine = Engine()
+    output: Output = Output()
+
+    @model_validator(mode="after")
+    def _parts_fit(self) -> "Experiment":
+        cohort, clients = self.federation.cohort, self.federation.num_clients
+        if cohort.kind == "fixed-size" and cohort.cohort_size > clients:
+            raise ValueError(
+                f"federation.cohort.cohort_size: expected at most federation.num_clients = "
+                f"{clients}, got {cohort.cohort_size}"
+            )
+        check_limits(
+            self.training,
+            num_clients=clients,
+            num_rounds=self.federation.num_rounds,
+            max_attempts=self.federation.replies.max_attempts,
+        )
+        check_halves(self.training, self.strategy, cohort)
+        check_manifold(self.training, self.problem.build().manifold)
+        self._check_output_rules()
+        self._check_privacy()
+        if self.engine.kind != "inline" and self.engine.execution == "cohort":
+            raise ValueError(
+                "engine.execution: 'cohort' runs on engine.kind = 'inline' only, got "
+                f"{self.engine.kind!r}"
+            )
+        return self
+
+    @property
+    def _has_random_output(self) -> bool:
+        training = self.training
+        return isinstance(training, RSGD | RSVRG) and training.output == "random-output"
+
+    def _check_output_rules(self) -> None:
+        if not isinstance(self.strategy, TangentMean):
+            return
+        if self._has_random_output and self.strategy.output_rule != "uniform":
+            raise ValueError(
+                "training.output: 'random-output' (Option 2 as its proof needs it) goes with "
+                f"strategy.output_rule = 'uniform', got {self.strategy.output_rule!r}"
+            )
+
+    def _check_privacy(self) -> None:
+        privacy, training = self.privacy, self.training
+        if privacy.kind == "none":
+            return
+        check_private_halves(training, privacy.kind, privacy.noise.kind)
+        mixed = self.data.mixes_records()
+        if mixed is None and privacy.kind == "example-level":
+            mixed = self.problem.mixes_records()
+        if mixed is not None:
+            raise ValueError(mixed)
+        if privacy.kind == "client-level":
+            self.federation.replies.check_client_level()
+            if self._has_random_output:
+                raise ValueError(
+                    "training.output: client-level privacy noises one upload a client, got "
+                    "'random-output', which uploads two"
+                )
+            return
+        relation, scheme = privacy.neighboring_relation, training.minibatch.kind
+        if scheme == "poisson" and relation == "replace-one":
+            raise ValueError(
+                "privacy.neighboring_relation: Poisson minibatches are priced under "
+                "'add-or-remove' only, got 'replace-one'; use training.minibatch.kind = 'full' or "
+                "'without-replacement'"
+            )
+        if scheme == "without-replacement" and relation == "add-or-remove":
+            raise ValueError(
+                "privacy.neighboring_relation: minibatches without replacement are priced under "
+                "'replace-one' only, got 'add-or-remove'; use 'replace-one' or "
+                "training.minibatch.kind = 'poisson'"
+            )
+        if privacy.noise.kind == "target" and privacy.noise.view == "client-level":
+            raise ValueError(
+                "privacy.noise.view: 'client-level' needs privacy.kind = 'client-level', got "
+                "'example-level'"
+            )

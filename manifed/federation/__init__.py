@@ -1,0 +1,1 @@
+"""A round: cohorts, updates, replies, aggregation; without Flower."""

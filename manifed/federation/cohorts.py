@@ -1,0 +1,111 @@
+"""Who takes part in a round: sampling partitions, never node ids, with our own stream.
+
+Flower's node ids are fresh random numbers in every run and its strategies sample with the global
+random module; both would make a run unrepeatable and its sampling rate unaccountable.
+"""
+
+from typing import Annotated, Literal
+
+import torch
+from pydantic import Field
+
+from manifed.privacy.events import (
+    Frozen,
+    PoissonSampled,
+    SampledWithoutReplacement,
+    Sampling,
+    Unsampled,
+)
+from manifed.privacy.noise import NoiseSource, Stream
+
+_SERVER = 0
+"""The partition field of the server's own draws; its streams are never a client's."""
+
+
+def _uniforms(source: NoiseSource, server_round: int, attempt: int, count: int) -> torch.Tensor:
+    return source.uniforms(
+        (count,),
+        stream=Stream.COHORT,
+        partition=_SERVER,
+        server_round=server_round,
+        attempt=attempt,
+    )
+
+
+class Everyone(Frozen):
+    """All clients, every round."""
+
+    kind: Literal["all"] = "all"
+
+    def draw(
+        self, num_clients: int, server_round: int, attempt: int, source: NoiseSource
+    ) -> tuple[int, ...]:
+        """All partitions in order."""
+        return tuple(range(num_clients))
+
+    def expected_size(self, num_clients: int) -> float:
+        """Expected number of participants."""
+        return float(num_clients)
+
+    def rate(self, num_clients: int) -> float:
+        """Probability that a given client takes part in a given round."""
+        return 1.0
+
+    def sampling(self, num_clients: int) -> Sampling:
+        """The sampling event at client level."""
+        return Unsampled()
+
+
+class FixedSize(Frozen):
+    """A uniform subset of ``cohort_size`` clients, without replacement (Algorithm 1, line 2)."""
+
+    kind: Literal["fixed-size"] = "fixed-size"
+    cohort_size: int = Field(ge=1)
+
+    def draw(
+        self, num_clients: int, server_round: int, attempt: int, source: NoiseSource
+    ) -> tuple[int, ...]:
+        """The partitions of the ``cohort_size`` smallest of i.i.d. uniforms, in order."""
+        order = torch.argsort(_uniforms(source, server_round, attempt, num_clients))
+        return tuple(sorted(int(i) for i in order[: self.cohort_size]))
+
+    def expected_size(self, num_clients: int) -> float:
+        """Number of participants."""
+        return float(self.cohort_size)
+
+    def rate(self, num_clients: int) -> float:
+        """Rho = s / N."""
+        return self.cohort_size / num_clients
+
+    def sampling(self, num_clients: int) -> Sampling:
+        """The sampling event at client level."""
+        return SampledWithoutReplacement(sample_size=self.cohort_size, population=num_clients)
+
+
+class PoissonCohort(Frozen):
+    """Each client independently with ``sampling_probability``; a round may have nobody."""
+
+    kind: Literal["poisson"] = "poisson"
+    sampling_probability: float = Field(gt=0, le=1)
+
+    def draw(
+        self, num_clients: int, server_round: int, attempt: int, source: NoiseSource
+    ) -> tuple[int, ...]:
+        """The partitions whose coin fell."""
+        coins = _uniforms(source, server_round, attempt, num_clients) < self.sampling_probability
+        return tuple(int(i) for i in coins.nonzero()[:, 0])
+
+    def expected_size(self, num_clients: int) -> float:
+        """Expected number of participants."""
+        return self.sampling_probability * num_clients
+
+    def rate(self, num_clients: int) -> float:
+        """Rho."""
+        return self.sampling_probability
+
+    def sampling(self, num_clients: int) -> Sampling:
+        """The sampling event at client level."""
+        return PoissonSampled(sampling_probability=self.sampling_probability)
+
+
+Cohort = Annotated[Everyone | FixedSize | PoissonCohort, Field(discriminator="kind")]

@@ -1,0 +1,96 @@
+"""What came back in one phase, and what to do when something is missing or wrong."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import torch
+from pydantic import Field
+
+from manifed.algorithms.payloads import Payload
+from manifed.privacy.events import Frozen
+
+LONGEST_REASON = 200
+"""Characters kept of a text that a client chose."""
+
+
+def plain(text: object) -> str:
+    """A client's text, short enough and printable: no line breaks, no control characters."""
+    start = str(text)[:LONGEST_REASON]
+    return "".join(character if character.isprintable() else " " for character in start).strip()
+
+
+@dataclass(frozen=True)
+class Replies:
+    """The usable uploads of a phase, stacked in the order of ``partitions``."""
+
+    partitions: tuple[int, ...]
+    uploads: Payload
+    failures: Mapping[int, str] = field(default_factory=dict[int, str])
+    bytes_down: int = 0
+    bytes_up: int = 0
+    noise_origins: frozenset[str] = frozenset()
+    """Where the keys of the clients' noise came from, as their replies say (flower/records.py)."""
+
+    def zero_filled(self, partitions: tuple[int, ...]) -> "Replies":
+        """The same replies with a zero row for each of ``partitions`` that has none."""
+        if self.partitions == partitions:
+            return self
+        place = {i: row for row, i in enumerate(partitions)}
+        stacked = list(self.uploads.tensors().values())
+        rows = torch.tensor([place[i] for i in self.partitions], dtype=torch.long).to(
+            stacked[0].device
+        )
+        whole = [t.new_zeros(len(partitions), *t.shape[1:]).index_copy(0, rows, t) for t in stacked]
+        return replace(self, partitions=partitions, uploads=type(self.uploads)(*whole))
+
+
+class ReplyPolicy(Frozen):
+    """When a round goes on without everybody.
+
+    A reply that is an error, is missing, has another config hash, round or phase, another shape, an
+    entry that is not finite, or is not tangent counts as a failure. Whoever was invited has paid
+    (the ledger is charged before the letters leave), so a retry costs privacy and says so.
+
+    Under client-level privacy none of this decides: whether a reply is usable is the client's own
+    datum, so a failed one counts as the zero vector and the round goes on; only ``timeout`` is
+    used, and "retry" and "abort" are refused.
+    """
+
+    on_failure: Literal["proceed", "retry", "abort"] = "proceed"
+    min_fraction: float = Field(default=0.5, gt=0, le=1)
+    """Proceed needs at least this share of the cohort."""
+    max_attempts: int = Field(default=3, ge=1)
+    timeout: float = Field(default=3600.0, gt=0)
+    """Seconds to wait for the replies of one phase."""
+
+    def is_enough(self, replies: Replies, cohort_size: int, *, needs_everyone: bool) -> bool:
+        """Whether the round may use these replies."""
+        if not replies.failures:
+            return True
+        if needs_everyone or self.on_failure != "proceed":
+            return False
+        return len(replies.partitions) >= self.min_fraction * cohort_size
+
+    def check_client_level(self) -> None:
+        """Refuse a policy by which one client's reply could end or repeat a round.
+
+        Raises:
+            ValueError: naming the field and what to use.
+        """
+        if self.on_failure != "proceed":
+            raise ValueError(
+                "federation.replies.on_failure: expected 'proceed' with privacy.kind = "
+                f"'client-level', got {self.on_failure!r}; a failed reply counts as the zero "
+                "vector there, because a stop or a retry would show it"
+            )
+
+    def explain(self, replies: Replies, cohort_size: int) -> str:
+        """One line for the error of a failed round."""
+        some = [f"client {i}: {reason}" for i, reason in sorted(replies.failures.items())[:3]]
+        more = f" and {len(replies.failures) - 3} more" if len(replies.failures) > 3 else ""
+        needed = f"{self.min_fraction:g} of them" if self.on_failure == "proceed" else "all"
+        return (
+            f"Expected replies from {cohort_size} clients (policy {self.on_failure!r}: {needed}), "
+            f"got {len(replies.partitions)}; " + "; ".join(some) + more
+        )

@@ -1,0 +1,216 @@
+"""Cohort execution: all sampled clients of a round as one stacked call of the same client half.
+
+The trajectory, the byte accounting, the ledger and the reply policy are those of the message path
+(tests/flower/test_cohort.py); only the envelopes are missing. Shards are padded and stacked once,
+noise comes from each client's own address, so a result does not depend on who is stacked with whom.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from manifed.algorithms.broadcast import BadBroadcast, check_broadcast
+from manifed.algorithms.client_update import Memory
+from manifed.algorithms.payloads import Payload
+from manifed.errors import ConfigError
+from manifed.federation.header import Header
+from manifed.federation.replies import Replies
+from manifed.federation.turn import ClientSide, Seat, take_turn
+from manifed.problems.base import Examples
+
+_CACHE_BYTES = 16 * 2**20
+"""What the local steps of one chunk read again and again: larger chunks would fall out of cache."""
+_POINTS_OF_A_STEP = 16
+"""Iterates, gradients, noise and their temporaries, in sizes of a point."""
+_KEPT_POINTS = 3
+"""Uploads of a round, of at most two tensors, and once more while they are averaged."""
+
+
+def _clients_at_a_time(side: ClientSide, device: str, memory_budget_mb: int) -> int:
+    """How many clients one stacked call takes: as many as fit, and stay in a processor's cache."""
+    longest, first = max(len(shard) for shard in side.shards), side.shards[0]
+    shard = longest * sum(t.nbytes for t in first.tensors.values()) // len(first)
+    point = math.prod(side.point_shape) * side.dtype.itemsize
+    blank = side.half.training.initial_memory(torch.zeros(side.point_shape, dtype=side.dtype))
+    remembered = blank.num_bytes() if blank is not None else 0
+    kept = len(side.shards) * (shard + remembered + _KEPT_POINTS * point)
+    working = shard + point * side.gradients_in_a_step(longest)
+    each = shard + working + point * (_POINTS_OF_A_STEP + side.iterates_in_a_turn())
+    budget = memory_budget_mb * 2**20
+    if kept + each > budget:
+        raise ConfigError(
+            f"Expected engine.memory_budget_mb >= {math.ceil((kept + each) / 2**20)} for the data "
+            f"and memory of {len(side.shards)} clients, got {memory_budget_mb}; raise it, or set "
+            "engine.execution to 'messages'"
+        )
+    fits = int((budget - kept) / each)
+    return min(fits, max(1, int(_CACHE_BYTES / working))) if device == "cpu" else fits
+
+
+class CohortGrid:
+    """Runs cohorts of one client side; keeps the stacked shards and the stacked memory."""
+
+    def __init__(self, side: ClientSide, *, device: str, memory_budget_mb: int) -> None:
+        """``memory_budget_mb`` bounds the stacked shards, memory, uploads and temporaries.
+
+        Raises:
+            ConfigError: when it cannot hold one client's turn beside what is kept of all.
+        """
+        self._side, self._device = side, device
+        self._source = side.turn_source()
+        self.chunk_size = _clients_at_a_time(side, device, memory_budget_mb)
+        self._stacked = Examples.stack(list(side.shards)).to(device)
+        self._sizes = torch.tensor([len(shard) for shard in side.shards], device=device)
+        self._memory: Memory | None = None
+        self._tags: dict[int, tuple[int, int]] = {}
+
+    def shards_bytes(self) -> int:
+        """Bytes of the stacked shards."""
+        return sum(t.nbytes for t in self._stacked.tensors.values())
+
+    def exchange_cohort(
+        self,
+        header: Header,
+        down: Payload,
+        partitions: tuple[int, ...],
+        last_accepted: Mapping[int, int],
+    ) -> Replies:
+        """The uploads of ``partitions``, stacked in that order; failures by client."""
+        _, phase = self._side.half.phase(header.phase)
+        if not partitions:
+            return Replies((), _empty(phase.up, down))
+        try:
+            check_broadcast(phase, down, self._side.half.manifold)
+        except BadBroadcast as bad:
+            refused = dict.fromkeys(partitions, f"BadBroadcast: {bad}")
+            return Replies((), _empty(phase.up, down), refused, down.num_bytes() * len(partitions))
+        done, failures = _Uploads(len(partitions)), dict[int, str]()
+        for start in range(0, len(partitions), self.chunk_size):
+            chunk = partitions[start : start + self.chunk_size]
+            self._chunk_or_singles(header, down, chunk, last_accepted, done, failures)
+        uploads = done.stacked() or _empty(phase.up, down)
+        down_bytes = down.num_bytes() * len(partitions)
+        origins = frozenset({self._source.origin})
+        return Replies(
+            tuple(done.partitions), uploads, failures, down_bytes, uploads.num_bytes(), origins
+        )
+
+    def _chunk_or_singles(
+        self,
+        header: Header,
+        down: Payload,
+        chunk: tuple[int, ...],
+        last_accepted: Mapping[int, int],
+        done: "_Uploads",
+        failures: dict[int, str],
+    ) -> None:
+        try:
+            done.add(chunk, self._run(header, down, chunk, last_accepted))
+        except Exception as error:
+            if len(chunk) == 1:
+                failures[chunk[0]] = f"{type(error).__name__}: {error}"
+                return
+            for i in chunk:
+                self._chunk_or_singles(header, down, (i,), last_accepted, done, failures)
+
+    def _run(
+        self,
+        header: Header,
+        down: Payload,
+        chunk: tuple[int, ...],
+        last_accepted: Mapping[int, int],
+    ) -> Payload:
+        side, size = self._side, len(chunk)
+        rows = self._rows(chunk)
+        picked = {key: tensor[rows] for key, tensor in self._stacked.tensors.items()}
+        examples = Examples(picked, self._stacked.feature_ndim)
+        spread = type(down)(
+            *[t.to(self._device).expand(size, *t.shape) for t in down.tensors().values()]
+        )
+        memory = self._remember(header, spread, chunk, last_accepted)
+        seat = Seat(chunk, header.server_round, header.attempt, header.phase)
+        turn = take_turn(
+            side.half, seat, spread, memory, examples, self._sizes[rows], self._source, self._device
+        )
+        if turn.memory is not None:
+            self._write(turn.memory, header, chunk)
+        return turn.up
+
+    def _rows(self, chunk: tuple[int, ...]) -> slice | Tensor:
+        """Where the clients of ``chunk`` lie in the stacks: a view when they are neighbours."""
+        if chunk[-1] - chunk[0] == len(chunk) - 1:
+            return slice(chunk[0], chunk[-1] + 1)
+        return torch.tensor(chunk, device=self._device)
+
+    # -- memory ------------------------------------------------------------------------------
+    def _remember(
+        self,
+        header: Header,
+        down: Payload,
+        chunk: tuple[int, ...],
+        last_accepted: Mapping[int, int],
+    ) -> Memory | None:
+        x: Tensor = next(iter(down.tensors().values()))
+        blank = self._side.half.training.initial_memory(x)
+        if blank is None or self._memory is None:
+            return blank
+        this_turn = (header.server_round, header.attempt)
+        valid = [
+            i in self._tags
+            and (self._tags[i] == this_turn or self._tags[i][0] == last_accepted.get(i, 0))
+            for i in chunk
+        ]
+        rows = self._rows(chunk)
+        known = [old[rows] for old in self._memory.tensors().values()]
+        if not all(valid):
+            keep = torch.tensor(valid, device=self._device)
+            known = [
+                torch.where(keep.reshape(-1, *[1] * (new.dim() - 1)), old, new)
+                for old, new in zip(known, blank.tensors().values(), strict=True)
+            ]
+        return type(blank)(*known)
+
+    def _write(self, memory: Memory, header: Header, chunk: tuple[int, ...]) -> None:
+        if self._memory is None:
+            count = len(self._side.shards)
+            zeros = [t.new_zeros(count, *t.shape[1:]) for t in memory.tensors().values()]
+            self._memory = type(memory)(*zeros)
+        rows = self._rows(chunk)
+        for old, new in zip(
+            self._memory.tensors().values(), memory.tensors().values(), strict=True
+        ):
+            old[rows] = new
+        self._tags |= dict.fromkeys(chunk, (header.server_round, header.attempt))
+
+
+class _Uploads:
+    """Uploads in the order they came, copied into one block: chunks leave no holes in the heap."""
+
+    def __init__(self, capacity: int) -> None:
+        self.partitions: list[int] = []
+        self._capacity = capacity
+        self._block: Payload | None = None
+
+    def add(self, partitions: Sequence[int], uploads: Payload) -> None:
+        """The next rows."""
+        if self._block is None:
+            rows = [t.new_empty(self._capacity, *t.shape[1:]) for t in uploads.tensors().values()]
+            self._block = type(uploads)(*rows)
+        begin = len(self.partitions)
+        for name, tensor in uploads.tensors().items():
+            self._block.tensors()[name][begin : begin + len(partitions)] = tensor
+        self.partitions += partitions
+
+    def stacked(self) -> Payload | None:
+        """All rows added; None when there are none."""
+        if self._block is None:
+            return None
+        count = len(self.partitions)
+        return type(self._block)(*[t[:count] for t in self._block.tensors().values()])
+
+
+def _empty(kind: type[Payload], down: Payload) -> Payload:
+    x = next(iter(down.tensors().values()))
+    return kind(*[x.new_zeros(0, *x.shape) for _ in kind.names()])

@@ -1,0 +1,120 @@
+"""One turn of one client, or of a stacked cohort: from what came down to what goes up.
+
+`take_turn` is pure: the same call serves a Flower message and ten thousand stacked clients.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from manifed.algorithms.client_update import LocalTraining, Memory, Phase
+from manifed.algorithms.payloads import Payload
+from manifed.algorithms.rsvrg import RSVRG
+from manifed.manifolds.base import Manifold
+from manifed.oracles.draws import Draws
+from manifed.oracles.minibatch import Full
+from manifed.oracles.oracle import Oracle
+from manifed.privacy.mechanism import ExampleLens
+from manifed.privacy.noise import NoiseSource
+from manifed.problems.base import Examples, Problem, ProblemBase
+
+
+@dataclass(frozen=True)
+class ClientHalf:
+    """All a client needs besides its shard: the problem, the algorithm and its own lens."""
+
+    problem: Problem
+    training: LocalTraining
+    lens: ExampleLens
+
+    @property
+    def manifold(self) -> Manifold:
+        """Where the model lives."""
+        return self.problem.manifold
+
+    def phase(self, name: str) -> tuple[int, Phase]:
+        """Index and description of a phase.
+
+        Raises:
+            ValueError: naming the phases there are.
+        """
+        for index, phase in enumerate(self.training.phases):
+            if phase.name == name:
+                return index, phase
+        known = [phase.name for phase in self.training.phases]
+        raise ValueError(f"Expected a phase out of {known}, got {name!r}")
+
+
+@dataclass(frozen=True)
+class Seat:
+    """Whose turn it is and when: one partition, or the partitions of a cohort."""
+
+    partition: int | tuple[int, ...]
+    server_round: int
+    attempt: int
+    phase: str
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What a turn produced: the upload, the new memory, and how often the oracle was asked."""
+
+    up: Payload
+    memory: Memory | None
+    queries: Counter[str]
+
+
+def take_turn(
+    half: ClientHalf,
+    seat: Seat,
+    down: Payload,
+    memory: Memory | None,
+    examples: Examples,
+    num_examples: Sequence[int] | int,
+    source: NoiseSource,
+    device: str = "cpu",
+) -> Turn:
+    """The turn of the client(s) in ``seat``; a cohort has a leading dimension everywhere."""
+    index, phase = half.phase(seat.phase)
+    if not isinstance(down, phase.down):
+        raise ValueError(f"Expected a {phase.down.__name__}, got a {type(down).__name__}")
+    draws = Draws(source, seat.partition, seat.server_round, seat.attempt, index, device)
+    counts = torch.as_tensor(num_examples, device=device)
+    oracle = Oracle(half.problem, examples, counts, half.lens, draws)
+    up, after = half.training.turn(seat.phase, down, memory, oracle, half.manifold, draws)
+    return Turn(up, after, oracle.queries)
+
+
+@dataclass(frozen=True)
+class ClientSide:
+    """What a client's process holds: its half, the shards, and the rehearsal's noise source."""
+
+    half: ClientHalf
+    shards: Sequence[Examples]
+    point_shape: tuple[int, ...]
+    source: NoiseSource | None
+    """None in a release: a fresh key from the operating system is drawn for every turn."""
+    release: Callable[[], NoiseSource] = NoiseSource.from_os
+    """Makes a source with a fresh key, for the next turn of a release."""
+    dtype: torch.dtype = torch.float64
+
+    def turn_source(self) -> NoiseSource:
+        """The source of one turn."""
+        return self.source or self.release()
+
+    def iterates_in_a_turn(self) -> int:
+        """How many points a turn may keep until its end."""
+        training = self.half.training
+        if isinstance(training, RSVRG):
+            return training.epochs * training.inner_steps
+        return int(getattr(training, "local_steps", 1))
+
+    def gradients_in_a_step(self, num_examples: int) -> float:
+        """How many points' worth of per-example gradients, with temporaries, a step may hold."""
+        each = self.half.problem.points_per_example
+        if isinstance(self.half.training, RSVRG):
+            each = ProblemBase.points_per_example
+        batch = getattr(self.half.training, "minibatch", Full()).expected_size(num_examples)
+        return each * batch

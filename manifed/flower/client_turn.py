@@ -1,0 +1,157 @@
+"""A client's turn as Flower sees it: open the letter, take the turn, write the memory last.
+
+The handler is transactional: Flower's simulation discards a state change when a handler raises and
+its deployment keeps it, so everything is computed first and the state is written at the end. What
+the client adds to its gradients comes from its own reading of the config, never from the letter; a
+letter of another config is refused.
+"""
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from functools import lru_cache
+from logging import ERROR
+
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.common.logger import log
+from torch import Tensor
+
+from manifed.algorithms.broadcast import BadBroadcast, check_broadcast
+from manifed.algorithms.client_update import Memory
+from manifed.algorithms.payloads import Payload
+from manifed.experiment.assembly import check_shard, client_side
+from manifed.experiment.load import sha256
+from manifed.experiment.schema import Experiment
+from manifed.federation.header import Header
+from manifed.federation.turn import ClientSide, Seat, take_turn
+from manifed.flower import keys
+from manifed.flower.records import (
+    BadLetter,
+    pack,
+    read_header,
+    read_payload,
+    shown,
+    tensors_from_record,
+    tensors_to_record,
+)
+
+
+class Absent(RuntimeError):
+    """What the server learns of a node that cannot take part: that it is absent, and no more."""
+
+    def __init__(self) -> None:
+        super().__init__("this node is absent; its own log says why")
+
+
+@contextmanager
+def _absent_if_it_fails(what: str) -> Generator[None, None, None]:
+    """Keep an error, whose text may hold data, in this node's own log."""
+    try:
+        yield
+    except (BadLetter, BadBroadcast, Absent):
+        raise
+    except Exception as error:
+        log(ERROR, "this node is absent, %s: %s: %s", what, type(error).__name__, error)
+        raise Absent from None
+
+
+@lru_cache(maxsize=4)
+def _side(config: Experiment) -> tuple[ClientSide, str]:
+    return client_side(config), sha256(config)
+
+
+@lru_cache(maxsize=4096)
+def _check_once(config: Experiment, partition: int) -> None:
+    check_shard(config, partition)
+
+
+def _mine(context: Context, config: Experiment) -> tuple[ClientSide, str, int]:
+    with _absent_if_it_fails("its data cannot be loaded"):
+        side, digest = _side(config)
+    pinned = context.node_config.get(keys.CONFIG_SHA256)
+    if pinned is not None and pinned != digest:
+        raise BadLetter(f"This node is pinned to config {pinned}, the run has {digest}")
+    partition, count = context.node_config.get(keys.PARTITION_ID), len(side.shards)
+    if type(partition) is not int or not 0 <= partition < count:
+        raise BadLetter(
+            f"Expected a whole partition-id of this node in 0..federation.num_clients - 1 = "
+            f"0..{count - 1}, got {shown(partition)}"
+        )
+    with _absent_if_it_fails("its data are not valid"):
+        _check_once(config, partition)
+    return side, digest, partition
+
+
+@_absent_if_it_fails("it could not introduce itself")
+def introduce(message: Message, context: Context, config: Experiment) -> Message:
+    """The reply to the handshake's query."""
+    side, digest, partition = _mine(context, config)
+    record = ConfigRecord(
+        {
+            keys.CONFIG_SHA256: digest,
+            keys.PARTITION_ID: partition,
+            keys.NUM_EXAMPLES: len(side.shards[partition]),
+        }
+    )
+    return Message(RecordDict({keys.LETTER: record}), reply_to=message)
+
+
+@_absent_if_it_fails("it could not answer")
+def answer(message: Message, context: Context, config: Experiment) -> Message:
+    """The reply to a training letter."""
+    side, digest, partition = _mine(context, config)
+    header = read_header(message.content)
+    if (header.config_sha256, header.partition_id) != (digest, partition):
+        raise BadLetter(
+            f"Expected a letter for config {digest}, client {partition}, got config "
+            f"{header.config_sha256}, client {header.partition_id}"
+        )
+    _, phase = side.half.phase(header.phase)
+    down = read_payload(message.content, phase.down, side.point_shape, side.dtype)
+    check_broadcast(phase, down, side.half.manifold)
+    blank = side.half.training.initial_memory(_point(down))
+    memory = _remember(header, context, blank)
+    examples = side.shards[partition]
+    seat = Seat(partition, header.server_round, header.attempt, header.phase)
+    with _absent_if_it_fails("its turn failed"):
+        source = side.turn_source()
+        turn = take_turn(side.half, seat, down, memory, examples, len(examples), source)
+    reply = Message(pack(header, turn.up, noise_origin=source.origin), reply_to=message)
+    if turn.memory is not None:
+        _write(turn.memory, header, context)
+    return reply
+
+
+def _point(down: Payload) -> Tensor:
+    """The broadcast point, the first field of everything that goes down."""
+    return next(iter(down.tensors().values()))
+
+
+def _remember(header: Header, context: Context, blank: Memory | None) -> Memory | None:
+    """The memory that belongs to the last round the server accepted from this client.
+
+    A SuperNode that restarted has lost it, and one whose last reply was lost has one too many:
+    either way the tag differs and the half starts from its initial memory.
+    """
+    if blank is None or keys.MEMORY not in context.state.array_records:
+        return blank
+    tag = context.state.config_records[keys.MEMORY_TAG]
+    if tag[keys.CONFIG_SHA256] != header.config_sha256:
+        return blank
+    is_last_accepted = tag[keys.SERVER_ROUND] == header.last_accepted_round
+    is_this_turn = (tag[keys.SERVER_ROUND], tag[keys.ATTEMPT]) == (
+        header.server_round,
+        header.attempt,
+    )
+    if not is_last_accepted and not is_this_turn:
+        return blank
+    return type(blank)(**tensors_from_record(context.state.array_records[keys.MEMORY]))
+
+
+def _write(memory: Memory, header: Header, context: Context) -> None:
+    tag = {
+        keys.CONFIG_SHA256: header.config_sha256,
+        keys.SERVER_ROUND: header.server_round,
+        keys.ATTEMPT: header.attempt,
+    }
+    context.state[keys.MEMORY] = tensors_to_record(memory.tensors())
+    context.state[keys.MEMORY_TAG] = ConfigRecord(tag)

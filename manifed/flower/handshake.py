@@ -1,0 +1,166 @@
+"""Before round 1: wait for every client, learn which node holds which partition.
+
+Flower registers nodes while the ServerApp already runs and gives them random ids; a strategy that
+samples node ids at once samples from whoever happened to be there. Here every node that appears is
+asked once, and the run starts as soon as each partition has one valid claim; from then on only
+partitions are sampled.
+
+A node that is not part of the federation cannot stop this: a reply that is an error, malformed, or
+no valid claim is logged and left out. The first valid claim of a partition wins. Who claims it
+cannot be told from here: that takes SuperNodes with registered keys (docs/deployment.md).
+"""
+
+import time
+from collections.abc import Iterable
+
+from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+from flwr.common.logger import log
+from flwr.serverapp import Grid
+
+from manifed.federation.replies import plain
+from manifed.flower import keys
+from manifed.flower.records import BadLetter, shown
+
+PATIENCE = 5.0
+"""Seconds that a federation of wrong or too few answers waits for nodes that may still come."""
+_PAUSE = 0.05
+_FIELDS = {keys.CONFIG_SHA256, keys.PARTITION_ID, keys.NUM_EXAMPLES}
+
+
+class HandshakeFailed(RuntimeError):
+    """The federation is not what the config says; the text names what is missing."""
+
+
+def meet(
+    grid: Grid,
+    config_sha256: str,
+    num_examples: tuple[int, ...],
+    timeout: float,
+    patience: float = PATIENCE,
+) -> dict[int, int]:
+    """Partition -> node id for all partitions of the federation.
+
+    Raises:
+        HandshakeFailed: when a partition has no node that reads this config and holds the (public)
+            number of examples that the accounting uses: after ``timeout`` seconds, or
+            ``patience`` seconds after enough nodes have all answered.
+    """
+    count = len(num_examples)
+    meeting = _Meeting(config_sha256, num_examples)
+    deadline = time.monotonic() + timeout
+    quiet_since = time.monotonic()
+    while True:
+        has_news = meeting.ask_who_is_new(grid)
+        has_news |= meeting.hear(grid)
+        if len(meeting.nodes) == count:
+            return dict(sorted(meeting.nodes.items()))
+        now = time.monotonic()
+        quiet_since = now if has_news else quiet_since
+        is_settled = len(meeting.asked) >= count and not meeting.waiting
+        if now > deadline or (is_settled and now - quiet_since > patience):
+            raise HandshakeFailed(meeting.explain(timeout))
+        time.sleep(_PAUSE)
+
+
+class _Meeting:
+    """Who was asked, who has not answered yet, and whose claim was accepted."""
+
+    def __init__(self, config_sha256: str, num_examples: tuple[int, ...]) -> None:
+        self._config_sha256, self._num_examples = config_sha256, num_examples
+        self.asked: set[int] = set()
+        self.waiting: dict[str, int] = {}
+        self.nodes: dict[int, int] = {}
+        self.problems: list[str] = []
+
+    def ask_who_is_new(self, grid: Grid) -> bool:
+        """Send the query to every node that has not had it; whether there was one."""
+        fresh = sorted(set(grid.get_node_ids()) - self.asked)
+        if not fresh:
+            return False
+        letters = [_query(node, self._config_sha256) for node in fresh]
+        self.asked |= set(fresh)
+        for node, identity in zip(fresh, grid.push_messages(letters), strict=False):
+            if identity:
+                self.waiting[identity] = node
+        return True
+
+    def hear(self, grid: Grid) -> bool:
+        """Read what has come; whether there was anything."""
+        replies = list(_pulled(grid, self.waiting))
+        for reply in replies:
+            node = self.waiting.pop(reply.metadata.reply_to_message_id, None)
+            if node is None:
+                continue
+            try:
+                partition = self._claim(reply, node)
+            except Exception as error:  # whatever a reply makes a check do is that node's problem
+                problem = f"node {node}: {plain(error)}"
+                log(30, "Handshake: %s; this node is left out", problem)
+                self.problems.append(problem)
+            else:
+                self.nodes[partition] = node
+        return bool(replies)
+
+    def _claim(self, reply: Message, node: int) -> int:
+        """The partition that this reply gives ``node`` the right to answer for."""
+        if reply.has_error():
+            raise BadLetter(f"error {reply.error.code}: {plain(reply.error.reason)}")
+        if reply.metadata.src_node_id != node:
+            raise BadLetter(f"the reply is node {reply.metadata.src_node_id}'s")
+        partition, size, theirs = _introduction(reply.content)
+        sizes = self._num_examples
+        if theirs != self._config_sha256:
+            raise BadLetter(f"client {partition} runs another config ({shown(theirs)})")
+        if not 0 <= partition < len(sizes):
+            raise BadLetter(f"partition-id {shown(partition)} is outside 0..{len(sizes) - 1}")
+        if size != sizes[partition]:
+            raise BadLetter(
+                f"client {partition} holds {shown(size)} examples, the accounting uses "
+                f"{sizes[partition]}"
+            )
+        if partition in self.nodes:
+            raise BadLetter(
+                f"partition-id {partition} was claimed before, by node {self.nodes[partition]}; "
+                "register the SuperNodes' keys to know which is right"
+            )
+        return partition
+
+    def explain(self, timeout: float) -> str:
+        """One line for a federation that is not complete."""
+        count = len(self._num_examples)
+        if len(self.asked) < count:
+            return (
+                f"Expected {count} clients within {timeout:g} s, got {len(self.asked)}; start more "
+                "SuperNodes or lower federation.num_clients"
+            )
+        missing = sorted(set(range(count)) - set(self.nodes))
+        reasons = "; ".join(self.problems[:3]) or "no answer"
+        return f"Expected every partition to answer, missing {missing[:10]}: {reasons}"
+
+
+def _query(node: int, config_sha256: str) -> Message:
+    content = RecordDict({keys.LETTER: ConfigRecord({keys.CONFIG_SHA256: config_sha256})})
+    return Message(content, dst_node_id=node, message_type=MessageType.QUERY)
+
+
+def _pulled(grid: Grid, waiting: Iterable[str]) -> Iterable[Message]:
+    asked = list(waiting)
+    return grid.pull_messages(asked) if asked else ()
+
+
+def _introduction(content: RecordDict) -> tuple[int, int, str]:
+    """(partition, number of examples, config) of a reply, each of its type."""
+    record = content.get(keys.LETTER)
+    if len(content) != 1 or not isinstance(record, ConfigRecord) or set(record) != _FIELDS:
+        raise BadLetter(
+            f"expected a {keys.LETTER!r} record of {sorted(_FIELDS)}, got "
+            f"{shown(list(content.keys())[:7])}"
+        )
+    partition, size = record[keys.PARTITION_ID], record[keys.NUM_EXAMPLES]
+    theirs = record[keys.CONFIG_SHA256]
+    for key, value in ((keys.PARTITION_ID, partition), (keys.NUM_EXAMPLES, size)):
+        if type(value) is not int:
+            raise BadLetter(f"expected {key} of type int, got {shown(value)}")
+    if not isinstance(theirs, str):
+        raise BadLetter(f"expected {keys.CONFIG_SHA256} of type str, got {shown(theirs)}")
+    return int(str(partition)), int(str(size)), theirs

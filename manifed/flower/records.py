@@ -1,0 +1,214 @@
+"""Payloads to Flower records and back, and the header that goes with them.
+
+Whoever sends a record chooses every byte of it, so what it declares is compared with what is
+expected, and its length with what it declares, before anything is decoded or allocated. Nothing is
+ever unpickled.
+"""
+
+import io
+import math
+from dataclasses import fields
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from torch import Tensor
+
+from manifed.algorithms.payloads import Payload
+from manifed.federation.header import Header
+from manifed.flower import keys
+
+P = TypeVar("P", bound=Payload)
+
+
+class BadLetter(ValueError):
+    """A message that does not hold what it must; the text says which field and why."""
+
+
+UNDECLARED = "undeclared"
+_HEADER_KEYS = {
+    "config_sha256": keys.CONFIG_SHA256,
+    "server_round": keys.SERVER_ROUND,
+    "attempt": keys.ATTEMPT,
+    "phase": keys.PHASE,
+    "partition_id": keys.PARTITION_ID,
+    "last_accepted_round": keys.LAST_ACCEPTED,
+}
+
+
+def tensors_to_record(tensors: dict[str, Tensor]) -> ArrayRecord:
+    """An ArrayRecord with one entry a tensor; C order, dtype kept."""
+    record = ArrayRecord()
+    for name, tensor in tensors.items():
+        record[name] = Array(np.ascontiguousarray(tensor.detach().cpu().numpy()))
+    return record
+
+
+def tensors_from_record(record: ArrayRecord) -> dict[str, Tensor]:
+    """The tensors of an ArrayRecord, as copies of their own.
+
+    Raises:
+        BadLetter: for an entry whose bytes are not the array that it declares.
+    """
+    return {name: _decoded(str(name)[:60], array) for name, array in record.items()}
+
+
+_DTYPES = {
+    str(np.dtype(kind)): np.dtype(kind)
+    for kind in ("f2", "f4", "f8", "c8", "c16", "i1", "i2", "i4", "i8", "u1", "?")
+}
+"""Names that an Array declares, to the NumPy types that torch has too."""
+_NPY = "numpy.ndarray"
+_HEADER_BYTES = 1024
+"""More than the header of any array here takes (128 for a few dimensions)."""
+
+
+def shown(value: Any) -> str:
+    """A short text for a value that a sender chose."""
+    if isinstance(value, str | bytes):
+        return repr(value[:60]) + (f"... ({len(value)} long)" if len(value) > 60 else "")
+    if isinstance(value, bool | float) or (isinstance(value, int) and abs(value) < 1 << 64):
+        return repr(value)
+    if isinstance(value, tuple | list):
+        some = ", ".join(shown(item) for item in value[:6] if not isinstance(item, tuple | list))
+        return f"[{some}{', ...' if len(value) > 6 else ''}]"
+    return f"a {type(value).__name__}"
+
+
+def _declared(name: str, array: Array) -> tuple[np.dtype[Any], tuple[int, ...]]:
+    """What an Array says it is; BadLetter when that is no array of numbers."""
+    if array.stype != _NPY:
+        raise BadLetter(f"Expected {name} as {_NPY!r}, got {shown(array.stype)}")
+    if not isinstance(array.dtype, str) or array.dtype not in _DTYPES:
+        raise BadLetter(f"Expected {name} of a plain number type, got {shown(array.dtype)}")
+    shape = tuple(array.shape)
+    if len(shape) > 16 or not all(type(size) is int and size >= 0 for size in shape):
+        raise BadLetter(f"Expected {name} with a shape of sizes >= 0, got {shown(shape)}")
+    if not isinstance(array.data, bytes):
+        raise BadLetter(f"Expected the bytes of {name}, got {shown(array.data)}")
+    return _DTYPES[array.dtype], shape
+
+
+def _decoded(name: str, array: Array) -> Tensor:
+    """The tensor of an Array: exactly the declared number of bytes behind an equal npy header."""
+    dtype, shape = _declared(name, array)
+    num_bytes = math.prod(shape) * dtype.itemsize
+    if not num_bytes < len(array.data) <= num_bytes + _HEADER_BYTES:
+        raise BadLetter(
+            f"Expected {name} in {num_bytes} bytes and a header, got {len(array.data)} bytes"
+        )
+    begin = io.BytesIO(array.data[:_HEADER_BYTES])
+    try:
+        if np.lib.format.read_magic(begin) != (1, 0):
+            raise ValueError("another version of the format")
+        written = np.lib.format.read_array_header_1_0(begin, max_header_size=_HEADER_BYTES)
+    except Exception as error:
+        raise BadLetter(f"Expected an npy header in {name}, got {shown(str(error))}") from None
+    if (written[0], written[2]) != (shape, dtype):
+        raise BadLetter(
+            f"Expected the npy header of {name} to say {shown(shape)}, {dtype}, got "
+            f"{shown(written[0])}, {shown(str(written[2]))}"
+        )
+    if len(array.data) - begin.tell() != num_bytes:
+        raise BadLetter(
+            f"Expected {num_bytes} bytes in {name}, got {len(array.data) - begin.tell()}"
+        )
+    flat = np.frombuffer(array.data, dtype=dtype, offset=begin.tell())
+    order = "F" if written[1] else "C"
+    return torch.from_numpy(np.array(flat.reshape(shape, order=order), order="C", copy=True))
+
+
+def pack(header: Header, payload: Payload | None, *, noise_origin: str | None = None) -> RecordDict:
+    """The content of one message; a reply says where the key of its noise came from."""
+    values = {key: getattr(header, name) for name, key in _HEADER_KEYS.items()}
+    if noise_origin is not None:
+        values[keys.NOISE_ORIGIN] = noise_origin
+    content = RecordDict({keys.LETTER: ConfigRecord(values)})
+    if payload is not None:
+        content[keys.PAYLOAD] = tensors_to_record(payload.tensors())
+    return content
+
+
+def read_noise_origin(content: RecordDict) -> str:
+    """What a reply declares: "os" or "seed"; "undeclared" for anything else."""
+    record = content.get(keys.LETTER)
+    declared = record.get(keys.NOISE_ORIGIN) if isinstance(record, ConfigRecord) else None
+    return declared if declared in ("os", "seed") else UNDECLARED
+
+
+def read_header(content: RecordDict) -> Header:
+    """The header of a message.
+
+    Raises:
+        BadLetter: when it is missing, has other fields, or a field has another type.
+    """
+    record = content.get(keys.LETTER)
+    if not isinstance(record, ConfigRecord):
+        raise BadLetter(f"Expected a {keys.LETTER!r} record, got {_names(content)}")
+    if set(record) - {keys.NOISE_ORIGIN} != set(_HEADER_KEYS.values()):
+        raise BadLetter(
+            f"Expected the fields {sorted(_HEADER_KEYS.values())}, got {_names(record)}"
+        )
+    values: dict[str, str | int] = {}
+    for field in fields(Header):
+        key = _HEADER_KEYS[field.name]
+        value = record.get(key)
+        wanted = str if field.name in {"config_sha256", "phase"} else int
+        if type(value) is not wanted:
+            raise BadLetter(f"Expected {key} of type {wanted.__name__}, got {shown(value)}")
+        values[field.name] = value
+    return Header(**values)  # type: ignore[arg-type]
+
+
+def _names(record: RecordDict | ConfigRecord | ArrayRecord) -> str:
+    """Some of the keys that a sender chose."""
+    return f"{len(record)} entries, " + shown(list(record.keys())[:7])
+
+
+def read_payload(
+    content: RecordDict, kind: type[P], shape: tuple[int, ...], dtype: torch.dtype
+) -> P:
+    """The payload of a message, checked field by field.
+
+    Raises:
+        BadLetter: when a tensor is missing, has another shape or dtype, or is not finite, or when
+            there is anything else in the message.
+    """
+    record = content.get(keys.PAYLOAD)
+    if not isinstance(record, ArrayRecord):
+        raise BadLetter(f"Expected a {keys.PAYLOAD!r} record, got {_names(content)}")
+    if set(content) != {keys.LETTER, keys.PAYLOAD}:
+        raise BadLetter(
+            f"Expected the records {[keys.LETTER, keys.PAYLOAD]} alone, got {_names(content)}"
+        )
+    if tuple(record) != kind.names():
+        raise BadLetter(
+            f"Expected the arrays {kind.names()} of {kind.__name__}, got {_names(record)}"
+        )
+    for name, array in record.items():
+        said, wanted = _declared(name, array), str(dtype).removeprefix("torch.")
+        if said != (_DTYPES[wanted], tuple(shape)):
+            raise BadLetter(
+                f"Expected {name} of shape {tuple(shape)} and dtype {wanted}, got "
+                f"{shown(said[1])} and {said[0]}"
+            )
+    tensors = tensors_from_record(record)
+    for name, tensor in tensors.items():
+        check_tensor(name, tensor, shape, dtype)
+    return kind(**tensors)
+
+
+def check_tensor(name: str, tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    """Refuse another shape, another dtype, or entries that are not finite.
+
+    Raises:
+        BadLetter: naming the tensor, what it has and what was expected.
+    """
+    if tuple(tensor.shape) != tuple(shape):
+        raise BadLetter(f"Expected {name} of shape {tuple(shape)}, got {tuple(tensor.shape)}")
+    if tensor.dtype != dtype:
+        raise BadLetter(f"Expected {name} of dtype {dtype}, got {tensor.dtype}")
+    if not bool(torch.isfinite(tensor).all()):
+        bad = int((~torch.isfinite(tensor)).sum())
+        raise BadLetter(f"Expected finite entries in {name}, got {bad} of {tensor.numel()} not so")

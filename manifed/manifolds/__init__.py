@@ -1,0 +1,34 @@
+"""Riemannian manifolds as geoopt.Manifold subclasses with exact numerics (floor 1)."""
+
+from manifed.manifolds.base import Manifold
+from manifed.manifolds.euclidean import Euclidean
+from manifed.manifolds.fixed_rank import FixedRank
+from manifed.manifolds.grassmann import Grassmann
+from manifed.manifolds.hyperbolic import Lorentz
+from manifed.manifolds.oblique import Oblique
+from manifed.manifolds.poincare import PoincareBall
+from manifed.manifolds.product import Product
+from manifed.manifolds.rotations import SpecialOrthogonal
+from manifed.manifolds.spd import SPD
+from manifed.manifolds.spd_bures import SPDBuresWasserstein
+from manifed.manifolds.spd_flat import SPDLogCholesky, SPDLogEuclidean
+from manifed.manifolds.sphere import Sphere
+from manifed.manifolds.stiefel import Stiefel
+
+__all__ = [
+    "SPD",
+    "Euclidean",
+    "FixedRank",
+    "Grassmann",
+    "Lorentz",
+    "Manifold",
+    "Oblique",
+    "PoincareBall",
+    "Product",
+    "SPDBuresWasserstein",
+    "SPDLogCholesky",
+    "SPDLogEuclidean",
+    "SpecialOrthogonal",
+    "Sphere",
+    "Stiefel",
+]

@@ -1,0 +1,233 @@
+"""The interface every manifold of manifed implements: geoopt.Manifold, completed.
+
+geoopt gives the names (projx, proju, inner, retr, expmap, logmap, transp, dist); added here are
+what differential privacy and federated averaging need on top:
+
+* ``dim(shape)``: the dimension of the manifold whose points have that shape;
+* ``coords_shape(shape)`` and ``from_coords(x, c)``: a linear map R^m -> T_xM whose matrix J in a
+  metric-orthonormal basis satisfies J J^T = I, so i.i.d. standard normals become the isotropic
+  tangent Gaussian of the metric (Utpala et al. 2023, Claim 2);
+* ``invretr``: the inverse of ``retr``;
+* ``frechet_mean``; capabilities as data (``has_logmap``, ``is_transp_isometric``).
+
+Conventions: float64; every method broadcasts over leading dimensions (shape ``(..., *point)``);
+nothing mutates its arguments; points `x, y`, tangents `u, v`.
+"""
+
+import math
+from abc import abstractmethod
+from typing import Any, ClassVar
+
+import geoopt
+import torch
+from torch import Tensor
+
+from manifed.manifolds.defects import frobenius, largest_entry, or_infinite
+
+SAFE_NORMS = 1e-140, 1e140
+"""Norms between these neither overflow nor vanish when they are squared, in float64."""
+
+
+class Manifold(geoopt.Manifold):
+    """A Riemannian manifold with a metric; points have ``ndim`` trailing dimensions."""
+
+    name: str = "manifold"
+    ndim: int = 1
+    reversible: bool = False
+    has_logmap: ClassVar[bool] = True
+    """Whether ``expmap``, ``logmap`` and ``dist`` exist (fixed-rank matrices: no)."""
+    is_transp_isometric: ClassVar[bool] = True
+    """Whether ``transp(x, y, ·)`` is a linear isometry T_xM -> T_yM."""
+    is_transp_parallel: ClassVar[bool] = True
+    """Whether it is parallel transport along the minimising geodesic."""
+
+    # -- what privacy and averaging add ------------------------------------------------------
+    @abstractmethod
+    def dim(self, shape: tuple[int, ...]) -> int:
+        """Dimension of the manifold whose points have shape ``shape`` (no leading dimensions)."""
+
+    def coords_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Shape of the i.i.d. normals that ``from_coords`` consumes for one point."""
+        return tuple(shape)
+
+    @abstractmethod
+    def from_coords(self, x: Tensor, c: Tensor) -> Tensor:
+        """The tangent vector at ``x`` of coordinates ``c``, shape ``(..., *point)``; linear in c.
+
+        Guarantees: in any metric-orthonormal basis of T_xM its matrix J has J J^T = I, so for
+        c ~ N(0, I) the result is N_x(0, 1) and ``stddev * from_coords(x, c)`` is N_x(0, stddev^2).
+        """
+
+    def invretr(self, x: Tensor, y: Tensor) -> Tensor:
+        """The tangent vector u at x with ``retr(x, u) = y``, shape ``(..., *point)``."""
+        raise NotImplementedError(f"{self.name} has no inverse of its retraction")
+
+    def random_point(
+        self, *shape: int, generator: torch.Generator, dtype: torch.dtype = torch.float64
+    ) -> Tensor:
+        """A random point of shape ``shape`` (leading dimensions first), from ``generator``."""
+        return self.random(*shape, dtype=dtype, generator=generator)
+
+    def frechet_mean(
+        self,
+        points: Tensor,
+        weights: Tensor | None = None,
+        *,
+        max_iterations: int = 100,
+        tolerance: float = 1e-12,
+    ) -> Tensor:
+        """Weighted Fréchet mean of ``points`` (n, ..., *point), by Karcher flow from the first.
+
+        x <- expmap(x, step * sum_i w_i logmap(x, p_i)), from step 1 on with Barzilai–Borwein
+        steps (Iannazzo and Porcelli 2018), which neither crawl nor oscillate when the points are
+        spread over several units of distance. Stops where rounding stops it, too.
+
+        Args:
+            points: the points, along the first dimension.
+            weights: their weights (n,), normalised here; equal where absent.
+            max_iterations: iterations at most.
+            tolerance: norm of the weighted mean of logarithms at which to stop.
+        """
+        count = points.shape[0]
+        if weights is None:
+            weights = points.new_full((count,), 1.0 / count)
+        share = (weights / weights.sum()).reshape(count, *[1] * (points.dim() - 1))
+        x, step, last = points[0], points.new_ones(()), math.inf
+        previous: tuple[Tensor, Tensor] | None = None
+        for _ in range(max_iterations):
+            u = (share * self.logmap(x.unsqueeze(0), points)).sum(0)
+            size = float(self.norm(x, u).max())
+            if size <= tolerance or last <= size <= 1e3 * tolerance:
+                break
+            if previous is not None:
+                step = self._next_step(step, *previous, x, u)
+            previous, last = (x, u), size
+            x = self.projx(self.expmap(x, step * u))
+        return x
+
+    def _next_step(self, step: Tensor, x: Tensor, u: Tensor, y: Tensor, v: Tensor) -> Tensor:
+        """The step after ``step * u`` at x led to the direction v at y: step |u|^2 / <u, u - v>."""
+        carried = self.transp(x, y, u)
+        square = self.inner(y, carried, carried, keepdim=True)
+        change = square - self.inner(y, carried, v, keepdim=True)
+        return (step * square / change.clamp_min(square / 4).clamp_min(1e-300)).clamp(0.02, 10.0)
+
+    # -- where tensors lie -------------------------------------------------------------------
+    def membership_defect(self, x: Tensor) -> Tensor:
+        """How far x is from a stored point, relative, shape (...,); infinite where not finite."""
+        is_finite = torch.isfinite(largest_entry(x, self.ndim))
+        if not bool(is_finite.all()):
+            x = torch.where(self.expand_scalar(is_finite), x, 0.0)
+        return or_infinite(self._off_manifold(x), is_finite)
+
+    def tangency_defect(self, x: Tensor, u: Tensor) -> Tensor:
+        """The part of u normal at x over |x| + |u|, ambient norms, shape (...,); see `defects`.
+
+        Infinite where u or x is not finite; for entries of any size, without overflow.
+        """
+        length = torch.linalg.vector_norm(u, dim=self.point_dims())
+        scale = torch.ones_like(length)
+        if not bool((length <= 1e100).all()):
+            largest = largest_entry(u, self.ndim)
+            is_finite = torch.isfinite(largest)
+            scale = torch.where(is_finite, largest.clamp_min(1.0), scale)
+            u = torch.where(self.expand_scalar(is_finite), u, torch.nan) / self.expand_scalar(scale)
+            length = torch.linalg.vector_norm(u, dim=self.point_dims())
+        normal, size = self._normal_part(x, u), frobenius(x, self.ndim)
+        defect = torch.where(normal == 0, normal, normal / (size / scale + length))
+        return or_infinite(defect, torch.isfinite(length) & torch.isfinite(size))
+
+    @abstractmethod
+    def _off_manifold(self, x: Tensor) -> Tensor:
+        """`membership_defect` of finite x; may overflow to anything that is not finite."""
+
+    @abstractmethod
+    def _normal_part(self, x: Tensor, u: Tensor) -> Tensor:
+        """Ambient norm of the part of u normal at x, shape (...,), for |entries| of u <= 1e100."""
+
+    # -- shared by all -----------------------------------------------------------------------
+    def norm(self, x: Tensor, u: Tensor, *, keepdim: bool = False) -> Tensor:
+        """Metric norm of u at x; never NaN, and its gradient at u = 0 is 0."""
+        return safe_sqrt(self.inner(x, u, u, keepdim=keepdim))
+
+    def norm_bound(self, x: Tensor, u: Tensor) -> Tensor:
+        """What a clip divides by: at least the metric norm of u at x, shape ``(...,)``.
+
+        Guarantees: never below the exact norm of the stored numbers by more than 1e-11 of it, from
+        1e-300 to 1e300 (where squares overflow or vanish u is scaled first), and above it by
+        ``norm_slack`` at most; NaN or infinite where u is not finite.
+        """
+        norms = self.norm(x, u)
+        is_safe = (norms > SAFE_NORMS[0]) & (norms < SAFE_NORMS[1])
+        if not bool(is_safe.all()):
+            scale = u.abs().amax(self.point_dims(), keepdim=True)
+            scale = torch.where(scale > 0, scale, 1.0)
+            scaled = self.norm(x, u / scale) * scale.squeeze(self.point_dims())
+            norms = torch.where(is_safe, norms, scaled)
+        return norms * (1.0 + self.norm_slack(x))
+
+    def norm_slack(self, x: Tensor) -> Tensor | float:
+        """Relative rounding error of a norm at x beyond dim * eps, shape ``(...,)`` or a number.
+
+        The metric at x may stretch the rounding of stored entries: by x_0 on the hyperboloid, by
+        1 / (1 - |x|^2) on the ball, by the condition number of a matrix.
+        """
+        del x
+        return 0.0
+
+    def tangent_part(self, x: Tensor, u: Tensor) -> Tensor:
+        """The tangent vector that u, tangent up to rounding, stands for; linear, never longer.
+
+        Tangent noise covers nothing that is normal to the manifold, so what is released is made
+        tangent after it is summed.
+        """
+        return self.proju(x, u)
+
+    def settings(self) -> tuple[object, ...]:
+        """What distinguishes two manifolds of one class; equal settings make equal manifolds."""
+        return ()
+
+    def __eq__(self, other: object) -> bool:
+        """Same class and settings: manifolds have no state."""
+        return type(self) is type(other) and self.settings() == other.settings()  # type: ignore[attr-defined]
+
+    def __hash__(self) -> int:
+        """Consistent with equality."""
+        return hash((type(self), self.settings()))
+
+    def extra_repr(self) -> str:
+        """The settings, for ``repr``."""
+        return ", ".join(str(setting) for setting in self.settings())
+
+    def point_dims(self) -> tuple[int, ...]:
+        """The trailing dimensions that make one point, as negative indices."""
+        return tuple(range(-self.ndim, 0))
+
+    def expand_scalar(self, scalar: Tensor) -> Tensor:
+        """Append ``ndim`` singleton dimensions, so that (...,) scalars multiply (..., *point)."""
+        return scalar.reshape(*scalar.shape, *[1] * self.ndim)
+
+    def random(
+        self,
+        *size: Any,
+        dtype: torch.dtype = torch.float64,
+        device: Any = None,
+        generator: torch.Generator | None = None,
+        **kwargs: Any,
+    ) -> Tensor:
+        """A random point; a ``torch.Generator`` must be handed in (no global randomness)."""
+        raise NotImplementedError(f"{self.name} has no random points")
+
+
+def safe_sqrt(squared: Tensor) -> Tensor:
+    """The square root of max(squared, 0), whose gradient at 0 is 0 instead of infinite."""
+    if not squared.requires_grad:
+        return squared.clamp_min(0.0).sqrt()
+    is_positive = squared > 0
+    root = torch.where(is_positive, squared, 1.0).sqrt()
+    return torch.where(is_positive, root, 0.0)
+
+
+def verdict(is_ok: bool, reason: str) -> tuple[bool, str | None]:
+    """The answer of geoopt's ``_check_*`` methods: the reason only where the check fails."""
+    return is_ok, None if is_ok else reason

@@ -1,0 +1,264 @@
+r"""Matrices of fixed rank r, as an embedded submanifold of R^(m x n), in one packed tensor.
+
+Vandereycken: Low-Rank Matrix Completion by Riemannian Optimization (2013); Absil and Malick:
+Projection-like Retractions on Matrix Manifolds (2012). Metric: tr(v^T w) of the ambient
+matrices. dim = (m + n - r) r. There is no closed-form exponential, logarithm or distance.
+
+Storage, points and tangents alike a tensor of shape ``(..., m + n + r, r)``:
+
+    point   [U; V; S]      x = U S V^T,  U and V orthonormal, S r x r invertible
+    tangent [Up; Vp; M]    v = U M V^T + Up V^T + U Vp^T,  U^T Up = 0, V^T Vp = 0
+
+so a point or a tangent travels as one array, tangents at one stored point add and average entry
+by entry, and the metric is the Frobenius product of the packed tensors. (U, S, V) is unique up to
+(U Q, Q^T S P, V P): compare points by ``dense``.
+"""
+
+from typing import Any, NoReturn
+
+import torch
+from geoopt.utils import size2shape
+from torch import Tensor
+
+from manifed.manifolds.base import Manifold, verdict
+from manifed.manifolds.defects import gram_defect
+from manifed.manifolds.linalg import identity_like, standard_normal
+from manifed.manifolds.low_rank import truncate, turned_towards
+from manifed.manifolds.polar_factor import polar
+
+
+class FixedRank(Manifold):
+    """``rows`` x ``columns`` matrices of rank ``rank``; packed points ``(..., m + n + r, r)``."""
+
+    name = "FixedRank"
+    ndim = 2
+    reversible = False
+    has_logmap = False
+    is_transp_isometric = False
+    is_transp_parallel = False
+
+    def __init__(self, rows: int, columns: int, rank: int) -> None:
+        super().__init__()
+        if not 1 <= rank <= min(rows, columns):
+            raise ValueError(f"Expected 1 <= rank <= min({rows}, {columns}), got {rank}")
+        self.rows, self.columns, self.rank = rows, columns, rank
+
+    @property
+    def point_shape(self) -> tuple[int, int]:
+        """(m + n + r, r): the shape of one packed point or tangent."""
+        return self.rows + self.columns + self.rank, self.rank
+
+    def settings(self) -> tuple[object, ...]:
+        """(rows, columns, rank)."""
+        return self.rows, self.columns, self.rank
+
+    def dim(self, shape: tuple[int, ...]) -> int:
+        """(m + n - r) r."""
+        return (self.rows + self.columns - self.rank) * self.rank
+
+    # -- packing -----------------------------------------------------------------------------
+    def pack(self, left: Tensor, right: Tensor, core: Tensor) -> Tensor:
+        """[left; right; core] of shapes (..., m, r), (..., n, r), (..., r, r)."""
+        return torch.cat([left, right, core], dim=-2)
+
+    def unpack(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The blocks (left, right, core): (U, V, S) of a point, (Up, Vp, M) of a tangent."""
+        left, right, core = x.split([self.rows, self.columns, self.rank], dim=-2)
+        return left, right, core
+
+    def dense(self, x: Tensor) -> Tensor:
+        """The matrix U S V^T of a point, shape ``(..., m, n)``."""
+        left, right, core = self.unpack(x)
+        return left @ core @ right.mT
+
+    def embed(self, x: Tensor, u: Tensor) -> Tensor:
+        """The ambient matrix of a tangent vector, shape ``(..., m, n)``."""
+        left, right, _ = self.unpack(x)
+        left_u, right_u, middle = self.unpack(u)
+        return (left @ middle + left_u) @ right.mT + left @ right_u.mT
+
+    def from_dense(self, matrix: Tensor) -> Tensor:
+        """The point nearest to ``matrix`` (..., m, n): its truncated SVD, packed."""
+        return self.pack(*truncate(matrix, self.rank))
+
+    def project_ambient(self, x: Tensor, matrix: Tensor) -> Tensor:
+        """P_x of an ambient ``matrix`` (..., m, n), packed."""
+        left, right, _ = self.unpack(x)
+        return self._tangent(x, matrix @ right, matrix.mT @ left)
+
+    def _tangent(self, x: Tensor, image: Tensor, coimage: Tensor) -> Tensor:
+        """P_x(A) from A V and A^T U."""
+        left, right, _ = self.unpack(x)
+        middle = left.mT @ image
+        return self.pack(image - left @ middle, coimage - right @ (right.mT @ coimage), middle)
+
+    # -- sets and projections ----------------------------------------------------------------
+    def projx(self, x: Tensor) -> Tensor:
+        """A valid packing of the same matrix U S V^T: both factors orthonormalised."""
+        left, right, core = self.unpack(x)
+        new_left, new_right = polar(left), polar(right)
+        return self.pack(new_left, new_right, new_left.mT @ left @ core @ right.mT @ new_right)
+
+    def proju(self, x: Tensor, u: Tensor) -> Tensor:
+        """The packed u with U^T Up = 0 and V^T Vp = 0 enforced."""
+        left, right, _ = self.unpack(x)
+        left_u, right_u, middle = self.unpack(u)
+        left_u, right_u = left_u - left @ (left.mT @ left_u), right_u - right @ (right.mT @ right_u)
+        return self.pack(left_u, right_u, middle.expand(*left_u.shape[:-2], -1, -1))
+
+    def egrad2rgrad(self, x: Tensor, u: Tensor) -> Tensor:
+        """The Riemannian gradient from u, the derivatives of f(U S V^T) by (U, V, S).
+
+        With G the ambient gradient these are G V S^T, G^T U S and U^T G V.
+        """
+        _, _, core = self.unpack(x)
+        left_g, right_g, middle = self.unpack(u)
+        image = torch.linalg.solve(core.mT, left_g, left=False)
+        coimage = torch.linalg.solve(core, right_g, left=False)
+        return self.proju(x, self.pack(image, coimage, middle))
+
+    def _off_manifold(self, x: Tensor) -> Tensor:
+        """The larger defect of the two factors; infinite where the core has no inverse."""
+        left, right, core = self.unpack(x)
+        is_invertible = torch.linalg.svdvals(core)[..., -1] > 0
+        worst = torch.maximum(gram_defect(left), gram_defect(right))
+        return torch.where(is_invertible, worst, torch.inf)
+
+    def _normal_part(self, x: Tensor, u: Tensor) -> Tensor:
+        left, right, _ = self.unpack(x)
+        left_u, right_u, _ = self.unpack(u)
+        parts = torch.cat([left.mT @ left_u, right.mT @ right_u], dim=-2)
+        return torch.linalg.vector_norm(parts, dim=(-2, -1))
+
+    def _check_shape(self, shape: tuple[int, ...], name: str) -> tuple[bool, str | None]:
+        is_ok = tuple(shape[-2:]) == self.point_shape
+        return verdict(is_ok, f"Expected {name} of shape (..., *{self.point_shape}), got {shape}")
+
+    def _check_point_on_manifold(
+        self, x: Tensor, *, atol: float = 1e-5, rtol: float = 1e-5
+    ) -> tuple[bool, str | None]:
+        left, right, core = self.unpack(x)
+        error = max(float((q.mT @ q - identity_like(core)).abs().max()) for q in (left, right))
+        if error > atol:
+            return False, f"Expected orthonormal factors within {atol}, got an error of {error}"
+        smallest = float(torch.linalg.svdvals(core).min())
+        return verdict(smallest > 0, f"Expected smallest singular value > 0, got {smallest}")
+
+    def _check_vector_on_tangent(
+        self, x: Tensor, u: Tensor, *, atol: float = 1e-5, rtol: float = 1e-5
+    ) -> tuple[bool, str | None]:
+        error, bound = float((self.proju(x, u) - u).abs().max()), atol + rtol * float(u.abs().max())
+        return verdict(error <= bound, f"Expected U^T Up = V^T Vp = 0 within {bound}, got {error}")
+
+    # -- metric ------------------------------------------------------------------------------
+    def inner(
+        self, x: Tensor, u: Tensor, v: Tensor | None = None, *, keepdim: bool = False
+    ) -> Tensor:
+        """tr(u^T v) of the ambient matrices = the Frobenius product of the packed tensors."""
+        return (u * (u if v is None else v)).sum((-2, -1), keepdim=keepdim)
+
+    def expmap(self, x: Tensor, u: Tensor) -> NoReturn:
+        """Not available in closed form; use ``retr``."""
+        raise NotImplementedError("FixedRank has no closed-form expmap; use retr")
+
+    def logmap(self, x: Tensor, y: Tensor) -> NoReturn:
+        """Not available in closed form; use ``invretr``."""
+        raise NotImplementedError("FixedRank has no closed-form logmap; use invretr")
+
+    def dist(self, x: Tensor, y: Tensor, *, keepdim: bool = False) -> NoReturn:
+        """Not available in closed form; use the norm of ``dense(x) - dense(y)``."""
+        raise NotImplementedError("FixedRank has no closed-form dist; compare dense(x), dense(y)")
+
+    # -- retractions -------------------------------------------------------------------------
+    def retr(self, x: Tensor, u: Tensor) -> Tensor:
+        """The best rank-r approximation of x + u (second order), bases nearest to those of x.
+
+        One SVD of 2r x 2r; of m x n where a gradient is asked for.
+        """
+        left, right, core = self.unpack(x)
+        if x.requires_grad or u.requires_grad:
+            factors = truncate(self.dense(x) + self.embed(x, u), self.rank)
+            return self.pack(*turned_towards(factors, left, right))
+        left_u, right_u, middle = self.unpack(u)
+        q_left, r_left = torch.linalg.qr(left_u)
+        q_right, r_right = torch.linalg.qr(right_u)
+        middle = core + middle
+        top = torch.cat([middle, r_right.mT.expand_as(middle)], -1)
+        below = torch.cat([r_left.expand_as(middle), torch.zeros_like(middle)], -1)
+        a, b, core_y = truncate(torch.cat([top, below], -2), self.rank)
+        frame_left = torch.cat([left.expand(*middle.shape[:-2], -1, -1), q_left], -1)
+        frame_right = torch.cat([right.expand(*middle.shape[:-2], -1, -1), q_right], -1)
+        return self.pack(*turned_towards((frame_left @ a, frame_right @ b, core_y), left, right))
+
+    def invretr(self, x: Tensor, y: Tensor) -> Tensor:
+        """The u with ``retr(x, u) = y``, closed form; U_x^T U_y and V_x^T V_y invertible.
+
+        u is the tangent at x for which x + u - y is normal to the manifold at y.
+        """
+        left, right, core = self.unpack(x)
+        left_y, right_y, core_y = self.unpack(y)
+        a, b = right.mT @ right_y, left.mT @ left_y
+        left_u = torch.linalg.solve(a, (left_y - left @ b) @ core_y, left=False)
+        right_u = torch.linalg.solve(b, (right_y - right @ a) @ core_y.mT, left=False)
+        middle = torch.linalg.solve(a, b @ core_y - right_u.mT @ right_y, left=False)
+        return self.pack(left_u, right_u, middle - core)
+
+    def retr_orthographic(self, x: Tensor, u: Tensor) -> Tensor:
+        """(U B + Up) B^-1 (B V^T + Vp^T) with B = S + M invertible (second order)."""
+        left, right, core = self.unpack(x)
+        left_u, right_u, middle = self.unpack(u)
+        b = core + middle
+        image = left + torch.linalg.solve(b, left_u, left=False)
+        return self.projx(self.pack(image, right @ b.mT + right_u, identity_like(b).expand_as(b)))
+
+    def invretr_orthographic(self, x: Tensor, y: Tensor) -> Tensor:
+        """P_x(y - x), the inverse of ``retr_orthographic``."""
+        left, right, core = self.unpack(x)
+        left_y, right_y, core_y = self.unpack(y)
+        image = left_y @ (core_y @ (right_y.mT @ right)) - left @ core
+        coimage = right_y @ (core_y.mT @ (left_y.mT @ left)) - right @ core.mT
+        return self._tangent(x, image, coimage)
+
+    def transp(self, x: Tensor, y: Tensor, v: Tensor) -> Tensor:
+        """The orthogonal projection of v on T_y (not isometric), without forming m x n."""
+        left, right, _ = self.unpack(x)
+        left_y, right_y, _ = self.unpack(y)
+        left_v, right_v, middle = self.unpack(v)
+        a, b = right.mT @ right_y, left.mT @ left_y
+        image = left @ (middle @ a + right_v.mT @ right_y) + left_v @ a
+        coimage = right @ (middle.mT @ b + left_v.mT @ left_y) + right_v @ b
+        return self._tangent(y, image, coimage)
+
+    # -- privacy and averaging ---------------------------------------------------------------
+    def from_coords(self, x: Tensor, c: Tensor) -> Tensor:
+        """M = c1, Up = (I - U U^T) c2, Vp = (I - V V^T) c3, packed."""
+        return self.proju(x, c)
+
+    def frechet_mean(
+        self,
+        points: Tensor,
+        weights: Tensor | None = None,
+        *,
+        max_iterations: int = 100,
+        tolerance: float = 1e-12,
+    ) -> Tensor:
+        """The minimiser of sum_i w_i |y - p_i|_F^2: the mean matrix, truncated to rank r."""
+        if weights is None:
+            weights = points.new_ones(points.shape[0])
+        share = weights / weights.sum()
+        return self.from_dense(torch.tensordot(share, self.dense(points), dims=1))
+
+    def random(
+        self,
+        *size: Any,
+        dtype: torch.dtype = torch.float64,
+        device: Any = None,
+        generator: torch.Generator | None = None,
+        **kwargs: Any,
+    ) -> Tensor:
+        """A B^T / sqrt(r) with Gaussian factors, packed, shape ``(..., m + n + r, r)``."""
+        self._assert_check_shape(size2shape(*size), "size")
+        z = standard_normal(size2shape(*size), generator, dtype, device)
+        left, right, core = self.unpack(z)
+        scale = identity_like(core).expand_as(core) / self.rank**0.5
+        return self.projx(self.pack(left, right, scale))

@@ -1,0 +1,1 @@
+"""What a client update asks for gradients: minibatch, clip, noise, randomness."""

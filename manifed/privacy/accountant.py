@@ -1,0 +1,121 @@
+"""Prices releases: the (epsilon, delta) curve of whatever the events say was released.
+
+========================= ===================== ================================================
+sampling of the releases  neighbouring relation bound
+========================= ===================== ================================================
+unsampled                 either                exact: Gaussian differential privacy
+Poisson (and unsampled)   add-or-remove         privacy loss distribution, rounded up; coins
+                                                revealed where all rates are below 1e-6
+without replacement       replace-one           Rényi (Wang, Balle, Kasiviswanathan 2019),
+(and unsampled)                                 at most the price of taking everybody
+anything else             --                    refused: `NoValidBound`
+========================= ===================== ================================================
+
+>>> from manifed.privacy.events import GaussianRelease, PoissonSampled, Unsampled
+>>> step = GaussianRelease(
+...     unit="example", neighboring_relation="add-or-remove", noise_multiplier=1.0,
+...     sampling=PoissonSampled(sampling_probability=0.01), count=1000)
+>>> round(epsilon([step], 1e-5), 3)
+1.828
+>>> round(epsilon([step.model_copy(update={"sampling": Unsampled()})], 1e-5), 1)
+633.9
+
+Guarantees: both functions return upper bounds, are monotone in the releases, take noise
+multiplier 0 for an infinite epsilon, and nothing released for 0.
+"""
+
+import math
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import Any
+
+from manifed.privacy import gaussian, rare, renyi
+from manifed.privacy.composition import Composition, NoValidBound, compose, grid_interval
+from manifed.privacy.events import GaussianRelease, PoissonSampled, SampledWithoutReplacement
+from manifed.privacy.loss_distribution import Loss
+
+__all__ = ["NoValidBound", "delta", "epsilon", "epsilon_of", "to_dp_event"]
+
+
+def epsilon(releases: Iterable[GaussianRelease], delta: float) -> float:
+    """The least epsilon known to hold at ``delta`` for all releases together.
+
+    Raises:
+        NoValidBound: when no theorem covers the combination.
+        ValueError: unless 0 <= delta <= 1.
+    """
+    if not 0 <= delta <= 1:
+        raise ValueError(f"Expected 0 <= delta <= 1, got {delta}")
+    return epsilon_of(compose(releases), delta)
+
+
+def delta(releases: Iterable[GaussianRelease], epsilon: float) -> float:
+    """The least delta known to hold at ``epsilon``; errors as `epsilon`."""
+    if not epsilon >= 0:
+        raise ValueError(f"Expected epsilon >= 0, got {epsilon}")
+    return _delta(compose(releases), epsilon)
+
+
+def to_dp_event(releases: Iterable[GaussianRelease]) -> Any:
+    """The releases as a ``dp_accounting.DpEvent``, for its accountants and ledgers."""
+    import dp_accounting  # pyright: ignore[reportMissingTypeStubs]
+
+    events: list[Any] = []
+    for release in releases:
+        event: Any = dp_accounting.GaussianDpEvent(release.noise_multiplier)
+        sampling = release.sampling
+        if isinstance(sampling, PoissonSampled):
+            event = dp_accounting.PoissonSampledDpEvent(sampling.sampling_probability, event)
+        elif isinstance(sampling, SampledWithoutReplacement):
+            event = dp_accounting.SampledWithoutReplacementDpEvent(
+                sampling.population, sampling.sample_size, event
+            )
+        events.append(dp_accounting.SelfComposedDpEvent(event, release.count))
+    return dp_accounting.ComposedDpEvent(events)
+
+
+@lru_cache(maxsize=1 << 14)
+def epsilon_of(total: Composition, delta: float) -> float:
+    """`epsilon` of releases already composed."""
+    if not total.poisson and not total.without_replacement:
+        return gaussian.epsilon(delta, mu=total.mu)
+    if delta == 1:
+        return 0.0
+    if total.mu == math.inf or delta == 0:
+        return math.inf
+    if total.without_replacement:
+        most = gaussian.epsilon(delta, mu=total.everybody.mu)
+        return min(renyi.epsilon(renyi.curve(total), delta), most)
+    return _poisson_epsilon(total, delta)
+
+
+def _poisson_epsilon(total: Composition, delta: float) -> float:
+    if rare.is_rare(total.poisson):
+        return rare.epsilon(total.poisson, total.mu, delta)
+    loss, is_fine = _loss(total)
+    found = loss.epsilon(delta)
+    if math.isfinite(found) and is_fine:
+        return found
+    return min(found, renyi.epsilon(renyi.curve(total), delta))
+
+
+@lru_cache(maxsize=1 << 14)
+def _delta(total: Composition, epsilon: float) -> float:
+    if not total.poisson and not total.without_replacement:
+        return gaussian.delta(epsilon, mu=total.mu)
+    if total.mu == math.inf:
+        return 1.0
+    if total.without_replacement:
+        most = gaussian.delta(epsilon, mu=total.everybody.mu)
+        return min(renyi.delta(renyi.curve(total), epsilon), most)
+    if rare.is_rare(total.poisson):
+        return rare.delta(total.poisson, total.mu, epsilon)
+    loss, is_fine = _loss(total)
+    found = loss.delta(epsilon)
+    return found if is_fine else min(found, renyi.delta(renyi.curve(total), epsilon))
+
+
+@lru_cache(maxsize=8)
+def _loss(total: Composition) -> tuple[Loss, bool]:
+    interval, is_fine = grid_interval([(total, 1.0)])
+    return total.loss(interval), is_fine

@@ -1,0 +1,95 @@
+"""The least noise that meets a privacy target, found by bisection that ends on the private side.
+
+>>> from manifed.privacy.events import GaussianRelease
+>>> def releases(multiplier):
+...     return [GaussianRelease(unit="example", neighboring_relation="add-or-remove",
+...                             noise_multiplier=multiplier, count=100)]
+>>> round(noise_multiplier(releases, target_epsilon=1.0, target_delta=1e-5), 2)
+37.36
+
+Guarantee: the price at the returned multiplier is at most the target, and at least 99.8 % of it
+unless the price jumps there.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from manifed.privacy import accountant
+from manifed.privacy.events import GaussianRelease
+
+_WASTE: Final = 0.002
+_LARGEST: Final = 2.0**40
+
+Releases = Sequence[GaussianRelease]
+
+
+def noise_multiplier(
+    make_releases: Callable[[float], Releases],
+    *,
+    target_epsilon: float,
+    target_delta: float,
+    price: Callable[[Releases, float], float] = accountant.epsilon,
+) -> float:
+    """The least noise multiplier, from above, with ``price(releases, target_delta)`` on target.
+
+    ``make_releases`` says what a run releases at a multiplier; ``price`` must fall with it. 0 when
+    the releases cost nothing even without noise (there are none).
+
+    Raises:
+        ValueError: for a target that is no target, or that no noise up to 2^40 meets.
+        NoValidBound: as the accountant.
+    """
+    if not 0 < target_epsilon < math.inf:
+        raise ValueError(f"Expected 0 < target_epsilon < inf, got {target_epsilon}")
+    if not 0 < target_delta < 1:
+        raise ValueError(f"Expected 0 < target_delta < 1, got {target_delta}")
+
+    def cost(multiplier: float) -> float:
+        return price(make_releases(multiplier), target_delta)
+
+    if cost(0.0) <= target_epsilon:
+        return 0.0
+    return _search(cost, target_epsilon, *_bracket(cost, target_epsilon, target_delta))
+
+
+def _bracket(
+    cost: Callable[[float], float], target: float, target_delta: float
+) -> tuple[tuple[float, float], tuple[float, float]]:
+    """(multiplier, epsilon) too cheap in noise, and one on target, a factor 2 apart."""
+    low = high = (1.0, cost(1.0))
+    while high[1] > target:
+        if high[0] >= _LARGEST:
+            raise ValueError(
+                f"No noise multiplier up to {_LARGEST:g} brings epsilon from {high[1]:g} to "
+                f"target_epsilon = {target:g} at target_delta = {target_delta:g}; raise a target"
+            )
+        low, high = high, (2 * high[0], cost(2 * high[0]))
+    while low[1] <= target and low[0] > 1 / _LARGEST:
+        low, high = (low[0] / 2, cost(low[0] / 2)), low
+    return low, high
+
+
+def _search(
+    cost: Callable[[float], float],
+    target: float,
+    low: tuple[float, float],
+    high: tuple[float, float],
+) -> float:
+    """Secant steps on (log multiplier, log epsilon), halved when an end stays; keeps `high`."""
+    for step in range(100):
+        if high[1] >= (1 - _WASTE) * target or high[0] - low[0] <= 1e-12 * high[0]:
+            break
+        share = 0.5 if step % 3 == 2 else _crossing(target * (1 - _WASTE / 2), low[1], high[1])
+        middle = low[0] * (high[0] / low[0]) ** share
+        found = (middle, cost(middle))
+        low, high = (low, found) if found[1] <= target else (found, high)
+    return high[0]
+
+
+def _crossing(target: float, above: float, below: float) -> float:
+    """Where the logarithm of epsilon, falling in a straight line, meets the target: in (0, 1)."""
+    if not math.isfinite(above) or below <= 0:
+        return 0.5
+    share = math.log(above / target) / math.log(above / below)
+    return min(max(share, 0.01), 0.99)

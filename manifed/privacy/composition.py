@@ -1,0 +1,218 @@
+"""What a list of releases amounts to, sorted by the way it can be bounded.
+
+A `Composition` is the normal form of adaptively composed releases: one mu for everything unsampled,
+and counts per (noise multiplier, sampling) for the rest. Building it is where combinations without
+a valid bound are refused by name.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Final
+
+from manifed.privacy.events import (
+    GaussianRelease,
+    NeighboringRelation,
+    PoissonSampled,
+    PrivacyUnit,
+    SampledWithoutReplacement,
+)
+from manifed.privacy.gaussian import composed_mu
+from manifed.privacy.loss_distribution import Loss
+from manifed.privacy.loss_grid import gaussian_loss
+
+_CELLS_PER_STDDEV: Final = 50
+_COARSEST: Final = 0.01
+_MOST_CELLS: Final = 1 << 21
+_LONGEST: Final = 1 << 22
+"""Grid points of a composed loss; what would need more is put on a coarser grid."""
+_LEAST_RATE: Final = 1e-9
+_LEAST_NOISE: Final = 1e-3
+"""At and below this noise multiplier (epsilon > 10^5) sampling is not worth a bound of its own."""
+
+
+class NoValidBound(ValueError):
+    """No proved bound covers this combination of releases; the text says which and what to do."""
+
+
+@dataclass(frozen=True)
+class Composition:
+    """Releases about one unit under one relation; hashable, so prices can be cached."""
+
+    unit: PrivacyUnit
+    neighboring_relation: NeighboringRelation
+    mu: float
+    """Of all unsampled releases together; infinite when anything was released without noise."""
+    poisson: tuple[tuple[float, float, int], ...] = ()
+    """(noise multiplier, sampling probability, count)."""
+    without_replacement: tuple[tuple[float, int, int, int], ...] = ()
+    """(noise multiplier, sample size, population, count)."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was released."""
+        return self.mu == 0 and not self.poisson and not self.without_replacement
+
+    def times(self, count: int) -> "Composition":
+        """Everything ``count`` times over."""
+        return replace(
+            self,
+            mu=self.mu * math.sqrt(count),
+            poisson=tuple((z, q, n * count) for z, q, n in self.poisson),
+            without_replacement=tuple(
+                (z, size, population, n * count)
+                for z, size, population, n in self.without_replacement
+            ),
+        )
+
+    @property
+    def everybody(self) -> "Composition":
+        """The same releases with every unit in every sample: a bound of these, exact itself.
+
+        Let the sample be seen: given it, either the unit is in it and the output is that of a
+        Gaussian release with the same noise multiplier, or neighbours give the same output. For
+        every epsilon the delta of the release is at most an average of the two, so each release is
+        (1/z)-GDP whatever was sampled, and GDP composes adaptively (Dong, Roth, Su 2022).
+        """
+        squares = [n * (1 / z) * (1 / z) for z, _, n in self.poisson]
+        squares += [n * (1 / z) * (1 / z) for z, _, _, n in self.without_replacement]
+        mu = math.sqrt(math.fsum([self.mu**2, *squares]))
+        return replace(self, mu=mu, poisson=(), without_replacement=())
+
+    @property
+    def _on_a_grid(self) -> tuple[tuple[float, float, int], ...]:
+        """The sampled releases, rates raised where float64 could not tell them from 0: safe."""
+        return tuple((z, max(q, _LEAST_RATE * z), n) for z, q, n in self.poisson)
+
+    @cached_property
+    def loss_variance(self) -> float:
+        """About the variance of the privacy loss of everything."""
+        return math.fsum([self.mu**2, *(n * _loss_variance(z, q) for z, q, n in self._on_a_grid)])
+
+    @cached_property
+    def roundings(self) -> int:
+        """How many losses a grid rounds: each release with a sampling, all the others together."""
+        return sum(count for _, _, count in self.poisson) + (self.mu > 0)
+
+    @cached_property
+    def largest_loss(self) -> float:
+        """About the largest finite loss of a release that is rounded alone."""
+        return max((_largest_loss(z, q) for z, q, _ in self._on_a_grid), default=0.0)
+
+    def length(self, interval: float) -> int:
+        """How many grid points the composed loss of any one sampled release takes."""
+        return max(
+            (gaussian_loss(z, q, interval).composed_length(n) for z, q, n in self._on_a_grid),
+            default=0,
+        )
+
+    def loss(self, interval: float) -> Loss:
+        """The privacy loss distribution of everything on a grid; needs a finite mu > 0 or more."""
+        parts = [gaussian_loss(z, q, interval).composed(n) for z, q, n in self._on_a_grid]
+        if self.mu > 0:
+            parts.append(gaussian_loss(1 / self.mu, 1.0, interval))
+        total = parts[0]
+        for part in parts[1:]:
+            total = total.convolved(part)
+        return total
+
+
+def grid_interval(parts: Iterable[tuple[Composition, float]]) -> tuple[float, bool]:
+    """The grid for compositions, each made ``times`` over, and whether it is as fine as it should.
+
+    Connecting the dots inflates the variance of every rounded loss by about interval^2 / 6, so the
+    interval is a fixed share of the root mean variance of a rounded loss. It is a power of two
+    (grids nest, so a finer one is never worse) and bounded below by memory.
+    """
+    parts = list(parts)
+    variance = math.fsum(times * part.loss_variance for part, times in parts)
+    roundings = math.fsum(times * part.roundings for part, times in parts)
+    finest = min(_COARSEST, math.sqrt(variance / roundings) / _CELLS_PER_STDDEV)
+    least = max(part.largest_loss for part, _ in parts) / _MOST_CELLS
+    wanted = 2.0 ** math.floor(math.log2(finest))
+    interval = max(wanted, 2.0 ** math.ceil(math.log2(max(least, 1e-300))))
+    while any(part.length(interval) > _LONGEST for part, _ in parts):
+        interval *= 4
+    return interval, interval <= wanted
+
+
+def compose(releases: Iterable[GaussianRelease]) -> Composition:
+    """The normal form of the releases; what has count 0 is not there.
+
+    Raises:
+        NoValidBound: for mixed units or relations, and for a sampling scheme whose amplification
+            is not proved under its relation.
+    """
+    present = [release for release in releases if release.count > 0]
+    if not present:
+        return Composition("example", "add-or-remove", 0.0)
+    unit, relation = present[0].unit, present[0].neighboring_relation
+    _refuse_mixtures(present)
+    unsampled: list[tuple[float, int]] = []
+    poisson = Counter[tuple[float, float]]()
+    subsets = Counter[tuple[float, int, int]]()
+    for release in present:
+        z, count, sampling = release.noise_multiplier, release.count, release.sampling
+        if isinstance(sampling, PoissonSampled) and (rate := _rate(sampling, z)) < 1:
+            poisson[z, rate] += count
+        elif isinstance(sampling, SampledWithoutReplacement) and _is_proper(sampling, z):
+            subsets[z, sampling.sample_size, sampling.population] += count
+        else:
+            unsampled.append((z, count))
+    _refuse_schemes(relation, has_poisson=bool(poisson), has_subsets=bool(subsets))
+    return Composition(
+        unit,
+        relation,
+        composed_mu(unsampled),
+        tuple(sorted((*key, count) for key, count in poisson.items())),
+        tuple(sorted((*key, count) for key, count in subsets.items())),
+    )
+
+
+def _refuse_mixtures(present: list[GaussianRelease]) -> None:
+    units = sorted({release.unit for release in present})
+    if len(units) > 1:
+        raise NoValidBound(
+            f"One bound covers one privacy unit, got {units}; price each unit's releases alone"
+        )
+    relations = sorted({release.neighboring_relation for release in present})
+    if len(relations) > 1:
+        raise NoValidBound(
+            f"One bound covers one neighbouring relation, got {relations}; state the noise "
+            "multipliers of all releases under the same one"
+        )
+
+
+def _refuse_schemes(relation: NeighboringRelation, *, has_poisson: bool, has_subsets: bool) -> None:
+    if has_poisson and relation != "add-or-remove":
+        raise NoValidBound(
+            f"Poisson sampling is priced under add-or-remove, got {relation!r}; use "
+            "neighboring_relation 'add-or-remove', or sampling 'unsampled' or 'without-replacement'"
+        )
+    if has_subsets and relation != "replace-one":
+        raise NoValidBound(
+            f"Sampling without replacement is priced under replace-one, got {relation!r}; use "
+            "neighboring_relation 'replace-one', or sampling 'unsampled' or 'poisson'"
+        )
+
+
+def _rate(sampling: PoissonSampled, z: float) -> float:
+    """The sampling probability; 1 where it is not worth a bound of its own."""
+    is_sampled = z > _LEAST_NOISE and _LEAST_RATE * z < 1
+    return sampling.sampling_probability if is_sampled else 1.0
+
+
+def _is_proper(sampling: SampledWithoutReplacement, z: float) -> bool:
+    return sampling.sample_size < sampling.population and z > _LEAST_NOISE
+
+
+def _loss_variance(z: float, q: float) -> float:
+    """About the variance of one release's loss: q^2 (e^(1/z^2) - 1), at most 1/z^2."""
+    return min(q**2 * math.expm1(min(1 / z**2, 700.0)), 1 / z**2)
+
+
+def _largest_loss(z: float, q: float) -> float:
+    """About the largest finite loss that the grid must hold."""
+    return math.log1p(q * math.expm1(min((9.4 * z + 0.5) / z**2, 600.0)))

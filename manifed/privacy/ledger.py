@@ -1,0 +1,424 @@
+"""The ledger: what was charged, one JSON line each, chained by hashes and on disk before use.
+
+Line n holds ``sequence`` n - 1, ``kind``, ``body``, ``previous`` (the SHA-256 of line n - 1) and
+``sha256`` (of the line without it); a keyed ledger adds ``tag`` (privacy/chain.py). Beside the
+ledger lies ``<name>.head``, the number of lines that have been acknowledged and the last hash: a
+chain alone cannot tell that its end was cut off. The header names the format, a random run
+identifier and the key's name.
+
+Guarantees: ``append`` returns only after the line and the head are on disk (fsync of the file and
+of its directory), so whatever is released after it is in the ledger for ever. A line that a crash
+tore was never acknowledged; a missing or changed one is found by `Ledger.open`, which says where.
+One process at a time holds a ledger (flock; the kernel lets go when the process dies, also by
+kill -9). Memory does not grow with the lines: they are verified and handed on one at a time.
+
+Who can write the folder can rewrite an unkeyed ledger and its head consistently, and can put back
+an older copy of both, keyed or not: the first needs a key to detect, the second an anchor, a
+`Head` that was kept elsewhere.
+"""
+
+import fcntl
+import hmac
+import os
+import re
+import secrets
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Literal, Self
+
+from manifed.privacy import chain, storage
+from manifed.privacy.chain import (
+    FORMAT,
+    HEADER,
+    RECOVERED,
+    RESTORE,
+    Entry,
+    LedgerDamaged,
+    LedgerLocked,
+    LedgerTorn,
+    read_key,
+)
+from manifed.privacy.storage import Head
+
+__all__ = [
+    "RECOVERED",
+    "Entry",
+    "Head",
+    "Ledger",
+    "LedgerDamaged",
+    "LedgerLocked",
+    "LedgerTorn",
+    "Verified",
+    "read_key",
+]
+
+Feed = Callable[[Entry], None]
+"""What is handed every entry in order as it is verified; an error after it voids what it got."""
+Body = Mapping[str, Any]
+
+_NO_CHARGE: Final = (
+    ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError, MemoryError
+)  # fmt: skip
+"""What a body that no run wrote may raise where it is counted."""
+_RECOVER: Final = "resume the run, or call Ledger.recover with the charge it was writing"
+_RESERVED_NAMES: Final = {"format", "run_id", "key_id"}
+
+
+@dataclass(frozen=True)
+class Verified:
+    """What the verification of a ledger found."""
+
+    header: Body
+    head: Head
+    """Of the last whole line."""
+    length: int
+    """Bytes of the whole lines."""
+    is_torn: bool
+    """Whether a line is there that was never finished."""
+    authenticity: Literal["unkeyed", "not checked", "verified"]
+    """What the tags say: there are none, no key was given, or all are by the key."""
+
+    def torn_error(self, path: str | Path) -> LedgerTorn:
+        """What to raise where a torn line is no news."""
+        return LedgerTorn(
+            Path(path), self.head.sequence + 2, "was never finished (a crash?)", _RECOVER
+        )
+
+    @property
+    def format(self) -> int:
+        """The format's number; 1 has no reservations, run identifier or key."""
+        return int(self.header.get("format", 1))
+
+    @property
+    def run_id(self) -> str | None:
+        """The run that the ledger belongs to; None in format 1."""
+        return self.header.get("run_id")
+
+    @property
+    def key_id(self) -> str | None:
+        """The name of its key; None for an unkeyed ledger."""
+        return self.header.get("key_id")
+
+
+class Ledger:
+    """An open, locked ledger; use it as a context manager or call `close`."""
+
+    def __init__(self, path: Path, descriptor: int, found: Verified, key: bytes | None) -> None:
+        """Use `create`, `open` or `recover`."""
+        self._path, self._descriptor, self._key = path, descriptor, key
+        self._header, self._head, self._run_id = found.header, found.head, found.run_id
+        self._is_broken = False
+
+    @classmethod
+    def create(cls, path: str | Path, header: Body, *, key: bytes | None = None) -> "Ledger":
+        """A new ledger whose first line is ``header`` and format, run identifier, key's name.
+
+        Raises:
+            FileExistsError: a ledger is never overwritten.
+            LedgerDamaged: when only the head of an earlier, longer ledger is left there.
+            ValueError: for a short key, or a header with a reserved name.
+        """
+        path = Path(path)
+        if taken := _RESERVED_NAMES & set(header):
+            raise ValueError(f"Expected a header without {sorted(taken)}, which the ledger sets")
+        own = {
+            "format": FORMAT,
+            "run_id": secrets.token_hex(16),
+            "key_id": None if key is None else chain.key_id_of(chain.checked_key(key)),
+        }
+        first = Entry.make(0, HEADER, {**own, **header}, storage.GENESIS, key)
+        if path.exists():
+            raise FileExistsError(f"{path} exists; resume that run, or choose another folder")
+        if (left := storage.read_head(path)) is not None and left[0].sequence > 0:
+            raise LedgerDamaged(path, 1, "the ledger is gone and only its head is left", RESTORE)
+        head = Head(0, first.sha256)
+        storage.write_head(path, head, chain.head_tag(key, head))
+        storage.create_durably(path, first.line())
+        authenticity = "unkeyed" if key is None else "verified"
+        found = Verified(
+            first.body, head, len(first.line()), is_torn=False, authenticity=authenticity
+        )
+        return cls(path, _locked(path), found, key)
+
+    @classmethod
+    def open(
+        cls,
+        path: str | Path,
+        *,
+        key: bytes | None = None,
+        anchors: Iterable[Head] = (),
+        feed: Feed | None = None,
+    ) -> "Ledger":
+        """The ledger at ``path``, its whole chain verified, locked for this process.
+
+        Raises:
+            FileNotFoundError: when there is none.
+            LedgerDamaged: with the line at which trust ends (`LedgerTorn`: the last one was never
+                finished; `LedgerLocked`: another process writes it), when an anchor is not in the
+                chain, and for a wrong or missing key.
+        """
+        path = Path(path)
+        descriptor = _locked(path)
+        try:
+            found = cls.verify(path, key=key, anchors=anchors, feed=feed)
+            if found.is_torn:
+                raise found.torn_error(path)
+            _refuse_without_key(path, found)
+            storage.write_head(path, found.head, chain.head_tag(key, found.head))
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return cls(path, descriptor, found, key)
+
+    @staticmethod
+    def verify(
+        path: str | Path,
+        *,
+        key: bytes | None = None,
+        anchors: Iterable[Head] = (),
+        feed: Feed | None = None,
+    ) -> Verified:
+        """What the chain holds, read once in a stream without lock and without writing anything.
+
+        A torn last line is reported and not raised. Every anchor must be a line of the chain; a
+        ledger that was rolled back behind it, or is another run's, is damaged.
+
+        Raises:
+            FileNotFoundError: when there is no ledger.
+            LedgerDamaged: as `open`; a keyed ledger without the key is read, its tags unchecked.
+        """
+        path = Path(path)
+        acknowledged = storage.read_head(path)  # before the lines: a running ledger only grows
+        wanted = [(anchor, "an anchor") for anchor in anchors]
+        if acknowledged is not None:
+            wanted.append((acknowledged[0], "its head"))
+        header, last, length = None, None, 0
+        if path.exists() and not path.is_file():
+            raise LedgerDamaged(path, 1, "is no regular file", RESTORE)
+        with path.open("rb") as file:
+            for line in chain.lines(path, file, key):
+                entry = last = line.entry
+                header = entry.body if header is None else header
+                length += line.length
+                for head, name in wanted:
+                    if head.sequence == entry.sequence and head.sha256 != entry.sha256:
+                        raise LedgerDamaged(
+                            path,
+                            entry.sequence + 1,
+                            f"is not the line that was written ({name} says so)",
+                            RESTORE,
+                        )
+                if feed is not None:
+                    _fed(feed, path, entry)
+            is_torn = os.fstat(file.fileno()).st_size > length
+        assert header is not None
+        assert last is not None
+        head = Head(last.sequence, last.sha256)
+        _check_head(path, head, header, acknowledged, key)
+        for anchor, _ in wanted:
+            if anchor.sequence > head.sequence:
+                raise LedgerDamaged(
+                    path,
+                    head.sequence + 2,
+                    f"is missing: {anchor.sequence + 1} lines were written (rolled back?)",
+                    RESTORE,
+                )
+        try:
+            is_torn |= storage.check_torn(path)
+        except ValueError as error:
+            raise LedgerDamaged(path, head.sequence + 2, str(error), RESTORE) from None
+        authenticity = "verified" if key is not None else "not checked"
+        if header.get("key_id") is None:
+            authenticity = "unkeyed"
+        return Verified(header, head, length, is_torn, authenticity)
+
+    @staticmethod
+    def read(path: str | Path, *, key: bytes | None = None) -> tuple[Entry, ...]:
+        """All entries at once, verified, without taking the lock; errors as `open`."""
+        entries: list[Entry] = []
+        found = Ledger.verify(path, key=key, feed=entries.append)
+        if found.is_torn:
+            raise found.torn_error(path)
+        return tuple(entries)
+
+    @classmethod
+    def recover(
+        cls,
+        path: str | Path,
+        *,
+        charge: Body | Callable[[], Body],
+        key: bytes | None = None,
+        anchors: Iterable[Head] = (),
+        feed: Feed | None = None,
+    ) -> "Ledger":
+        """Opens a ledger whose last line is torn, paying for what that line may have covered.
+
+        ``charge`` is the body of the charge that was being written (a run knows it: it is its
+        next one; a function is asked after the other lines were fed). It goes into the entry
+        "recovered" with the torn bytes and counts as spent, although its letters cannot have
+        left. Torn bytes that are seen to begin something that costs nothing (a note) are dropped.
+        A sound ledger is opened as it is; damage anywhere else is not repaired. Interrupted
+        itself, it can be called again.
+
+        Raises:
+            LedgerDamaged: when anything but the last, unfinished line is wrong.
+        """
+        path = Path(path)
+        descriptor = _locked(path)
+        try:
+            found = cls.verify(path, key=key, anchors=anchors, feed=feed)
+            _refuse_without_key(path, found)
+            with path.open("rb") as file:
+                file.seek(found.length)
+                torn = storage.Torn(found.head.sequence + 2, file.read())
+            kept = storage.set_aside(path, descriptor, found.length, torn)
+            ledger = cls(path, descriptor, found, key)
+            if kept is not None:
+                is_lost = kept.line > found.head.sequence + 1
+                if is_lost and _may_be_charge(kept.data):
+                    body = charge() if callable(charge) else charge
+                    entry = ledger.append(RECOVERED, {"torn": kept.data.hex(), "charge": body})
+                    if feed is not None:
+                        feed(entry)
+                storage.forget_torn(path)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return ledger
+
+    @property
+    def entries(self) -> tuple[Entry, ...]:
+        """Everything that was ever appended, the header first, read from disk."""
+        return Ledger.read(self._path, key=self._key)
+
+    @property
+    def path(self) -> Path:
+        """Where it lies."""
+        return self._path
+
+    @property
+    def header(self) -> Body:
+        """The first line's body."""
+        return self._header
+
+    @property
+    def run_id(self) -> str | None:
+        """The run that it belongs to; None in format 1."""
+        return self._run_id
+
+    @property
+    def head(self) -> Head:
+        """The last line that is on disk; kept elsewhere, it is an anchor."""
+        return self._head
+
+    def append(self, kind: str, body: Body) -> Entry:
+        """Add one line; returns it when it is on disk.
+
+        Raises:
+            ValueError: for a body that is no JSON (NaN included).
+            OSError: when the disk refuses; the ledger then takes nothing more until reopened.
+        """
+        if self._is_broken:
+            raise LedgerDamaged(
+                self._path, self._head.sequence + 2, "an earlier write failed", "reopen the ledger"
+            )
+        entry = Entry.make(self._head.sequence + 1, kind, body, self._head.sha256, self._key)
+        head = Head(entry.sequence, entry.sha256)
+        self._is_broken = True
+        storage.append_durably(self._descriptor, entry.line())
+        storage.write_head(self._path, head, chain.head_tag(self._key, head))
+        self._head = head
+        self._is_broken = False
+        return entry
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether a write failed, so that nothing more is taken."""
+        return self._is_broken
+
+    def close(self) -> None:
+        """Let go of the lock; closing twice is fine."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _locked(path: Path) -> int:
+    descriptor = os.open(path, os.O_RDWR | os.O_APPEND)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise LedgerLocked(
+            path, 1, "another process holds this ledger", "wait for that run, or stop it"
+        ) from None
+    return descriptor
+
+
+def _fed(feed: Feed, path: Path, entry: Entry) -> None:
+    try:
+        feed(entry)
+    except _NO_CHARGE as error:
+        said = str(error) if isinstance(error, ValueError) else repr(error)
+        what = " ".join(said.split())[:300]
+        raise LedgerDamaged(
+            path, entry.sequence + 1, f"is no charge that can be counted: {what}", RESTORE
+        ) from error
+
+
+_FIRST_KEY: Final = re.compile(rb'{"body":{"([a-z_]+)"')
+_FREE: Final = (b"cohorts", b"is_open", b"upto", b"noise_origins")
+"""First keys of what costs nothing: consumptions, and notes of where noise came from."""
+
+
+def _may_be_charge(torn: bytes) -> bool:
+    """Whether a torn line may have reserved or charged something; only a seen key says no."""
+    seen = _FIRST_KEY.match(torn)
+    return seen is None or seen.group(1) not in _FREE
+
+
+def _refuse_without_key(path: Path, found: Verified) -> None:
+    if found.authenticity == "not checked":
+        raise LedgerDamaged(
+            path, 1, f"is keyed with key {found.key_id} and no key was given", "give the run's key"
+        )
+
+
+def _check_head(
+    path: Path,
+    last: Head,
+    header: Body,
+    acknowledged: tuple[Head, str | None] | None,
+    key: bytes | None,
+) -> None:
+    """Refuse a missing head, and one that was not signed by the key."""
+    name = storage.head_file(path).name
+    if acknowledged is None:
+        is_there = os.path.lexists(storage.head_file(path))
+        what = "no head that a run writes" if is_there else "missing"
+        raise LedgerDamaged(path, last.sequence + 1, f"its head {name} is {what}", RESTORE)
+    head, tag = acknowledged
+    if (tag is not None) != (header.get("key_id") is not None):
+        raise LedgerDamaged(
+            path,
+            last.sequence + 1,
+            f"its head {name} has a tag where the header has no key, or none where it has one",
+            RESTORE,
+        )
+    if key is not None and not hmac.compare_digest(str(tag), str(chain.head_tag(key, head))):
+        raise LedgerDamaged(
+            path, last.sequence + 1, f"its head {name} was rewritten without the key", RESTORE
+        )

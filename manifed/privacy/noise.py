@@ -1,0 +1,218 @@
+"""One source of randomness: AES-256 in counter mode, addressed, read as uniforms and normals.
+
+A number depends only on the key and on its address (stream, partition, server_round, attempt,
+step, index), never on the order of the draws or on how clients are grouped in a cohort.
+
+Address. The 128-bit counter block of AES is, from the most significant bit,
+
+    stream 8 | attempt 16 | step 24 | server_round 24 | partition 24 | block 32
+
+Every field is range-checked, so two addresses never meet in one block (injective by construction);
+each block holds two 64-bit words. AES-256 of explicit counter blocks is counter mode, and a whole
+cohort is one vectorised call. Integers are little-endian on every machine.
+
+The laws of the numbers are in ``manifed/privacy/words.py``.
+
+Guarantees: under the usual assumption that AES-256 is a pseudo-random permutation, draws at
+distinct addresses are indistinguishable from independent ones. *Not* guaranteed: float64 normals
+are a discrete set, and the low bits of ``value + stddev * normal`` can betray the value (Mironov
+2012, "On significance of the least significant bits for differential privacy"; Jin et al. 2022 for
+Gaussians). ``precision="summed"`` is the mitigation of Holohan and Braghin (2021, "Secure random
+sampling in differential privacy"): (z1 + z2 + z3 + z4) / 2 has the same law, and inverting it is a
+search over four secret draws, which their paper puts at the strength of AES-128.
+"""
+
+import hashlib
+import hmac
+import math
+import secrets
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Final, Literal
+
+import numpy as np
+import torch
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from torch import Tensor
+
+from manifed.privacy.addresses import Address, BlockRange, Stream, reused
+from manifed.privacy.words import NORMALS, UNIFORMS, WORD, WORDS, Array, Reading, few_normals
+
+__all__ = ["BlockRange", "NoiseSource", "Stream", "reused"]
+
+Precision = Literal["single", "summed"]
+Origin = Literal["seed", "os"]
+"""Where a key came from: anybody's config, or the operating system of whoever draws."""
+
+_TILE_BLOCKS: Final = 8192
+_FEW: Final = 16
+_INDEX: Final = np.arange(_TILE_BLOCKS, dtype=WORD)
+
+
+@dataclass(frozen=True)
+class NoiseSource:
+    """Normals and uniforms by address, from one 256-bit key.
+
+    ``is_release`` says whether the key is a secret (from the operating system) or can be computed
+    by anybody from a seed (a rehearsal: reproducible and *not private*). ``recorder`` receives
+    every range of counter blocks that is drawn.
+    """
+
+    key: bytes = field(repr=False)
+    is_release: bool
+    recorder: Callable[[BlockRange], None] | None = field(default=None, repr=False, compare=False)
+    precision: Precision = "single"
+
+    def __post_init__(self) -> None:
+        if len(self.key) != 32:
+            raise ValueError(f"Expected a key of 32 bytes, got {len(self.key)}")
+        if self.precision not in ("single", "summed"):
+            raise ValueError(f"Expected precision 'single' or 'summed', got {self.precision!r}")
+
+    @classmethod
+    def from_seed(cls, seed: int, *, precision: Precision = "single") -> "NoiseSource":
+        """The rehearsal source of ``seed`` (0 <= seed < 2^64): reproducible, not private."""
+        if not 0 <= seed < 2**64:
+            raise ValueError(f"Expected 0 <= seed < 2**64, got {seed}")
+        key = hashlib.sha256(b"manifed rehearsal key\0" + seed.to_bytes(8, "little")).digest()
+        return cls(key, is_release=False, precision=precision)
+
+    @classmethod
+    def from_os(cls, *, precision: Precision = "single") -> "NoiseSource":
+        """A release source: a fresh key of 256 bits from the operating system."""
+        return cls(secrets.token_bytes(32), is_release=True, precision=precision)
+
+    @property
+    def origin(self) -> Origin:
+        """Where the key came from; it travels with the source, whatever the config says."""
+        return "os" if self.is_release else "seed"
+
+    def derive(self, label: bytes) -> "NoiseSource":
+        """The source whose key is HMAC-SHA256(key, label); as secret as this one."""
+        return replace(self, key=hmac.digest(self.key, b"manifed derive\0" + label, "sha256"))
+
+    def normals(
+        self,
+        shape: tuple[int, ...],
+        *,
+        stream: Stream,
+        partition: int | Sequence[int],
+        server_round: int,
+        attempt: int = 0,
+        step: int = 0,
+        start: int = 0,
+    ) -> Tensor:
+        """Standard normals, float64, of ``shape``; ``(C, *shape)`` for C partitions.
+
+        Row c is bit for bit what the int ``partition[c]`` alone would give. ``start`` is the index
+        of the first number at this address: ``start=s`` continues a draw of s numbers.
+
+        Raises:
+            ValueError: for a field out of range, a repeated partition, or an odd ``start``.
+        """
+        address = Address(stream, server_round, attempt, step)
+        return self._draw(shape, address, partition, start, NORMALS[self.precision])
+
+    def uniforms(
+        self,
+        shape: tuple[int, ...],
+        *,
+        stream: Stream,
+        partition: int | Sequence[int],
+        server_round: int,
+        attempt: int = 0,
+        step: int = 0,
+        start: int = 0,
+    ) -> Tensor:
+        """Uniforms of (0, 1), float64, odd multiples of 2^-53; shapes and errors as ``normals``."""
+        address = Address(stream, server_round, attempt, step)
+        return self._draw(shape, address, partition, start, UNIFORMS)
+
+    def generator(
+        self, *, stream: Stream, partition: int, server_round: int = 0, attempt: int = 0
+    ) -> torch.Generator:
+        """A torch generator seeded at this address; for data and starting points, never noise."""
+        address = Address(stream, server_round, attempt, 0)
+        words = self._draw((2,), address, partition, 0, WORDS)
+        generator = torch.Generator()
+        generator.manual_seed(int(words.view(torch.int64)[0]) & (2**63 - 1))
+        return generator
+
+    def _draw(
+        self,
+        shape: tuple[int, ...],
+        address: Address,
+        partition: int | Sequence[int],
+        start: int,
+        reading: Reading,
+    ) -> Tensor:
+        partitions = (partition,) if isinstance(partition, int) else tuple(partition)
+        count, first = math.prod(shape), reading.block(start)
+        stop = first + -(-count * reading.words // 2)
+        address.check(partitions, stop)
+        if self.recorder is not None and count:
+            for p in partitions:
+                self.recorder(address.blocks(p, first, stop))
+        if isinstance(partition, int):
+            if 0 < count <= _FEW and reading is NORMALS["single"]:
+                counters = address.counters(partition, first, stop)
+                few = few_normals(self._encryptor().update(counters), count)
+                return few if shape == (count,) else few.reshape(shape)
+        else:
+            shape = (len(partitions), *shape)
+        out = np.empty((len(partitions), count))
+        if out.size:
+            self._fill(out, address, partitions, first, stop, reading)
+        return torch.as_tensor(out.reshape(shape))
+
+    def _fill(
+        self,
+        out: Array,
+        address: Address,
+        partitions: tuple[int, ...],
+        first: int,
+        stop: int,
+        reading: Reading,
+    ) -> None:
+        """Encrypt the counters of every partition, tile by tile (cache-sized), into ``out``."""
+        lows = np.array([address.low(p) + first for p in partitions], dtype=WORD)
+        size = min(_TILE_BLOCKS, len(partitions) * (stop - first))
+        counters = np.empty((size, 2), dtype=WORD)
+        counters[:, 1] = address.high()
+        cipher = np.empty((size + 1, 2), dtype=WORD)  # update_into wants a block to spare
+        encryptor = self._encryptor()
+        for rows, columns in _tiles(len(partitions), stop - first):
+            height, width = rows.stop - rows.start, columns.stop - columns.start
+            tile = counters[: height * width]
+            base = lows[rows] + np.uint64(columns.start)
+            np.add(base[:, None], _INDEX[:width], out=tile[:, 0].reshape(height, width))
+            encryptor.update_into(tile.data.cast("B"), cipher.data.cast("B"))
+            begin = columns.start * 2 // reading.words
+            target = out[rows, begin : columns.stop * 2 // reading.words]
+            words = cipher[: height * width].reshape(height, 2 * width)
+            reading.read(words[:, : target.shape[1] * reading.words], target)
+
+    def _encryptor(self) -> Any:
+        """This thread's AES context (a context must not be shared between threads)."""
+        contexts = self._contexts.__dict__
+        if "aes" not in contexts:
+            contexts["aes"] = Cipher(algorithms.AES(self.key), modes.ECB()).encryptor()
+        return contexts["aes"]
+
+    @cached_property
+    def _contexts(self) -> threading.local:
+        return threading.local()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return NoiseSource, (self.key, self.is_release, self.recorder, self.precision)
+
+
+def _tiles(num_rows: int, num_blocks: int) -> Iterator[tuple[slice, slice]]:
+    """Rows x blocks in pieces of at most _TILE_BLOCKS: many whole rows, or parts of one row."""
+    height = max(1, _TILE_BLOCKS // num_blocks)
+    for row in range(0, num_rows, height):
+        rows = slice(row, min(row + height, num_rows))
+        for column in range(0, num_blocks, _TILE_BLOCKS):
+            yield rows, slice(column, min(column + _TILE_BLOCKS, num_blocks))

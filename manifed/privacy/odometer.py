@@ -1,0 +1,315 @@
+"""The odometer: ledger entries in, epsilon of each adversary out; the live run and the audit alike.
+
+Feed it every entry of a ledger in order. It keeps two tallies, of what *counts* (all that is
+reserved and not proved unused) and of what was *consumed* for certain. A round costs time in the
+size of its cohort; memory is one counter a client and terms, whatever the number of rounds.
+
+The adversaries: the *server* sees every cohort and upload, so a client pays for each attempt whose
+cohort it may have been in; the *external* one sees models and no cohorts, so every client pays
+for every cohort draw that was made or planned, as a coin; *client-level* is what the server
+releases about whole clients.
+Guarantee: every epsilon is an upper bound.
+"""
+
+from collections import Counter
+from copy import copy
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from manifed.privacy import cohorts
+from manifed.privacy.adversaries import ADVERSARIES, PrivacySpent, View, price, spent_by_client
+from manifed.privacy.chain import HEADER, RECOVERED, Entry
+from manifed.privacy.charges import (
+    CHARGE,
+    CONSUMED,
+    RESERVED,
+    Charge,
+    Consumption,
+    Reservation,
+    Terms,
+)
+from manifed.privacy.cohorts import Members
+from manifed.privacy.composition import Composition, compose
+from manifed.privacy.tally import Attempts, Book, Coin, Known, Tally
+
+NOTE: Final = "note"
+
+
+@dataclass(frozen=True, eq=False)
+class _Open:
+    """The reservation that a consumption may settle; rounds ``first`` to ``last`` are left."""
+
+    first: int
+    last: int
+    attempt: int
+    cohort: Members
+    terms: int
+    drawn: int
+    """The attempt that drew its cohorts."""
+    before: Coin
+    """The coin that its draw already is; () for its own."""
+    is_before_consumed: bool = False
+
+
+class Odometer:
+    """Sums up what entries say; see the module."""
+
+    def __init__(self) -> None:
+        """Nothing spent."""
+        self._book, self._counted, self._consumed = Book(), Tally(), Tally()
+        self._open: _Open | None = None
+        self._now: int | None = None
+        self._recent: dict[tuple[int, int], tuple[Coin, bool]] = {}
+        self._settled = Attempts()
+        self._is_certain_unknown = False
+
+    # -- feeding -----------------------------------------------------------------------------
+    def feed(self, entry: Entry) -> None:
+        """Take the next entry of a ledger.
+
+        Raises:
+            ValueError, KeyError, TypeError: for an entry that is none of a ledger.
+        """
+        if entry.kind == RESERVED:
+            self.reserve(Reservation.of_body(entry.body, self.terms))
+        elif entry.kind == CONSUMED:
+            if self.terms is None:
+                raise ValueError("Expected a reservation to consume, got none")
+            self.consume(Consumption.of_body(entry.body, self.terms.population))
+        elif entry.kind == CHARGE:
+            self.charge(Charge.model_validate(entry.body))
+        elif entry.kind == RECOVERED:
+            body = entry.body["charge"]
+            if "rounds" in body:
+                self.reserve(Reservation.of_body(body, self.terms))
+                self._abandon()
+            else:
+                self.charge(Charge.model_validate(body))
+        elif entry.kind not in (HEADER, NOTE):
+            raise ValueError(f"Expected a charge of a known kind, got {entry.kind!r}")
+
+    def declare(self, terms: Terms) -> None:
+        """The terms of what comes next, if it brings none of its own."""
+        self._now = self._book.number(terms)
+
+    def reserve(self, reservation: Reservation) -> None:
+        """Count a reservation whole, after settling the one before as it says."""
+        if reservation.consumed is not None:
+            self.consume(reservation.consumed)
+        self._abandon()
+        if reservation.terms is not None:
+            self.declare(reservation.terms)
+        if self._now is None:
+            raise ValueError("Expected terms before the first reservation, got none")
+        cohort = reservation.cohort
+        self._book.known[self._now].check(cohort)
+        first, last, rounds = reservation.first, reservation.last, _length(reservation)
+        before, is_certain = self._coin_used_again(reservation)
+        self._recent = {k: v for k, v in self._recent.items() if k[0] == first == last}
+        self._counted.add(self._now, cohort, rounds)
+        after = (*before, self._now)
+        self._counted.toss(before, after, rounds)
+        self._book.first_round.setdefault(after, first)
+        drawn = reservation.attempt
+        if reservation.cohort_attempt is not None:
+            drawn = reservation.cohort_attempt
+        self._open = _Open(
+            first, last, reservation.attempt, cohort, self._now, drawn, before, is_certain
+        )
+        if first == last:
+            self._recent[first, drawn] = (after, False)
+
+    def consume(self, consumption: Consumption) -> None:
+        """Replace what was reserved by what was run.
+
+        Raises:
+            ValueError: without an open reservation, for rounds or a cohort outside of it.
+        """
+        was = self._open
+        if was is None:
+            raise ValueError("Expected an open reservation to consume, got none")
+        upto, named = consumption.upto, consumption.cohorts
+        if not was.first - 1 <= upto <= was.last:
+            raise ValueError(
+                f"Expected rounds consumed up to {was.first - 1} to {was.last}, got {upto}"
+            )
+        rounds = upto - was.first + 1
+        if named is None:
+            self._consumed.add(was.terms, was.cohort, rounds)
+        else:
+            if len(named) != rounds:
+                raise ValueError(f"Expected {rounds} cohorts, one a round, got {len(named)}")
+            for cohort in named:
+                if not np.isin(cohort, was.cohort, assume_unique=True).all():
+                    raise ValueError("Expected a cohort of reserved clients, got others")
+                self._consumed.add(was.terms, cohort, 1)
+                self._counted.add(was.terms, cohort, 1)
+            self._counted.add(was.terms, was.cohort, -rounds)
+        if rounds:
+            after = (*was.before, was.terms)
+            mine = was.before if was.is_before_consumed else ()
+            self._consumed.toss(mine, after if mine else (was.terms,), rounds)
+            self._settled.note(was.first, upto, was.attempt)
+            self._recent[upto, was.drawn] = (after, True)
+        if consumption.is_open and upto < was.last:
+            self._open = replace(was, first=upto + 1)
+            return
+        self._open = None
+        if left := was.last - upto:
+            after = (*was.before, was.terms)
+            self._counted.add(was.terms, was.cohort, -left)
+            self._counted.toss(after, was.before, left)
+            self._recent = {key: coin for key, coin in self._recent.items() if key[0] <= upto}
+
+    def charge(self, charge: Charge) -> None:
+        """Count a self-contained charge."""
+        self._is_certain_unknown = True
+        named = [p for turn in charge.turns for p in turn.partitions]
+        population = 1 + max([*named, *charge.partitions], default=0)
+        if not charge.turns:  # a power of two, so that few terms differ by nothing else
+            population = 1 << (population - 1).bit_length()
+        terms = Terms(
+            population=population,
+            turns=charge.turns,
+            sampling=charge.sampling,
+            aggregate=charge.aggregate,
+        )
+        r, cohort = charge.server_round, cohorts.members(charge.partitions)
+        self.reserve(Reservation(r, r, charge.attempt, cohort, charge.cohort_attempt, terms=terms))
+        self._abandon()
+
+    def after(self, reservation: Reservation) -> "Odometer":
+        """An odometer that has taken the reservation too; this one has not."""
+        other = copy(self)
+        other._book = self._book.copied()
+        other._counted, other._consumed = self._counted.copied(), self._consumed.copied()
+        other._recent, other._settled = dict(self._recent), self._settled.copied()
+        other.reserve(reservation)
+        return other
+
+    def _abandon(self) -> None:
+        """What is still reserved will never be settled, and counts for ever."""
+        if self._open is not None:
+            self._settled.note(self._open.first, self._open.last, self._open.attempt)
+            if self._open.first < self._open.last:
+                self._recent.clear()
+            self._open = None
+
+    def _coin_used_again(self, reservation: Reservation) -> tuple[Coin, bool]:
+        own = reservation.cohort_attempt
+        if own is None or own == reservation.attempt:
+            return (), False
+        try:
+            return self._recent[reservation.first, own]
+        except KeyError:
+            raise ValueError(
+                f"Expected attempt {own} of round {reservation.first} right before the attempt "
+                "that uses its cohort again, got another reservation; draw a fresh cohort"
+            ) from None
+
+    # -- what was charged --------------------------------------------------------------------
+    @property
+    def terms(self) -> Terms | None:
+        """The terms of what comes next, if it brings none of its own."""
+        return None if self._now is None else self._book.known[self._now].terms
+
+    @property
+    def covered(self) -> int:
+        """The rounds 1 to this one were all charged."""
+        covered = self._settled.covered
+        if self._open is not None and self._open.first <= covered + 1:
+            covered = max(covered, self._open.last)
+        return covered
+
+    @property
+    def rounds_counted(self) -> int:
+        """Attempts of rounds that count."""
+        return self._counted.rounds
+
+    @property
+    def rounds_consumed(self) -> int | None:
+        """Attempts of rounds that were run for certain; None where the ledger does not say."""
+        return None if self._is_certain_unknown else self._consumed.rounds
+
+    @property
+    def participations(self) -> int:
+        """Of the client with most of them, as counted."""
+        return int(self._counted.by_client().max(initial=0))
+
+    def participations_by_client(self) -> NDArray[np.int64]:
+        """Of every client up to the last one that was ever asked, as counted."""
+        return self._counted.by_client()
+
+    def attempts(self, server_round: int) -> int:
+        """How often a round was charged."""
+        found, opened = self._settled.of(server_round), self._open
+        if opened is not None and opened.first <= server_round <= opened.last:
+            found = max(found, opened.attempt + 1)
+        return found
+
+    # -- prices ------------------------------------------------------------------------------
+    def spent(self, delta: float) -> tuple[PrivacySpent, ...]:
+        """All views that the charges speak of, at ``delta``: for examples, for clients, or both.
+
+        Declared terms that nothing was charged under yet are views at epsilon 0.
+
+        Raises:
+            NoValidBound: as the accountant, and when the charges leave the external view open.
+        """
+        found: list[PrivacySpent] = []
+        used = self._used()
+        turns = [t.releases for k in used for t in k.terms.turns if t.releases]
+        if turns:
+            said = compose(release for turn in dict.fromkeys(turns) for release in turn)
+            found += [self._view("server", said, delta), self._view("external", said, delta)]
+        aggregates = [release for k in used for release in k.terms.aggregate]
+        if aggregates:
+            said = compose(dict.fromkeys(aggregates))
+            found.append(self._view("client-level", said, delta))
+        return tuple(found)
+
+    def epsilon(self, view: View, delta: float) -> float:
+        """What counts against one adversary; errors as `spent`."""
+        tally = self._counted
+        if view == "external" and (more := self._planned() - tally.coins.total()) > 0:
+            assert self._now is not None
+            tally = Tally(coins=tally.coins + Counter({(self._now,): more}))
+        return price(self._book, tally, view, delta)
+
+    def _planned(self) -> int:
+        """How many draws an outsider must reckon with; 0 where everybody is in every one."""
+        terms = self.terms
+        if terms is None or terms.participation_probability >= 1:
+            return 0
+        return terms.planned_draws
+
+    def spent_by_client(self, delta: float) -> dict[int, float]:
+        """Epsilon of every client that may have been asked, in the server's view, as counted."""
+        return spent_by_client(self._book, self._counted, delta)
+
+    def _view(self, view: View, said: Composition, delta: float) -> PrivacySpent:
+        certain = None
+        if not self._is_certain_unknown:
+            certain = price(self._book, self._consumed, view, delta)
+        return PrivacySpent(
+            view,
+            said.unit,
+            said.neighboring_relation,
+            self.epsilon(view, delta),
+            delta,
+            ADVERSARIES[view],
+            certain,
+        )
+
+    def _used(self) -> list[Known]:
+        indices = {i for i, times in self._counted.attempts.items() if times}
+        if self._now is not None:
+            indices.add(self._now)
+        return [self._book.known[i] for i in sorted(indices)]
+
+
+def _length(reservation: Reservation) -> int:
+    return reservation.last - reservation.first + 1

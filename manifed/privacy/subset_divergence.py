@@ -1,0 +1,142 @@
+r"""Rényi divergences of a Gaussian release over a uniform subset, for many orders at once.
+
+Wang, Balle, Kasiviswanathan (2019), "Subsampled Rényi differential privacy and analytical moments
+accountant", Theorem 27, under replace-one. With q the share of the subset, z the noise multiplier
+and r the likelihood ratio of N(1, z^2) to N(0, z^2), the order a costs
+
+    (a - 1) D(a) = log(1 + sum_{j=2}^{a} C(a, j) q^j T_j),
+    T_2 = min(4 (e^{1/z^2} - 1), 2 e^{1/z^2}),
+    T_j = min(4 sqrt(B(2 floor(j/2)) B(2 ceil(j/2))), 2 e^{j (j - 1) / (2 z^2)}),
+
+with B(l) = E|r - 1|^l. dp-accounting evaluates B by differences of order l, one order at a time;
+here B is an integral of two log-concave peaks, which the trapezoid rule takes to 1e-7 (a margin
+that is added). log B(l) and (a - 1) D(a) are convex: between the powers and orders that are
+computed they are interpolated, upwards.
+"""
+
+import math
+from functools import lru_cache
+from typing import Any, Final
+
+import numpy as np
+from scipy import special  # pyright: ignore[reportMissingTypeStubs]
+
+from manifed.privacy.normal_law import Array
+
+_special: Any = special
+_STEP: Final = 0.25
+_REACH: Final = 9.0
+_MARGIN: Final = 1e-7
+_OFFSETS: Final = np.arange(-_REACH, _REACH + _STEP, _STEP)
+_SMALL: Final = 128
+"""Orders up to this are summed apart from larger ones, which have more terms."""
+_LARGEST: Final = 1e100
+"""Noise beyond this is priced as this, so that its square is finite."""
+_EVERY: Final = 64
+"""Up to this power every even one is computed, beyond it one in fifty."""
+
+
+def subset_divergences(z: float, sample_size: int, population: int, orders: Array) -> Array:
+    """D(a) for every order a > 1, shape of ``orders``: an upper bound, infinite where it overflows.
+
+    Raises:
+        ValueError: unless z > 0, 1 <= sample_size <= population and all orders exceed 1.
+    """
+    if not z > 0 or not 1 <= sample_size <= population or not bool((orders > 1).all()):
+        raise ValueError(
+            f"Expected z > 0, 1 <= sample_size <= population and orders > 1, got z = {z}, "
+            f"sample_size = {sample_size}, population = {population}, orders = {orders}"
+        )
+    z = min(z, _LARGEST)
+    if sample_size == population:
+        return orders / (2 * z**2)
+    below, above = np.floor(orders), np.ceil(orders)
+    needed = np.unique(np.concatenate([below, above]))
+    moments = _log_moments(z, sample_size / population, needed)
+    low, high = (moments[np.searchsorted(needed, side)] for side in (below, above))
+    return (low + (orders - below) * (high - low)) / (orders - 1)
+
+
+def _log_moments(z: float, q: float, orders: Array) -> Array:
+    """(a - 1) D(a) at integers a >= 1, increasing."""
+    largest = max(int(orders[-1]), 2)
+    terms: Array = np.arange(2, largest + 1) * math.log(q) + _log_terms(z, largest)
+    split = int(np.searchsorted(orders, _SMALL, side="right"))
+    parts = [part for part in (orders[:split], orders[split:]) if len(part)]
+    return np.concatenate([_log_sums(tuple(part.tolist()), terms) for part in parts])
+
+
+def _log_sums(orders: tuple[float, ...], terms: Array) -> Array:
+    """Log(1 + sum_j C(a, j) e^(term j)) for each order a."""
+    largest = max(int(orders[-1]), 2)
+    total: Array = _binomials(orders, largest) + terms[: largest - 1]
+    top = np.maximum(total.max(1), 0.0)
+    rest: Array = np.exp(total - top[:, None]).sum(1)
+    return np.where(top > 0, top + np.log(rest + np.exp(-top)), np.log1p(rest)) * (1 + _MARGIN)
+
+
+def _log_terms(z: float, largest: int) -> Array:
+    """Log T_j for j = 2..largest."""
+    j = np.arange(2, largest + 1, dtype=np.float64)
+    simple = math.log(2) + j * (j - 1) / (2 * z**2)
+    even = _log_even_moments(z, largest // 2 + 1)
+    lower, upper = np.floor(j / 2).astype(np.int64), np.ceil(j / 2).astype(np.int64)
+    differences = math.log(4) + (even[lower - 1] + even[upper - 1]) / 2
+    return np.minimum(simple, differences)
+
+
+def _log_even_moments(z: float, count: int) -> Array:
+    """Log B(2) = log(e^(1/z^2) - 1), log B(4), ..., log B(2 count)."""
+    second = z**-2 + math.log(-math.expm1(-(z**-2)))
+    powers = _nodes(count)
+    above = _log_peak(z, powers, _place(z, powers, is_above=True), is_above=True)
+    below = _log_peak(z, powers, _place(z, powers, is_above=False), is_above=False)
+    found = np.concatenate([[second], np.logaddexp(above, below)]) + _MARGIN
+    wanted = 2.0 * np.arange(1, count + 1)
+    return np.interp(wanted, np.concatenate([[2.0], powers]), found)
+
+
+def _nodes(count: int) -> Array:
+    """The powers 4, 6, ... at which B is computed; the last is 2 count or more."""
+    last = max(2 * count, 4)
+    fine = np.arange(4, min(last, _EVERY) + 1, 2)
+    coarse = 2 * np.ceil(np.geomspace(_EVERY, max(last, _EVERY), 200) / 2)
+    return np.unique(np.concatenate([fine, coarse[coarse <= last + 1], [last]])).astype(np.float64)
+
+
+def _place(z: float, powers: Array, *, is_above: bool) -> Array:
+    """Where phi(y) |r(y) - 1|^l is largest, on one side of r = 1, by bisection."""
+    if is_above:
+        low = np.full_like(powers, 0.5 / z)
+        high = 2 * powers / z + 2 * np.sqrt(powers) + 1 / z
+    else:
+        low, high = -np.sqrt(powers) - 1.0, np.zeros_like(powers)
+    for _ in range(25):
+        y = (low + high) / 2
+        loss = y / z - 0.5 / z**2
+        slope = powers / z / -np.expm1(-loss) - y  # of log phi + l log|r - 1|
+        low, high = np.where(slope > 0, y, low), np.where(slope > 0, high, y)
+    return (low + high) / 2
+
+
+def _log_peak(z: float, powers: Array, peak: Array, *, is_above: bool) -> Array:
+    """Log of the integral of phi(y) |r(y) - 1|^l over one side of r = 1."""
+    y = peak[:, None] + _OFFSETS
+    loss = y / z - 0.5 / z**2
+    is_inside = loss > 0 if is_above else loss < 0
+    size = np.where(is_inside, np.abs(loss), 1.0)
+    log_change = np.log(-np.expm1(-size)) + (size if is_above else 0.0)
+    value = np.where(is_inside, powers[:, None] * log_change - y**2 / 2, -np.inf)
+    top = value.max(1)
+    return top + np.log(np.exp(value - top[:, None]).sum(1) * _STEP / math.sqrt(2 * math.pi))
+
+
+@lru_cache(maxsize=4)
+def _binomials(orders: tuple[float, ...], largest: int) -> Array:
+    """Log C(a, j), a row an order, j = 2..largest; -inf beyond a."""
+    a = np.asarray(orders, dtype=np.float64)[:, None]
+    j = np.arange(2, largest + 1, dtype=np.float64)
+    with np.errstate(invalid="ignore"):
+        left = _special.gammaln(np.maximum(a - j, 0.0) + 1)
+        found: Array = _special.gammaln(a + 1) - _special.gammaln(j + 1) - left
+    return np.where(j <= a, found, -np.inf)

@@ -1,0 +1,72 @@
+"""From configuration to shards: load, partition, prepare. Cached per process.
+
+Clients and evaluation call the same functions with the same arguments and so see the same data; a
+networked client takes its own shard by index.
+"""
+
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from manifed.problems import finite_sum
+from manifed.problems.base import Examples
+from manifed.problems.dataset import Dataset, generator
+from manifed.problems.spec import DataSpec, PartitionSpec, ProblemSpec, check_pair
+
+
+def dataset(data: DataSpec, seed: int, data_dir: Path | None = None) -> Dataset:
+    """All examples, before they are partitioned."""
+    return _dataset(data, seed, data_dir)  # pyright: ignore[reportArgumentType] (frozen: hashable)
+
+
+def shards(
+    problem: ProblemSpec,
+    data: DataSpec,
+    partition: PartitionSpec,
+    num_partitions: int,
+    seed: int,
+    data_dir: Path | None = None,
+) -> tuple[Examples, ...]:
+    """Every client's examples as the problem wants them, in the order of the partition ids.
+
+    Raises:
+        ValueError: The problem cannot read the data, or the partition cannot be made.
+        DataMissing: A file is not below ``data_dir``.
+    """
+    key = (problem, data, partition, num_partitions, seed, data_dir)
+    return _shards(*key)  # pyright: ignore[reportArgumentType] (frozen: hashable)
+
+
+def pooled(
+    problem: ProblemSpec,
+    data: DataSpec,
+    partition: PartitionSpec,
+    num_partitions: int,
+    seed: int,
+    data_dir: Path | None = None,
+) -> tuple[Examples, Tensor]:
+    """All clients' examples in one, and the weight p_i / N_i of each, p_i = N_i / sum_l N_l."""
+    return finite_sum.pool(shards(problem, data, partition, num_partitions, seed, data_dir))
+
+
+@lru_cache(maxsize=4)
+def _dataset(data: DataSpec, seed: int, data_dir: Path | None) -> Dataset:
+    return data.load(data_dir, seed)
+
+
+@lru_cache(maxsize=4)
+def _shards(
+    problem: ProblemSpec,
+    data: DataSpec,
+    partition: PartitionSpec,
+    num_partitions: int,
+    seed: int,
+    data_dir: Path | None,
+) -> tuple[Examples, ...]:
+    check_pair(problem, data)
+    whole = dataset(data, seed, data_dir)
+    lists = partition.split(whole, num_partitions, generator(seed, "partition"))
+    parts = (whole.examples.take(torch.from_numpy(indices)) for indices in lists)
+    return tuple(problem.prepare(part, whole.meta) for part in parts)

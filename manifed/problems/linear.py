@@ -1,0 +1,82 @@
+"""The two products of every linear model: rows times a point, and weighted sums of rows.
+
+Both meet examples of shape ``(..., n, d)`` and cost one pass over them: no ``(n, d)`` temporary.
+"""
+
+import torch
+from torch import Tensor
+
+from manifed.problems.base import Examples
+
+ROUNDING_SHARE = 2.0**-12
+"""Least norm, relative to its summands, that a gradient counts as where a sum in product form may
+cancel: eps / ROUNDING_SHARE = 1e-12 bounds the rounding of a clipped contribution."""
+SHORTEST = 1e-145
+"""A shorter row counts as this long where its norm is bounded from above."""
+
+
+def row_products(rows: Tensor, x: Tensor) -> Tensor:
+    """<rows_j, x> for every row, shape ``(..., n)``; rows ``(..., n, d)``, x ``(..., d)``."""
+    if rows.dim() == 2:
+        return torch.matmul(x, rows.mT)
+    return torch.matmul(rows, x.unsqueeze(-1)).squeeze(-1)
+
+
+def row_combination(coefficients: Tensor, rows: Tensor) -> Tensor:
+    """sum_j coefficients_j rows_j, shape ``(..., d)``; coefficients ``(..., n)``."""
+    if rows.dim() == 2:
+        return torch.matmul(coefficients, rows)
+    return torch.matmul(coefficients.unsqueeze(-2), rows).squeeze(-2)
+
+
+def outer_combination(left: Tensor, rows: Tensor) -> Tensor:
+    """sum_j rows_j left_j^T, shape ``(..., d, k)``; left ``(..., n, k)``, rows ``(..., n, d)``.
+
+    Written as (left^T rows)^T, which reads the rows in storage order.
+    """
+    return torch.matmul(left.mT, rows).mT
+
+
+def slope_norms(x: Tensor, examples: Examples, slopes: Tensor, ridge: float) -> Tensor:
+    """Upper bounds of |slopes_j a_j + ridge x| for rows a_j ``feature``, shape ``(..., n)``.
+
+    Without a ridge |slopes_j| |a_j|. With one the norm of the vector itself, but at least
+    ``ROUNDING_SHARE`` of |slopes_j| |a_j| + ridge |x|: the sum adds all slopes_j a_j first and the
+    multiples of x afterwards, and where they cancel what rounding leaves must be clipped, too.
+    """
+    lengths = slopes.abs() * squared_norms(examples, "feature").sqrt()
+    if not ridge:
+        return lengths
+    gradients = slopes.unsqueeze(-1) * examples["feature"] + ridge * x.unsqueeze(-2)
+    summands = lengths + ridge * row_lengths(x).unsqueeze(-1)
+    return torch.maximum(row_lengths(gradients), ROUNDING_SHARE * summands)
+
+
+def slope_sum(
+    x: Tensor, examples: Examples, weights: Tensor, slopes: Tensor, ridge: float
+) -> Tensor:
+    """sum_j weights_j (slopes_j a_j + ridge x), shape ``(..., d)``."""
+    total = row_combination(weights * slopes, examples["feature"])
+    return total + ridge * weights.sum(-1, keepdim=True) * x if ridge else total
+
+
+def squared_norms(examples: Examples, key: str) -> Tensor:
+    """|rows_j|^2, shape ``(..., n)``: the tensor ``squared_norm`` if ``prepare`` stored it.
+
+    At least 1e-290, also for shorter rows, so that no norm vanishes because its square does;
+    infinite for rows longer than 1e154, whose norm a clip takes for no number.
+    """
+    if "squared_norm" in examples.tensors:
+        return examples["squared_norm"]
+    return row_lengths(examples[key]).square()
+
+
+def row_lengths(rows: Tensor) -> Tensor:
+    """max(|rows_j|, 1e-145), shape ``(..., n)``; infinite where the square overflows."""
+    return torch.linalg.vector_norm(rows, dim=-1).clamp_min(SHORTEST)
+
+
+def with_squared_norms(examples: Examples, key: str) -> Examples:
+    """The same examples with |rows_j|^2 stored once, so that clipping reads the rows less often."""
+    tensors = {**examples.tensors, "squared_norm": squared_norms(examples, key)}
+    return Examples(tensors, {**examples.feature_ndim, "squared_norm": 0})

@@ -1,0 +1,129 @@
+r"""Low-rank matrix completion over a subspace: f_j(X) = 1/2 |P_j (X v_j(X) - a_j)|^2.
+
+Zhang, Hu, So, Johansson (projected FL), (13): client i holds columns a_j of A, seen on the rows of
+Omega_i, and v_j(X) is the least-squares coefficient of the column (of least norm where it is not
+unique). One column is one example; the paper's f_i *sums* over columns, which ``sum_scaling`` does.
+
+By the envelope theorem grad f_j = r_j v_j^T with r_j the residual on the seen rows, and the normal
+equations X^T r_j = 0 make it tangent (even horizontal) as it stands. f_j depends on the span alone.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from manifed.manifolds.base import Manifold
+from manifed.manifolds.grassmann import Grassmann
+from manifed.manifolds.stiefel import Stiefel
+from manifed.problems.base import Examples
+from manifed.problems.finite_sum import FiniteSum, Optimum, Shards
+from manifed.problems.linear import outer_combination, row_lengths
+from manifed.problems.pca import principal_angle
+from manifed.problems.records import require
+
+
+class MatrixCompletion(FiniteSum):
+    """Examples ``column`` (..., n, d), zero where unseen, and ``mask`` (..., n, d) of 0 and 1."""
+
+    points_per_example = 0.0
+
+    def __init__(self, rank: int, on: Literal["stiefel", "grassmann"] = "stiefel") -> None:
+        self.rank = rank
+        self._manifold: Manifold = Stiefel() if on == "stiefel" else Grassmann()
+
+    @property
+    def manifold(self) -> Manifold:
+        """Stiefel with the Euclidean metric, or Grassmann."""
+        return self._manifold
+
+    def point_shape(self, examples: Examples) -> tuple[int, ...]:
+        """(d, rank)."""
+        return (examples["column"].shape[-1], self.rank)
+
+    def check_records(self, examples: Examples) -> None:
+        """Masks of 0 and 1, and columns that are zero where unseen."""
+        mask, column = examples["mask"], examples["column"]
+        wrong = ((mask != 0) & (mask != 1)).sum(-1)
+        require(wrong, wrong == 0, "0 entries of the mask besides 0 and 1")
+        unseen = ((mask == 0) & (column != 0)).sum(-1)
+        require(unseen, unseen == 0, "0 entries where the mask is 0")
+
+    def coefficients(self, x: Tensor, examples: Examples) -> Tensor:
+        """v_j(X), shape ``(..., n, k)``: batched k x k normal equations, pseudo-inverted."""
+        k = self.rank
+        products = (x.unsqueeze(-1) * x.unsqueeze(-2)).reshape(*x.shape[:-1], k * k)
+        gram = torch.matmul(examples["mask"], products)
+        gram = gram.reshape(*gram.shape[:-1], k, k)
+        right = torch.matmul(examples["column"], x).unsqueeze(-1)
+        factor, failed = torch.linalg.cholesky_ex(gram)
+        is_singular = (failed != 0) | (_smallest_pivot(factor) < 1e-6)
+        if not bool(is_singular.any()):
+            return torch.cholesky_solve(right, factor).squeeze(-1)
+        choice = is_singular[..., None, None]
+        safe = torch.where(choice, torch.eye(k, dtype=gram.dtype, device=gram.device), factor)
+        least = torch.matmul(torch.linalg.pinv(gram, hermitian=True, rtol=1e-12), right)
+        return torch.where(choice, least, torch.cholesky_solve(right, safe)).squeeze(-1)
+
+    def losses(self, x: Tensor, examples: Examples) -> Tensor:
+        """1/2 |P_j (X v_j - a_j)|^2, shape ``(..., n)``."""  # (13)
+        _, residual = self._fit(x, examples)
+        return 0.5 * residual.square().sum(-1)
+
+    def rgrads(self, x: Tensor, examples: Examples) -> Tensor:
+        """r_j v_j^T, shape ``(..., n, d, k)``."""
+        v, residual = self._fit(x, examples)
+        return residual.unsqueeze(-1) * v.unsqueeze(-2)
+
+    def rgrad_norms(self, x: Tensor, examples: Examples) -> Tensor:
+        """|r_j| |v_j|, shape ``(..., n)``."""
+        v, residual = self._fit(x, examples)
+        return row_lengths(residual) * row_lengths(v)
+
+    def rgrad_sum(self, x: Tensor, examples: Examples, weights: Tensor) -> Tensor:
+        """sum_j weights_j r_j v_j^T, shape ``(..., d, k)``."""
+        v, residual = self._fit(x, examples)
+        return outer_combination(weights.unsqueeze(-1) * v, residual)
+
+    def rgrad_sum_by_norm(
+        self, x: Tensor, examples: Examples, weigh: Callable[[Tensor], Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """The weighted sum and the norms from one set of coefficients."""
+        v, residual = self._fit(x, examples)
+        norms = row_lengths(residual) * row_lengths(v)
+        return outer_combination(weigh(norms).unsqueeze(-1) * v, residual), norms
+
+    def reference_start(self, examples: Examples, weights: Tensor) -> Tensor:
+        """Leading left singular vectors of the zero-filled matrix."""
+        columns = examples["column"] * weights.sqrt().unsqueeze(-1)
+        return torch.linalg.svd(columns.mT, full_matrices=False).U[:, : self.rank].contiguous()
+
+    def optimum(self, shards: Shards, weights: Tensor | None = None) -> Optimum:
+        """A stationary point by steepest descent from the spectral start (f is not convex)."""
+        return super().optimum(shards, weights)
+
+    def metrics(self, x: Tensor, optimum: Optimum, meta: Mapping[str, Any]) -> dict[str, float]:
+        """Angle to the reference subspace and, where the data set knows it, to the true one."""
+        found = {"principal_angle": float(principal_angle(x, optimum.x))}
+        if "true_basis" in meta:
+            found["angle_to_truth"] = float(principal_angle(x, meta["true_basis"]))
+        return found
+
+    def _fit(self, x: Tensor, examples: Examples) -> tuple[Tensor, Tensor]:
+        """v_j (..., n, k) and the residual on the seen rows (..., n, d)."""
+        v = self.coefficients(x, examples)
+        return v, examples["mask"] * torch.matmul(v, x.mT) - examples["column"]
+
+
+def sum_scaling(shard: Examples) -> Examples:
+    """The shard with columns times sqrt(p): means over columns become the paper's sums."""
+    scaled = {**shard.tensors, "column": shard["column"] * math.sqrt(len(shard))}
+    return Examples(scaled, shard.feature_ndim)
+
+
+def _smallest_pivot(factor: Tensor) -> Tensor:
+    """min/max of the Cholesky diagonal: below 1e-6 the equations are singular to rounding."""
+    diagonal = factor.diagonal(dim1=-2, dim2=-1)
+    return diagonal.amin(-1) / diagonal.amax(-1).clamp_min(1e-300)

@@ -1,0 +1,270 @@
+"""The configuration of problems: frozen models, discriminated on ``kind``."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field
+
+from manifed.manifolds.hyperbolic import Lorentz
+from manifed.manifolds.poincare import PoincareBall
+from manifed.manifolds.spd_flat import SPDLogCholesky, SPDLogEuclidean
+from manifed.manifolds.sphere import Sphere
+from manifed.problems import least_squares, matrix_completion, pca
+from manifed.problems.base import Examples
+from manifed.problems.dataset import ExampleKind, Frozen
+from manifed.problems.finite_sum import FiniteSum
+from manifed.problems.frechet_mean import FrechetMean
+from manifed.problems.hyperbolic_prediction import (
+    HyperbolicPrediction,
+    KernelWidth,
+    Ridge,
+    kernel_weights,
+)
+from manifed.problems.linear import with_squared_norms
+from manifed.problems.logistic import Logistic
+from manifed.problems.records import LARGEST_ENTRY, check_entries
+from manifed.problems.spd_mean import SPDMean
+from manifed.problems.starts import OriginStart, RandomStart, Start
+
+Scaling = Literal["mean", "sum"]
+
+
+class ProblemSource(Frozen):
+    """What every problem's configuration can do."""
+
+    start: Start = RandomStart()
+    """x^(0), which is broadcast as it is: from the config and the seed, never from examples."""
+    largest_entry: float = Field(default=LARGEST_ENTRY, gt=0, le=LARGEST_ENTRY)
+    """Public bound on every |entry| of a prepared record; others are refused at loading."""
+
+    def build(self) -> FiniteSum:
+        """The problem, without data."""
+        raise NotImplementedError
+
+    def prepare(self, shard: Examples, meta: Mapping[str, Any]) -> Examples:
+        """A client's own examples as the problem wants them, computed from that shard alone."""
+        del meta
+        return shard
+
+    def check_records(self, shard: Examples) -> None:
+        """Refuse a prepared shard that holds a record which nothing may be computed from.
+
+        Raises:
+            InvalidRecord: naming the record, for the log of its owner.
+        """
+        check_entries(shard, self.largest_entry)
+        self.build().check_records(shard)
+
+    def mixes_records(self) -> str | None:
+        """Which part of ``prepare`` lets a record change another of its client; None: no part."""
+        return None
+
+    @property
+    def needs(self) -> ExampleKind:
+        """The kind of examples that the problem reads."""
+        raise NotImplementedError
+
+
+class PrincipalEigenvectorSpec(ProblemSource):
+    """The leading eigenvector on the sphere (PriRFed section 6.1)."""
+
+    kind: Literal["principal-eigenvector"] = "principal-eigenvector"
+
+    def build(self) -> FiniteSum:
+        """The problem on the sphere."""
+        return pca.PrincipalEigenvector()
+
+    def prepare(self, shard: Examples, meta: Mapping[str, Any]) -> Examples:
+        """Rows with their squared norms."""
+        del meta
+        return with_squared_norms(shard, "z")
+
+    @property
+    def needs(self) -> ExampleKind:
+        """Rows."""
+        return "rows"
+
+
+class KPCASpec(ProblemSource):
+    """k principal components on Stiefel or Grassmann (projected FL section 5.1)."""
+
+    kind: Literal["kpca"] = "kpca"
+    num_components: int = Field(default=2, ge=1)
+    on: Literal["stiefel", "grassmann"] = "stiefel"
+    scaling: Scaling = "sum"
+    """"sum": f_i = -1/2 tr(X^T A_i^T A_i X) as in the paper; "mean": that divided by p."""
+
+    def build(self) -> FiniteSum:
+        """The problem on the manifold ``on``."""
+        return pca.KPCA(self.num_components, self.on)
+
+    def prepare(self, shard: Examples, meta: Mapping[str, Any]) -> Examples:
+        """Rows, scaled, with their squared norms."""
+        del meta
+        return with_squared_norms(pca.sum_scaling(shard) if self.scaling == "sum" else shard, "z")
+
+    @property
+    def needs(self) -> ExampleKind:
+        """Rows."""
+        return "rows"
+
+
+class FrechetMeanSpec(ProblemSource):
+    """The Fréchet mean (PriRFed section 6.2): SPD in three metrics, sphere, hyperbolic space."""
+
+    kind: Literal["frechet-mean"] = "frechet-mean"
+    manifold: Literal[
+        "spd", "spd-log-euclidean", "spd-log-cholesky", "sphere", "lorentz", "poincare"
+    ] = "spd"
+
+    _NEEDS: ClassVar[dict[str, ExampleKind]] = {
+        "sphere": "sphere-points", "lorentz": "hyperbolic-pairs", "poincare": "hyperbolic-pairs",
+    }  # fmt: skip
+
+    def build(self) -> FiniteSum:
+        """The problem on ``manifold``."""
+        match self.manifold:
+            case "spd":
+                return SPDMean()
+            case "spd-log-euclidean":
+                return FrechetMean(SPDLogEuclidean(), min_curvature=0.0)
+            case "spd-log-cholesky":
+                return FrechetMean(SPDLogCholesky(), min_curvature=0.0)
+            case "sphere":
+                return FrechetMean(Sphere(), min_curvature=1.0)
+            case "lorentz":
+                return FrechetMean(Lorentz(), min_curvature=-1.0)
+            case "poincare":
+                return FrechetMean(PoincareBall(), min_curvature=-1.0)
+
+    def prepare(self, shard: Examples, meta: Mapping[str, Any]) -> Examples:
+        """The points alone, as ``z``."""
+        del meta
+        if self.needs != "hyperbolic-pairs":
+            return shard
+        z = shard["target"]
+        if self.manifold == "poincare":
+            z = z[..., 1:] / (1 + z[..., :1])
+        return Examples({"z": z}, {"z": 1})
+
+    @property
+    def needs(self) -> ExampleKind:
+        """Points of ``manifold``."""
+        return self._NEEDS.get(self.manifold, "spd-matrices")
+
+
+class HyperbolicPredictionSpec(ProblemSource):
+    """Structured prediction on the hyperbolic plane (PriRFed section 6.3)."""
+
+    kind: Literal["hyperbolic-prediction"] = "hyperbolic-prediction"
+    start: Start = OriginStart()
+    bandwidth: float = Field(default=0.3, gt=0)
+    ridge: float = Field(default=1e-5, gt=0)
+    kernel_width: KernelWidth = "printed"
+    """"printed": exp(-|w-w'|^2 / (2 v)^2); "rbf": exp(-|w-w'|^2 / (2 v^2))."""
+    ridge_rule: Ridge = "printed"
+    """"printed": K + gamma I; "times-examples": K + N_i gamma I."""
+    radius: float = Field(default=4.0, gt=0)
+    """The paper's M, used by the constants L_f and L_g only."""
+    are_features_public: bool = False
+    """Declares the features public: the weights of an agent depend on all of its features, so what
+    privacy protects is the targets alone (label privacy)."""
+
+    def mixes_records(self) -> str | None:
+        """A feature moves the kernel weights of every example of its agent."""
+        if self.are_features_public:
+            return None
+        return (
+            "problem.are_features_public: the kernel weights depend on all features of an agent; "
+            "expected true with privacy (a declaration that features are public and targets alone "
+            "protected), got false"
+        )
+
+    def build(self) -> FiniteSum:
+        """The problem on the hyperboloid."""
+        return HyperbolicPrediction(self.radius)
+
+    def prepare(self, shard: Examples, meta: Mapping[str, Any]) -> Examples:
+        """Targets and the agent's own kernel weights alpha_i(w) for the query feature."""
+        weight = kernel_weights(
+            shard["feature"],
+            meta["query_feature"],
+            bandwidth=self.bandwidth,
+            ridge=self.ridge,
+            kernel_width=self.kernel_width,
+            ridge_rule=self.ridge_rule,
+        )
+        return Examples({"target": shard["target"], "weight": weight}, {"target": 1, "weight": 0})
+
+    @property
+    def needs(self) -> ExampleKind:
+        """Pairs of a feature and a point of the hyperboloid."""
+        return "hyperbolic-pairs"
+
+
+class LeastSquaresSpec(ProblemSource):
+    """Least squares on R^d."""
+
+    kind: Literal["least-squares"] = "least-squares"
+    ridge: float = Field(default=0.0, ge=0)
+    scaling: Scaling = "mean"
+
+    def build(self) -> FiniteSum:
+        """The problem on R^d."""
+        return least_squares.LeastSquares(self.ridge)
+
+    def prepare(self, shard: Examples, meta: Mapping[str, Any]) -> Examples:
+        """Rows and targets, scaled, with the rows' squared norms."""
+        del meta
+        scaled = least_squares.sum_scaling(shard) if self.scaling == "sum" else shard
+        return with_squared_norms(scaled, "feature")
+
+    @property
+    def needs(self) -> ExampleKind:
+        """Features and real targets."""
+        return "regression"
+
+
+class LogisticSpec(ProblemSource):
+    """Logistic regression on R^d."""
+
+    kind: Literal["logistic"] = "logistic"
+    start: Start = OriginStart()
+    penalty: float = Field(default=0.0, ge=0)
+
+    def build(self) -> FiniteSum:
+        """The problem on R^d."""
+        return Logistic(self.penalty)
+
+    def prepare(self, shard: Examples, meta: Mapping[str, Any]) -> Examples:
+        """Rows and labels with the rows' squared norms."""
+        del meta
+        return with_squared_norms(shard, "feature")
+
+    @property
+    def needs(self) -> ExampleKind:
+        """Features and labels -1, 1."""
+        return "classification"
+
+
+class MatrixCompletionSpec(ProblemSource):
+    """Low-rank matrix completion on Stiefel or Grassmann (projected FL section 5.2)."""
+
+    kind: Literal["matrix-completion"] = "matrix-completion"
+    rank: int = Field(default=2, ge=1)
+    on: Literal["stiefel", "grassmann"] = "stiefel"
+    scaling: Scaling = "sum"
+
+    def build(self) -> FiniteSum:
+        """The problem on the manifold ``on``."""
+        return matrix_completion.MatrixCompletion(self.rank, self.on)
+
+    def prepare(self, shard: Examples, meta: Mapping[str, Any]) -> Examples:
+        """Columns, scaled."""
+        del meta
+        return matrix_completion.sum_scaling(shard) if self.scaling == "sum" else shard
+
+    @property
+    def needs(self) -> ExampleKind:
+        """Partly seen columns."""
+        return "columns"

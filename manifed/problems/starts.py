@@ -1,0 +1,77 @@
+"""Where a run starts: x^(0) from the shape of a point and the seed, never from an example.
+
+x^(0) is broadcast without noise, so what it depends on is public. A start is handed a manifold, a
+shape and a generator; no example can reach it.
+"""
+
+from typing import Annotated, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from manifed.manifolds.base import Manifold
+from manifed.problems.dataset import Frozen
+
+Entries = tuple[float, ...] | tuple[tuple[float, ...], ...]
+
+
+class RandomStart(Frozen):
+    """A random point of the manifold, the same for every algorithm that runs with one seed."""
+
+    kind: Literal["random"] = "random"
+
+    def point(
+        self, manifold: Manifold, shape: tuple[int, ...], generator: torch.Generator
+    ) -> Tensor:
+        """x^(0), of ``shape``."""
+        return manifold.random_point(*shape, generator=generator)
+
+
+class OriginStart(Frozen):
+    """The manifold's origin: zero, the identity, or the first unit vectors."""
+
+    kind: Literal["origin"] = "origin"
+
+    def point(
+        self, manifold: Manifold, shape: tuple[int, ...], generator: torch.Generator
+    ) -> Tensor:
+        """x^(0), of ``shape``."""
+        del generator
+        return manifold.origin(*shape, dtype=torch.float64)
+
+
+class GivenStart(Frozen):
+    """A point written into the config, which everybody may read."""
+
+    kind: Literal["given"] = "given"
+    entries: Entries = Field(min_length=1)
+    """Its entries: a list of numbers, or the rows of a matrix."""
+
+    def point(
+        self, manifold: Manifold, shape: tuple[int, ...], generator: torch.Generator
+    ) -> Tensor:
+        """x^(0), of ``shape``, projected to take up the rounding of its digits.
+
+        Raises:
+            ValueError: The entries have another shape, or are not a point of the manifold.
+        """
+        del generator
+        lengths = {len(row) for row in self.entries if isinstance(row, tuple)}
+        if len(lengths) > 1:
+            raise ValueError(
+                f"problem.start.entries: expected rows of one length, got {sorted(lengths)}"
+            )
+        x = torch.tensor(self.entries, dtype=torch.float64)
+        if tuple(x.shape) != shape:
+            raise ValueError(
+                f"problem.start.entries: expected shape {list(shape)}, got {list(x.shape)}"
+            )
+        if not manifold.check_point_on_manifold(x):
+            raise ValueError(
+                f"problem.start.entries: expected a point of {manifold.name}, got one off it"
+            )
+        return manifold.projx(x)
+
+
+Start = Annotated[RandomStart | OriginStart | GivenStart, Field(discriminator="kind")]

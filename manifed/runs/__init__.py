@@ -1,0 +1,1 @@
+"""Run folders: manifest, metrics, checkpoints, reports."""

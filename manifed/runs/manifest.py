@@ -1,0 +1,148 @@
+"""The manifest: what ran, on what, with which code, written before round 1.
+
+Nothing secret enters it: a release's key never does, and a rehearsal's seed is public by nature.
+"""
+
+import importlib.metadata
+import os
+import platform
+import shlex
+import subprocess
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+PACKAGES = (
+    "torch",
+    "flwr",
+    "geoopt",
+    "numpy",
+    "scipy",
+    "dp-accounting",
+    "cryptography",
+    "scikit-learn",
+)
+FORMAT = 2
+"""Of run folders; 1 had no such key, no bound checkpoints, and is read but not resumed."""
+PROJECT = Path(__file__).resolve().parent.parent
+
+
+def manifest_of(
+    config: Mapping[str, Any],
+    config_sha256: str,
+    argv: Sequence[str],
+    *,
+    name: str,
+    engine: str,
+    seed: int | None,
+    randomness_source: Literal["seed", "os"],
+    data_checksums: Mapping[str, str | None],
+    privacy: Mapping[str, Any] | None,
+    work: Mapping[str, Any] | None = None,
+    ledger_run_id: str | None = None,
+    experiment_sha256: str | None = None,
+    device: str = "cpu",
+    dtype: str = "float64",
+    source: Path = PROJECT,
+) -> dict[str, Any]:
+    """The manifest of a run that starts now, ready for ``RunFolder.begin``.
+
+    Args:
+        config: the resolved configuration, as plain JSON values.
+        config_sha256: its hash, the one that replies are checked against.
+        argv: the command line, program first.
+        name: what figures and tables call the run (the config's file name without suffix).
+        engine: "inline", "ray" or "deployment".
+        seed: of the sampling and, in a rehearsal, of the noise; None when none was given.
+        randomness_source: "seed" (a rehearsal, not private) or "os" (a release).
+        data_checksums: data file or recipe to SHA-256; None with privacy, where it would be a
+            membership test.
+        privacy: the privacy statement as data; None when privacy is off.
+        work: the account of one round (manifed/runs/work.py).
+        ledger_run_id: of the ledger beside it.
+        experiment_sha256: of experiment.toml beside it, as written.
+        device: where tensors live.
+        dtype: of the model.
+        source: folder of the code whose commit is recorded.
+    """
+    return {
+        "format": FORMAT,
+        "name": name,
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command_line": shlex.join(argv),
+        "engine": engine,
+        "seed": seed,
+        "randomness_source": randomness_source,
+        "privacy": dict(privacy) if privacy is not None else None,
+        "work": dict(work) if work is not None else None,
+        "data_checksums": dict(data_checksums),
+        "ledger_run_id": ledger_run_id,
+        "experiment_sha256": experiment_sha256,
+        "config_sha256": config_sha256,
+        "config": dict(config),
+        "git": git_state(source),
+        "versions": versions(),
+        "machine": machine(device, dtype),
+    }
+
+
+def git_state(source: Path) -> dict[str, str | bool] | None:
+    """Commit and whether files differ from it; None when ``source`` is no git checkout of its own.
+
+    A Flower app bundle that is unpacked somewhere inside another repository is not that repository.
+    """
+    top = _git(source, "rev-parse", "--show-toplevel")
+    if top is None or Path(top).resolve() != source.resolve():
+        return None
+    commit = _git(source, "rev-parse", "--verify", "HEAD")
+    status = _git(source, "status", "--porcelain")
+    if commit is None or status is None:
+        return None
+    return {"commit": commit, "is_dirty": bool(status)}
+
+
+def versions() -> dict[str, str | None]:
+    """Version of Python, of each package that computes, and of the BLAS under NumPy and torch."""
+    import numpy
+    import torch
+
+    found: dict[str, str | None] = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            found[package] = None
+    blas = numpy.show_config(mode="dicts")["Build Dependencies"]["blas"]  # type: ignore[index]
+    found["numpy-blas"] = f"{blas['name']} {blas['version']}"
+    built = torch.__config__.show()
+    found["torch-blas"] = built.partition("BLAS_INFO=")[2].partition(",")[0] or None
+    return found
+
+
+def machine(device: str, dtype: str) -> dict[str, str | int | None]:
+    """Platform, cores, torch threads, device and dtype of the run."""
+    import torch
+
+    return {
+        "platform": platform.platform(),
+        "processor": platform.machine(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "device": device,
+        "dtype": dtype,
+    }
+
+
+def _git(source: Path, *words: str) -> str | None:
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(source), *words],
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=20,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None

@@ -1,0 +1,1 @@
+"""Figures and tables of runs, made from run folders alone: ``manifed report FOLDER...``."""

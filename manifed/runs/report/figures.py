@@ -1,0 +1,183 @@
+"""PNG figures of one run or several overlaid, drawn from run folders alone.
+
+Several seeds of one configuration become one curve: their mean, with a band from the least to the
+greatest. A figure that has nothing to show (privacy off, no optimum known) is not written.
+"""
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from manifed.runs.durable import write_atomically
+from manifed.runs.reading import one_line
+from manifed.runs.report.runs import Column, Curve, Run, curves_of
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+FIGURES = (
+    ("cost", "round"),
+    ("relative_cost_gap", "round"),
+    ("relative_cost_gap", "epsilon"),
+    ("relative_cost_gap", "uploads"),
+    ("gradient_norm", "round"),
+    ("gradient_norm", "uploads"),
+    ("gradient_norm", "epsilon"),
+)
+"""Pairs (y, x) of columns; the file is ``y``-by-``x``.png."""
+
+LABELS = {
+    "cost": "cost $f(x)$",
+    "relative_cost_gap": "relative cost gap $(f(x) - f(x^*))\\,/\\,|f(x^*)|$",
+    "gradient_norm": "gradient norm $\\|\\mathrm{grad}\\,f(x)\\|$",
+    "round": "round",
+    "uploads": "matrices sent by a client",
+    "epsilon": "$\\varepsilon$ spent",
+}
+Numbered = Sequence[tuple[int, Curve]]
+"""Curves with their place in the whole report, so that each keeps its colour in every figure."""
+
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D31")
+"""Okabe and Ito's palette, told apart by colour-blind readers."""
+DASHES = ("-", (0, (5, 1.5)), (0, (1.2, 1.2)))
+"""One after another for curves beyond the palette."""
+STYLE: dict[Any, Any] = {
+    "font.size": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": "#555555",
+    "axes.labelcolor": "#222222",
+    "xtick.color": "#555555",
+    "ytick.color": "#555555",
+    "axes.grid": True,
+    "grid.color": "#DDDDDD",
+    "grid.linewidth": 0.6,
+    "axes.axisbelow": True,
+    "legend.frameon": False,
+    "legend.fontsize": 9,
+    "mathtext.fontset": "dejavusans",
+}
+
+
+def draw(runs: Sequence[Run], out: Path) -> list[Path]:
+    """The PNG files written into ``out``: one for each of ``FIGURES`` that has data."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    drawn: dict[Path, bytes] = {}
+    for (y, x), shown in figures_of(runs).items():
+        with rc_context(rc=STYLE):
+            figure = Figure(figsize=(6.4, 4.2), layout="constrained")
+            axes = figure.add_subplot()
+            _draw_curves(axes, shown, x, y)
+            _draw_frame(axes, shown, x, y)
+            content = io.BytesIO()
+            figure.savefig(content, format="png", dpi=160, metadata={"Software": None})
+        drawn[out / f"{y}-by-{x}.png".replace("_", "-")] = content.getvalue()
+    for path, png in drawn.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, png)
+    return list(drawn)
+
+
+def figures_of(runs: Sequence[Run]) -> dict[tuple[str, str], Numbered]:
+    """Those of ``FIGURES`` that have something to show, each with the curves in it."""
+    curves = list(enumerate(curves_of(runs)))
+    shown = {
+        (y, x): [(i, curve) for i, curve in curves if _is_drawable(curve, x, y)] for y, x in FIGURES
+    }
+    has_uploads = any(_sends_several(curve) for _, curve in curves)
+    return {
+        (y, x): curves
+        for (y, x), curves in shown.items()
+        if curves and (x != "uploads" or has_uploads)
+    }
+
+
+def _sends_several(curve: Curve) -> bool:
+    """Whether clients send other than one matrix a round, so that uploads are not rounds."""
+    rounds, uploads = curve.values("round", "uploads")
+    return bool((uploads != rounds).any())
+
+
+def _is_drawable(curve: Curve, x: str, y: str) -> bool:
+    """Whether at least two different x have a y (for logarithms: a positive one)."""
+    first, rows = curve.values(x, y)
+    mean = rows.mean(axis=0) if rows.size else first
+    return len(np.unique(first[mean > 0] if y != "cost" else first)) > 1
+
+
+def _words(label: str) -> str:
+    """A label that matplotlib reads as words, not as mathematics."""
+    return one_line(label).replace("$", r"\$")
+
+
+def _draw_curves(axes: "Axes", curves: Numbered, x: str, y: str) -> None:
+    for i, curve in curves:
+        first, rows = curve.values(x, y)
+        color = COLORS[i % len(COLORS)]
+        mean = _positive(rows.mean(axis=0), y)
+        axes.plot(
+            first,
+            mean,
+            label=_words(curve.label),
+            color=color,
+            linestyle=DASHES[i // len(COLORS) % len(DASHES)],
+            linewidth=1.8,
+            marker="o" if len(first) <= 25 else None,
+            markersize=3.5,
+        )
+        if len(rows) > 1:
+            low, high = _positive(rows.min(axis=0), y), _positive(rows.max(axis=0), y)
+            axes.fill_between(first, low, high, color=color, alpha=0.15, linewidth=0)
+    if y == "cost":
+        _draw_optimum(axes, curves)
+
+
+def _draw_optimum(axes: "Axes", curves: Numbered) -> None:
+    """A dotted line at the optimal cost (cost minus cost gap), where all curves share it."""
+    optima = [_optimum(run) for _, curve in curves for run in curve.runs]
+    values = np.array([np.nan if optimum is None else optimum for optimum in optima])
+    if np.ptp(values) <= 1e-9 * np.abs(values).max():
+        axes.axhline(values[0], color="#555555", linestyle=":", linewidth=1.2, label="true value")
+
+
+def _draw_frame(axes: "Axes", curves: Numbered, x: str, y: str) -> None:
+    axes.set_xlabel(LABELS[x] + (_delta(curves) if x == "epsilon" else ""))
+    axes.set_ylabel(LABELS[y])
+    if y != "cost":
+        axes.set_yscale("log")
+    if x == "epsilon":
+        axes.set_xlim(left=0)
+    else:
+        axes.margins(x=0.02)
+    if len(axes.get_lines()) > 8:
+        axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), fontsize=8)
+    else:
+        axes.legend(loc="best")
+
+
+def _delta(curves: Numbered) -> str:
+    """The common delta of the runs, for the axis that shows epsilon."""
+    deltas = {run.final.get("delta") for _, curve in curves for run in curve.runs}
+    delta = deltas.pop() if len(deltas) == 1 else None
+    if not delta:
+        return ""
+    mantissa, _, exponent = f"{delta:.3e}".partition("e")
+    factor = "" if float(mantissa) == 1 else f"{float(mantissa):g} \\cdot "
+    return f"  ($\\delta = {factor}10^{{{int(exponent)}}}$)"
+
+
+def _positive(values: Column, y: str) -> Column:
+    return values if y == "cost" else np.where(values > 0, values, np.nan)
+
+
+def _optimum(run: Run) -> float | None:
+    cost, gap = run.columns.get("cost"), run.columns.get("cost_gap")
+    if cost is None or gap is None:
+        return None
+    optimum = (cost - gap)[np.isfinite(cost - gap)]
+    return float(optimum[-1]) if optimum.size else None

@@ -1,0 +1,273 @@
+"""What of a run may be published: an allow-list of its manifest, metrics and model.
+
+A run folder is the server's. ``ledger.jsonl`` lists the cohorts; bytes, participants, failures and
+seconds of a round show who replied; a checksum of the data tells whether a guessed data set is the
+one; the server's realised epsilon counts the rounds of the unluckiest client; numbers of the
+simulation oracle look at all data without noise. None of that is in the public view of a private
+run. It holds what follows from the config, the releases themselves, and epsilons that are priced
+from the ledger's terms *before* any cohort is known.
+
+Guarantee: what stands here is the config, the code that ran, the model, metrics computed from it
+where an oracle was declared (``evaluation.is_simulated_oracle``, or a simulation whose noise comes
+from the seed and protects nobody), and how many rounds and draws were made; nothing else is copied.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from manifed.errors import ConfigError
+from manifed.experiment.budget import Prices
+from manifed.experiment.load import parse
+from manifed.experiment.schema import Experiment
+from manifed.experiment.views import reporting_delta
+from manifed.privacy.ledger import Ledger
+from manifed.privacy.odometer import Odometer
+from manifed.runs.durable import write_atomically
+from manifed.runs.places import check_new
+from manifed.runs.reading import FolderDamaged
+from manifed.runs.report.runs import Run, read
+from manifed.runs.run_folder import RunFolder, encode
+from manifed.runs.statement import statement_of
+
+MANIFEST = (
+    "format",
+    "format_version",
+    "name",
+    "engine",
+    "randomness_source",
+    "privacy",
+    "work",
+    "config_sha256",
+    "config",
+    "git",
+    "versions",
+    "stopped",
+    "final",
+)
+"""Keys of a private run's manifest that may be published; some of them in part (below)."""
+CONFIG = (
+    "name",
+    "description",
+    "problem",
+    "data",
+    "federation",
+    "training",
+    "strategy",
+    "privacy",
+    "evaluation",
+)
+PRIVACY = (
+    "kind",
+    "noise_source",
+    "noise_origins",
+    "is_declared",
+    "unit",
+    "neighboring_relation",
+    "released",
+    "mechanism",
+    "floating_point",
+)
+VIEW = ("view", "adversary", "delta")
+COLUMNS = ("round", "uploads")
+ORACLE = (
+    "cost",
+    "cost_gap",
+    "relative_cost_gap",
+    "gradient_norm",
+    "principal_angle",
+    "angle_to_truth",
+    "distance_to_optimum",
+    "distance_to_truth",
+)
+"""Columns that the simulation oracle computes on all data."""
+_NOTES = (
+    "shard sizes, the config and the number of rounds are public",
+    "epsilons are those before any cohort is drawn, for all draws that were planned",
+)
+
+
+def is_private(manifest: Mapping[str, Any]) -> bool:
+    """Whether the run promises anything to anybody."""
+    privacy = manifest.get("privacy")
+    return privacy is not None and privacy["kind"] != "none"
+
+
+def public_run(run: Run) -> Run:
+    """What may be shown of ``run``; all of it when the run has no privacy.
+
+    Raises:
+        FileNotFoundError: a private run without its ledger.
+        LedgerDamaged, ConfigError: the ledger or the recorded config cannot be read.
+    """
+    if not is_private(run.manifest):
+        return run
+    config = _config_of(run)
+    manifest = _manifest(run, config)
+    shown = [*COLUMNS, *(ORACLE if _shows_oracle(config) else ()), *_epsilon(config)]
+    columns = {key: values for key, values in run.columns.items() if key in shown}
+    return replace(run, manifest=manifest, columns=columns)
+
+
+def _config_of(run: Run) -> Experiment:
+    """The config in the manifest, which has to be that of a private run."""
+    path, privacy = RunFolder(run.directory).manifest_path, run.manifest["privacy"]
+    try:
+        config = parse(dict(run.manifest.get("config") or {}))
+        reporting_delta(config)
+    except ConfigError as error:
+        raise FolderDamaged(path, "the config of the run", str(error)) from None
+    if config.privacy.kind != privacy["kind"]:
+        expected = f"a config with privacy.kind {privacy['kind']!r}"
+        raise FolderDamaged(path, expected, repr(config.privacy.kind))
+    own = {"client-level"}
+    if privacy["kind"] == "example-level":
+        own = {"server", "external", "published"}
+    names = [view["view"] for view in privacy.get("views", ())]
+    if not names or not set(names) <= own:
+        raise FolderDamaged(path, f"for privacy.views some of {sorted(own)}", str(names))
+    return config
+
+
+def _manifest(run: Run, config: Experiment) -> dict[str, Any]:
+    manifest = {key: run.manifest[key] for key in MANIFEST if key in run.manifest}
+    manifest["config"] = _config(config)
+    privacy = _privacy(run.manifest["privacy"], config, run.directory / "ledger.jsonl")
+    manifest["privacy"] = privacy
+    if "final" in manifest:
+        final, has_oracle = manifest["final"], _shows_oracle(config)
+        manifest["final"] = {
+            "relative_cost_gap": final["relative_cost_gap"] if has_oracle else None,
+            "gradient_norm": final["gradient_norm"] if has_oracle else None,
+            "epsilon": privacy["views"][0]["epsilon"],
+            "delta": final["delta"],
+            "rounds": final["rounds"],
+            "seconds": None,
+        }
+    return manifest
+
+
+def _config(config: Experiment) -> dict[str, Any]:
+    """The config without where it ran; in a release also without the seed."""
+    table = config.model_dump(mode="json", include=set(CONFIG))
+    if config.privacy.kind != "none" and config.privacy.noise_source == "os":
+        del table["federation"]["seed"]
+    return table
+
+
+def _privacy(privacy: Mapping[str, Any], config: Experiment, ledger: Path) -> dict[str, Any]:
+    odometer, delta = _odometer(ledger), reporting_delta(config)
+    assert delta is not None
+    prices = Prices(config, () if odometer.terms is None else odometer.terms.turns, delta)
+    # A run that charged nothing made no draw and never will: its folder is what it is.
+    is_charged = odometer.terms is not None
+    planned = max(prices.planned(), odometer.rounds_counted) if is_charged else 0
+    views: list[dict[str, Any]] = []
+    for view in privacy["views"]:
+        name = view["view"]
+        shown = {key: view[key] for key in VIEW}
+        if name == "published":
+            views.append(shown | {"epsilon": view["epsilon"], "remark": view["remark"]})
+            continue
+        cost = prices.a_priori(name, planned, delta)
+        if name != "server":  # where it depends on no cohort, it is never less than was charged
+            cost = max(cost, odometer.epsilon(name, delta))
+        remark = f"before any cohort is drawn, {planned} draws"
+        views.append(shown | {"epsilon": cost, "remark": remark})
+    notes = list(_NOTES)
+    if _shows_oracle(config):
+        notes.append(
+            "cost, gap and gradient norm were computed on all data without noise; with real data "
+            "they void this guarantee"
+        )
+    return {key: privacy[key] for key in PRIVACY if key in privacy} | {
+        "views": views,
+        "notes": notes,
+    }
+
+
+def _odometer(path: Path) -> Odometer:
+    """What the ledger at ``path`` holds, its chain verified."""
+    odometer = Odometer()
+    Ledger.verify(path, feed=odometer.feed)
+    return odometer
+
+
+def _shows_oracle(config: Experiment) -> bool:
+    declared = config.evaluation.is_simulated_oracle
+    is_seeded = config.privacy.kind == "none" or config.privacy.noise_source == "seed"
+    return declared is True or (is_seeded and declared is None)
+
+
+def _epsilon(config: Experiment) -> tuple[str, ...]:
+    """The column of epsilon, where it depends on no coin and on no failure."""
+    federation = config.federation
+    has_coins = federation.cohort.kind != "all" or federation.replies.on_failure == "retry"
+    return () if has_coins and config.privacy.kind != "client-level" else ("epsilon",)
+
+
+def export(directory: Path, out: Path) -> list[Path]:
+    """Write the public view of a finished run into the new or empty folder ``out``.
+
+    Raises:
+        FileNotFoundError, ValueError: ``directory`` is no finished run, or is damaged.
+        ConfigError: ``out`` holds something already, or cannot be made.
+        OSError: the disk refused; nothing is left in ``out``.
+    """
+    run = read(directory)
+    if not run.final:
+        raise ValueError(f"Expected a finished run, got {directory}; resume it first")
+    check_new("--out", out, lambda path: not any(path.iterdir()))
+    public = public_run(run)
+    source = RunFolder.open(directory)
+    x = _model(source)
+    try:
+        statement = statement_of(public.manifest["privacy"] or {"kind": "none"}) + "\n"
+    except KeyError as error:
+        raise FolderDamaged(source.manifest_path, f"for privacy {error}", "none") from None
+    is_made, folder = not out.exists(), RunFolder(out)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        for row in _rows(public):
+            folder.append_metrics(row)
+        write_atomically(out / "statement.txt", statement.encode())
+        folder.save_tensors("model", {"x": x})
+        write_atomically(folder.manifest_path, encode(public.manifest))
+    except OSError:
+        for path in out.iterdir():
+            path.unlink(missing_ok=True)
+        if is_made:
+            out.rmdir()
+        raise
+    return sorted(out.iterdir())
+
+
+def _model(folder: RunFolder) -> Tensor:
+    tensors = folder.load_tensors("model")
+    path = folder.directory / "model.safetensors"
+    if set(tensors) != {"x"}:
+        raise FolderDamaged(path, "one tensor x", f"the names {sorted(tensors)}")
+    x = tensors["x"]
+    if not x.is_floating_point() or not bool(torch.isfinite(x).all()):
+        raise FolderDamaged(
+            path, "a finite model of real numbers", f"{x.dtype} of {tuple(x.shape)}"
+        )
+    return x
+
+
+def _rows(run: Run) -> list[dict[str, float | int | None]]:
+    count = len(next(iter(run.columns.values()), ()))
+    return [
+        {key: _cell(key, values[i]) for key, values in run.columns.items()} for i in range(count)
+    ]
+
+
+def _cell(key: str, value: float) -> float | int | None:
+    if math.isnan(value):
+        return None
+    return int(value) if key in COLUMNS else float(value)

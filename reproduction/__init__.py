@@ -1,0 +1,1 @@
+"""The papers as printed, and the checks of docs/experiments."""

@@ -1,0 +1,160 @@
+"""Checks 15 and 16: what must hold to rounding, and how far the tangent mean is from the mean."""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from manifed.algorithms.payloads import Displacement, Point
+from manifed.algorithms.rsgd import RSGD
+from manifed.algorithms.rsvrg import RSVRG
+from manifed.algorithms.tangent_mean import tangent_mean
+from manifed.manifolds.base import Manifold
+from manifed.manifolds.euclidean import Euclidean
+from manifed.manifolds.hyperbolic import Lorentz
+from manifed.manifolds.spd import SPD
+from manifed.manifolds.sphere import Sphere
+from manifed.oracles.draws import Draws
+from manifed.oracles.minibatch import Full
+from manifed.oracles.oracle import Oracle
+from manifed.privacy.mechanism import ExampleLens, PublishedNoise
+from manifed.privacy.noise import NoiseSource, Stream
+from manifed.problems.base import Examples
+from manifed.problems.federation import shards
+from manifed.problems.partition_specs import EqualSpec
+from manifed.problems.pca import PrincipalEigenvector
+from manifed.problems.problem_specs import PrincipalEigenvectorSpec
+from manifed.problems.real_data import Digits
+from reproduction.findings import Finding, log_slope, verdict_of
+
+EXACT = 1e-12
+SPREADS = (0.4, 0.2, 0.1, 0.05)
+
+
+@dataclass(frozen=True)
+class SharedDraws(Draws):
+    """Draws whose noise is numbered by gradient step alone, so two algorithms share it."""
+
+    steps_per_noise: int = 1
+
+    def normals(self, shape: tuple[int, ...], stream: Stream, step: int) -> Tensor:
+        """The noise of gradient step ``step // steps_per_noise``."""
+        return super().normals(shape, stream, step // self.steps_per_noise)
+
+
+def _digits(num_clients: int) -> tuple[Examples, ...]:
+    spec = PrincipalEigenvectorSpec()
+    return shards(spec, Digits(), EqualSpec(shard_size=149), num_clients, 0)
+
+
+def _displacement(training: RSGD | RSVRG, shard: Examples, x: Tensor, draws: Draws) -> Tensor:
+    """What one client uploads."""
+    problem = PrincipalEigenvector()
+    lens = ExampleLens(l2_norm_clip=2.0, noise=PublishedNoise(coefficient=3.0))
+    oracle = Oracle(problem, shard, torch.tensor(len(shard)), lens, draws)
+    up, _ = training.turn("train", Point(x), None, oracle, problem.manifold, draws)
+    assert isinstance(up, Displacement)
+    return up.u
+
+
+def svrg_with_one_inner_step() -> float:
+    """Largest difference between Algorithm 3 at m = 1 and full-batch Algorithm 2, same noise."""
+    (shard,) = _digits(1)
+    x = Sphere().random_point(64, generator=torch.Generator().manual_seed(0))
+    draws = SharedDraws(NoiseSource.from_seed(0), 0, 1)
+    rsgd = RSGD(step_size=0.3, local_steps=4, minibatch=Full())
+    rsvrg = RSVRG(
+        step_size=0.3, epochs=4, inner_steps=1, variant="fresh", correction_clip="each",
+        minibatch=Full(),
+    )  # fmt: skip
+    first = _displacement(rsgd, shard, x, draws)
+    second = _displacement(rsvrg, shard, x, replace(draws, steps_per_noise=2))
+    return float((first - second).abs().max())
+
+
+def single_client_returns() -> float:
+    """Largest |tangent mean of one upload - the client's point| over the manifolds."""
+    worst = 0.0
+    for manifold, shape in _SPACES.items():
+        generator = torch.Generator().manual_seed(1)
+        x = manifold.random_point(*shape, generator=generator)
+        y = manifold.random_point(*shape, generator=generator)
+        back = tangent_mean(x, manifold.logmap(x, y), 1.0, manifold)
+        worst = max(worst, float((back - y).abs().max() / y.abs().max()))
+    return worst
+
+
+def one_full_batch_step() -> float:
+    """|x^(t+1) - Exp(-alpha sum_i p_i eta_i)| at K = 1, b = N_i, s = N, with noise."""
+    sphere, step = Sphere(), 0.3
+    parts = _digits(5)
+    x = sphere.random_point(64, generator=torch.Generator().manual_seed(2))
+    rsgd = RSGD(step_size=step, minibatch=Full())
+    short = RSGD(step_size=1e-3, minibatch=Full())
+    uploads, gradients = [], []
+    for i, shard in enumerate(parts):
+        draws = Draws(NoiseSource.from_seed(0), i, 1)
+        uploads.append(_displacement(rsgd, shard, x, draws))
+        gradients.append(_displacement(short, shard, x, draws))
+    eta = torch.stack(gradients).mean(0) / -1e-3
+    found = tangent_mean(x, torch.stack(uploads).mean(0), 1.0, sphere)
+    return float((found - sphere.expmap(x, -step * eta)).abs().max())
+
+
+def check_15() -> Finding:
+    """Three identities between the algorithms."""
+    numbers = {
+        "m=1 RSVRG against full-batch RSGD": svrg_with_one_inner_step(),
+        "s=1 tangent mean against the client's point": single_client_returns(),
+        "K=1, s=N round against one noised gradient step": one_full_batch_step(),
+    }
+    return Finding(
+        15,
+        "m=1 RSVRG = full-batch RSGD; s=1 returns the client's point; K=1, s=N is a gradient step",
+        verdict_of(as_printed=max(numbers.values()) <= 1e-9),
+        numbers,
+        (0,),
+    )
+
+
+_SPACES: dict[Manifold, tuple[int, ...]] = {
+    Sphere(): (5,), SPD(): (3, 3), Lorentz(): (3,), Euclidean(1): (4,),
+}  # fmt: skip
+
+
+def mean_differences(manifold: Manifold, shape: tuple[int, ...]) -> list[float]:
+    """dist(tangent mean, Fréchet mean) of eight points within each of ``SPREADS`` of the base."""
+    generator = torch.Generator().manual_seed(3)
+    x = manifold.random_point(*shape, generator=generator)
+    coordinates = torch.randn(
+        8, *manifold.coords_shape(shape), generator=generator, dtype=torch.float64
+    )
+    directions = manifold.from_coords(x, coordinates)
+    longest = float(manifold.norm(x, directions).max())
+    weights = torch.full((8,), 1 / 8, dtype=torch.float64)
+    found: list[float] = []
+    for spread in SPREADS:
+        points = manifold.expmap(x, spread / longest * directions)
+        approximate = tangent_mean(x, manifold.logmap(x, points).mean(0), 1.0, manifold)
+        exact = manifold.frechet_mean(points, weights, max_iterations=500, tolerance=1e-14)
+        found.append(float(manifold.dist(approximate, exact)))
+    return found
+
+
+def check_16() -> Finding:
+    """The difference is of third order on curved manifolds and nothing on flat ones."""
+    differences = {m.name: mean_differences(m, shape) for m, shape in _SPACES.items()}
+    flat = differences.pop(Euclidean.name)
+    slopes = {name: log_slope(SPREADS, values) for name, values in differences.items()}
+    holds = all(abs(slope - 3) < 0.3 for slope in slopes.values()) and max(flat) < EXACT
+    return Finding(
+        16,
+        "tangent mean - Fréchet mean = O(spread^3) on curved manifolds, 0 on flat ones",
+        verdict_of(as_printed=holds),
+        {
+            "slopes": slopes,
+            "at spread 0.4": {name: values[0] for name, values in differences.items()},
+            "flat": max(flat),
+        },
+        (3,),
+    )

@@ -1,0 +1,138 @@
+"""Central solvers: a federation of one client, several seeds at once as a stacked cohort.
+
+The product's own halves, lens, oracle and noise on the configs of configs/experiments/003_*; only
+Flower is left out, whose part is nil here (with one client the tangent mean returns its point; the
+equality with a product run is tested). Every seed is one row: its own start and noise, shared data.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from manifed.algorithms.payloads import Point
+from manifed.algorithms.rsvrg import RSVRG
+from manifed.experiment.assembly import load_shards, starting_point
+from manifed.experiment.load import load
+from manifed.experiment.noise_level import example_lens
+from manifed.experiment.schema import Experiment
+from manifed.federation.turn import ClientHalf, Seat, take_turn
+from manifed.privacy.mechanism import ExampleLens, PublishedNoise
+from manifed.privacy.noise import NoiseSource
+from manifed.problems.base import Examples
+from manifed.problems.finite_sum import FiniteSum
+from reproduction.experiment_files import experiment_path
+
+
+class Shared(Examples):
+    """One data set seen by every row: drawn batches are gathered without copying it."""
+
+    def take(self, indices: Tensor) -> Examples:
+        """The drawn examples of every row."""
+        drawn = {key: tensor[0][indices] for key, tensor in self.tensors.items()}
+        return Examples(drawn, self.feature_ndim)
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Excess risk of every seed after so many per-example gradients; the last points."""
+
+    gradients: NDArray[np.float64]
+    excess: NDArray[np.float64]
+    """(seeds, measurements)."""
+    points: Tensor
+    noise_stddev: float
+    """Of one step's noise; 0 where nothing is noised."""
+
+    @property
+    def final(self) -> float:
+        """Mean excess risk at the end."""
+        return float(self.excess[:, -1].mean())
+
+    def at(self, gradients: float) -> float:
+        """Mean excess risk at the last measurement within that many gradients."""
+        within = np.flatnonzero(self.gradients <= gradients * (1 + 1e-9))
+        return float(self.excess[:, within[-1]].mean())
+
+
+def experiment(name: str, *sets: str) -> Experiment:
+    """configs/experiments/NAME.toml (or a path) with overrides."""
+    return load(experiment_path(name), sets)
+
+
+_LEAST: dict[tuple[FiniteSum, str], float] = {}
+"""Optimal costs by problem and checksum of the data: every curve of a panel needs the same one."""
+
+
+def solve(config: Experiment, seeds: Sequence[int], *, stddev: float | None = None) -> Curve:
+    """Run a config for all ``seeds``; ``stddev`` overrides the noise of one step.
+
+    Raises:
+        ValueError: for more than one client, or a sampled cohort.
+    """
+    federation = config.federation
+    if federation.num_clients != 1 or federation.cohort.kind != "all":
+        raise ValueError(
+            f"Expected one client that always takes part, got {federation.num_clients} and "
+            f"{federation.cohort.kind!r}"
+        )
+    found = load_shards(config)
+    data, problem = found.examples[0], found.problem
+    key = problem, found.checksum
+    if key not in _LEAST:
+        _LEAST[key] = problem.optimum([data]).value
+    lens = example_lens(config, found.sizes)
+    if stddev is not None:
+        lens = lens.model_copy(update={"noise": PublishedNoise(coefficient=stddev * len(data))})
+    return _run(config, problem, data, lens, seeds, _LEAST[key])
+
+
+def _run(
+    config: Experiment,
+    problem: FiniteSum,
+    data: Examples,
+    lens: ExampleLens,
+    seeds: Sequence[int],
+    least: float,
+) -> Curve:
+    rows, training = len(seeds), config.training
+    half = ClientHalf(problem, training, lens)
+    stacked = Shared(
+        {k: t.expand(rows, *t.shape) for k, t in data.tensors.items()}, data.feature_ndim
+    )
+    start, shape = config.problem.start, problem.point_shape(data)
+    x = torch.stack([starting_point(start, problem.manifold, shape, seed) for seed in seeds])
+    source = NoiseSource.from_seed(config.federation.seed)
+    spent, excess = [0.0], [_costs(problem, x, data) - least]
+    for r in range(1, config.federation.num_rounds + 1):
+        seat = Seat(tuple(seeds), r, 0, "train")
+        turn = take_turn(half, seat, Point(x), None, stacked, [len(data)] * rows, source)
+        x = problem.manifold.expmap(x, turn.up.tensors()["u"])
+        if r % config.evaluation.every == 0 or r == config.federation.num_rounds:
+            spent.append(r * gradients_a_round(config, len(data)))
+            excess.append(_costs(problem, x, data) - least)
+    noise = 0.0 if lens.l2_norm_clip is None else _step_stddev(config, lens, len(data))
+    return Curve(np.array(spent), np.stack(excess, axis=1), x, noise)
+
+
+def _step_stddev(config: Experiment, lens: ExampleLens, num_examples: int) -> float:
+    training = config.training
+    if isinstance(training, RSVRG):
+        return training.correction_stddev(lens, num_examples)
+    return training.stddev(lens, num_examples)
+
+
+def _costs(problem: FiniteSum, x: Tensor, data: Examples) -> NDArray[np.float64]:
+    return np.array([float(problem.losses(point, data).mean()) for point in x])
+
+
+def gradients_a_round(config: Experiment, num_examples: int) -> float:
+    """IFO calls: n + 2 m b an epoch of RSVRG, b a step of RGD and RSGD."""
+    training = config.training
+    size = training.minibatch.expected_size(num_examples)
+    if isinstance(training, RSVRG):
+        return training.epochs * (num_examples + 2 * training.inner_steps * size)
+    return training.local_steps * size

@@ -1,1 +1,0 @@
-"""The server halves of the algorithms, and the round loop over a Flower Grid (floor 3)."""

@@ -1,0 +1,116 @@
+"""A client refuses what comes down from elsewhere than its phase says, and shows no data."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from flwr.app import Message, MessageType
+
+from manifed.algorithms.broadcast import BadBroadcast, check_broadcast, check_tangent
+from manifed.algorithms.payloads import Point
+from manifed.experiment.assembly import client_side
+from manifed.experiment.load import load, sha256
+from manifed.federation.header import Header
+from manifed.federation.stacked import CohortGrid
+from manifed.flower.apps import client_app_of
+from manifed.flower.inline import InlineGrid
+from manifed.flower.records import pack
+from manifed.manifolds.grassmann import Grassmann
+from manifed.manifolds.hyperbolic import Lorentz
+from manifed.manifolds.rotations import SpecialOrthogonal
+from manifed.manifolds.sphere import Sphere
+from manifed.manifolds.stiefel import Stiefel
+from tests.conformance.client_cases import CASES, broadcast, start
+
+QUICKSTART = Path(__file__).resolve().parents[2] / "configs" / "quickstart.toml"
+CONFIG = load(str(QUICKSTART), ["federation.num_clients=4", "evaluation.is_enabled=false"])
+
+
+def honest() -> torch.Tensor:
+    return Sphere().random_point(64, generator=torch.Generator().manual_seed(1))
+
+
+def answered(x: torch.Tensor) -> Message:
+    """What client 0 replies to the broadcast x, through the app."""
+    grid = InlineGrid(client_app_of(lambda _: CONFIG), 4, {})
+    header = Header(sha256(CONFIG), 1, 0, "train", 0)
+    letter = Message(pack(header, Point(x)), dst_node_id=2, message_type=MessageType.TRAIN)
+    (reply,) = grid.send_and_receive([letter])
+    return reply
+
+
+@pytest.mark.parametrize("size", [1000.0, 1 + 1e-3, 1 + 1e-5, 0.0, 1e150, 1e308])
+def test_a_point_off_the_sphere_is_refused_before_any_record_is_read(size: float):
+    """With |x| = 1000 one record separates two uploads by 100 standard deviations."""
+    reply = answered(size * honest())
+    assert reply.has_error()
+    assert reply.error.reason.startswith("BadBroadcast: Expected the broadcast x ")
+    assert reply.error.reason.endswith("nothing was computed")
+    assert len(reply.error.reason) < 200
+
+
+@pytest.mark.parametrize("size", [1.0, 1 + 1e-9])
+def test_a_point_on_the_sphere_to_rounding_is_answered(size: float):
+    assert not answered(size * honest()).has_error()
+
+
+def test_a_stacked_cohort_refuses_the_same_points():
+    grid = CohortGrid(client_side(CONFIG), device="cpu", memory_budget_mb=256)
+    header = Header("", 1, 0, "train", -1)
+    refused = grid.exchange_cohort(header, Point(1000 * honest()), (0, 2), {})
+    assert refused.partitions == ()
+    assert set(refused.failures) == {0, 2}
+    assert refused.failures[0].startswith("BadBroadcast: Expected the broadcast x on Sphere")
+    assert grid.exchange_cohort(header, Point(honest()), (0, 2), {}).partitions == (0, 2)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_every_phase_says_where_its_fields_lie_and_honest_ones_pass(case):
+    for phase in case.training.phases:
+        assert len(phase.places) == len(phase.down.names())
+        down = broadcast(phase, start())
+        check_broadcast(phase, down, Sphere())
+        for position in range(len(phase.places)):
+            fields = list(down.tensors().values())
+            fields[position] = 1e101 * fields[position]
+            with pytest.raises(BadBroadcast, match="norm at most 1e\\+100"):
+                check_broadcast(phase, phase.down(*fields), Sphere())
+        if "tangent" in phase.places:
+            continue
+        far = phase.down(*[0.5 * field for field in down.tensors().values()])
+        if phase.places[0] == "point":
+            with pytest.raises(BadBroadcast, match="on Sphere within 1e-06"):
+                check_broadcast(phase, far, Sphere())
+        else:
+            check_broadcast(phase, far, Sphere())
+            nowhere = phase.down(*[0 * field for field in down.tensors().values()])
+            with pytest.raises(BadBroadcast, match="the projection of the broadcast x"):
+                check_broadcast(phase, nowhere, Sphere())
+
+
+def test_a_broadcast_vector_with_a_normal_part_is_refused():
+    m, x = Lorentz(), Lorentz().origin(4)
+    u = m.from_coords(x, torch.ones(3, dtype=torch.float64))
+    check_tangent("gradient", x, u, m)
+    with pytest.raises(BadBroadcast, match="the broadcast gradient tangent"):
+        check_tangent("gradient", x, u + 1e-3 * x, m)
+    with pytest.raises(BadBroadcast):
+        check_tangent("gradient", x, torch.nan * u, m)
+
+
+@pytest.mark.parametrize("manifold", [Stiefel(), Stiefel("canonical"), Grassmann(), Sphere()])
+def test_a_server_that_only_adds_up_steps_stays_where_clients_accept_it(manifold):
+    """Drift of 200 exponential maps without any projection, over the bound: below 1e-6."""
+    generator = torch.Generator().manual_seed(2)
+    shape = (12,) if manifold.ndim == 1 else (12, 3)
+    x = manifold.random_point(*shape, generator=generator)
+    for _ in range(200):
+        c = torch.randn(shape, generator=generator, dtype=torch.float64)
+        x = manifold.expmap(x, 0.1 * manifold.from_coords(x, c))
+    assert float(manifold.membership_defect(x)) <= 1e-12
+
+
+def test_a_reflection_is_no_rotation():
+    x = torch.eye(3, dtype=torch.float64)
+    x[0, 0] = -1
+    assert float(SpecialOrthogonal().membership_defect(x)) >= 1

@@ -1,0 +1,57 @@
+"""A reference that nothing noised is not stretched by its transport, wherever a server puts x."""
+
+import pytest
+import torch
+
+from manifed.algorithms.rsvrg import RSVRG
+from manifed.manifolds.hyperbolic import Lorentz
+from manifed.oracles.oracle import Oracle
+from manifed.privacy.mechanism import ExampleLens
+from manifed.problems.base import Examples
+from manifed.problems.frechet_mean import FrechetMean
+
+CLIP = 1.0
+
+
+def far_point(manifold, radius):
+    x = torch.tensor([0.0, 0.48, 0.6, 0.64], dtype=torch.float64) * radius
+    length = x[1:].norm()
+    return manifold.projx(torch.cat([x[:1], x[1:] / length * torch.sinh(length)]))
+
+
+def carried(manifold, oracle, radius):
+    """Lengths of a reference of length CLIP before and after transports away from ``radius``."""
+    generator = torch.Generator().manual_seed(0)
+    x = far_point(manifold, radius)
+    for _ in range(60):
+        c = torch.randn(2, 3, generator=generator, dtype=torch.float64)
+        v = manifold.from_coords(x, c[0] / c[0].norm() * CLIP)
+        y = manifold.expmap(x, manifold.from_coords(x, 0.3 * c[1]))
+        yield float(manifold.norm(y, RSVRG._carried(HALF, oracle, x, y, v)))
+
+
+HALF = RSVRG(step_size=0.1, inner_steps=1, variant="fresh")
+
+
+@pytest.fixture
+def oracle():
+    z = Lorentz().origin(4, 4)
+    examples = Examples({"z": z}, {"z": 1})
+    problem = FrechetMean(Lorentz(), min_curvature=-1.0)
+    return Oracle(problem, examples, torch.tensor(4), ExampleLens(l2_norm_clip=CLIP), None)
+
+
+@pytest.mark.parametrize("radius", [2.0, 20.0, 25.0, 28.0, 30.0, 33.0, 36.0, 60.0, 200.0])
+def test_an_un_noised_reference_is_never_longer_than_its_clip(oracle, radius):
+    assert max(carried(oracle.manifold, oracle, radius)) <= CLIP * (1 + 1e-9)
+
+
+def test_near_the_origin_it_is_the_transport(oracle):
+    assert min(carried(oracle.manifold, oracle, 5.0)) == pytest.approx(CLIP, rel=1e-9)
+
+
+def test_transport_alone_stretches_it(oracle, monkeypatch):
+    monkeypatch.setattr(
+        Oracle, "carried", lambda self, x, y, v: self.manifold.transp(x, y, v), raising=True
+    )
+    assert max(carried(oracle.manifold, oracle, 60.0)) > 10 * CLIP

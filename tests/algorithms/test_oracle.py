@@ -1,0 +1,122 @@
+"""The oracle: exact laws of its noise, exact bounds of its clipping."""
+
+import math
+from functools import lru_cache
+
+import pytest
+import torch
+from scipy import stats
+
+from manifed.algorithms.rsgd import RSGD
+from manifed.oracles.draws import Draws
+from manifed.oracles.minibatch import Full, Poisson, WithoutReplacement
+from manifed.oracles.oracle import Oracle
+from manifed.privacy.mechanism import ExampleLens, RelativeNoise
+from manifed.privacy.noise import NoiseSource
+from manifed.problems.base import Examples
+from manifed.problems.pca import PrincipalEigenvector
+from tests.conformance.client_cases import shards, start
+
+FALSE_POSITIVE = 1e-6
+
+
+def oracle_of(shard, lens, server_round=1):
+    draws = Draws(NoiseSource.from_seed(5), 0, server_round)
+    return Oracle(PrincipalEigenvector(), shard, torch.tensor(len(shard)), lens, draws)
+
+
+@lru_cache
+def summed_squares():
+    """(sum of |noise|^2 over the stated variance, degrees of freedom)."""
+    shard, x = shards(dim=51)[0], start(dim=51)
+    training = RSGD(step_size=1.0, minibatch=Full())
+    lens = ExampleLens(l2_norm_clip=0.5, noise=RelativeNoise(multiplier=0.7))
+    quiet = oracle_of(shard, ExampleLens(l2_norm_clip=0.5)).gradient(x, Full(), None)
+    oracle, draws = oracle_of(shard, lens), 2500
+    total = 0.0
+    for _ in range(draws):
+        total += float((oracle.gradient(x, Full(), training.stddev) - quiet).square().sum())
+    return total / (0.7 * 0.5 / len(shard)) ** 2, draws * (x.numel() - 1)
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize(("scale", "is_accepted"), [(1.0, True), (0.98, False), (1.02, False)])
+def test_noise_norm_is_chi_square_with_the_stated_stddev(scale, is_accepted):
+    total, freedom = summed_squares()
+    tail = stats.chi2.cdf(total * scale**2, freedom)
+    assert (FALSE_POSITIVE / 2 < tail < 1 - FALSE_POSITIVE / 2) == is_accepted
+
+
+@pytest.mark.parametrize("relation", ["add-or-remove", "replace-one"])
+def test_sensitivity_is_attained_and_never_exceeded(relation):
+    lens = ExampleLens(l2_norm_clip=0.3, neighboring_relation=relation)
+    shard, x = shards()[0], start()
+    mean = oracle_of(shard, lens).gradient(x, Full(), None)
+    bound = lens.sensitivity(0.3, float(len(shard)))
+    for seed in range(20):
+        generator = torch.Generator().manual_seed(seed)
+        z = shard["z"].clone()
+        z[0] = 10 * torch.randn(z.shape[1], generator=generator, dtype=torch.float64)
+        tensors = {"z": z} | {k: z.square().sum(-1) for k in shard.tensors if k != "z"}
+        other = Examples(tensors, shard.feature_ndim)
+        moved = oracle_of(other, lens).gradient(x, Full(), None)
+        replaced = ExampleLens(l2_norm_clip=0.3, neighboring_relation="replace-one")
+        allowed = replaced.sensitivity(0.3, float(len(shard)))
+        assert float((moved - mean).norm()) <= allowed * (1 + 1e-12)
+    assert math.isclose(bound, (1 if relation == "add-or-remove" else 2) * 0.3 / len(shard))
+
+
+def test_one_bad_record_neither_shows_as_nan_nor_moves_the_mean_by_more_than_its_bound():
+    lens = ExampleLens(l2_norm_clip=0.3)
+    shard, x = shards()[0], start()
+    mean = oracle_of(shard, lens).gradient(x, Full(), None)
+    tensors = {key: t.clone() for key, t in shard.tensors.items()}
+    for tensor in tensors.values():
+        tensor[0] = float("nan")
+    broken = oracle_of(Examples(tensors, shard.feature_ndim), lens).gradient(x, Full(), None)
+    assert bool(torch.isfinite(broken).all())
+    assert float((broken - mean).norm()) <= 0.3 / len(shard) * (1 + 1e-12)
+
+
+def test_poisson_batches_have_the_stated_rate():
+    scheme, n, draws = Poisson(batch_size=30), 100, 4000
+    counts = torch.zeros(n)
+    for step in range(draws):
+        positions, weights = scheme.draw(
+            torch.tensor(n), n, Draws(NoiseSource.from_seed(1), 0, 1), step
+        )
+        chosen = torch.zeros(n) if positions is not None else weights.float()
+        if positions is not None:
+            chosen[positions] = weights.float()
+        counts += chosen
+    tail = stats.binom.cdf(int(counts.sum()), n * draws, 0.3)
+    assert FALSE_POSITIVE / 2 < tail < 1 - FALSE_POSITIVE / 2
+    spread = float(((counts - 0.3 * draws) ** 2).sum() / (draws * 0.21))
+    assert FALSE_POSITIVE / 2 < stats.chi2.cdf(spread, n) < 1 - FALSE_POSITIVE / 2
+
+
+def test_without_replacement_takes_exactly_its_size_and_every_example_alike():
+    scheme, n, draws = WithoutReplacement(batch_size=10), 40, 4000
+    counts = torch.zeros(n)
+    for step in range(draws):
+        positions, weights = scheme.draw(
+            torch.tensor(n), n, Draws(NoiseSource.from_seed(1), 0, 1), step
+        )
+        assert len(set(positions.tolist())) == 10
+        assert float(weights.sum()) == 10
+        counts[positions] += 1
+    spread = float(((counts - 0.25 * draws) ** 2).sum() / (draws * 0.25 * 0.75))
+    # Fixed size: the n counts sum to a constant, so spread * (n - 1) / n is chi-square n - 1.
+    assert FALSE_POSITIVE / 2 < stats.chi2.cdf(spread * (n - 1) / n, n - 1) < 1 - FALSE_POSITIVE / 2
+
+
+@pytest.mark.parametrize(
+    "scheme", [Full(), Poisson(batch_size=5), WithoutReplacement(batch_size=9)]
+)
+def test_padding_never_takes_part(scheme):
+    sizes = torch.tensor([3, 12, 7])
+    for step in range(50):
+        draws = Draws(NoiseSource.from_seed(2), (0, 1, 2), 1)
+        positions, weights = scheme.draw(sizes, 12, draws, step)
+        rows = torch.arange(12).expand(3, 12) if positions is None else positions
+        assert bool((rows[weights > 0] < sizes.unsqueeze(1).expand_as(rows)[weights > 0]).all())

@@ -1,0 +1,214 @@
+"""Algorithm 1 of projected federated learning: its equivalences, invariants and reductions."""
+
+import math
+
+import pytest
+import torch
+
+from manifed.algorithms.projected import Drift, Projected
+from manifed.algorithms.projection_mean import ProjectionMean
+from manifed.algorithms.rsgd import RSGD
+from manifed.algorithms.tangent_mean import TangentMean
+from manifed.manifolds.ambient import reach
+from manifed.manifolds.fixed_rank import FixedRank
+from manifed.manifolds.oblique import Oblique
+from manifed.manifolds.poincare import PoincareBall
+from manifed.manifolds.rotations import SpecialOrthogonal
+from manifed.manifolds.sphere import Sphere
+from manifed.manifolds.stiefel import Stiefel
+from manifed.oracles.minibatch import Full, WithoutReplacement
+from manifed.problems.base import Examples, ProblemBase
+from manifed.problems.pca import KPCA
+from manifed.problems.synthetic import growing_variance
+from tests.conformance.federated_loop import Linear, federate, last
+
+
+def pca_shards(clients=6, rows=8, d=10, seed=0):
+    """The paper's recipe with the paper's f_i: the sum over rows."""
+    import numpy as np
+
+    z, _ = growing_variance(clients, rows, d, np.random.default_rng(seed))
+    z = torch.from_numpy(z).reshape(clients, rows, d) * math.sqrt(rows)
+    return [Examples({"z": block}, {"z": 1}) for block in z]
+
+
+def start(problem, shards, seed=3):
+    generator = torch.Generator().manual_seed(seed)
+    return problem.manifold.random_point(*problem.point_shape(shards[0]), generator=generator)
+
+
+def local_gradients(problem, x, shards):
+    """Grad f_i(x_i), x of shape (n, d, k) or (d, k)."""
+    points = x.expand(len(shards), *x.shape[-2:])
+    return torch.stack([problem.rgrads(y, s).mean(0) for y, s in zip(points, shards, strict=True)])
+
+
+def compact_form(problem, shards, x, half, rounds):
+    """Equation (5) with full gradients: no corrections, only the gradients of the round before."""
+    project, n, tau = problem.manifold.projx, len(shards), half.local_steps
+    before = torch.zeros(n, *x.shape, dtype=x.dtype)
+    for _ in range(rounds):
+        z_hat = z = project(x).expand(n, *x.shape)
+        total = torch.zeros_like(before)
+        for _ in range(tau):
+            g = local_gradients(problem, z, shards)
+            z_hat = z_hat - half.step_size * (g + before.mean(0) / tau - before / tau)
+            z, total = project(z_hat), total + g
+        x = project(x) - half.server_step_size * half.step_size * total.mean(0)
+        before = total
+    return x
+
+
+HALF = Projected(step_size=2e-3, local_steps=5)
+
+
+@pytest.mark.parametrize("server_step_size", [1.0, math.sqrt(6)])
+def test_algorithm_1_is_its_compact_form(server_step_size):
+    problem, shards = KPCA(3), pca_shards()
+    half = HALF.model_copy(update={"server_step_size": server_step_size, "step_size": 1e-3})
+    strategy, x = ProjectionMean(server_step_size=server_step_size), start(problem, shards)
+    end = last(federate(problem, shards, half, strategy, x, 20))
+    expected = compact_form(problem, shards, x, half, 20)
+    assert float((end.state["x"] - expected).abs().max()) <= 1e-12
+
+
+def test_one_local_step_with_full_gradients_is_centralised_projected_descent():
+    problem, shards = KPCA(3), pca_shards()
+    half, x = Projected(step_size=8e-3), start(problem, shards)
+    for played in federate(problem, shards, half, ProjectionMean(), x, 20):
+        x = problem.manifold.projx(x - 8e-3 * local_gradients(problem, x, shards).mean(0))  # (7)
+        assert float((played.state["anchor"] - x).abs().max()) <= 1e-12
+
+
+@pytest.mark.parametrize("minibatch", [Full(), WithoutReplacement(batch_size=3)])
+def test_corrections_sum_to_zero_and_models_are_feasible_in_every_round(minibatch):
+    problem, shards = KPCA(3), pca_shards()
+    half = HALF.model_copy(update={"minibatch": minibatch})
+    for played in federate(problem, shards, half, ProjectionMean(), start(problem, shards), 12):
+        c = half.correction(played.state["x"], played.memory)
+        assert float(c.sum(0).abs().max()) <= 1e-10 < float(c.abs().max())
+        p = played.state["anchor"]
+        assert float((p.mT @ p - torch.eye(3)).norm()) <= 1e-12
+
+
+def test_the_average_moves_by_the_mean_gradient():
+    """Equation (6), and the remark after line 17: c_i is the mean of the means minus one's own."""
+    problem, shards = KPCA(3), pca_shards()
+    half = HALF.model_copy(update={"minibatch": WithoutReplacement(batch_size=3)})
+    anchor = start(problem, shards)
+    for played in federate(problem, shards, half, ProjectionMean(), anchor, 10):
+        means = played.memory.mean_gradient
+        moved = anchor - half.step_size * half.local_steps * means.mean(0)
+        assert float((played.state["x"] - moved).abs().max()) <= 1e-13
+        c = half.correction(played.state["x"], played.memory)
+        torch.testing.assert_close(c, means.mean(0) - means, rtol=0, atol=1e-11)
+        anchor = played.state["anchor"]
+
+
+def test_the_optimum_with_its_own_corrections_is_a_fixed_point():
+    problem, shards = KPCA(3), pca_shards()
+    x = problem.optimum(shards).x
+    g = local_gradients(problem, x, shards)
+    anchor = x.expand_as(g)
+    memory = Drift(anchor, g, torch.ones(len(shards), *x[..., :1].shape, dtype=x.dtype))
+    end = last(federate(problem, shards, HALF, ProjectionMean(), x, 20, memory=memory))
+    assert float((end.state["anchor"] - x).norm()) <= 1e-12
+    assert float(end.uploads.tensors()["u"].norm()) <= 1e-11
+
+
+def test_the_optimum_is_found_again_where_averaging_drifts_away():
+    problem, shards = KPCA(3), pca_shards()
+    x = problem.optimum(shards).x
+    sizes = [
+        float(problem.gradient_norm(p.state["anchor"], shards))
+        for p in federate(problem, shards, HALF, ProjectionMean(), x, 200)
+    ]
+    assert max(sizes[:5]) > 5e-2
+    assert sizes[-1] < 1e-4
+    rival = RSGD(step_size=2e-3, local_steps=5, minibatch=Full(), maps="retraction")
+    mean = TangentMean(weights="uniform", maps="retraction")
+    end = last(federate(problem, shards, rival, mean, x, 200))
+    assert float(problem.gradient_norm(end.state["x"], shards)) > 0.2
+
+
+def test_inputs_in_any_order_give_the_same_model():
+    problem, shards = KPCA(3), pca_shards()
+    x = start(problem, shards)
+    one = last(federate(problem, shards, HALF, ProjectionMean(), x, 10))
+    two = last(federate(problem, shards[::-1], HALF, ProjectionMean(), x, 10))
+    torch.testing.assert_close(one.state["x"], two.state["x"], rtol=0, atol=1e-12)
+
+
+# -- every manifold with a projection ---------------------------------------------------------
+class Approximation(ProblemBase):
+    """f_j(X) = 1/2 |X - A_j|^2 over matrices of fixed rank."""
+
+    def __init__(self):
+        self._manifold = FixedRank(7, 5, 2)
+
+    @property
+    def manifold(self):
+        return self._manifold
+
+    def rgrads(self, x, examples):
+        points = x.unsqueeze(-3)
+        return self._manifold.project_ambient(points, self._manifold.dense(points) - examples["a"])
+
+
+def heterogeneous(shape, clients=4, rows=3, seed=1):
+    generator = torch.Generator().manual_seed(seed)
+    a = torch.randn(clients, rows, *shape, generator=generator, dtype=torch.float64)
+    return [Examples({"a": block}, {"a": len(shape)}) for block in a]
+
+
+@pytest.mark.parametrize(
+    ("manifold", "shape"),
+    [
+        (Sphere(), (5,)),
+        (Stiefel(), (6, 2)),
+        (Oblique(), (4, 3)),
+        (SpecialOrthogonal(), (3, 3)),
+    ],
+    ids=lambda value: getattr(value, "name", ""),
+)
+def test_it_converges_where_averaging_stalls(manifold, shape):
+    problem, shards = Linear(manifold), heterogeneous(shape)
+    x = manifold.random_point(*shape, generator=torch.Generator().manual_seed(2))
+    half = Projected(step_size=0.1, local_steps=4)
+    end = last(federate(problem, shards, half, ProjectionMean(), x, 150)).state["anchor"]
+    assert float(manifold.norm(end, problem.gradient(end, shards))) < 1e-5
+    rival = RSGD(step_size=0.1, local_steps=4, minibatch=Full(), maps="retraction")
+    mean = TangentMean(weights="uniform", maps="retraction")
+    far = last(federate(problem, shards, rival, mean, x, 150)).state["x"]
+    assert float(manifold.norm(far, problem.gradient(far, shards))) > 1e-3
+
+
+def test_on_grassmann_it_is_the_stiefel_run():
+    """Horizontal gradients keep the broadcast basis; f depends on its span alone."""
+    shards = pca_shards()
+    x = start(KPCA(3), shards)
+    one = last(federate(KPCA(3), shards, HALF, ProjectionMean(), x, 10))
+    two = last(federate(KPCA(3, on="grassmann"), shards, HALF, ProjectionMean(), x, 10))
+    torch.testing.assert_close(one.state["x"], two.state["x"], rtol=0, atol=1e-12)
+
+
+def test_on_fixed_rank_it_projects_dense_matrices():
+    problem, shards = Approximation(), heterogeneous((7, 5))
+    manifold = problem.manifold
+    mean = torch.stack([s["a"] for s in shards]).mean((0, 1))
+    packed = manifold.random_point(
+        *manifold.point_shape, generator=torch.Generator().manual_seed(0)
+    )
+    half = Projected(step_size=0.1, local_steps=4)
+    end = last(federate(problem, shards, half, ProjectionMean(), manifold.dense(packed), 100))
+    best = manifold.dense(manifold.from_dense(mean))
+    torch.testing.assert_close(end.state["anchor"], best, rtol=0, atol=1e-5)
+    model = ProjectionMean().model(end.state, manifold)
+    assert tuple(model.shape) == manifold.point_shape
+
+
+def test_a_manifold_without_the_ambient_metric_is_refused():
+    with pytest.raises(ValueError, match="Expected a submanifold with the metric"):
+        reach(PoincareBall())
+    with pytest.raises(ValueError, match="canonical"):
+        reach(Stiefel(metric="canonical"))

@@ -1,0 +1,68 @@
+"""Partial participation: the corrections sum to zero and it converges where stale ones fail."""
+
+import torch
+
+from manifed.algorithms.projected import ProjectedPartial
+from manifed.algorithms.projection_mean import ProjectionMean, ProjectionMeanPartial, corrections
+from manifed.problems.pca import KPCA
+from tests.algorithms.test_projected import HALF, pca_shards, start
+from tests.conformance.federated_loop import federate, last
+
+
+def thirds(server_round):
+    """Two of six clients, drawn anew every round."""
+    generator = torch.Generator().manual_seed(server_round)
+    return tuple(sorted(torch.randperm(6, generator=generator)[:2].tolist()))
+
+
+PARTIAL = ProjectedPartial(step_size=2e-3, local_steps=5)
+
+
+def test_with_everybody_the_books_are_algorithm_1():
+    problem, shards = KPCA(3), pca_shards()
+    x = start(problem, shards)
+    plain = federate(problem, shards, HALF, ProjectionMean(), x, 15)
+    booked = federate(problem, shards, PARTIAL, ProjectionMeanPartial(), x, 15)
+    for a, b in zip(plain, booked, strict=True):
+        assert float((a.state["x"] - b.state["x"]).abs().max()) <= 1e-12
+
+
+def test_corrections_sum_to_zero_whoever_takes_part():
+    problem, shards = KPCA(3), pca_shards()
+    x = start(problem, shards)
+    rounds = federate(problem, shards, PARTIAL, ProjectionMeanPartial(), x, 12, cohort=thirds)
+    unknown = 0
+    for played in rounds:
+        state = played.state
+        mine = PARTIAL.correction(state["mean_displacement"], played.memory)
+        assert float(mine.sum(0).abs().max()) <= 1e-10
+        scale = -PARTIAL.step_size * PARTIAL.local_steps
+        books = corrections(state["mean_displacement"], state["displacements"], state["is_known"])
+        torch.testing.assert_close(books, scale * mine, rtol=0, atol=1e-14)
+        unknown += int((state["is_known"] == 0).sum())
+    assert unknown > 0, "some rounds must have clients that never took part"
+
+
+def test_the_books_converge_where_stale_corrections_do_not():
+    problem, shards = KPCA(3), pca_shards()
+    x = start(problem, shards)
+    booked = federate(problem, shards, PARTIAL, ProjectionMeanPartial(), x, 200, cohort=thirds)
+    assert float(problem.gradient_norm(last(booked).state["anchor"], shards)) < 2e-2
+    wide = ProjectionMean(tube_radius=99.0)
+    naive = [
+        float(problem.gradient_norm(p.state["anchor"], shards))
+        for p in federate(problem, shards, HALF, wide, x, 100, cohort=thirds)
+    ]
+    assert min(naive[50:]) > 1.0
+
+
+def test_a_client_that_lost_its_memory_does_not_bend_the_books():
+    """What goes up is uncorrected: whatever correction a client used, the server's sum is zero."""
+    problem, shards = KPCA(3), pca_shards()
+    half, strategy = PARTIAL, ProjectionMeanPartial()
+    first = last(federate(problem, shards, half, strategy, start(problem, shards), 5))
+    blank = half.initial_memory(first.memory.tensors()["u"])
+    after = last(federate(problem, shards, half, strategy, first.state["anchor"], 1, memory=blank))
+    state = after.state
+    total = corrections(state["mean_displacement"], state["displacements"], state["is_known"])
+    assert float(total.sum(0).abs().max()) <= 1e-12

@@ -1,0 +1,76 @@
+"""Private projected turns: what is drawn is what is charged, and it has the stated law."""
+
+from functools import lru_cache
+
+import pytest
+import torch
+from scipy import stats
+
+from manifed.algorithms.projected import Projected, ProjectedPartial
+from manifed.algorithms.projection_mean import ProjectionMean, ProjectionMeanPartial
+from manifed.federation.turn import ClientHalf, Seat, take_turn
+from manifed.privacy.mechanism import ExampleLens, RelativeNoise
+from manifed.privacy.noise import NoiseSource
+from manifed.problems.base import Examples
+from manifed.problems.pca import KPCA
+from tests.algorithms.test_projected import pca_shards, start
+from tests.conformance.federated_loop import federate, last
+
+LENS = ExampleLens(l2_norm_clip=0.5, noise=RelativeNoise(multiplier=2.0))
+STEPS = {"step_size": 1e-3, "local_steps": 5}
+PARTIAL = (ProjectedPartial(**STEPS), ProjectionMeanPartial())
+PAIRS = [(Projected(**STEPS), ProjectionMean()), PARTIAL]
+
+
+@pytest.mark.parametrize(("training", "strategy"), PAIRS, ids=lambda half: half.kind)
+def test_a_turn_asks_for_as_many_noised_gradients_as_it_declares(training, strategy):
+    problem, shards = KPCA(3), pca_shards()
+    x = start(problem, shards)
+    down = strategy.down(strategy.initial(x), "train")
+    half = ClientHalf(problem, training, LENS)
+    seat, source = Seat(0, 1, 0, "train"), NoiseSource.from_seed(0)
+    turn = take_turn(half, seat, down, training.initial_memory(x), shards[0], 8, source)
+    (release,) = training.releases(LENS, 8)
+    assert turn.queries == {"gradient": release.count} == {"gradient": 5}
+    assert release.noise_multiplier == pytest.approx(2.0, rel=1e-12)
+
+
+@lru_cache
+def summed_squares():
+    """(sum of |upload|^2 over the stated variance, degrees of freedom): empty data, one step."""
+    clients, rows, rounds = 400, 2, 10
+    shards = [Examples({"z": torch.zeros(rows, 10, dtype=torch.float64)}, {"z": 1})] * clients
+    problem, training = KPCA(3), Projected(step_size=1e-3, upload="plain")
+    x = problem.manifold.random_point(10, 3, generator=torch.Generator().manual_seed(0))
+    strategy = ProjectionMean(tube_radius=1e9)
+    total = sum(
+        float(played.uploads.tensors()["u"].square().sum())
+        for played in federate(problem, shards, training, strategy, x, rounds, lens=LENS)
+    )
+    stddev = 1e-3 * 2.0 * 0.5 / rows
+    dimension = 10 * 3 - 3 * 4 // 2
+    return total / stddev**2, clients * rounds * dimension
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize(("scale", "is_accepted"), [(1.0, True), (0.98, False), (1.02, False)])
+def test_the_noise_of_an_upload_is_chi_square_with_the_stated_stddev(scale, is_accepted):
+    total, freedom = summed_squares()
+    tail = stats.chi2.cdf(total * scale**2, freedom)
+    assert (5e-7 < tail < 1 - 5e-7) == is_accepted
+
+
+@pytest.mark.parametrize(("training", "strategy"), PAIRS, ids=lambda half: half.kind)
+def test_what_a_client_remembers_and_sends_depends_on_noised_gradients_alone(training, strategy):
+    """With all examples clipped to nothing, two data sets leave the same bits."""
+    lens = ExampleLens(l2_norm_clip=1e-300, noise=RelativeNoise(multiplier=2e300))
+    runs = []
+    for seed in (0, 1):
+        problem, shards = KPCA(3), pca_shards(seed=seed)
+        x = start(problem, pca_shards())
+        wide = strategy.model_copy(update={"tube_radius": 1e9})
+        runs.append(last(federate(problem, shards, training, wide, x, 3, lens=lens)))
+    for part in ("uploads", "memory"):
+        one, two = (getattr(played, part).tensors() for played in runs)
+        for name in one:
+            torch.testing.assert_close(one[name], two[name], rtol=0, atol=0)

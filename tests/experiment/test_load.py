@@ -1,0 +1,198 @@
+"""Bad input ends in one line that names the field, the value and the bound."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from manifed.algorithms.projected import Projected
+from manifed.algorithms.rsgd import RSGD
+from manifed.algorithms.rsvrg import RSVRG
+from manifed.errors import ConfigError
+from manifed.experiment.halves import check_manifold
+from manifed.experiment.load import dump, from_toml, load, parse, parse_overrides, sha256, to_toml
+from manifed.manifolds.fixed_rank import FixedRank
+from manifed.manifolds.spd import SPD
+
+QUICKSTART = Path(__file__).resolve().parents[2] / "configs" / "quickstart.toml"
+SIMULATION = QUICKSTART.parents[1] / "simulation.py"
+EXPERIMENTS = sorted((QUICKSTART.parent / "experiments").glob("*.toml"))
+
+
+def test_quickstart_parses_to_the_objects_that_run():
+    config = load(QUICKSTART)
+    assert config.training.kind == "rsgd"
+    assert config.strategy.kind == "tangent-mean"
+    assert config.federation.num_clients == 10
+
+
+@pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda p: p.stem)
+def test_every_shipped_experiment_parses(path):
+    assert load(path).name == path.stem
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("federation.num_round=5", ["federation.num_round", "unknown key"]),
+        ("federation.num_rounds=many", ["federation.num_rounds", "integer", "'many'"]),
+        ("federation.num_rounds=0", ["federation.num_rounds", "greater than or equal to 1", "0"]),
+        ("training.step_size=-1", ["training", "step_size", "greater than 0", "-1"]),
+        ("training.kind=sgd", ["training", "rsgd", "sgd"]),
+        ("privacy.noise.delta=2.0", ["privacy.noise.delta", "less than 1", "2.0"]),
+        ("privacy.l2_norm_clip=nan", ["privacy", "l2_norm_clip", "nan"]),
+        (
+            "federation.cohort={kind='fixed-size',cohort_size=11}",
+            ["federation.cohort.cohort_size", "10", "11"],
+        ),
+        (
+            "privacy.neighboring_relation=replace-one "
+            "training.minibatch={kind='poisson',batch_size=8}",
+            ["privacy.neighboring_relation", "replace-one", "add-or-remove"],
+        ),
+        ("training.output=random-output", ["training.output", "strategy.output_rule", "last"]),
+        ("engine.kind=ray engine.execution=cohort", ["engine.execution", "inline", "ray"]),
+        ("problem.kind=nothing", ["problem", "nothing"]),
+        ("x", ["federation.num_rounds=50", "'x'"]),
+        ("training.inner_steps=3", ["training.inner_steps", "'rsvrg' has it", "'rsgd' has not"]),
+        ("training.stepsize=3", ["training.stepsize", "did you mean 'step_size'?"]),
+        ("training.kind=rsgdd", ["training.kind", "expected one of", "did you mean 'rsgd'?"]),
+        ("training.minibatch={batch_size=3}", ["training.minibatch.kind", "required", "poisson"]),
+        ("federation.num_rounds=true", ["federation.num_rounds", "number", "True"]),
+        ("privacy.noise.epsilon=true", ["privacy.noise.epsilon", "number", "True"]),
+        ("federation.num_rounds='5'", ["federation.num_rounds", "integer", "'5'"]),
+        ("evaluation.is_enabled=1", ["evaluation.is_enabled", "true or false", "1"]),
+        ("federation.num_rounds=1" + "0" * 5000, ["federation.num_rounds", "5001 digits"]),
+        ("federation.num_rounds=1" + "0" * 300, ["federation.num_rounds", "2^63", "997 bits"]),
+        ("federation.num_rounds=16777216", ["federation.num_rounds", "16777215", "16777216"]),
+        ("training.local_steps=1048577", ["training.local_steps", "1048576", "1048577"]),
+        ("privacy.l2_norm_clip=5e-324", ["privacy.l2_norm_clip", "1e-100", "5e-324"]),
+        ("training.step_size=1e301", ["training.step_size", "1e+100", "1e+301"]),
+        ("name=" + "[" * 2000, ["name", "recursion"]),
+        ("x=" + "{a=" * 40 + "1" + "}" * 40, ["nested at most 32 deep", "overrides"]),
+        ("name.first=a", ["name.first", "value"]),
+    ],
+)
+def test_bad_overrides_name_field_value_and_bound(override, words):
+    with pytest.raises(ConfigError) as caught:
+        load(QUICKSTART, override.split(" "))
+    text = str(caught.value)
+    assert "\n" not in text
+    for word in words:
+        assert word in text
+
+
+def test_a_missing_file_and_broken_toml_are_named(tmp_path):
+    with pytest.raises(ConfigError, match="does not exist"):
+        load(tmp_path / "no.toml")
+    broken = tmp_path / "broken.toml"
+    broken.write_text("a = = 1")
+    with pytest.raises(ConfigError, match=r"broken\.toml"):
+        load(broken)
+
+
+def test_the_hash_changes_with_what_matters_and_with_nothing_else():
+    base = sha256(load(QUICKSTART))
+    assert sha256(load(QUICKSTART, ["engine.kind=ray", "output.directory=/tmp/x"])) == base
+    assert sha256(load(QUICKSTART, ["federation.seed=1"])) != base
+    assert sha256(load(QUICKSTART, ["privacy.l2_norm_clip=2.0"])) != base
+
+
+def test_a_dumped_config_parses_to_itself():
+    config = load(QUICKSTART)
+    assert parse(dump(config)) == config
+
+
+# -- the one string of overrides that people type for `flwr run` ---------------------------------
+def test_overrides_in_one_string_are_lines_of_toml():
+    text = "# mine\na.b = 1\n\nc={k = 'v w', n = [1, 2]}\r\n d . e='x # y' # z"
+    assert parse_overrides(text) == {"a.b": 1, "c": {"k": "v w", "n": [1, 2]}, "d.e": "x # y"}
+
+
+AMBIGUOUS = [
+    "a.b=1 c.d=2",
+    "engine.kind=ray",
+    "description=[draft privacy.noise.epsilon=0.1",
+    "[privacy]",
+    "a=1\na=2",
+    "a.b=1\na={b=2}",
+    "a={b=2}\na.c=1",
+    "a=",
+    "=1",
+    "a..b=1",
+    "a=[1,\n2]",
+    "a='''x\ny'''",
+    "a",
+]
+
+
+@pytest.mark.parametrize("text", AMBIGUOUS)
+def test_overrides_in_one_string_are_never_guessed(text):
+    with pytest.raises(ConfigError, match=r"^overrides: ") as caught:
+        parse_overrides(text)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "text", ["[draft", "try privacy={kind='none'}", "1\nname = 2", "é \"' \\ \x7f\t\U0001f600", ""]
+)
+def test_an_override_is_one_value_and_toml_keeps_it(text):
+    config = load(QUICKSTART, [f"description={text}"])
+    assert config.description == text
+    assert config.privacy == load(QUICKSTART).privacy
+    assert from_toml(to_toml(config)) == config
+
+
+# -- what a manifold can do is known before anything runs ------------------------------------
+PROJECTED_ON_SPD = (
+    "privacy={kind='none'}",
+    "problem={kind='frechet-mean',manifold='spd'}",
+    "data={kind='wishart'}",
+    "training={kind='projected',step_size=0.1,local_steps=2}",
+    "strategy={kind='projection-mean'}",
+)
+UNKNOWN_MANIFOLD = (
+    "problem={kind='frechet-mean',manifold='spd-bures-wasserstein'}",
+    "data={kind='wishart'}",
+)
+REFUSED = [
+    (PROJECTED_ON_SPD, ["training.kind", "'projected'", "ambient", "'rsgd'"]),
+    (UNKNOWN_MANIFOLD, ["problem", "manifold", "spd-log-euclidean", "spd-bures-wasserstein"]),
+    (("strategy.maps=retraction",), ["strategy.maps", "'exact'", "'retraction'"]),
+]
+
+
+@pytest.mark.parametrize(("overrides", "words"), REFUSED, ids=["projection", "metric", "maps"])
+def test_a_missing_operation_is_refused_when_the_config_is_read(overrides, words):
+    with pytest.raises(ConfigError) as caught:
+        load(QUICKSTART, overrides)
+    text = str(caught.value)
+    assert "\n" not in text
+    assert [word for word in words if word not in text] == []
+
+
+def test_the_command_says_so_in_one_line_with_exit_code_2(tmp_path):
+    sets = [word for given in PROJECTED_ON_SPD for word in ("--set", given)]
+    out = tmp_path / "run"
+    done = subprocess.run(
+        [sys.executable, SIMULATION, QUICKSTART, "--out", out, *sets],
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2
+    assert done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    assert "'projected'" in line
+    assert not out.exists()
+
+
+def test_exact_maps_need_an_exponential_and_a_logarithm():
+    flat = FixedRank(rows=4, columns=3, rank=2)
+    for training in (RSGD(step_size=0.1), RSVRG(step_size=0.1, inner_steps=2)):
+        with pytest.raises(ValueError, match="needs expmap and logmap, and"):
+            check_manifold(training, flat)
+        check_manifold(training, SPD())
+    check_manifold(RSGD(step_size=0.1, maps="retraction"), flat)
+    check_manifold(Projected(step_size=0.1, local_steps=1), flat)

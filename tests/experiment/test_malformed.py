@@ -1,0 +1,139 @@
+"""Whatever stands in a config, it ends in an experiment or in one line that names the field."""
+
+import contextlib
+import copy
+import functools
+import math
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from manifed.errors import ConfigError
+from manifed.experiment.load import dump, load, parse
+
+ROOT = Path(__file__).resolve().parents[2]
+BASES = {
+    "quickstart": ("configs/quickstart.toml", []),
+    "client-level": (
+        "configs/quickstart.toml",
+        [
+            "privacy={kind='client-level',l2_norm_clip=1.0,delta=1e-2,"
+            "noise={kind='multiplier',noise_multiplier=1.0},"
+            "adaptive={quantile_noise_multiplier=2.0}}",
+            "federation.cohort={kind='poisson',sampling_probability=0.5}",
+        ],
+    ),
+    "rsvrg": (
+        "configs/quickstart.toml",
+        ["training={kind='rsvrg',step_size=0.1,inner_steps=3,"
+         "minibatch={kind='poisson',batch_size=8}}"],
+    ),
+    "projected": (
+        "configs/quickstart.toml",
+        ["privacy={kind='none'}", "training={kind='projected',step_size=0.1,local_steps=2}",
+         "strategy={kind='projection-mean'}"],
+    ),
+}  # fmt: skip
+BAD = (
+    None, True, "", "x" * 300, "a\nb", "5", -1, 0, 1 << 62, 10**400, -0.0, 5e-324, 1e-200, 1e308,
+    -1e308, math.nan, math.inf, -math.inf, [], {}, [1], {"kind": "no"}, {"kind": 5}, {"kind": []},
+    [[[]]], {"a": {"b": 1}},
+)  # fmt: skip
+
+
+@functools.cache
+def table(name):
+    path, sets = BASES[name]
+    return dump(load(ROOT / path, sets))
+
+
+def paths(node, path=()):
+    for key, value in node.items():
+        yield (*path, key)
+        if isinstance(value, dict):
+            yield from paths(value, (*path, key))
+
+
+def put(node, path, value):
+    node = copy.deepcopy(node)
+    at = node
+    for part in path[:-1]:
+        at = at[part]
+    at[path[-1]] = value
+    return node
+
+
+def verdict(found):
+    """None for an experiment, else the one line of its error."""
+    try:
+        parse(found)
+    except ConfigError as error:
+        line = str(error)
+        assert line.strip()
+        assert "\n" not in line
+        assert len(line) < 1200
+        return line
+    return None
+
+
+@pytest.mark.parametrize("name", BASES)
+def test_every_bad_value_in_every_place_is_an_experiment_or_one_line(name):
+    base, refused = table(name), 0
+    for path in paths(base):
+        for value in BAD:
+            line = verdict(put(base, path, value))
+            refused += line is not None
+            if line is not None and not isinstance(value, dict | list):
+                assert any(part in line for part in path), (path, value, line)
+    assert refused >= 500
+
+
+@pytest.mark.parametrize("name", BASES)
+def test_every_missing_and_every_unknown_key_is_an_experiment_or_one_line(name):
+    base = table(name)
+    for path in paths(base):
+        less = copy.deepcopy(base)
+        at = less
+        for part in path[:-1]:
+            at = at[part]
+        del at[path[-1]]
+        line = verdict(less)
+        assert line is None or path[-1] in line or "kind" in line or path[0] in line
+        more = verdict(put(base, (*path[:-1], path[-1] + "x"), 1))
+        assert more is not None
+        assert path[-1] + "x" in more
+        assert "unknown key" in more
+
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(st.data())
+def test_any_value_anywhere_is_an_experiment_or_one_line(data):
+    base = table("quickstart")
+    path = data.draw(st.sampled_from(sorted(paths(base))))
+    verdict(put(base, path, data.draw(values)))
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(st.text(max_size=60))
+def test_any_override_is_an_experiment_or_a_config_error(text):
+    with contextlib.suppress(ConfigError):
+        load(ROOT / "configs/quickstart.toml", [text])
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(st.binary(max_size=80))
+def test_any_file_is_an_experiment_or_one_line(tmp_path_factory, content):
+    path = tmp_path_factory.mktemp("any") / "config.toml"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError) as caught:
+        load(path)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,147 @@
+"""The conversation as a Flower Strategy, and the order of what a round does."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from flwr.app import ArrayRecord, ConfigRecord
+
+from app.client_app import app as client_app
+from manifed.errors import RoundFailed
+from manifed.experiment.assembly import initial_point, plan_of
+from manifed.experiment.load import load, save
+from manifed.flower.conversation import Conversation
+from manifed.flower.inline import InlineGrid
+from manifed.flower.records import tensors_from_record
+
+QUICKSTART = Path(__file__).resolve().parents[2] / "configs" / "quickstart.toml"
+SETS = ["federation.num_clients=4", "federation.cohort={kind='fixed-size',cohort_size=2}"]
+
+
+class Purse:
+    """Notes every charge; can refuse to be silent about order."""
+
+    def __init__(self):
+        self.charged = []
+
+    def charge(self, server_round, attempt, partitions):
+        self.charged.append((server_round, attempt, partitions))
+
+    def attempts(self, server_round):
+        return sum(r == server_round for r, _, _ in self.charged)
+
+
+@pytest.fixture
+def parts(tmp_path):
+    config = load(QUICKSTART, SETS)
+    save(config, tmp_path / "config.toml")
+    run_config = {"experiment": str(tmp_path / "config.toml"), "overrides": ""}
+    grid = InlineGrid(client_app, 4, run_config)
+    plan, purse = plan_of(config), Purse()
+    start = plan.half.initial(initial_point(config))
+
+    def conversation(policy=plan.policy):
+        changed = type(plan)(**{**vars(plan), "policy": policy})
+        return Conversation(changed, start, purse, lambda _: None, attempts=purse.attempts)
+
+    return conversation, grid, purse
+
+
+def test_flowers_own_calls_give_the_rounds_that_start_runs(parts):
+    conversation, grid, purse = parts
+    story, by_hand = conversation(), conversation()
+    expected = tensors_from_record(story.start(grid, num_rounds=3).arrays)["x"]
+    purse.charged.clear()
+    arrays = ArrayRecord()
+    for server_round in (1, 2, 3):
+        letters = by_hand.configure_train(server_round, arrays, ConfigRecord(), grid)
+        assert purse.charged[-1][0] == server_round
+        arrays, _ = by_hand.aggregate_train(server_round, grid.send_and_receive(letters))
+    assert torch.equal(tensors_from_record(arrays)["x"], expected)
+
+
+def test_aggregate_without_configure_is_refused(parts):
+    conversation, _, _ = parts
+    with pytest.raises(RoundFailed, match="configure_train"):
+        conversation().aggregate_train(1, [])
+
+
+def test_a_round_is_charged_before_its_letters_leave(parts, monkeypatch):
+    conversation, grid, purse = parts
+    seen = []
+    deliver = grid._deliver
+
+    def noting(message):
+        seen.append(len(purse.charged))
+        return deliver(message)
+
+    monkeypatch.setattr(grid, "_deliver", noting)
+    talk = conversation()
+    talk.start(grid, num_rounds=2)
+    handshake = 4
+    assert seen[handshake:] == [1, 1, 2, 2]
+
+
+def test_a_retry_is_a_charge_of_its_own_with_another_cohort_draw(parts, monkeypatch):
+    conversation, grid, purse = parts
+    policy = conversation().plan.policy.model_copy(update={"on_failure": "retry"})
+    deliver, broken = grid._deliver, []
+
+    def fails_once(message):
+        if message.metadata.message_type == "train" and not broken:
+            broken.append(message)
+            message.content["letter"]["config-sha256"] = "another"
+        return deliver(message)
+
+    monkeypatch.setattr(grid, "_deliver", fails_once)
+    conversation(policy).start(grid, num_rounds=1)
+    assert [(r, a) for r, a, _ in purse.charged] == [(1, 0), (1, 1)]
+
+
+def test_bad_replies_end_a_round_when_too_few_are_left(parts, monkeypatch):
+    conversation, grid, _ = parts
+    deliver = grid._deliver
+
+    def spoils(message):
+        if message.metadata.message_type == "train":
+            message.content["letter"]["config-sha256"] = "another"
+        return deliver(message)
+
+    monkeypatch.setattr(grid, "_deliver", spoils)
+    with pytest.raises(RoundFailed, match=r"Round 1: Expected replies from 2 clients.*config"):
+        conversation().start(grid, num_rounds=1)
+
+
+def test_a_round_by_hand_is_used_once_and_only_with_its_own_replies(parts):
+    conversation, grid, _ = parts
+    by_hand = conversation()
+    arrays = ArrayRecord()
+    first = list(by_hand.configure_train(1, arrays, ConfigRecord(), grid))
+    replies = list(grid.send_and_receive(first))
+    by_hand.aggregate_train(1, replies)
+    with pytest.raises(RoundFailed, match="configure_train"):
+        by_hand.aggregate_train(1, replies)
+    list(grid.send_and_receive(by_hand.configure_train(2, arrays, ConfigRecord(), grid)))
+    with pytest.raises(RoundFailed, match=r"Round 2: .*no reply .*\(node \d\)"):
+        by_hand.aggregate_train(2, replies)
+
+
+def test_a_round_that_is_repeated_reports_the_bytes_and_failures_of_both_attempts(
+    parts, monkeypatch
+):
+    conversation, grid, _ = parts
+    policy = conversation().plan.policy.model_copy(update={"on_failure": "retry"})
+    deliver, broken = grid._deliver, []
+
+    def fails_once(message):
+        if message.metadata.message_type == "train" and not broken:
+            broken.append(message)
+            message.content["letter"]["config-sha256"] = "another"
+        return deliver(message)
+
+    talk = conversation(policy)
+    talk._meet(grid)
+    monkeypatch.setattr(grid, "_deliver", fails_once)
+    report = talk.run_round(1, grid)
+    assert len(report.failures) == 1
+    assert (report.bytes_down, report.bytes_up) == (4 * 512, 3 * 512)

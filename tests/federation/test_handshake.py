@@ -1,0 +1,96 @@
+"""Who answers for which partition, whoever else turns up."""
+
+import time
+
+import pytest
+from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
+from flwr.clientapp import ClientApp
+
+from manifed.flower.handshake import HandshakeFailed, meet
+from manifed.flower.inline import InlineGrid
+
+SIZES = (5, 6, 7)
+
+
+def grid_of(count, **changes):
+    """Nodes 2, 3, ...; ``changes`` maps "nI" to what node I says about itself."""
+    app = ClientApp()
+
+    @app.query()
+    def introduce(message: Message, context: Context) -> Message:
+        i = int(context.node_config["partition-id"])
+        said = {"config-sha256": "sha", "partition-id": i % 3, "num-examples": SIZES[i % 3]}
+        said |= changes.get(f"n{context.node_id}", {})
+        return Message(RecordDict({"letter": ConfigRecord(said)}), reply_to=message)
+
+    return InlineGrid(app, count, {})
+
+
+def test_partitions_find_their_nodes():
+    assert meet(grid_of(3), "sha", SIZES, 10) == {0: 2, 1: 3, 2: 4}
+
+
+def test_a_stranger_that_claims_a_taken_partition_is_logged_and_left_out(caplog):
+    assert meet(grid_of(4), "sha", SIZES, 10) == {0: 2, 1: 3, 2: 4}
+    assert "node 5: partition-id 0 was claimed before, by node 2" in caplog.text
+
+
+def test_a_stranger_that_takes_the_place_of_a_late_node_does_not_stop_the_run(monkeypatch):
+    grid = grid_of(4, n2={"partition-id": "text"})
+    began = time.monotonic()
+
+    def appearing():
+        return [2, 3, 4] if time.monotonic() < began + 0.3 else [2, 3, 4, 5]
+
+    monkeypatch.setattr(grid, "get_node_ids", appearing)
+    assert meet(grid, "sha", SIZES, 10, patience=5) == {0: 5, 1: 3, 2: 4}
+
+
+def test_nobody_waits_for_a_stranger_that_is_silent(monkeypatch):
+    grid = grid_of(4)
+    plain = grid.pull_messages
+    monkeypatch.setattr(
+        grid,
+        "pull_messages",
+        lambda ids: [r for r in plain(ids) if r.metadata.src_node_id != 5],
+    )
+    began = time.monotonic()
+    assert meet(grid, "sha", SIZES, 3600) == {0: 2, 1: 3, 2: 4}
+    assert time.monotonic() - began < 2
+
+
+WRONG = {
+    "another config": ({"config-sha256": "other"}, r"node 3: client 1 runs another config"),
+    "another size": ({"num-examples": 99}, r"node 3: client 1 holds 99 .* accounting uses 6"),
+    "a negative partition": ({"partition-id": -1}, r"node 3: partition-id -1 is outside 0\.\.2"),
+    "a bool": ({"partition-id": True}, r"node 3: expected partition-id of type int, got True"),
+    "more": ({"more": 1}, r"node 3: expected a 'letter' record"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_member_that_says_something_else_is_named(name):
+    said, words = WRONG[name]
+    with pytest.raises(HandshakeFailed, match=rf"missing \[1\]: {words}"):
+        meet(grid_of(3, n3=said), "sha", SIZES, 10, patience=0.0)
+
+
+def test_an_error_of_a_member_is_one_short_line(monkeypatch):
+    grid = grid_of(3)
+    plain = grid._deliver
+
+    def deliver(message):
+        if message.metadata.dst_node_id == 3:
+            return Message(Error(2, "boom\n" * 10**5), reply_to=message)
+        return plain(message)
+
+    monkeypatch.setattr(grid, "_deliver", deliver)
+    with pytest.raises(HandshakeFailed, match="node 3: error 2: boom") as failed:
+        meet(grid, "sha", SIZES, 10, patience=0.0)
+    assert len(str(failed.value)) < 400
+    assert str(failed.value).isprintable()
+
+
+def test_too_few_nodes_are_waited_for_and_counted():
+    with pytest.raises(HandshakeFailed, match=r"Expected 3 clients within 0\.2 s, got 2"):
+        meet(grid_of(2), "sha", SIZES, 0.2)

@@ -1,0 +1,85 @@
+"""Which uploads the server takes: honest ones everywhere, no others, whatever their size."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from manifed.algorithms.payloads import Displacement
+from manifed.algorithms.server_update import Space
+from manifed.federation.header import Header
+from manifed.federation.replies import Replies
+from manifed.flower.inbox import Expectation, refuse_bad_rows
+from manifed.manifolds.base import Manifold
+from manifed.manifolds.hyperbolic import Lorentz
+from manifed.manifolds.spd import SPD
+from manifed.manifolds.sphere import Sphere
+from manifed.manifolds.stiefel import Stiefel
+from tests.conformance.manifold_cases import lorentz_of_radius, spd_of_condition
+
+HUGE = [1e150, 1e200, 1e308, 1.7e308]
+
+
+def taken(manifold: Manifold, x: Tensor, stacked: Tensor, space: Space = "tangent") -> Replies:
+    """What the server keeps of uploads (C, *point) at the broadcast point x."""
+    expected = Expectation(Header("", 1, 0, "train", -1), Displacement, x, space, manifold, 1.0)
+    partitions = tuple(range(10, 10 + stacked.shape[0]))
+    return refuse_bad_rows(expected, Replies(partitions, Displacement(stacked), {}, 0, 0))
+
+
+def tangents(manifold: Manifold, x: Tensor, count: int = 5) -> Tensor:
+    generator = torch.Generator().manual_seed(4)
+    size = (count, *manifold.coords_shape(tuple(x.shape)))
+    return manifold.from_coords(x, torch.randn(size, generator=generator, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("index", range(4), ids=["5", "12", "18", "25"])
+def test_honest_uploads_on_hyperbolic_space_are_taken_at_every_radius(index: int):
+    x, m = lorentz_of_radius(3)[index], Lorentz()
+    u = tangents(m, x)
+    for stacked in (u, 1e-6 * u, m.logmap(x, m.expmap(x, u)), m.egrad2rgrad(x, u)):
+        assert taken(m, x, stacked).failures == {}
+
+
+@pytest.mark.parametrize("index", range(3), ids=["1e3", "1e8", "1e12"])
+def test_honest_uploads_at_ill_conditioned_matrices_are_taken(index: int):
+    x, m = spd_of_condition(3)[index], SPD()
+    assert taken(m, x, tangents(m, x)).failures == {}
+
+
+def test_a_normal_part_is_refused_with_its_size():
+    m = Stiefel()
+    x = m.origin(6, 2)
+    stacked = tangents(m, x)
+    stacked[2] += 1e-3 * x
+    replies = taken(m, x, stacked)
+    assert replies.partitions == (10, 11, 13, 14)
+    assert list(replies.failures) == [12]
+    assert "tangent at the broadcast point within 1e-06" in replies.failures[12]
+    assert taken(m, x, stacked, "ambient").failures == {}
+
+
+@pytest.mark.parametrize("space", ["tangent", "ambient"])
+@pytest.mark.parametrize("size", HUGE)
+@pytest.mark.parametrize("manifold", [Sphere(), Stiefel(), Lorentz(), SPD()], ids=str)
+def test_huge_uploads_are_refused_and_their_neighbours_taken(manifold, size: float, space: Space):
+    shape = (5, 5) if manifold.ndim == 2 else (5,)
+    x = manifold.random_point(*shape, generator=torch.Generator().manual_seed(1))
+    stacked = tangents(manifold, x)
+    stacked[1] *= size / stacked[1].abs().max()
+    replies = taken(manifold, x, stacked, space)
+    assert list(replies.failures) == [11]
+    assert replies.failures[11].startswith("Expected u of Euclidean norm at most 1e+100, got ")
+    assert bool(torch.isfinite(replies.uploads.u).all())
+    stacked[1] = torch.nan
+    assert "Expected finite entries in u" in taken(manifold, x, stacked, space).failures[11]
+
+
+def test_a_vector_that_cancelled_to_nearly_nothing_is_taken():
+    """The summand |x| of the defect: without it every converged run loses its clients."""
+    m = Sphere()
+    x = m.random_point(6, generator=torch.Generator().manual_seed(1))
+    u = tangents(m, x)
+    rest = (u + 1e-16 * x) - u * (1 - 1e-12)
+    assert taken(m, x, rest).failures == {}
+    purely_relative = (rest @ x).abs() / rest.norm(dim=1)
+    assert float(purely_relative.max()) > 1e-6

@@ -1,0 +1,108 @@
+"""The numeric claims of the projected federated learning paper, as tests (spec 001 §8)."""
+
+import math
+
+import pytest
+import torch
+
+from manifed.algorithms.projected import Projected
+from manifed.algorithms.projection_mean import ProjectionMean
+from manifed.algorithms.rfedsvrg import RFedSVRG
+from manifed.algorithms.variance_reduced import VarianceReduced
+from manifed.oracles.minibatch import WithoutReplacement
+from manifed.privacy.noise import NoiseSource
+from manifed.problems.base import Examples
+from manifed.problems.pca import KPCA
+from reproduction.projected_claims import CLAIMS
+from reproduction.projected_theory import (
+    initial_gap,
+    optimality_measure,
+    stationarity_bound,
+    theory_stepsize,
+)
+from tests.algorithms.test_projected import local_gradients, pca_shards, start
+from tests.conformance.federated_loop import federate, last
+from tests.federation.test_projected_theory import client_constants
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("claim", [name for name in CLAIMS if name != "C12"])
+def test_the_claim_holds(claim):
+    verdict = CLAIMS[claim]()
+    assert verdict.holds, verdict.numbers
+
+
+def sampling_variance(problem, x, shards, batch):
+    """sigma^2 of Assumption 4.2 at x: batch times the variance of the worst client's mean."""
+    worst = 0.0
+    for shard in shards:
+        each = problem.rgrads(x, shard)
+        spread = (each - each.mean(0)).square().sum() / (len(shard) - 1)
+        worst = max(worst, float(spread) * (1 - batch / len(shard)))
+    return worst
+
+
+def test_the_bound_of_theorem_4_3_holds_with_sampling_on_average():
+    problem, shards, batch, rounds = KPCA(3), pca_shards(), 2, 10
+    x, constants = start(problem, shards), client_constants(shards, 3)
+    eta, server = theory_stepsize(constants, 6, 5)
+    half = Projected(
+        step_size=eta,
+        local_steps=5,
+        server_step_size=server,
+        minibatch=WithoutReplacement(batch_size=batch),
+    )
+    gap = float(problem.objective(x, shards)) - problem.optimum(shards).value
+    omega = initial_gap(gap, local_gradients(problem, x, shards), eta, server, 5)
+    squares, variance = [], 0.0
+    for seed in range(20):
+        here, source = x, NoiseSource.from_seed(seed)
+        strategy = ProjectionMean(server_step_size=server)
+        for played in federate(problem, shards, half, strategy, x, rounds, source=source):
+            g = optimality_measure(
+                here, problem.gradient(here, shards), eta * server * 5, problem.manifold
+            )
+            squares.append(float(g.square().sum()))
+            variance = max(variance, sampling_variance(problem, here, shards, batch))
+            here = played.state["anchor"]
+    bound = stationarity_bound(omega, 6, eta, 5, rounds, variance, batch)
+    assert 0 < sum(squares) / len(squares) <= bound
+
+
+def test_drift_inside_a_round_is_bounded():
+    """(28) with the constants doubled as its proof needs (spec 001, A13), without sampling."""
+    problem, shards = KPCA(3), pca_shards()
+    constants = client_constants(shards, 3)
+    eta, tau, n = theory_stepsize(constants, 6, 5)[0], 5, 6
+    half, x = Projected(step_size=eta, local_steps=tau), start(problem, shards)
+    before = torch.zeros(n, *x.shape, dtype=torch.float64)
+    for played in federate(problem, shards, half, ProjectionMean(), x, 10):
+        full = problem.gradient(x, shards)
+        lag = eta * tau * (full + before.mean(0) - before)
+        c, z_hat, drift = before.mean(0) - before, x.expand_as(before), 0.0
+        for _ in range(tau):
+            z = problem.manifold.projx(z_hat)
+            drift += float((z - x).square().sum())
+            z_hat = z_hat - eta * (local_gradients(problem, z, shards) + c)
+        own = lag - lag.mean(0)
+        first = 3 * n * constants.growth**2 * tau**3 * eta**2 * float(full.square().sum())
+        assert drift <= first + 18 * tau * float(own.square().sum())
+        x, before = played.state["anchor"], played.memory.mean_gradient
+
+
+@pytest.mark.slow
+def test_read_as_a_standard_deviation_the_recipe_stalls_this_algorithm_and_not_its_rival():
+    """N(0, 2i/n) with 2i/n a standard deviation (spec 001, A2): rows times sqrt(2i/n) once more."""
+    n, variance = 30, pca_shards(30, 15, 20)
+    scales = [math.sqrt(2 * (i + 1) / n) for i in range(n)]
+    shards = [Examples({"z": s["z"] * c}, {"z": 1}) for s, c in zip(variance, scales, strict=True)]
+    problem = KPCA(5)
+    x = start(problem, shards)
+    half = Projected(step_size=4e-3, local_steps=5)
+    wide = ProjectionMean(tube_radius=1e9)
+    ours = last(federate(problem, shards, half, wide, x, 300)).state["anchor"]
+    rival = RFedSVRG(step_size=4e-3, local_steps=5, maps="retraction")
+    server = VarianceReduced(maps="retraction")
+    theirs = last(federate(problem, shards, rival, server, x, 300)).state["x"]
+    assert float(problem.gradient_norm(ours, shards)) > 0.1
+    assert float(problem.gradient_norm(theirs, shards)) < 1e-2

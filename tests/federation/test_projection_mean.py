@@ -1,0 +1,135 @@
+"""The projection of the mean: line 13, the tube, the books, and the configs that are refused."""
+
+import pytest
+import torch
+
+from manifed.algorithms.payloads import Displacement
+from manifed.algorithms.projection_mean import ProjectionMean, ProjectionMeanPartial, corrections
+from manifed.algorithms.server_update import Collected
+from manifed.errors import ConfigError, RoundFailed
+from manifed.experiment.load import parse
+from manifed.manifolds.sphere import Sphere
+from manifed.manifolds.stiefel import Stiefel
+
+
+def collected(u, partitions, num_clients):
+    return Collected({"u": u.mean(0)}, Displacement(u), partitions, num_clients, 0.5)
+
+
+def test_the_broadcast_is_unprojected_and_the_model_is_projected():
+    x = torch.tensor([1.0, 0.0], dtype=torch.float64)
+    u = torch.tensor([[0.0, 0.6], [0.2, 0.0]], dtype=torch.float64)
+    server = ProjectionMean(server_step_size=0.5)
+    state = server.step(server.initial(x), "train", collected(u, (0, 1), 2), 1, Sphere())
+    expected = torch.tensor([1.05, 0.15], dtype=torch.float64)
+    torch.testing.assert_close(server.down(state, "train").x, expected, rtol=0, atol=1e-14)
+    model = server.model(state, Sphere())
+    torch.testing.assert_close(model, expected / expected.norm(), rtol=0, atol=1e-14)
+    assert torch.equal(server.base(state, Sphere()), model)
+
+
+@pytest.mark.parametrize("radius", [None, 0.25])
+def test_leaving_the_tube_is_an_error_that_says_what_to_do(radius):
+    x = Stiefel().origin(4, 2)
+    u = -0.9 * x.unsqueeze(0) if radius is None else -0.2 * x.unsqueeze(0)
+    server = ProjectionMean(tube_radius=radius)
+    with pytest.raises(RoundFailed) as caught:
+        server.step(server.initial(x), "train", collected(u, (0,), 1), 7, Stiefel())
+    for word in ("Round 7", "|x - P(x)| <", "training.step_size", f"{radius or 1:g}"):
+        assert word in str(caught.value)
+    inside = server.step(server.initial(x), "train", collected(u / 10, (0,), 1), 7, Stiefel())
+    assert float((server.model(inside, Stiefel()) - x).norm()) <= 1e-14
+
+
+def test_not_a_number_is_outside_every_tube():
+    x = Stiefel().origin(4, 2)
+    u = torch.full((1, 4, 2), torch.nan, dtype=torch.float64)
+    server = ProjectionMean(tube_radius=1e9)
+    with pytest.raises(RoundFailed, match="nan"):
+        server.step(server.initial(x), "train", collected(u, (0,), 1), 1, Stiefel())
+
+
+def test_the_books_keep_the_last_displacement_of_each_client():
+    x = torch.tensor([1.0, 0.0, 0.0], dtype=torch.float64)
+    server, sphere = ProjectionMeanPartial(), Sphere()
+    u = 0.1 * torch.eye(3, dtype=torch.float64)
+    state = server.step(server.initial(x), "train", collected(u[:2], (3, 1), 5), 1, sphere)
+    assert state["is_known"].tolist() == [0, 1, 0, 1, 0]
+    torch.testing.assert_close(state["displacements"][3], u[0])
+    state = server.step(state, "train", collected(u[2:], (1,), 5), 2, sphere)
+    torch.testing.assert_close(state["displacements"][1], u[2])
+    torch.testing.assert_close(state["mean_displacement"], (u[0] + u[2]) / 2)
+    c = corrections(state["mean_displacement"], state["displacements"], state["is_known"])
+    assert float(c.sum(0).abs().max()) <= 1e-14
+    assert not bool(c[[0, 2, 4]].any())
+
+
+# -- the config -------------------------------------------------------------------------------
+TABLE = {
+    "name": "t",
+    "problem": {"kind": "kpca", "num_components": 3},
+    "data": {"kind": "synthetic-pca", "num_clients": 4},
+    "federation": {"num_clients": 4, "num_rounds": 2, "partition": {"kind": "natural"}},
+    "training": {"kind": "projected", "step_size": 1e-3},
+    "strategy": {"kind": "projection-mean"},
+}
+SVRG = {"kind": "federated-svrg", "step_size": 1.0}
+PARTIAL = {"kind": "projected-partial", "step_size": 1.0}
+NOISE = {"kind": "multiplier", "noise_multiplier": 1.0}
+SOME = {"kind": "fixed-size", "cohort_size": 2}
+CLIENT = {"kind": "client-level", "l2_norm_clip": 1.0, "noise": NOISE, "delta": 1e-3}
+PUBLISHED = {"kind": "published", "local_epsilon": 1.0, "local_delta": 1e-5}
+EXAMPLE = {"kind": "example-level", "l2_norm_clip": 1.0, "noise": PUBLISHED, "delta": 1e-5}
+SPD = {"problem": {"kind": "frechet-mean"}, "data": {"kind": "wishart"}}
+PROX = {"kind": "rfedprox", "step_size": 1.0, "penalty_weight": 1.0, "maps": "retraction"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"strategy": {"kind": "tangent-mean"}}, ["strategy.kind", "'projection-mean'"]),
+        ({"training": {"kind": "rsgd", "step_size": 1.0}}, ["strategy.kind", "'projected'"]),
+        ({"training": SVRG}, ["strategy.kind", "'variance-reduced'", "'projection-mean'"]),
+        ({"training": PARTIAL}, ["strategy.kind", "'projection-mean-partial'"]),
+        (
+            {"strategy": {"kind": "projection-mean", "server_step_size": 2.0}},
+            ["training.server_step_size", "= 2", "got 1"],
+        ),
+        (
+            {"federation": TABLE["federation"] | {"cohort": SOME}},
+            ["federation.cohort.kind", "'all'", "'fixed-size'", "'projected-partial'"],
+        ),
+        (SPD, ["training.kind", "'projected'", "Expected a submanifold"]),
+        (
+            {"training": PROX, "strategy": {"kind": "tangent-mean"}},
+            ["strategy.maps", "'retraction'", "'exact'"],
+        ),
+        (
+            {"training": SVRG, "strategy": {"kind": "variance-reduced"}, "privacy": CLIENT},
+            ["training.kind", "client-level", "twice a round"],
+        ),
+        (
+            {
+                "training": PARTIAL,
+                "strategy": {"kind": "projection-mean-partial"},
+                "privacy": CLIENT,
+            },
+            ["training.kind", "client-level", "books"],
+        ),
+        ({"privacy": CLIENT}, ["training.upload", "'plain'", "'corrected'"]),
+        ({"privacy": EXAMPLE}, ["privacy.noise.kind", "'published'", "'projected'"]),
+    ],
+)
+def test_halves_that_do_not_belong_together_are_refused(changes, words):
+    with pytest.raises(ConfigError) as caught:
+        parse(TABLE | changes)
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_the_table_itself_parses_and_needs_everyone():
+    config = parse(TABLE)
+    assert config.strategy.needs_everyone
+    assert not parse(
+        TABLE | {"training": PARTIAL, "strategy": {"kind": "projection-mean-partial"}}
+    ).strategy.needs_everyone

@@ -1,0 +1,95 @@
+"""What the noise of private projected training is, and what it does to the run."""
+
+from functools import lru_cache
+
+import pytest
+import torch
+from scipy import stats
+
+from manifed.algorithms.payloads import Displacement
+from manifed.algorithms.projected import Projected
+from manifed.algorithms.projection_mean import ProjectionMean
+from manifed.federation.aggregation import ServerDraws, private_mean
+from manifed.manifolds.stiefel import Stiefel
+from manifed.privacy.mechanism import ClientLens, ExampleLens, RelativeNoise
+from manifed.privacy.noise import NoiseSource
+from manifed.problems.pca import KPCA
+from tests.algorithms.test_projected import pca_shards, start
+from tests.conformance.federated_loop import federate, last
+
+
+def test_noise_moves_the_run_and_vanishes_with_its_multiplier():
+    problem, shards = KPCA(3), pca_shards()
+    x, half = start(problem, shards), Projected(step_size=2e-3, local_steps=5)
+    plain = last(federate(problem, shards, half, ProjectionMean(), x, 5)).state["x"]
+
+    def gap(multiplier, clip=1e6):
+        noise = RelativeNoise(multiplier=multiplier)
+        lens = ExampleLens(l2_norm_clip=clip, noise=noise)
+        end = last(
+            federate(problem, shards, half, ProjectionMean(tube_radius=1e9), x, 5, lens=lens)
+        )
+        return float((end.state["x"] - plain).norm())
+
+    assert gap(0.0) <= 1e-12
+    assert 1e-9 < gap(1e-8) < 1e-2 < gap(1e-3)
+
+
+def test_client_level_noise_and_clip_act_on_ambient_uploads():
+    problem, shards = KPCA(3), pca_shards()
+    x, half = start(problem, shards), Projected(step_size=2e-3, local_steps=5)
+    plain = last(federate(problem, shards, half, ProjectionMean(), x, 4)).state["x"]
+    wide = ClientLens(l2_norm_clip=1e3, noise_multiplier=0.0)
+    silent = last(federate(problem, shards, half, ProjectionMean(), x, 4, client_lens=wide))
+    torch.testing.assert_close(silent.state["x"], plain, rtol=0, atol=1e-13)
+    tight = ClientLens(l2_norm_clip=0.01, noise_multiplier=0.0)
+    for played in federate(problem, shards, half, ProjectionMean(), x, 4, client_lens=tight):
+        assert float((played.state["x"] - x).norm()) <= 0.01 + 1e-12
+        x = played.state["anchor"]
+
+
+@lru_cache
+def summed_squares_of_the_mean():
+    """(sum of |noise|^2 over the stated variance, degrees of freedom) of ambient means."""
+    x, lens = Stiefel().origin(10, 3), ClientLens(l2_norm_clip=0.5, noise_multiplier=2.0)
+    nobody, space = Displacement(x.new_zeros(0, 10, 3)), ProjectionMean().space
+    total = 0.0
+    for server_round in range(1, 3001):
+        draws = ServerDraws(NoiseSource.from_seed(3), server_round, 0)
+        mean = private_mean(nobody, x, space, Stiefel(), lens, 5.0, draws).mean["u"]
+        total += float(mean.square().sum())
+    return total / (2.0 * 0.5 / 5.0) ** 2, 3000 * x.numel()
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize(("scale", "is_accepted"), [(1.0, True), (0.98, False), (1.02, False)])
+def test_the_noise_of_an_ambient_mean_is_chi_square_with_the_stated_stddev(scale, is_accepted):
+    total, freedom = summed_squares_of_the_mean()
+    tail = stats.chi2.cdf(total * scale**2, freedom)
+    assert (5e-7 < tail < 1 - 5e-7) == is_accepted
+
+
+def test_plain_uploads_are_algorithm_1_and_forget_the_servers_noise():
+    problem, shards = KPCA(3), pca_shards()
+    x, rounds = start(problem, shards), 40
+    half = Projected(step_size=2e-3, local_steps=5)
+    plain = half.model_copy(update={"upload": "plain"})
+    one = last(federate(problem, shards, half, ProjectionMean(), x, 10)).state["x"]
+    two = last(federate(problem, shards, plain, ProjectionMean(), x, 10)).state["x"]
+    torch.testing.assert_close(one, two, rtol=0, atol=1e-12)
+    noisy = ClientLens(l2_norm_clip=1e3, noise_multiplier=1e-8)
+
+    def imbalance(training):
+        """Size of the mean correction in the first and in the last rounds."""
+        sizes = [
+            float(training.correction(p.state["x"], p.memory).mean(0).norm())
+            for p in federate(
+                problem, shards, training, ProjectionMean(), x, rounds, client_lens=noisy
+            )
+        ]
+        return sizes[0], sum(sizes[-10:]) / 10
+
+    first, late = imbalance(half)
+    assert late > 3 * first
+    first, late = imbalance(plain)
+    assert 0.3 * first < late < 2 * first

@@ -1,0 +1,89 @@
+"""Algorithm 1's server half: reductions to what it must be."""
+
+import torch
+
+from manifed.algorithms.payloads import Displacement, DisplacementAndIterate
+from manifed.algorithms.server_update import Collected
+from manifed.algorithms.tangent_mean import TangentMean, tangent_mean
+from manifed.federation.aggregation import weighted_mean
+from manifed.manifolds.euclidean import Euclidean
+from manifed.manifolds.sphere import Sphere
+
+
+def points(count, dim=5, spread=0.3, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    x = Sphere().random_point(dim, generator=generator)
+    u = torch.randn(count, dim, generator=generator, dtype=torch.float64)
+    u = spread * (u - (u @ x).unsqueeze(1) * x)
+    return x, Sphere().expmap(x, u)
+
+
+def test_one_client_gets_its_own_point_back():
+    x, (y,) = points(1)
+    u = Sphere().logmap(x, y)
+    torch.testing.assert_close(tangent_mean(x, u, 1.0, Sphere()), y, rtol=0, atol=1e-14)
+
+
+def test_on_flat_space_it_is_the_weighted_mean():
+    generator = torch.Generator().manual_seed(1)
+    y = torch.randn(4, 3, generator=generator, dtype=torch.float64)
+    weights = torch.tensor([1.0, 2.0, 3.0, 4.0], dtype=torch.float64)
+    x = torch.zeros(3, dtype=torch.float64)
+    flat = Euclidean(ndim=1)
+    mean = weighted_mean(Displacement(flat.logmap(x, y)), weights)["u"]
+    expected = (weights[:, None] * y).sum(0) / 10
+    torch.testing.assert_close(tangent_mean(x, mean, 1.0, flat), expected, rtol=0, atol=1e-14)
+
+
+def test_permuting_clients_changes_nothing():
+    x, y = points(6)
+    weights = torch.arange(1, 7, dtype=torch.float64)
+    order = torch.tensor([3, 0, 5, 1, 4, 2])
+    u = Sphere().logmap(x, y)
+    a = weighted_mean(Displacement(u), weights)["u"]
+    b = weighted_mean(Displacement(u[order]), weights[order])["u"]
+    torch.testing.assert_close(a, b, rtol=0, atol=1e-14)
+
+
+def test_the_distance_to_the_frechet_mean_shrinks_with_the_cube_of_the_spread():
+    """Spec 000, check 16, started from the extrinsic mean."""
+    gaps = []
+    for spread in (0.4, 0.2, 0.1):
+        _, y = points(8, spread=spread, seed=4)
+        sphere = Sphere()
+        x = sphere.projx(y.mean(0))
+        mean = weighted_mean(Displacement(sphere.logmap(x, y)), torch.ones(8).double())["u"]
+        gaps.append(float(sphere.dist(tangent_mean(x, mean, 1.0, sphere), sphere.frechet_mean(y))))
+    assert gaps[0] / gaps[1] > 6
+    assert gaps[1] / gaps[2] > 6
+
+
+def collected(x, y, drawn, uniform):
+    sphere = Sphere()
+    mean = {"u": sphere.logmap(x, y), "drawn": sphere.logmap(x, drawn)}
+    uploads = DisplacementAndIterate(mean["u"][None], mean["drawn"][None])
+    return Collected(mean, uploads, (0,), 1, uniform)
+
+
+def test_option_2_returns_each_round_with_equal_probability():
+    half, sphere, rounds, counts = TangentMean(output_rule="uniform"), Sphere(), 4, [0] * 4
+    x, y = points(rounds + 1, seed=2)
+    generator = torch.Generator().manual_seed(0)
+    trials = 1000
+    for _ in range(trials):
+        state = half.initial(x)
+        for r in range(1, rounds + 1):
+            uniform = float(torch.rand((), generator=generator))
+            state = half.step(state, "train", collected(state["x"], y[r], y[r], uniform), r, sphere)
+        gaps = [float((half.output(state, sphere) - y[r]).norm()) for r in range(1, rounds + 1)]
+        counts[gaps.index(min(gaps))] += 1
+    statistic = sum((c - trials / rounds) ** 2 / (trials / rounds) for c in counts)
+    assert statistic < 31.0  # chi-square with 3 degrees of freedom: 1e-6 of the mass lies above
+
+
+def test_option_2_for_its_proof_goes_on_from_the_last_iterate():
+    half, sphere = TangentMean(output_rule="uniform"), Sphere()
+    x, (last, drawn) = points(2, seed=3)
+    state = half.step(half.initial(x), "train", collected(x, last, drawn, 0.5), 1, sphere)
+    torch.testing.assert_close(state["x"], last, rtol=0, atol=1e-14)
+    torch.testing.assert_close(half.output(state, sphere), drawn, rtol=0, atol=1e-14)

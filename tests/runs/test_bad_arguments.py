@@ -1,0 +1,73 @@
+"""Arguments that are no numbers, or none that mean anything, end in one line and exit code 2."""
+
+import itertools
+
+import pytest
+
+from manifed.cli.main import main, simulation
+
+COMPARE = {
+    "--local-epsilon": "0.15", "--local-delta": "1e-4", "--clients": "100", "--cohort-size": "1",
+    "--rounds": "50", "--slack-delta": "1e-3",
+}  # fmt: skip
+CALIBRATE = {
+    "--target-epsilon": "1", "--target-delta": "1e-5", "--steps": "10",
+    "--sampling-probability": "0.5",
+}  # fmt: skip
+NEVER = ["nan", "inf", "-inf", "-1", "1e400", "x", ""]
+ALSO_BAD = {
+    "--local-epsilon": ["0", "701"], "--local-delta": ["1", "2"], "--slack-delta": ["0", "1"],
+    "--clients": ["0", "0.5", "9" * 5000], "--cohort-size": ["0", "101"],
+    "--rounds": ["0", "1000000000000"], "--target-epsilon": ["0"], "--target-delta": ["0", "1"],
+    "--steps": ["0", "1e3"], "--sampling-probability": ["0", "1.5"], "--delta": ["2"],
+}  # fmt: skip
+
+
+def cases():
+    for command, sound in (("compare", COMPARE), ("calibrate", CALIBRATE)):
+        for option in sound:
+            for value in [*NEVER, *ALSO_BAD[option]]:
+                yield command, sound | {option: value}, option
+    for value in [*NEVER, *ALSO_BAD["--delta"]]:
+        yield "ledger", {"--delta": value}, "--delta"
+
+
+def refused(capsys, call, words):
+    with pytest.raises(SystemExit) as caught:
+        call(words)
+    shown = capsys.readouterr()
+    assert caught.value.code == 2
+    assert shown.out == ""
+    assert shown.err.startswith("error: ")
+    assert shown.err.count("\n") == 1
+    return shown.err
+
+
+def test_every_bad_number_of_the_privacy_commands_is_one_line(capsys, tmp_path):
+    count = 0
+    for command, options, culprit in cases():
+        words = ["privacy", command, *itertools.chain(*options.items())]
+        line = refused(capsys, main, [*words, str(tmp_path)] if command == "ledger" else words)
+        assert culprit in line
+        count += 1
+    assert count >= 90
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["run", "--nothing"], "--nothing"),
+        (["nothing"], "nothing"),
+        (["privacy", "ledger"], "PATH"),
+        (["privacy", "ledger", "/nothing/here", "--delta", "1e-5"], "/nothing/here"),
+        (["privacy", "compare"], "--local-epsilon"),
+        (["run", "--set"], "--set"),
+        (["run", "--data-dir", "/nothing/here"], "--data-dir"),
+    ],
+)
+def test_words_that_are_no_arguments_are_one_line(capsys, words, expected):
+    assert expected.lower() in refused(capsys, main, words).lower()
+
+
+def test_simulation_says_it_in_one_line_too(capsys):
+    assert "--nothing" in refused(capsys, simulation, ["--nothing"])

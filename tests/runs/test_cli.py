@@ -1,0 +1,119 @@
+"""The command line: bad input is one clear line and exit code 2; JSON is the last line."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from manifed.cli import commands
+from manifed.cli import main as cli
+
+ROOT = Path(__file__).resolve().parents[2]
+QUICKSTART = str(ROOT / "configs" / "quickstart.toml")
+SMALL = ["--set", "federation.num_rounds=2", "--set", "output.plots=false", "--plain"]
+
+
+@pytest.fixture(scope="module")
+def manifed():
+    commands.register(cli.app)
+    runner = CliRunner()
+    return lambda *words: runner.invoke(cli.app, [str(word) for word in words])
+
+
+BAD = [
+    (["--set", "federation.num_round=5"], ["federation.num_round", "unknown key"]),
+    (["--set", "federation.num_rounds=x"], ["federation.num_rounds", "'x'"]),
+    (["--set", "privacy.noise.delta=0.01"], ["privacy.noise.delta", "1/n", "0.01", "1797"]),
+    (
+        ["--set", "training.minibatch={kind='poisson',batch_size=500}"],
+        ["training.minibatch.batch_size", "179", "500"],
+    ),
+    (
+        ["--set", "federation.cohort={kind='fixed-size',cohort_size=99}"],
+        ["federation.cohort.cohort_size", "10", "99"],
+    ),
+    (["--set", "federation.num_clients=5000"], ["num_partitions", "5000"]),
+    (["--set", "data.kind=wishart"], ["principal-eigenvector", "wishart"]),
+    (["--set", "data.kind=mnist"], ["data.kind", "MANIFED_DATA"]),
+    (["--engine", "spark"], ["engine.kind", "spark"]),
+]
+
+
+@pytest.mark.parametrize(("words", "expected"), BAD, ids=lambda v: str(v[-1])[:40])
+def test_bad_input_is_one_line_and_code_2_and_writes_nothing(
+    manifed, tmp_path, monkeypatch, words, expected
+):
+    monkeypatch.delenv("MANIFED_DATA", raising=False)
+    result = manifed("run", QUICKSTART, *words, "--out", tmp_path / "run")
+    assert result.exit_code == 2
+    lines = result.stderr.strip().splitlines()
+    assert len(lines) == 1
+    assert lines[0].startswith("error: ")
+    for word in expected:
+        assert word in lines[0]
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_missing_config_and_a_full_folder_are_refused(manifed, tmp_path):
+    assert manifed("run", tmp_path / "no.toml").exit_code == 2
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").write_text("mine")
+    result = manifed("run", QUICKSTART, "--out", tmp_path / "full")
+    assert result.exit_code == 2
+    assert "empty folder" in result.stderr
+    assert (tmp_path / "full" / "file").read_text() == "mine"
+
+
+def test_a_run_ends_with_the_privacy_statement_and_json_after_it(manifed, tmp_path):
+    result = manifed("run", QUICKSTART, *SMALL, "--out", tmp_path / "run", "--json")
+    assert result.exit_code == 0, result.output
+    *text, last = result.stdout.strip().splitlines()
+    final = json.loads(last)
+    manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
+    assert list(manifest)[-1] == "final"
+    assert manifest["final"] == {k: v for k, v in final.items() if k != "directory"}
+    statement = "\n".join(text[text.index("privacy statement") :])
+    for word in ("REHEARSAL", "unit: one example", "add-or-remove", "released", "server: ("):
+        assert word in statement
+    assert "RELEASE:" not in statement
+
+
+def test_an_os_key_reads_as_a_release_and_no_privacy_as_none(manifed, tmp_path):
+    sets = ["--set", "privacy.noise_source=os"]
+    release = manifed("run", QUICKSTART, *SMALL, *sets, "--out", tmp_path / "a")
+    assert "RELEASE:" in release.stdout
+    assert "REHEARSAL" not in release.stdout
+    plain = tmp_path / "plain.toml"
+    text = (ROOT / "configs" / "quickstart.toml").read_text().split("[privacy]")[0]
+    plain.write_text(text)
+    nothing = manifed("run", plain, *SMALL, "--out", tmp_path / "b", "--json")
+    assert "NOT PRIVATE" in nothing.stdout
+    assert json.loads(nothing.stdout.strip().splitlines()[-1])["epsilon"] is None
+
+
+def test_privacy_compare_shows_the_published_number_and_the_sound_ones(manifed):
+    words = "--local-epsilon 0.15 --local-delta 1e-4 --clients 100 --cohort-size 1 --rounds 50"
+    result = manifed("privacy", "compare", *words.split(), "--slack-delta", "1e-3", "--json")
+    views = json.loads(result.stdout.strip().splitlines()[-1])
+    assert list(views) == ["published", "parallel", "external", "server"]
+    assert views["published"]["epsilon"] == pytest.approx(0.0426, rel=5e-3)
+    assert views["external"]["epsilon"] == pytest.approx(0.2705, rel=5e-3)
+    assert len({view["delta"] for view in views.values()}) == 1
+
+
+def test_help_is_quick_and_needs_no_torch():
+    code = (
+        "import sys; sys.argv = ['simulation.py', '--help']\n"
+        "import runpy\n"
+        "try: runpy.run_path('simulation.py', run_name='__main__')\n"
+        "except SystemExit: pass\n"
+        "assert not {'torch', 'flwr', 'ray', 'matplotlib', 'dp_accounting'} & set(sys.modules)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "--engine" in done.stdout

@@ -1,0 +1,106 @@
+"""What a node says of itself, and what its errors carry to the server."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from flwr.app import Context, RecordDict
+from flwr.clientapp import ClientApp
+
+from manifed.experiment.load import load
+from manifed.flower import client_turn
+from manifed.flower.apps import client_app_of
+from manifed.flower.handshake import HandshakeFailed, meet
+from manifed.flower.inline import InlineGrid
+
+QUICKSTART = Path(__file__).resolve().parents[2] / "configs" / "quickstart.toml"
+MARKER = "8675309.125"
+
+
+def config_of(*sets):
+    return load(QUICKSTART, ["federation.num_clients=3", *sets])
+
+
+@pytest.mark.parametrize("partition", [-1, 3, True, 0.0, "1", None])
+def test_a_node_without_a_place_among_the_shards_says_so(partition):
+    node = {} if partition is None else {"partition-id": partition}
+    context = Context(run_id=1, node_id=2, node_config=node, state=RecordDict(), run_config={})
+    with pytest.raises(ValueError, match=r"partition-id of this node in .* 0\.\.2, got"):
+        client_turn._mine(context, config_of())
+
+
+def quoting(*arguments, **keywords):
+    """A step that fails and quotes a record."""
+    raise ValueError(f"cannot factor [[{MARKER}]]")
+
+
+PLACES = {
+    "loading": "manifed.flower.client_turn.client_side",
+    "validating": "manifed.flower.client_turn.check_shard",
+    "the turn": "manifed.flower.client_turn.take_turn",
+    "packing": "manifed.flower.client_turn.pack",
+    "memory": "manifed.flower.client_turn._write",
+    "introducing": "manifed.flower.client_turn.ConfigRecord",
+}
+
+
+def replies_of(config):
+    """The error texts that the server gets in a handshake and in a round."""
+    from manifed.experiment.assembly import initial_point, plan_of
+    from manifed.flower.rounds import Rounds
+
+    class Purse:
+        def charge(self, *_):
+            """Nothing."""
+
+    class Listening(InlineGrid):
+        def __init__(self, app: ClientApp, *arguments):
+            super().__init__(app, *arguments)
+            self.texts = []
+
+        def pull_messages(self, message_ids):
+            found = super().pull_messages(message_ids)
+            self.texts += [reply.error.reason for reply in found if reply.has_error()]
+            return found
+
+    grid, plan = Listening(client_app_of(lambda _: config), 3, {}), plan_of(config)
+    sha = plan.config_sha256
+    try:
+        nodes = meet(grid, sha, plan.num_examples, timeout=5.0, patience=0.0)
+    except HandshakeFailed as failed:
+        return [*grid.texts, str(failed)]
+    rounds = Rounds(plan, plan.half.initial(initial_point(config)), Purse())
+    rounds._nodes = nodes
+    try:
+        rounds.run_round(1, grid)
+    except RuntimeError as failed:
+        grid.texts.append(str(failed))
+    return grid.texts
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_no_error_that_travels_quotes_a_record(place, monkeypatch):
+    config = config_of("training.local_steps=1", f"description='{place}'")
+    if place == "memory":
+        config = config_of(
+            "problem={kind='kpca'}",
+            "training={kind='projected',step_size=0.1,local_steps=1}",
+            "strategy={kind='projection-mean'}",
+        )
+    client_turn._side.cache_clear()
+    monkeypatch.setattr(PLACES[place], quoting)
+    texts = replies_of(config)
+    client_turn._side.cache_clear()
+    assert texts
+    assert not any(MARKER in text for text in texts)
+
+
+def test_a_turn_whose_numbers_fail_says_no_number(monkeypatch):
+    from manifed.problems.pca import PrincipalEigenvector
+
+    def failing(self, x, examples, weigh):
+        raise torch.linalg.LinAlgError(f"not positive: {float(examples['z'].flatten()[0])}")
+
+    config = config_of("training.local_steps=1")
+    monkeypatch.setattr(PrincipalEigenvector, "rgrad_sum_by_norm", failing)
+    assert not any("not positive" in text for text in replies_of(config))

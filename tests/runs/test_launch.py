@@ -1,0 +1,144 @@
+"""The run that happens is the run that was checked: one experiment, resolved once."""
+
+import json
+import os
+import tomllib
+
+import pytest
+import tomli_w
+from typer.testing import CliRunner
+
+from manifed.cli import commands
+from manifed.cli import main as cli
+from manifed.cli.launch import Request, launch, resolve
+from manifed.errors import ConfigError
+from manifed.experiment.load import load, sha256
+from manifed.flower import client_turn, server_run
+from manifed.flower.run_config import experiment_of, run_config_of
+from tests.runs.test_cli import QUICKSTART
+
+SETS = (
+    "federation.num_clients=2",
+    "federation.num_rounds=1",
+    "evaluation.is_enabled=false",
+    "output.plots=false",
+)
+
+
+def ran(monkeypatch, request):
+    """What each side of an inline run reads."""
+    seen = []
+    run, introduce = server_run.run, client_turn.introduce
+
+    def server(grid, config):
+        seen.append(config)
+        return run(grid, config)
+
+    def client(message, context, config):
+        seen.append(config)
+        return introduce(message, context, config)
+
+    monkeypatch.setattr(server_run, "run", server)
+    monkeypatch.setattr(client_turn, "introduce", client)
+    return launch(request), seen
+
+
+@pytest.mark.parametrize(
+    ("text", "sets"),
+    [
+        ("[draft", ("privacy.noise.epsilon=0.1",)),
+        ("{draft", ("privacy.noise.epsilon=0.1",)),
+        ("it's", ("privacy.noise.epsilon=0.1",)),
+        ("try privacy={kind='none'}", ()),
+        ("x output.directory='/elsewhere'", ()),
+    ],
+)
+def test_a_description_changes_nothing_else(tmp_path, monkeypatch, text, sets):
+    request = Request(
+        QUICKSTART, (f"description={text}", *SETS, *sets), out=tmp_path / "run", plain=True
+    )
+    wanted = load(QUICKSTART, [*SETS, *sets])
+    folder, seen = ran(monkeypatch, request)
+    assert folder.directory == tmp_path / "run"
+    assert [os.fspath(p.name) for p in tmp_path.iterdir()] == ["run"]
+    assert len(seen) == 3
+    for config in seen:
+        assert config.description == text
+        assert config.privacy == wanted.privacy
+        assert sha256(config) == sha256(wanted) == folder.manifest()["config_sha256"]
+
+
+NAMES = [
+    "it's",
+    'say "x"',
+    "two  words ",
+    "line\nbreak",
+    "-x",
+    "[draft",
+    "{a=1}",
+    "größe \U0001f600",
+    "\\",
+    "a=1",
+    "privacy={kind='none'}",
+    "#",
+    "tab\t\x7f",
+    os.fsdecode(b"\xff\xfe"),
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_run_folder_has_any_name_that_the_file_system_takes(tmp_path, name):
+    out = tmp_path / name
+    folder = launch(Request(QUICKSTART, SETS, out=out, plain=True))
+    assert folder.directory == out
+    assert os.listdir(os.fsencode(tmp_path)) == [os.fsencode(name)]
+    assert folder.manifest()["final"]["rounds"] == 1
+    assert folder.manifest()["config_sha256"] == sha256(load(QUICKSTART, SETS))
+
+
+def test_a_folder_in_the_config_is_used(tmp_path):
+    sets = (*SETS, f"output.directory={tmp_path / 'mine'}")
+    assert resolve(Request(QUICKSTART, sets)).directory == tmp_path / "mine"
+    request = Request(QUICKSTART, sets, out=tmp_path / "other")
+    assert resolve(request).directory == tmp_path / "other"
+
+
+@pytest.mark.parametrize("text", ["[draft", "a = 1\nprivacy = {kind='none'}", "\x00\x1f\x7f'\"\\"])
+@pytest.mark.parametrize("name", NAMES[:-1])
+def test_every_process_of_a_run_reads_the_experiment_that_was_resolved(tmp_path, text, name):
+    request = Request(QUICKSTART, (f"description={text}", *SETS), "ray", out=tmp_path / name)
+    plan = resolve(request)
+    sent = tomllib.loads(tomli_w.dumps(run_config_of(plan.config)))
+    assert experiment_of(sent) == plan.config
+    assert plan.config.output.directory == str(tmp_path / name)
+
+
+def test_a_folder_whose_name_is_no_text_cannot_be_told_to_other_processes(tmp_path):
+    plan = resolve(Request(QUICKSTART, SETS, "ray", out=tmp_path / NAMES[-1]))
+    with pytest.raises(ConfigError, match="Unicode"):
+        run_config_of(plan.config)
+
+
+def test_what_flwr_run_carries_is_a_file_and_lines_of_toml():
+    given = {"experiment": "configs/quickstart.toml", "resolved": ""}
+    overrides = 'federation.num_rounds = 7\nprivacy.noise.epsilon = 0.5\ndescription = "a b"'
+    config = experiment_of({**given, "overrides": overrides})
+    wanted = load(QUICKSTART, ["federation.num_rounds=7", "privacy.noise.epsilon=0.5"])
+    assert sha256(config) == sha256(wanted)
+    assert config.description == "a b"
+    with pytest.raises(ConfigError, match="one field a line"):
+        experiment_of({**given, "overrides": "federation.num_rounds=7 privacy.noise.epsilon=0.5"})
+    with pytest.raises(ConfigError, match="resolved"):
+        experiment_of({**run_config_of(config), "overrides": "federation.num_rounds=7"})
+
+
+def test_the_printed_folder_is_one_line(tmp_path):
+    commands.register(cli.app)
+    words = [w for s in SETS for w in ("--set", s)]
+    result = CliRunner().invoke(
+        cli.app, ["run", QUICKSTART, *words, "--plain", "--json", "--out", str(tmp_path / "a\nb")]
+    )
+    assert result.exit_code == 0, result.output
+    (line,) = [x for x in result.stdout.splitlines() if x.startswith("run folder: ")]
+    assert line.endswith("a\\nb'")
+    assert json.loads(result.stdout.splitlines()[-1])["directory"] == str(tmp_path / "a\nb")

@@ -1,0 +1,58 @@
+"""A state that is not finite is never saved, written as a model or called final."""
+
+import math
+
+import pytest
+import torch
+
+from manifed.algorithms.server_update import ServerState
+from manifed.algorithms.tangent_mean import TangentMean
+from manifed.cli.launch import Request, launch
+from manifed.errors import RoundFailed
+from manifed.runs import checkpoint
+from manifed.runs.report.runs import read
+from tests.runs.test_cli import QUICKSTART
+
+SETS = (
+    "federation.num_clients=2",
+    "federation.num_rounds=6",
+    "evaluation.is_enabled=false",
+    "output.plots=false",
+    "output.checkpoint_every=2",
+)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize("name", ["x", "other"])
+def test_a_state_that_is_not_finite_fails_the_round_and_the_last_good_one_stays(
+    tmp_path, monkeypatch, value, name
+):
+    good: dict[int, ServerState] = {}
+    step = TangentMean.step
+
+    def breaks_in_round_4(self, state, phase, collected, server_round, manifold):
+        after = step(self, state, phase, collected, server_round, manifold)
+        good[server_round] = after
+        bad = after["x"].clone()
+        bad[0] = value
+        return after.replace(**{name: bad}) if server_round == 4 else after
+
+    monkeypatch.setattr(TangentMean, "step", breaks_in_round_4)
+    with pytest.raises(RoundFailed, match=rf"Round 4: .* 1 of 64 numbers in {name}") as caught:
+        launch(Request(QUICKSTART, SETS, out=tmp_path / "run", plain=True))
+    assert "\n" not in str(caught.value)
+    saved = checkpoint.load(tmp_path / "run" / "checkpoint.safetensors")
+    assert saved.server_round == 3
+    assert torch.equal(saved.tensors["x"], good[3]["x"])
+    run = read(tmp_path / "run")
+    assert run.final == {}
+    assert list(run.columns["round"]) == [0, 1, 2, 3]
+    assert not (tmp_path / "run" / "model.safetensors").exists()
+
+
+def test_a_checkpoint_holds_finite_numbers_only(tmp_path):
+    path = tmp_path / "checkpoint.safetensors"
+    checkpoint.save(path, 1, {"x": torch.ones(2)}, {})
+    with pytest.raises(ValueError, match="finite tensors in a checkpoint, got x"):
+        checkpoint.save(path, 2, {"x": torch.tensor([1.0, math.nan])}, {})
+    assert checkpoint.load(path).server_round == 1

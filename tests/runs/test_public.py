@@ -1,0 +1,150 @@
+"""What is published of a private run follows from its config and its releases alone."""
+
+import dataclasses
+import json
+import os
+
+import pytest
+
+from manifed.cli.launch import Request, launch
+from manifed.experiment import assembly
+from manifed.runs.report import public
+from manifed.runs.report.__main__ import main as report
+from manifed.runs.report.runs import read
+from manifed.runs.run_folder import RunFolder
+from tests.runs.test_cli import QUICKSTART, manifed  # noqa: F401  a fixture
+
+SETS = (
+    "federation.num_clients=6",
+    "federation.num_rounds=4",
+    "federation.cohort={kind='poisson',sampling_probability=0.4}",
+    "output.plots=false",
+    "privacy.noise_source=os",
+)
+
+
+def launched(path, *sets):
+    return launch(Request(QUICKSTART, (*SETS, *sets), out=path, plain=True)).directory
+
+
+def exported(directory, out):
+    """Everything in a public view but the model, as data."""
+    names = sorted(path.name for path in public.export(directory, out))
+    assert names == ["manifest.json", "metrics.csv", "model.safetensors", "statement.txt"]
+    return {
+        "manifest": json.loads((out / "manifest.json").read_text()),
+        "metrics": (out / "metrics.csv").read_text(),
+        "statement": (out / "statement.txt").read_text(),
+    }
+
+
+@pytest.fixture(scope="module")
+def neighbours(tmp_path_factory):
+    """Two releases of one config: other coins, and one record of one client replaced."""
+    folder = tmp_path_factory.mktemp("neighbours")
+    first = launched(folder / "first")
+    with pytest.MonkeyPatch.context() as patch:
+        honest, found = assembly.shards, assembly.dataset
+
+        def replaced(*arguments):
+            parts = list(honest(*arguments))
+            tensors = {key: t.clone() for key, t in parts[0].tensors.items()}
+            for tensor in tensors.values():
+                tensor[0] = tensor[1]
+            parts[0] = dataclasses.replace(parts[0], tensors=tensors)
+            return parts
+
+        patch.setattr(assembly, "shards", replaced)
+        patch.setattr(
+            assembly,
+            "dataset",
+            lambda *arguments: dataclasses.replace(found(*arguments), checksum="00" * 32),
+        )
+        assembly.load_shards.cache_clear()
+        second = launched(folder / "second")
+    assembly.load_shards.cache_clear()
+    return first, second
+
+
+def test_neighbours_publish_the_same_but_for_the_model(neighbours, tmp_path):
+    first, second = (exported(run, tmp_path / f"{i}") for i, run in enumerate(neighbours))
+    assert first == second
+    assert (neighbours[0] / "ledger.jsonl").read_text() != (
+        neighbours[1] / "ledger.jsonl"
+    ).read_text()
+    models = [RunFolder(tmp_path / f"{i}").load_tensors("model")["x"] for i in range(2)]
+    assert not models[0].equal(models[1])
+
+
+@pytest.mark.parametrize(
+    ("name", "planted"),
+    [
+        ("MANIFEST", ("started", "command_line", "seconds_without_evaluation", "replies")),
+        ("COLUMNS", ("bytes_up", "participants", "seconds")),
+    ],
+)
+def test_a_list_that_lets_the_servers_facts_out_is_noticed(
+    neighbours, tmp_path, monkeypatch, name, planted
+):
+    monkeypatch.setattr(public, name, (*getattr(public, name), *planted))
+    first, second = (exported(run, tmp_path / f"{i}") for i, run in enumerate(neighbours))
+    assert first != second
+
+
+def test_a_private_manifest_has_no_membership_test(neighbours):
+    first, second = (read(run).manifest for run in neighbours)
+    assert first["data_checksums"] == second["data_checksums"] == {"digits": None}
+    assert read(launched_plain(neighbours)).manifest["data_checksums"]["digits"]
+
+
+def launched_plain(neighbours):
+    path = neighbours[0].parent / "plain"
+    return launch(
+        Request(
+            QUICKSTART,
+            ("privacy={kind='none'}", "federation.num_rounds=1", "output.plots=false"),
+            out=path,
+            plain=True,
+        )
+    ).directory
+
+
+def test_the_public_view_names_no_seed_place_or_machine(neighbours, tmp_path):
+    exported(neighbours[0], tmp_path / "out")
+    text = (tmp_path / "out" / "manifest.json").read_text()
+    assert str(neighbours[0]) not in text
+    assert os.uname().release not in text
+    assert "seed" not in json.loads(text)["config"]["federation"]
+
+
+def test_the_epsilon_that_is_published_is_that_of_no_cohort(neighbours, tmp_path):
+    views = exported(neighbours[0], tmp_path / "out")["manifest"]["privacy"]["views"]
+    server, external = ({v["view"]: v["epsilon"] for v in views}[k] for k in ("server", "external"))
+    assert external <= server * 1.001
+    assert 2.0 * 0.99 <= server <= 2.0
+
+
+def test_a_report_shows_the_public_view_unless_asked(neighbours, capsys):
+    assert report([str(neighbours[0])]) == 0
+    line = capsys.readouterr().out.splitlines()[2].split()
+    assert line[-3:] == ["-", "-", "-"]
+    assert report([str(neighbours[0]), "--server-view"]) == 0
+    line = capsys.readouterr().out.splitlines()[2].split()
+    assert line[-3:] != ["-", "-", "-"]
+
+
+def test_an_oracle_is_published_where_it_was_declared(tmp_path):
+    directory = launched(tmp_path / "run", "evaluation.is_simulated_oracle=true")
+    shown = exported(directory, tmp_path / "out")
+    assert shown["metrics"].splitlines()[0].startswith("round,cost,cost_gap")
+    assert "void this guarantee" in shown["statement"]
+    assert shown["manifest"]["final"]["gradient_norm"] > 0
+
+
+def test_export_is_a_command_with_errors_of_one_line(manifed, neighbours, tmp_path):  # noqa: F811
+    done = manifed("export", neighbours[0], "--out", tmp_path / "out")
+    assert done.exit_code == 0, done.output
+    again = manifed("export", neighbours[0], "--out", tmp_path / "out")
+    assert again.exit_code == 2
+    assert again.stderr.startswith("error: --out: expected a new or empty folder")
+    assert manifed("export", tmp_path, "--out", tmp_path / "b").exit_code == 2

@@ -1,0 +1,187 @@
+"""Records are judged at loading: one line for their owner, an absent node for the server."""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import Message, MessageType, RecordDict
+
+from manifed.cli.launch import check_parts, guarded
+from manifed.errors import ConfigError
+from manifed.experiment.assembly import check_shard, load_shards
+from manifed.experiment.load import sha256
+from manifed.experiment.schema import Experiment
+from manifed.flower import client_turn
+from manifed.flower.apps import client_app_of
+from manifed.flower.handshake import HandshakeFailed, meet
+from manifed.flower.inline import InlineGrid
+from manifed.problems.base import Examples
+from tests.problems.test_starts import CLIENTS, experiment, forget, problems
+
+BAD = 17.390625
+ABSENT = "this node is absent; its own log says why"
+"""All that the server reads, whatever the record: no number, no index, no reason."""
+
+
+def spd(*values: float) -> torch.Tensor:
+    turn = torch.linalg.qr(torch.tensor([[1.0, 2.0], [3.0, -BAD]], dtype=torch.float64)).Q
+    z = (turn * torch.tensor(values, dtype=torch.float64)) @ turn.T
+    return (z + z.T) / 2
+
+
+def spread(*values: float) -> Callable[[torch.Tensor], torch.Tensor]:
+    def make(record: torch.Tensor) -> torch.Tensor:
+        found = torch.zeros_like(record)
+        found[: len(values)] = torch.tensor(values, dtype=record.dtype)
+        return found
+
+    return make
+
+
+@dataclass(frozen=True)
+class Fault:
+    problem: dict[str, Any]
+    key: str
+    plant: Callable[[torch.Tensor], torch.Tensor]
+    words: str
+
+
+def mean_on(manifold: str) -> dict[str, Any]:
+    return {"kind": "frechet-mean", "manifold": manifold}
+
+
+FAULTS = {
+    "rank-deficient, log-Cholesky": Fault(
+        mean_on("spd-log-cholesky"), "z", lambda _: spd(BAD, 0.0), "lambda_min/lambda_max"
+    ),
+    "1e308 I, affine-invariant": Fault(
+        mean_on("spd"), "z", lambda z: 1e308 * torch.eye(2).to(z), "<= 1e+60"
+    ),
+    "1e200, Frechet mean": Fault(
+        mean_on("spd-log-euclidean"), "z", lambda _: spd(1e200 * BAD, 1e200), "<= 1e+60"
+    ),
+    "negative definite": Fault(mean_on("spd"), "z", lambda _: spd(-BAD, -1.0), "positive definite"),
+    "indefinite": Fault(mean_on("spd"), "z", lambda _: spd(BAD, -1.0), "positive definite"),
+    "asymmetric": Fault(
+        mean_on("spd"), "z", lambda z: z + torch.tensor([[0, BAD], [0, 0]]).to(z), "a point of SPD"
+    ),
+    "vanishing": Fault(mean_on("spd"), "z", lambda _: 1e-90 * spd(BAD, 1.0), ">= 1e-60"),
+    "sphere x 2": Fault(mean_on("sphere"), "z", lambda z: 2 * z, "a point of Sphere"),
+    "off the hyperboloid": Fault(
+        mean_on("lorentz"), "target", spread(1.1, BAD), "a point of Lorentz"
+    ),
+    "lower sheet": Fault(mean_on("lorentz"), "target", lambda z: -z, "a point of Lorentz"),
+    "outside the ball": Fault(
+        mean_on("poincare"), "target", spread(1.0, BAD), "a point of PoincareBall"
+    ),
+    "target off the hyperboloid": Fault(
+        {"kind": "hyperbolic-prediction"}, "target", spread(1.1, BAD), "a point of Lorentz"
+    ),
+    "1e200, rows": Fault({"kind": "kpca"}, "z", spread(1e200 * BAD), "|z| <= 1e+60"),
+    "over the declared bound": Fault(
+        {"kind": "principal-eigenvector", "largest_entry": 17.0}, "z", spread(BAD), "|z| <= 17"
+    ),
+    "label": Fault({"kind": "logistic"}, "label", lambda _: torch.tensor(BAD), "label -1 or 1"),
+    "mask": Fault({"kind": "matrix-completion"}, "mask", spread(BAD), "mask"),
+    "unseen entries": Fault(
+        {"kind": "matrix-completion"}, "mask", lambda m: 0 * m, "0 entries where the mask is 0"
+    ),
+}
+
+
+def plant(fault: Fault, config: Experiment, patch: pytest.MonkeyPatch) -> tuple[int, int]:
+    """Replace one record of the data; the client and the record that now hold it."""
+    load = type(config.data).load
+
+    def planted(me: Any, folder: Any, seed: int) -> Any:
+        found = load(me, folder, seed)
+        tensors = {key: tensor.clone() for key, tensor in found.examples.tensors.items()}
+        tensors[fault.key][5] = fault.plant(tensors[fault.key][5])
+        return replace(found, examples=Examples(tensors, found.examples.feature_ndim))
+
+    forget()
+    before = load_shards(config).examples
+    patch.setattr(type(config.data), "load", planted)
+    forget()
+    after = load_shards(config).examples
+    for client, (one, two) in enumerate(zip(before, after, strict=True)):
+        for key in ["target"] if "target" in one.tensors else list(one.tensors):
+            where = (one[key] != two[key]).reshape(len(one), -1).any(-1).nonzero()
+            if len(where):
+                return client, int(where[0])
+    raise AssertionError("nothing was planted")
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    client_turn._side.cache_clear()
+    client_turn._check_once.cache_clear()
+    yield
+    forget()
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_an_invalid_record_is_one_line_for_its_owner_and_an_absent_node_for_the_server(
+    name, monkeypatch, caplog
+):
+    fault = FAULTS[name]
+    config = experiment(fault.problem)
+    check_parts(config)
+    client, record = plant(fault, config, monkeypatch)
+    with pytest.raises(ConfigError) as caught:
+        check_parts(config)
+    text = str(caught.value)
+    assert "\n" not in text
+    assert f"data.kind: {config.data.kind!r}: client {client}, record {record}: " in text
+    assert fault.words in text
+    for other in set(range(CLIENTS)) - {client}:
+        check_shard(config, other)
+
+    grid = InlineGrid(client_app_of(lambda _: config), CLIENTS, {})
+    sizes = tuple(len(shard) for shard in load_shards(config).examples)
+    with caplog.at_level("ERROR"), pytest.raises(HandshakeFailed, match=re.escape(ABSENT)):
+        meet(grid, sha256(config), sizes, 1.0)
+    query = Message(RecordDict(), dst_node_id=client + 2, message_type=MessageType.QUERY)
+    (reply,) = grid.send_and_receive([query])
+    assert reply.error.reason == f"Absent: {ABSENT}"
+
+
+def test_the_command_ends_with_exit_code_2(monkeypatch):
+    fault = FAULTS["sphere x 2"]
+    config = experiment(fault.problem)
+    plant(fault, config, monkeypatch)
+    said: list[tuple[str, int]] = []
+
+    def fail(message: str, code: int) -> None:
+        said.append((message, code))
+
+    guarded(lambda: check_parts(config), fail)  # type: ignore[arg-type]
+    ((message, code),) = said
+    assert code == 2
+    assert "record" in message
+
+
+def test_a_turn_that_fails_tells_the_server_nothing_of_its_data(monkeypatch):
+    def fails(*_: Any) -> None:
+        raise ValueError(f"the leading minor of order {BAD} is not positive")
+
+    config = experiment({"kind": "kpca"})
+    monkeypatch.setattr(client_turn, "take_turn", fails)
+    with pytest.raises(client_turn.Absent) as caught, client_turn._absent_if_it_fails("x"):
+        client_turn.take_turn(config)
+    assert str(caught.value) == ABSENT
+
+
+def test_valid_records_of_every_problem_pass():
+    for problem in problems():
+        check_parts(experiment(problem))
+
+
+def test_far_points_of_hyperbolic_space_pass():
+    for manifold in ("lorentz", "poincare"):
+        config = experiment(mean_on(manifold))
+        far = config.data.model_copy(update={"radius": 25.0})
+        check_parts(config.model_copy(update={"data": far}))

@@ -1,0 +1,204 @@
+"""A run that dies goes on from its checkpoint, and its ledger never shows less than was spent."""
+
+import errno
+import os
+import shlex
+import signal
+
+import pytest
+import torch
+
+from manifed.cli.launch import Request, RunEnded, launch
+from manifed.errors import ConfigError
+from manifed.experiment.treasury import Treasury
+from manifed.flower import server_run
+from manifed.privacy.ledger import Ledger
+from manifed.runs import checkpoint
+from manifed.runs.run_folder import RunFolder
+from tests.runs.test_cli import QUICKSTART
+
+SETS = (
+    "federation.num_clients=4",
+    "federation.num_rounds=6",
+    "output.plots=false",
+    "output.checkpoint_every=2",
+)
+
+
+class Died(BaseException):
+    """Stands for a kill: nothing catches it."""
+
+
+def run_until_death(tmp_path, monkeypatch, at_round, sets=SETS):
+    charge = Treasury.charge
+
+    def charge_then_die(self, server_round, attempt, partitions):
+        charge(self, server_round, attempt, partitions)
+        if server_round == at_round:
+            raise Died
+
+    monkeypatch.setattr(Treasury, "charge", charge_then_die)
+    keep = server_run._Run._keep_the_newest
+    monkeypatch.setattr(server_run._Run, "_keep_the_newest", lambda _: None)
+    with pytest.raises(Died):
+        launch(Request(QUICKSTART, sets, out=tmp_path / "run", plain=True))
+    monkeypatch.setattr(Treasury, "charge", charge)
+    monkeypatch.setattr(server_run._Run, "_keep_the_newest", keep)
+
+
+def test_a_resumed_run_ends_with_all_rounds_and_pays_for_the_lost_ones(tmp_path, monkeypatch):
+    sets = (*SETS, "privacy.max_epsilon=3.0")
+    whole = launch(Request(QUICKSTART, sets, out=tmp_path / "whole", plain=True))
+    run_until_death(tmp_path, monkeypatch, at_round=4, sets=sets)
+    folder = launch(Request(QUICKSTART, resume=tmp_path / "run", plain=True))
+    assert folder.manifest()["final"]["rounds"] == 6
+    assert folder.metrics()["round"] == list(range(7))
+    with Ledger.open(folder.ledger_path) as ledger:
+        charged = [e.body["rounds"][0] for e in ledger.entries if e.kind == "reserved"]
+    assert charged == [1, 2, 3, 4, 3, 4, 5, 6]
+    spent, honest = folder.manifest()["final"]["epsilon"], whole.manifest()["final"]["epsilon"]
+    assert spent > honest
+    notes = folder.manifest()["privacy"]["notes"]
+    assert [note for note in notes if "target epsilon 2 is passed" in note]
+
+
+def test_a_resumed_run_stops_before_it_passes_its_target(tmp_path, monkeypatch):
+    run_until_death(tmp_path, monkeypatch, at_round=4)
+    manifest = launch(Request(QUICKSTART, resume=tmp_path / "run", plain=True)).manifest()
+    assert manifest["final"]["rounds"] == 4
+    assert manifest["final"]["epsilon"] <= 2.0
+    assert "privacy.noise.epsilon" in manifest["stopped"]
+
+
+def test_a_round_done_again_draws_fresh_noise(tmp_path, monkeypatch):
+    run_until_death(tmp_path, monkeypatch, at_round=4)
+    before = launch(Request(QUICKSTART, SETS, out=tmp_path / "whole", plain=True))
+    after = launch(Request(QUICKSTART, resume=tmp_path / "run", plain=True))
+    assert before.metrics()["cost"][2] == after.metrics()["cost"][2]
+    assert before.metrics()["cost"][3] != after.metrics()["cost"][3]
+
+
+def test_a_finished_run_and_another_config_are_not_resumed(tmp_path, monkeypatch):
+    launch(Request(QUICKSTART, SETS, out=tmp_path / "done", plain=True))
+    with pytest.raises(ConfigError, match="unfinished"):
+        launch(Request(QUICKSTART, resume=tmp_path / "done", plain=True))
+    run_until_death(tmp_path, monkeypatch, at_round=3)
+    changed = Request(QUICKSTART, ("federation.seed=5",), resume=tmp_path / "run", plain=True)
+    with pytest.raises(ConfigError, match="same settings"):
+        launch(changed)
+
+
+def test_a_budget_stops_the_run_before_the_round_that_would_exceed_it(tmp_path):
+    sets = (
+        *SETS,
+        "privacy.noise={kind='multiplier',noise_multiplier=5.0}",
+        "privacy.delta=1e-5",
+        "privacy.max_epsilon=1.5",
+    )
+    folder = launch(Request(QUICKSTART, sets, out=tmp_path / "run", plain=True))
+    manifest = folder.manifest()
+    assert 0 < manifest["final"]["rounds"] < 6
+    assert manifest["final"]["epsilon"] <= 1.5
+    assert "budget" in manifest["stopped"]
+    assert folder.load_tensors("model")["x"].shape == (64,)
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 130)]
+)
+def test_a_signal_ends_a_run_that_keeps_its_last_round_and_names_its_folder(
+    tmp_path, monkeypatch, number, code
+):
+    told = server_run._Run._tell
+    out = tmp_path / "it's mine"
+
+    def tell(self, server_round, state):
+        told(self, server_round, state)
+        if server_round == 4:
+            os.kill(os.getpid(), number)
+
+    monkeypatch.setattr(server_run._Run, "_tell", tell)
+    before = [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGHUP)]
+    sets = (*SETS, "privacy.max_epsilon=20.0")
+    with pytest.raises(RunEnded) as caught:
+        launch(Request(QUICKSTART, sets, out=out, plain=True))
+    assert [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGHUP)] == before
+    assert caught.value.code == code
+    assert str(caught.value).endswith(f"--resume {shlex.quote(str(out))}")
+    monkeypatch.undo()
+    folder = launch(Request(QUICKSTART, resume=out, plain=True))
+    assert folder.metrics()["round"] == list(range(7))
+
+
+def test_an_interrupted_run_without_privacy_ends_like_an_uninterrupted_one(tmp_path, monkeypatch):
+    sets = (*SETS, "privacy={kind='none'}", "output.checkpoint_every=100")
+    whole = launch(Request(QUICKSTART, sets, out=tmp_path / "whole", plain=True))
+    charge = Treasury.charge
+
+    def fails_in_round_5(self, server_round, *rest):
+        if server_round == 5:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        charge(self, server_round, *rest)
+
+    monkeypatch.setattr(Treasury, "charge", fails_in_round_5)
+    with pytest.raises(RunEnded, match="No space left") as caught:
+        launch(Request(QUICKSTART, sets, out=tmp_path / "run", plain=True))
+    assert caught.value.code == 1
+    assert checkpoint.load(tmp_path / "run" / "checkpoint.safetensors").server_round == 4
+    monkeypatch.undo()
+    folder = launch(Request(QUICKSTART, resume=tmp_path / "run", plain=True))
+    assert torch.equal(folder.load_tensors("model")["x"], whole.load_tensors("model")["x"])
+    assert folder.metrics()["cost"] == whole.metrics()["cost"]
+
+
+def test_checkpoints_by_time_take_their_share_and_no_more(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(checkpoint.time, "perf_counter", lambda: now[0])
+
+    def saves(seconds_a_round, cost, rounds=400):
+        now[0] = 0.0
+        pace, count = checkpoint.Pace("auto"), 0
+        for server_round in range(1, rounds + 1):
+            now[0] += seconds_a_round
+            if pace.is_due(server_round):
+                with pace.counted():
+                    now[0] += cost
+                count += 1
+        return count, count * cost / now[0]
+
+    assert saves(seconds_a_round=10.0, cost=0.01) == (400, pytest.approx(0.001, rel=1e-2))
+    count, share = saves(seconds_a_round=0.01, cost=0.01)
+    assert 0.04 < share <= 0.05
+    assert count > 10
+    assert saves(seconds_a_round=1e-4, cost=0.01)[0] == 0
+    assert [checkpoint.Pace(3).is_due(n) for n in (1, 2, 3, 6)] == [False, False, True, True]
+
+
+def test_a_resumed_private_run_says_what_is_paid_again(tmp_path, monkeypatch, caplog):
+    run_until_death(tmp_path, monkeypatch, at_round=4)
+    caplog.clear()
+    launch(Request(QUICKSTART, resume=tmp_path / "run", plain=True))
+    assert "rounds 3 to 4 were charged before the run stopped" in caplog.text
+
+
+def test_a_torn_row_is_dropped_and_a_row_is_all_or_nothing(tmp_path, monkeypatch):
+    folder = RunFolder.create(tmp_path / "run", {"name": "torn"})
+    for server_round in range(3):
+        folder.append_metrics({"round": server_round, "cost": 0.5})
+    whole = folder.metrics_path.read_bytes()
+    write = os.write
+
+    def half(descriptor, data):
+        if len(data) > 1:
+            return write(descriptor, data[: len(data) // 2])
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", half)
+        with pytest.raises(OSError, match="No space left"):
+            folder.append_metrics({"round": 3, "cost": 0.25})
+    assert folder.metrics_path.read_bytes() == whole
+    folder.metrics_path.write_bytes(whole + b"3,0.2")
+    assert folder.metrics()["round"] == [0, 1, 2]
+    folder.drop_metrics_after(2)
+    assert folder.metrics_path.read_bytes() == whole

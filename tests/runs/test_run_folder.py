@@ -1,0 +1,257 @@
+import csv
+import json
+import math
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+from manifed.privacy import storage
+from manifed.runs.durable import is_draft, remove_drafts, write_atomically
+from manifed.runs.manifest import git_state, manifest_of
+from manifed.runs.run_folder import FINAL_KEYS, RunFolder
+
+FINAL = {
+    "relative_cost_gap": 1e-3,
+    "gradient_norm": 2e-3,
+    "epsilon": 1.5,
+    "delta": 1e-5,
+    "rounds": 3,
+    "seconds": 0.5,
+}
+
+
+def manifest(**changes):
+    given = {
+        "name": "quickstart",
+        "engine": "inline",
+        "seed": 7,
+        "randomness_source": "seed",
+        "data_checksums": {"digits": "ab" * 32},
+        "privacy": {"kind": "example-level", "unit": "example"},
+    }
+    config = {"federation": {"num_rounds": 3}}
+    return manifest_of(config, "00" * 32, ["simulation.py", "a b.toml"], **{**given, **changes})
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return RunFolder.create(tmp_path / "runs" / "one", manifest())
+
+
+def refuse_constant(word):
+    raise AssertionError(f"{word} is not JSON")
+
+
+def strict_json(path):
+    return json.loads(path.read_text(), parse_constant=refuse_constant)
+
+
+def test_the_manifest_is_on_disk_as_soon_as_the_folder_is(folder):
+    assert strict_json(folder.manifest_path)["config"] == {"federation": {"num_rounds": 3}}
+    assert [path.name for path in folder.directory.iterdir()] == ["manifest.json"]
+
+
+def test_the_manifest_says_what_ran_where_and_with_which_code(folder):
+    written = strict_json(folder.manifest_path)
+    assert written["command_line"] == "simulation.py 'a b.toml'"
+    assert written["config_sha256"] == "00" * 32
+    assert written["seed"] == 7
+    assert written["randomness_source"] == "seed"
+    assert written["started"].endswith("+00:00")
+    for package in ("python", "torch", "flwr", "geoopt", "numpy", "scipy", "dp-accounting"):
+        assert written["versions"][package], package
+    assert written["versions"]["numpy-blas"]
+    assert written["machine"]["threads"] == torch.get_num_threads()
+    assert written["machine"]["dtype"] == "float64"
+
+
+def test_a_folder_that_is_not_empty_is_refused_and_left_as_it_was(tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(FileExistsError, match=r"new or empty run folder, got .*--out"):
+        RunFolder.create(tmp_path, manifest())
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_an_empty_folder_is_accepted(tmp_path):
+    assert RunFolder.create(tmp_path, manifest()).manifest_path.is_file()
+
+
+def test_a_file_in_place_of_the_folder_is_refused(tmp_path):
+    path = tmp_path / "file"
+    path.write_text("")
+    with pytest.raises(NotADirectoryError, match="Expected a folder"):
+        RunFolder.create(path, manifest())
+
+
+def test_a_manifest_that_is_not_json_leaves_nothing_behind(tmp_path):
+    with pytest.raises(TypeError):
+        RunFolder.create(tmp_path / "run", {"config": object()})
+    assert not (tmp_path / "run").exists()
+
+
+def test_opening_a_folder_without_manifest_is_one_clear_error(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"run folder with manifest\.json"):
+        RunFolder.open(tmp_path)
+
+
+def test_opening_a_damaged_manifest_is_one_clear_error(folder):
+    folder.manifest_path.write_text('{"config": ')
+    with pytest.raises(ValueError, match=r"manifest\.json: expected JSON, got"):
+        RunFolder.open(folder.directory).manifest()
+
+
+def test_metrics_read_back_exactly_as_appended(folder):
+    rows = [
+        {"round": 0, "cost": 1 / 3, "epsilon": None},
+        {"round": 1, "cost": -1e-300, "epsilon": math.inf},
+        {"epsilon": 0.1, "round": 2, "cost": math.nan},
+    ]
+    for row in rows:
+        folder.append_metrics(row)
+    columns = RunFolder.open(folder.directory).metrics()
+    assert list(columns) == ["round", "cost", "epsilon"]
+    assert columns["round"] == [0, 1, 2]
+    assert columns["cost"][:2] == [1 / 3, -1e-300]
+    assert math.isnan(columns["cost"][2])
+    assert columns["epsilon"] == [None, math.inf, 0.1]
+
+
+def test_each_row_is_on_disk_when_append_returns(folder):
+    for server_round in range(3):
+        folder.append_metrics({"round": server_round})
+        with folder.metrics_path.open() as file:
+            assert len(list(csv.reader(file))) == server_round + 2
+
+
+@pytest.mark.parametrize("row", [{"round": 1}, {"round": 1, "cost": 0.0, "gap": 0.0}])
+def test_columns_are_fixed_by_the_first_row(folder, row):
+    folder.append_metrics({"round": 0, "cost": 1.0})
+    before = folder.metrics_path.read_bytes()
+    with pytest.raises(ValueError, match=r"columns \['round', 'cost'\], got"):
+        folder.append_metrics(row)
+    assert folder.metrics_path.read_bytes() == before
+
+
+def test_a_resumed_run_forgets_the_rows_beyond_its_checkpoint(folder):
+    rows = [{"cost": 1 / (server_round + 1), "round": server_round} for server_round in range(6)]
+    for row in rows:
+        folder.append_metrics(row)
+    whole = folder.metrics_path.read_text()
+    folder.drop_metrics_after(3)
+    assert folder.metrics()["round"] == [0, 1, 2, 3]
+    for row in rows[4:]:
+        folder.append_metrics(row)
+    assert folder.metrics_path.read_text() == whole
+
+
+def test_a_run_without_rounds_has_no_metrics(folder):
+    folder.drop_metrics_after(0)
+    assert folder.metrics() == {}
+
+
+def test_tensors_come_back_bit_for_bit_views_included(folder):
+    generator = torch.Generator().manual_seed(1)
+    base = torch.randn(4, 3, generator=generator, dtype=torch.float64)
+    saved = {"x": base, "row": base[1], "transposed": base.T, "scalar": torch.tensor(2.5)}
+    folder.save_tensors("model", saved)
+    loaded = folder.load_tensors("model")
+    assert set(loaded) == set(saved)
+    for name, tensor in saved.items():
+        assert torch.equal(loaded[name], tensor)
+        assert loaded[name].dtype == tensor.dtype
+
+
+def test_damaged_tensors_are_one_clear_error(folder):
+    path = folder.save_tensors("model", {"x": torch.ones(5)})
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(ValueError, match="expected whole safetensors"):
+        folder.load_tensors("model")
+
+
+def test_a_tensor_name_cannot_leave_the_folder(folder):
+    with pytest.raises(ValueError, match=r"got '\.\./model'"):
+        folder.save_tensors("../model", {"x": torch.ones(1)})
+
+
+def test_final_is_the_last_key_with_exactly_the_promised_keys_in_order(folder):
+    folder.finish(dict(reversed(FINAL.items())), {"bytes_up": 12})
+    written = strict_json(folder.manifest_path)
+    assert list(written)[-2:] == ["bytes_up", "final"]
+    assert list(written["final"]) == list(FINAL_KEYS)
+    assert written["final"] == FINAL
+    assert written["config"] == {"federation": {"num_rounds": 3}}
+
+
+def test_json_holds_null_for_nan_and_words_for_infinity(folder):
+    returned = folder.finish(
+        {**FINAL, "epsilon": math.inf, "relative_cost_gap": math.nan, "gradient_norm": None}
+    )
+    final = strict_json(folder.manifest_path)["final"]
+    assert final["epsilon"] == "infinity"
+    assert final["relative_cost_gap"] is None
+    assert final["gradient_norm"] is None
+    assert returned["final"] == final
+
+
+@pytest.mark.parametrize(
+    "final", [{**FINAL, "accuracy": 1.0}, {k: v for k, v in FINAL.items() if k != "delta"}]
+)
+def test_other_final_keys_are_refused(folder, final):
+    with pytest.raises(ValueError, match="Expected the final keys"):
+        folder.finish(final)
+    assert "final" not in strict_json(folder.manifest_path)
+
+
+def test_a_finished_run_is_immutable(folder):
+    folder.finish(FINAL)
+    with pytest.raises(ValueError, match="unfinished run"):
+        folder.finish(FINAL)
+    with pytest.raises(FileExistsError):
+        RunFolder.create(folder.directory, manifest())
+
+
+def test_a_failed_write_leaves_the_old_file_and_no_rubbish(tmp_path, monkeypatch):
+    path = tmp_path / "file"
+    write_atomically(path, b"old")
+
+    def fail(_self, _target):
+        raise OSError("disk on fire")
+
+    monkeypatch.setattr(Path, "replace", fail)
+    with pytest.raises(OSError, match="disk on fire"):
+        write_atomically(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_git_state_tells_commit_and_dirt_and_ignores_enclosing_repositories(tmp_path):
+    def git(*words):
+        identity = ["-c", "user.name=t", "-c", "user.email=t@t", "-c", "core.hooksPath=/dev/null"]
+        subprocess.run(["git", *identity, *words], cwd=tmp_path, check=True, capture_output=True)
+
+    assert git_state(tmp_path) is None
+    git("init")
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "inner" / "file").write_text("1")
+    git("add", ".")
+    git("commit", "-m", "one")
+    clean = git_state(tmp_path)
+    assert clean is not None
+    assert len(str(clean["commit"])) == 40
+    assert clean["is_dirty"] is False
+    (tmp_path / "inner" / "file").write_text("2")
+    dirty = git_state(tmp_path)
+    assert dirty == {"commit": clean["commit"], "is_dirty": True}
+    assert git_state(tmp_path / "inner") is None
+
+
+@pytest.mark.parametrize("name", ["ledger.jsonl", "ledger.jsonl.head", "ledger.jsonl.torn"])
+def test_what_a_crash_left_of_a_ledgers_write_is_a_draft(tmp_path, name):
+    storage.replace_durably(tmp_path / name, b"1\n")
+    left = storage._draft(tmp_path / name, b"2\n")
+    (tmp_path / "other.new-1").write_bytes(b"")
+    assert is_draft(left)
+    remove_drafts(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [name, "other.new-1"]

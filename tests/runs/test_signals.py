@@ -1,0 +1,152 @@
+"""A signal ends a run in order: one line with the real path, and the exit code it deserves."""
+
+import importlib
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from manifed.cli.launch import Request, launch
+from manifed.runs.interrupt import INTERRUPTED, Ended, ending_signals
+from tests.runs.test_cli import QUICKSTART
+
+SIGNALS = [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+SETS = ("federation.num_clients=2", "federation.num_rounds=20000", "output.plots=false",
+        "evaluation.every=20000", "privacy={kind='none'}")  # fmt: skip
+
+
+def begun(out, *more):
+    sets = [word for item in SETS for word in ("--set", item)]
+    words = [sys.executable, "-u", "simulation.py", QUICKSTART, *sets, "--plain", "--out", str(out)]
+    return subprocess.Popen(
+        [*words, *more], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        preexec_fn=lambda: [signal.signal(n, signal.SIG_DFL) for n, _ in SIGNALS],  # noqa: PLW1509
+    )  # fmt: skip
+
+
+def catches(pid, number):
+    """Whether a process has a handler for a signal, as the kernel says."""
+    with open(f"/proc/{pid}/status") as file:
+        (mask,) = (line.split()[1] for line in file if line.startswith("SigCgt"))
+    return bool(int(mask, 16) >> (number - 1) & 1)
+
+
+def ended(process, number):
+    process.send_signal(number)
+    out, err = process.communicate(timeout=60)
+    assert "Traceback" not in err
+    return process.returncode, out, err.splitlines()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "code"), SIGNALS)
+def test_a_run_in_its_rounds_names_the_folder_it_goes_on_in(tmp_path, number, code):
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    process = begun(tmp_path / "link" / "it's mine")
+    folder = tmp_path / "real" / "it's mine"
+    deadline = time.monotonic() + 60
+    while not (folder / "checkpoint.safetensors").exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    found, out, lines = ended(process, number)
+    assert found == code
+    assert out == ""
+    way = f"python simulation.py --resume {shlex.quote(str(folder))}"
+    assert lines[-1] == f"error: interrupted; go on with: {way}"
+    again = begun(tmp_path / "elsewhere", "--resume", str(folder))
+    found, _, lines = ended_in_its_rounds(again, folder, number)
+    assert found == code
+    assert lines[-1].endswith(way)
+
+
+def ended_in_its_rounds(process, folder, number):
+    before = (folder / "checkpoint.safetensors").stat().st_mtime_ns
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        if (folder / "checkpoint.safetensors").stat().st_mtime_ns != before:
+            break
+        time.sleep(0.02)
+    return ended(process, number)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "code"), SIGNALS)
+@pytest.mark.parametrize("seconds", [0.0, 0.5])
+def test_a_run_that_starts_up_has_written_nothing(tmp_path, number, code, seconds):
+    process = begun(tmp_path / "run")
+    while not catches(process.pid, signal.SIGHUP) and process.poll() is None:
+        time.sleep(0.005)
+    time.sleep(seconds)
+    found, out, lines = ended(process, number)
+    if (tmp_path / "run").exists():  # it had begun its rounds by then
+        assert lines[-1].endswith(f"--resume {tmp_path / 'run'}")
+    else:
+        assert lines == [f"error: {INTERRUPTED}"]
+    assert found == code
+    assert out == ""
+
+
+@pytest.mark.parametrize(("number", "code"), SIGNALS)
+def test_a_signal_while_the_data_are_read_says_that_nothing_was_written(
+    tmp_path, monkeypatch, capsys, number, code
+):
+    from manifed.cli import launch as launching
+    from manifed.cli.main import simulation
+
+    handlers = [signal.getsignal(n) for n, _ in SIGNALS]
+    monkeypatch.setattr(launching, "check_parts", lambda _: os.kill(os.getpid(), number))
+    with pytest.raises(SystemExit) as caught:
+        simulation([QUICKSTART, "--out", str(tmp_path / "run"), "--plain"])
+    assert caught.value.code == code
+    assert capsys.readouterr().err == f"error: {INTERRUPTED}\n"
+    assert not (tmp_path / "run").exists()
+    assert [signal.getsignal(n) for n, _ in SIGNALS] == handlers
+
+
+def test_a_signal_that_is_ignored_stays_ignored(tmp_path, monkeypatch):
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        from manifed.flower import server_run
+
+        told = server_run._Run._tell
+
+        def tell(self, server_round, state):
+            told(self, server_round, state)
+            os.kill(os.getpid(), signal.SIGHUP)
+
+        monkeypatch.setattr(server_run._Run, "_tell", tell)
+        sets = (*SETS, "federation.num_rounds=2")
+        assert launch(Request(QUICKSTART, sets, out=tmp_path / "run", plain=True)).manifest()[
+            "final"
+        ]
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_a_signal_inside_an_import_waits_for_its_end(tmp_path, monkeypatch):
+    # A library that takes any exception for a missing module would go on without this one.
+    (tmp_path / "half_way.py").write_text(
+        "import os, signal, time\n"
+        "try:\n"
+        "    os.kill(os.getpid(), signal.SIGTERM)\n"
+        "    time.sleep(0.1)\n"
+        "    is_whole = True\n"
+        "except BaseException:\n"
+        "    is_whole = False\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def wait():
+        with ending_signals():
+            importlib.import_module("half_way")
+            time.sleep(5)
+
+    with pytest.raises(Ended) as caught:
+        wait()
+    assert importlib.import_module("half_way").is_whole
+    assert caught.value.code == 143
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)

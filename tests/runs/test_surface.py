@@ -1,0 +1,170 @@
+"""What a run shows: nothing computed without noise unless it is declared."""
+
+import dataclasses
+import math
+import pickle
+
+import pytest
+from flwr.app import ConfigRecord, RecordDict
+
+from manifed.cli import comparison
+from manifed.cli.launch import Request, launch
+from manifed.errors import ConfigError
+from manifed.experiment import assembly
+from manifed.experiment.evaluation import oracle_is_on
+from manifed.experiment.load import load
+from manifed.experiment.treasury import Treasury
+from manifed.federation.turn import ClientSide
+from manifed.flower import keys
+from manifed.flower.apps import client_app_of
+from manifed.flower.inline import InlineGrid
+from manifed.flower.polling import PollingGrid
+from manifed.flower.records import read_noise_origin
+from manifed.privacy.noise import NoiseSource
+from manifed.runs.report.__main__ import main as report
+from manifed.runs.statement import (
+    DECLARED,
+    PLANNED,
+    REHEARSAL,
+    RELEASE,
+    UNDECLARED,
+    statement_of,
+    verdict,
+)
+from tests.runs.test_cli import QUICKSTART, ROOT
+
+SETS = ("federation.num_clients=4", "federation.num_rounds=3", "output.plots=false")
+OS = "privacy.noise_source=os"
+ORACLE = {"cost", "cost_gap", "relative_cost_gap", "gradient_norm"}
+
+
+def launched(tmp_path, *sets):
+    return launch(Request(QUICKSTART, (*SETS, *sets), out=tmp_path / "run", plain=True))
+
+
+def test_a_release_prints_nothing_that_is_computed_on_all_data(tmp_path, capsys):
+    folder = launched(tmp_path, OS)
+    final, shown = folder.manifest()["final"], capsys.readouterr().err
+    assert not ORACLE & set(folder.metrics())
+    assert (final["relative_cost_gap"], final["gradient_norm"]) == (None, None)
+    assert final["epsilon"] == pytest.approx(2.0, rel=0.01)
+    assert "round 3/3  cost -" in shown
+    assert not [note for note in folder.manifest()["privacy"]["notes"] if "oracle" in note]
+    assert report([str(folder.directory)]) == 0
+
+
+def test_a_release_with_a_declared_oracle_says_that_it_voids_the_guarantee(tmp_path):
+    folder = launched(tmp_path, OS, "evaluation.is_simulated_oracle=true")
+    assert set(folder.metrics()) > ORACLE
+    notes = folder.manifest()["privacy"]["notes"]
+    assert [note for note in notes if "voids this guarantee" in note]
+
+
+def test_a_seeded_simulation_keeps_its_oracle_unless_told(tmp_path):
+    assert set(launched(tmp_path / "a").metrics()) > ORACLE
+    told = launched(tmp_path / "b", "evaluation.is_simulated_oracle=false")
+    assert not ORACLE & set(told.metrics())
+    assert math.isfinite(told.manifest()["final"]["epsilon"])
+
+
+def test_clients_elsewhere_switch_the_oracle_off_whatever_the_engine_is_called(tmp_path):
+    from manifed.flower.server_run import run_experiment
+
+    config = load(ROOT / QUICKSTART, [*SETS, f'output.directory="{tmp_path / "run"}"'])
+    grid = PollingGrid(InlineGrid(client_app_of(lambda _: config), 4, {}))
+    assert not ORACLE & set(run_experiment(grid, config).metrics())
+
+
+def test_engines_are_compared_by_their_costs_on_every_engine(monkeypatch):
+    asked = []
+
+    def inline(request):
+        asked.append(load(ROOT / QUICKSTART, request.sets))
+        return launch(dataclasses.replace(request, engine="inline"))
+
+    monkeypatch.setattr(comparison, "launch", inline)
+    found = comparison.compare_engines(QUICKSTART, SETS, ("inline", "deployment"))
+    assert found["max_difference"] == 0.0
+    assert all(oracle_is_on(config, is_deployment=True) for config in asked)
+
+
+def test_an_oracle_that_is_declared_and_switched_off_is_refused():
+    with pytest.raises(ConfigError, match="is_simulated_oracle"):
+        load(
+            ROOT / QUICKSTART,
+            ["evaluation.is_enabled=false", "evaluation.is_simulated_oracle=true"],
+        )
+
+
+# -- what the noise sources really did -------------------------------------------------------
+TWO_ENGINES = pytest.mark.parametrize("execution", ["messages", "cohort"])
+
+
+@TWO_ENGINES
+def test_a_release_is_printed_when_every_source_had_a_key_of_the_system(tmp_path, execution):
+    manifest = launched(tmp_path, OS, f"engine.execution={execution}").manifest()
+    assert manifest["privacy"]["noise_origins"] == ["os"]
+    assert manifest["randomness_source"] == "os"
+    assert verdict(manifest["privacy"]) == RELEASE
+
+
+@TWO_ENGINES
+def test_clients_whose_noise_is_seeded_make_no_release_whatever_the_config_says(
+    tmp_path, monkeypatch, execution
+):
+    """The planted fault: clients of an "os" config draw from the seed."""
+    monkeypatch.setattr(ClientSide, "turn_source", lambda _: NoiseSource.from_seed(0))
+    manifest = launched(tmp_path, OS, f"engine.execution={execution}").manifest()
+    assert manifest["privacy"]["noise_source"] == "os"
+    assert verdict(manifest["privacy"]) == REHEARSAL
+    assert manifest["randomness_source"] == "seed"
+
+
+def test_a_seeded_server_makes_no_release(tmp_path, monkeypatch):
+    monkeypatch.setattr(assembly, "release_source", lambda _: NoiseSource.from_seed(0))
+    level = "{kind='client-level',l2_norm_clip=0.1,delta=0.01,noise_source='os',"
+    noise = "noise={kind='multiplier',noise_multiplier=3.0}}"
+    manifest = launched(tmp_path, f"privacy={level}{noise}").manifest()
+    assert verdict(manifest["privacy"]) == REHEARSAL
+
+
+def test_a_seeded_config_reads_as_no_release_whatever_its_clients_declare():
+    said = {"kind": "example-level", "noise_source": "seed", "noise_origins": ["os"]}
+    assert verdict(said) == REHEARSAL
+    said["noise_source"] = "os"
+    assert verdict(said) == RELEASE
+    assert verdict(said | {"is_declared": True}) == DECLARED
+    assert verdict(said | {"noise_origins": ["os", "undeclared"]}) == UNDECLARED
+    assert verdict(said | {"noise_origins": []}) == PLANNED
+
+
+@pytest.mark.parametrize("declared", [None, "OS", 1, "os "])
+def test_a_reply_that_declares_nothing_known_is_undeclared(declared):
+    record = ConfigRecord({} if declared is None else {keys.NOISE_ORIGIN: declared})
+    assert read_noise_origin(RecordDict({keys.LETTER: record})) == "undeclared"
+
+
+def test_a_derived_source_keeps_its_origin():
+    for source, origin in ((NoiseSource.from_os(), "os"), (NoiseSource.from_seed(1), "seed")):
+        assert source.derive(b"x").origin == pickle.loads(pickle.dumps(source)).origin == origin
+
+
+def test_what_an_earlier_process_drew_from_counts_after_a_resume(tmp_path):
+    config = load(ROOT / QUICKSTART, [*SETS, OS])
+    treasury = Treasury.prepare(config, (450, 449, 449, 449))
+    with treasury.open_ledger(tmp_path / "ledger.jsonl", resumed_at=None):
+        treasury.charge(1, 0, (0, 1, 2, 3))
+        treasury.note_origins(1, frozenset({"seed"}))
+    again = Treasury.prepare(config, (450, 449, 449, 449))
+    with again.open_ledger(tmp_path / "ledger.jsonl", resumed_at=2):
+        again.charge(2, 0, (0, 1, 2, 3))
+        again.note_origins(2, frozenset({"os"}))
+        assert verdict(again.statement()) == REHEARSAL
+
+
+def test_the_statement_has_a_line_on_floating_point():
+    config = load(ROOT / QUICKSTART, [*SETS, "privacy.noise_precision=summed"])
+    said = statement_of(Treasury.prepare(config, (450, 449, 449, 449)).statement())
+    (line,) = (line for line in said.splitlines() if "floating point" in line)
+    assert "four summed a draw" in line
+    assert "assume exact Gaussians" in line

@@ -1,0 +1,79 @@
+"""Traffic and replies add up, whichever rounds have a row, and over a resumed run."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from manifed.algorithms.server_update import ServerState
+from manifed.cli.launch import Request, RunEnded, launch
+from manifed.federation.plan import RoundReport
+from manifed.flower import server_run
+from manifed.runs.report.runs import read
+from manifed.runs.report.tables import table_of
+from manifed.runs.tally import OTHER, REASONS_A_CLIENT, Tally
+
+QUICKSTART = str(Path(__file__).resolve().parents[2] / "configs" / "quickstart.toml")
+SMALL = (
+    "federation.num_clients=3",
+    "federation.num_rounds=10",
+    "training.local_steps=1",
+    "evaluation.every=4",
+    "output.checkpoint_every=3",
+    "output.plots=false",
+    "privacy={kind='none'}",
+)
+ROUND = 3 * 64 * 8
+
+
+def run(directory, *sets, **more):
+    return launch(Request(QUICKSTART, (*SMALL, *sets), out=directory, plain=True, **more))
+
+
+def test_the_table_shows_the_bytes_of_all_rounds_whatever_rows_there_are(tmp_path):
+    seldom = run(tmp_path / "seldom")
+    always = run(tmp_path / "always", "evaluation.every=1")
+    assert seldom.metrics()["round"] == [0, 4, 8, 10]
+    assert seldom.metrics()["bytes_up"] == [0, 4 * ROUND, 4 * ROUND, 2 * ROUND]
+    assert seldom.metrics()["participants"] == [0, 12, 12, 6]
+    assert seldom.manifest()["replies"] == {"participants": 30, "failures": 0, "by_client": {}}
+    for folder in (seldom, always):
+        assert read(folder.directory).total("bytes_up") == 10 * ROUND
+        assert f"{10 * ROUND:,}".replace(",", " ") in table_of([read(folder.directory)])
+
+
+def test_a_resumed_run_adds_up_to_the_same(tmp_path, monkeypatch):
+    tell = server_run._Run._after_round
+
+    def stops_in_round_7(self, report):
+        if report.server_round == 7:
+            raise KeyboardInterrupt
+        tell(self, report)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(server_run._Run, "_after_round", stops_in_round_7)
+        with pytest.raises(RunEnded, match="interrupted"):
+            run(tmp_path / "run")
+    folder = launch(Request("", resume=tmp_path / "run", plain=True))
+    whole = run(tmp_path / "whole")
+    for column in ("round", "bytes_up", "bytes_down", "participants", "failures"):
+        assert folder.metrics()[column] == whole.metrics()[column]
+    assert folder.manifest()["replies"] == whole.manifest()["replies"]
+
+
+def report_of(server_round, failures):
+    return RoundReport(server_round, ServerState({}), (0, 2), failures, 5, 3)
+
+
+def test_failures_are_counted_by_client_and_reason_within_bounds():
+    tally = Tally()
+    for server_round in range(1, 31):
+        tally.add(report_of(server_round, {1: "boom", 3: f"reason {server_round}"}))
+    row = tally.take(30)
+    assert row == {"bytes_down": 150, "bytes_up": 90, "participants": 60, "failures": 60}
+    assert set(tally.take(31).values()) == {0}
+    summary = json.loads(json.dumps(tally.summary()))
+    assert summary["by_client"]["1"] == {"boom": 30}
+    assert len(summary["by_client"]["3"]) == REASONS_A_CLIENT + 1
+    assert summary["by_client"]["3"][OTHER] == 30 - REASONS_A_CLIENT
+    assert Tally(**json.loads(json.dumps(tally.state()))).state() == tally.state()

@@ -1,0 +1,98 @@
+"""The purse and the ledger agree, in every view and for every kind of privacy."""
+
+import pytest
+
+from manifed.cli.launch import Request, launch
+from manifed.errors import ConfigError
+from manifed.experiment.load import load
+from manifed.experiment.pricing import audit_ledger
+from manifed.experiment.treasury import Treasury
+from manifed.privacy import accountant
+from manifed.privacy.charges import TurnReleases
+from manifed.privacy.events import GaussianRelease
+from tests.runs.test_cli import QUICKSTART, ROOT
+
+SETS = (
+    "federation.num_clients=6",
+    "federation.num_rounds=4",
+    "evaluation.is_enabled=false",
+    "output.plots=false",
+)
+CLIENT_LEVEL = (
+    "{kind='client-level',l2_norm_clip=0.1,delta=0.01,"
+    "noise={kind='multiplier',noise_multiplier=3.0}}"
+)
+CASES = {
+    "everyone": (),
+    "fixed-size": ("federation.cohort={kind='fixed-size',cohort_size=2}",),
+    "poisson": ("federation.cohort={kind='poisson',sampling_probability=0.3}",),
+    "unequal shards": ("federation.partition={kind='dirichlet',alpha=5.0}",),
+    "poisson batches": ("training.minibatch={kind='poisson',batch_size=64}",),
+    "stopped early by its budget": (
+        "federation.cohort={kind='fixed-size',cohort_size=2}",
+        "privacy.noise={kind='multiplier',noise_multiplier=5.0}",
+        "privacy.delta=1e-5",
+        "privacy.max_epsilon=1.2",
+    ),
+    "retries planned": (
+        "federation.cohort={kind='fixed-size',cohort_size=2}",
+        "federation.replies={on_failure='retry',max_attempts=3}",
+        "privacy.max_epsilon=9.0",
+    ),
+    "client-level": (f"privacy={CLIENT_LEVEL}",),
+    "client-level poisson": (
+        f"privacy={CLIENT_LEVEL}",
+        "federation.cohort={kind='poisson',sampling_probability=0.3}",
+    ),
+}
+
+
+@pytest.mark.parametrize("sets", CASES.values(), ids=CASES)
+def test_the_statement_is_what_an_auditor_reads_from_the_ledger_alone(tmp_path, sets):
+    folder = launch(Request(QUICKSTART, (*SETS, *sets), out=tmp_path / "run", plain=True))
+    manifest = folder.manifest()
+    delta = manifest["final"]["delta"]
+    audited = {v["view"]: v for v in audit_ledger(folder.ledger_path, delta)["views"]}
+    assert audited
+    for view in manifest["privacy"]["views"]:
+        assert audited[view["view"]]["epsilon"] == pytest.approx(view["epsilon"], rel=1e-9)
+        assert audited[view["view"]]["unit"] == manifest["privacy"]["unit"]
+
+
+def test_a_target_is_met_and_not_wasted(tmp_path):
+    folder = launch(Request(QUICKSTART, SETS, out=tmp_path / "run", plain=True))
+    assert 2.0 * 0.995 <= folder.manifest()["final"]["epsilon"] <= 2.0
+
+
+def test_the_statement_counts_what_stands_in_the_ledger_and_nothing_else(tmp_path):
+    """A ledger whose charges cost more than the config's is seen, stated and not resumed."""
+    config = load(ROOT / QUICKSTART, [*SETS, *CASES["fixed-size"]])
+    purse = Treasury.prepare(config, (300,) * 6)
+    noisier = GaussianRelease(
+        unit="example", neighboring_relation="add-or-remove", noise_multiplier=0.5
+    )
+    turn = TurnReleases(partitions=tuple(range(6)), releases=(noisier,))
+    other = Treasury(config, (turn,))
+    with other.open_ledger(tmp_path / "ledger.jsonl", resumed_at=None):
+        other.charge(1, 0, (0, 1))
+    purse.odometer = other.odometer
+    views = {view["view"]: view["epsilon"] for view in purse.statement()["views"]}
+    assert views["server"] == pytest.approx(accountant.epsilon([noisier], 1e-5), rel=1e-9)
+    assert purse.headline() == pytest.approx(views["server"], rel=1e-12)
+    resumed = purse.open_ledger(tmp_path / "ledger.jsonl", resumed_at=2)
+    with pytest.raises(ConfigError, match="other terms"), resumed:
+        pass
+
+
+@pytest.mark.parametrize(
+    "case", ["fixed-size", "poisson", "unequal shards", "client-level poisson"]
+)
+def test_a_ledger_of_the_same_terms_is_resumed(tmp_path, case):
+    config = load(ROOT / QUICKSTART, [*SETS, "privacy.max_epsilon=20.0", *CASES[case]])
+    path, sizes = tmp_path / "ledger.jsonl", (300, 300, 300, 299, 299, 299)
+    for first in (1, 2, 3):
+        purse = Treasury.prepare(config, sizes)
+        with purse.open_ledger(path, resumed_at=None if first == 1 else first):
+            purse.charge(first, 0, (0, 1))
+            purse.charge(first + 1, 0, (2, 3))
+    assert purse.odometer.rounds_counted == 6
