@@ -334,10 +334,10 @@ def _rearranged(**records: Any) -> Spoil:
 def _record_cases() -> Iterable[Case]:
     config, metric = ConfigRecord({"a": 1}), MetricRecord({"loss": 0.5})
     spoils: dict[str, Spoil] = {
-        "no letter": _rearranged(letter=None),
+        "no message": _rearranged(header=None),
         "no payload": _rearranged(payload=None),
-        "nothing": _rearranged(letter=None, payload=None),
-        "letter of metrics": _rearranged(letter=metric),
+        "nothing": _rearranged(header=None, payload=None),
+        "message of metrics": _rearranged(header=metric),
         "payload of settings": _rearranged(payload=config),
         "payload of metrics": _rearranged(payload=metric),
         "empty payload": _rearranged(payload=ArrayRecord()),
@@ -354,7 +354,7 @@ def _record_cases() -> Iterable[Case]:
 
 
 def _said(key: str, value: Any) -> Spoil:
-    return _content(lambda content: content.config_records["letter"].update({key: value}))
+    return _content(lambda content: content.config_records["header"].update({key: value}))
 
 
 def _header_cases() -> Iterable[Case]:
@@ -372,13 +372,13 @@ def _header_cases() -> Iterable[Case]:
         yield Case(
             "header",
             f"no {key}",
-            _content(lambda content, key=key: content.config_records["letter"].pop(key)),
+            _content(lambda content, key=key: content.config_records["header"].pop(key)),
         )
     more = {f"k{i}": i for i in range(1000)}
     yield Case(
         "header",
         "1000 fields more",
-        _content(lambda content: content.config_records["letter"].update(more)),
+        _content(lambda content: content.config_records["header"].update(more)),
     )
 
 
@@ -400,7 +400,7 @@ def _other_message(reply: Message) -> str:
 
 
 def _nan_twin(reply: Message) -> Message:
-    content = RecordDict({"letter": reply.content.config_records["letter"]})
+    content = RecordDict({"header": reply.content.config_records["header"]})
     content["payload"] = tensors_to_record({"u": torch.full((64,), torch.nan).double()})
     return Message(content, reply_to=reply)
 
@@ -434,7 +434,7 @@ def _introduced(**changes: Any) -> Spoil:
                 del record[name]
             else:
                 record[name] = value
-        return [Message(RecordDict({"letter": record}), reply_to=reply)]
+        return [Message(RecordDict({"header": record}), reply_to=reply)]
 
     return spoil
 

@@ -34,7 +34,7 @@ class Finish:
     bytes_both_ways: int
     """Of all clients' tensors."""
     wire_bytes: int
-    """Of all clients' letters as Flower serialises their content: headers and NumPy's too."""
+    """Of all clients' messages as Flower serialises their content: headers and NumPy's too."""
     seconds: float
     """CPU seconds."""
 
@@ -69,15 +69,15 @@ class NoCharge:
 
 
 def wire_bytes(config: Experiment, x: Tensor) -> int:
-    """Bytes of all letters of one client in one round, both ways, for ambient points like ``x``."""
+    """Bytes of all messages of one client in a round, both ways, for ambient points like ``x``."""
 
-    def letter(phase: str, kind: type[Payload], origin: str | None = None) -> int:
+    def message(phase: str, kind: type[Payload], origin: str | None = None) -> int:
         header = Header("0" * 64, 1, 0, phase, 1, 1)
         payload = kind(*[x] * len(kind.names()))
         return recorddict_to_proto(pack(header, payload, noise_origin=origin)).ByteSize()
 
     return sum(
-        letter(p.name, p.down) + letter(p.name, p.up, "seed") for p in config.training.phases
+        message(p.name, p.down) + message(p.name, p.up, "seed") for p in config.training.phases
     )
 
 
@@ -98,7 +98,7 @@ class _Watch:
         self.reached: dict[float, Finish] = {}
         self.seconds, self.bytes, self.wire, self.began = 0.0, 0, 0, 0.0
         self.model = initial_point(config)
-        self.letters = wire_bytes(config, self.model)
+        self.messages = wire_bytes(config, self.model)
 
     def look(self, x: Tensor) -> None:
         self.model = x
@@ -114,7 +114,7 @@ class _Watch:
     def __call__(self, report: RoundReport) -> None:
         self.seconds += time.process_time() - self.began
         self.bytes += report.bytes_up + report.bytes_down
-        self.wire += self.letters * len(report.participants)
+        self.wire += self.messages * len(report.participants)
         self.look(self.plan.half.model(report.state, self.plan.manifold))
         sent = report.server_round * self.plan.matrices_up
         for target in self.targets:

@@ -53,7 +53,7 @@ def partial() -> Verdict:
         is_true &= min(final["stale"], final["rfedavg"]) >= 30 * final["books"]
     price = run(table("001_partial-books"), [1e-2], stops=True).reached[1e-2]
     full = run(table("001_6_projected", step_size=2e-3), [1e-2], stops=True).reached[1e-2]
-    numbers["letters up to 1e-2, seed 0"] = [10 * price.rounds, 30 * full.rounds]
+    numbers["messages up to 1e-2, seed 0"] = [10 * price.rounds, 30 * full.rounds]
     numbers["MB both ways to 1e-2, seed 0"] = [price.wire_bytes / 1e6, full.wire_bytes / 1e6]
     return Verdict("partial participation", is_true, numbers)
 

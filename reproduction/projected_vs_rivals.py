@@ -8,7 +8,7 @@ not drift) at the best pair of step size and server step size of each.
                                              [--maps exact] [--json]
 
 A row says what it takes until |grad f| <= 1e-2 and 1e-4: rounds; uploads, the paper's quantity:
-matrices one client sends; kB, all clients' letters of both ways as Flower serialises them (header
+matrices one client sends; kB, all clients' messages of both ways as Flower serialises them (header
 and NumPy's included); s, CPU seconds on one thread, evaluation aside. With ``--json`` the last line
 is one JSON object.
 """

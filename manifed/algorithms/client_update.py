@@ -14,7 +14,7 @@ from manifed.manifolds.base import Manifold
 from manifed.oracles.draws import Draws
 from manifed.oracles.oracle import Oracle
 from manifed.privacy.events import GaussianRelease
-from manifed.privacy.mechanism import ExampleLens
+from manifed.privacy.mechanism import ExampleMechanism
 
 
 @dataclass(frozen=True)
@@ -67,6 +67,8 @@ class LocalTraining(Protocol):
         """The upload and the new memory."""
         ...
 
-    def releases(self, lens: ExampleLens, num_examples: int) -> tuple[GaussianRelease, ...]:
+    def releases(
+        self, mechanism: ExampleMechanism, num_examples: int
+    ) -> tuple[GaussianRelease, ...]:
         """What one turn releases about the client's examples."""
         ...

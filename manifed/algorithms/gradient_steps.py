@@ -4,7 +4,7 @@ from pydantic import Field
 
 from manifed.oracles.minibatch import Full, Minibatch
 from manifed.privacy.events import Frozen, GaussianRelease
-from manifed.privacy.mechanism import ExampleLens
+from manifed.privacy.mechanism import ExampleMechanism
 
 
 class GradientSteps(Frozen):
@@ -14,25 +14,29 @@ class GradientSteps(Frozen):
     local_steps: int = Field(default=1, ge=1)
     minibatch: Minibatch = Full()
 
-    def sensitivity(self, lens: ExampleLens, num_examples: int) -> float:
+    def sensitivity(self, mechanism: ExampleMechanism, num_examples: int) -> float:
         """L2 sensitivity of one clipped mean gradient."""
-        assert lens.l2_norm_clip is not None
-        return lens.sensitivity(lens.l2_norm_clip, self.minibatch.expected_size(num_examples))
+        assert mechanism.l2_norm_clip is not None
+        return mechanism.sensitivity(
+            mechanism.l2_norm_clip, self.minibatch.expected_size(num_examples)
+        )
 
-    def stddev(self, lens: ExampleLens, num_examples: int) -> float:
+    def stddev(self, mechanism: ExampleMechanism, num_examples: int) -> float:
         """Standard deviation of the noise of one gradient."""
-        return lens.stddev(self.sensitivity(lens, num_examples), num_examples)
+        return mechanism.stddev(self.sensitivity(mechanism, num_examples), num_examples)
 
-    def releases(self, lens: ExampleLens, num_examples: int) -> tuple[GaussianRelease, ...]:
+    def releases(
+        self, mechanism: ExampleMechanism, num_examples: int
+    ) -> tuple[GaussianRelease, ...]:
         """``local_steps`` noised gradients; all else in an upload follows from them."""
-        if lens.l2_norm_clip is None:
+        if mechanism.l2_norm_clip is None:
             return ()
         return (
-            lens.release(
+            mechanism.release(
                 label="gradient",
                 count=self.local_steps,
-                stddev=self.stddev(lens, num_examples),
-                sensitivity=self.sensitivity(lens, num_examples),
+                stddev=self.stddev(mechanism, num_examples),
+                sensitivity=self.sensitivity(mechanism, num_examples),
                 sampling=self.minibatch.sampling(num_examples),
             ),
         )

@@ -7,7 +7,7 @@ Symbols: eta step_size, eta_g server_step_size, tau local_steps, x^r Point.x (am
 P_M nearest, z-hat minus P_M(x) Displacement.u, g_{i,t} the oracle's gradient, c_i correction.
 Invariant: with everybody in every round, the corrections of all clients sum to zero.
 
-One matrix up a round. The correction is rebuilt from the next broadcast, so it costs no letter.
+One matrix up a round. The correction is rebuilt from the next broadcast, so it costs no message.
 Line 9 is left out at t = tau - 1, where nobody reads z: tau projections a turn.
 
 Beyond the paper, ``ProjectedPartial`` takes part in some rounds only. A client that missed rounds

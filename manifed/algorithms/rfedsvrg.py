@@ -27,7 +27,7 @@ from manifed.oracles.draws import Draws
 from manifed.oracles.minibatch import Full
 from manifed.oracles.oracle import Oracle
 from manifed.privacy.events import GaussianRelease
-from manifed.privacy.mechanism import ExampleLens
+from manifed.privacy.mechanism import ExampleMechanism
 
 
 @dataclass(frozen=True)
@@ -104,31 +104,33 @@ class RFedSVRG(GradientSteps):
         return self.minibatch.kind == "full"
 
     # -- what is released --------------------------------------------------------------------
-    def reference_sensitivity(self, lens: ExampleLens, num_examples: int) -> float:
+    def reference_sensitivity(self, mechanism: ExampleMechanism, num_examples: int) -> float:
         """Of the clipped full gradient."""
-        assert lens.l2_norm_clip is not None
-        return lens.sensitivity(lens.l2_norm_clip, float(num_examples))
+        assert mechanism.l2_norm_clip is not None
+        return mechanism.sensitivity(mechanism.l2_norm_clip, float(num_examples))
 
-    def reference_stddev(self, lens: ExampleLens, num_examples: int) -> float:
+    def reference_stddev(self, mechanism: ExampleMechanism, num_examples: int) -> float:
         """Standard deviation of the noise of g_i^0."""
-        return lens.stddev(self.reference_sensitivity(lens, num_examples), num_examples)
+        return mechanism.stddev(self.reference_sensitivity(mechanism, num_examples), num_examples)
 
-    def releases(self, lens: ExampleLens, num_examples: int) -> tuple[GaussianRelease, ...]:
+    def releases(
+        self, mechanism: ExampleMechanism, num_examples: int
+    ) -> tuple[GaussianRelease, ...]:
         """One full gradient and the local ones, over both phases."""
-        if lens.l2_norm_clip is None:
+        if mechanism.l2_norm_clip is None:
             return ()
-        reference = lens.release(
+        reference = mechanism.release(
             label="reference",
             count=1,
-            stddev=self.reference_stddev(lens, num_examples),
-            sensitivity=self.reference_sensitivity(lens, num_examples),
+            stddev=self.reference_stddev(mechanism, num_examples),
+            sensitivity=self.reference_sensitivity(mechanism, num_examples),
             sampling=Full().sampling(num_examples),
         )
-        local = lens.release(
+        local = mechanism.release(
             label="gradient",
             count=self.local_steps - 1 if self.reuses_reference else self.local_steps,
-            stddev=self.stddev(lens, num_examples),
-            sensitivity=self.sensitivity(lens, num_examples),
+            stddev=self.stddev(mechanism, num_examples),
+            sensitivity=self.sensitivity(mechanism, num_examples),
             sampling=self.minibatch.sampling(num_examples),
         )
         return (reference, local) if local.count else (reference,)

@@ -5,7 +5,7 @@ Privacy, Algorithm 2; Han, Mishra, Jawanpuria, Gao: Differentially private Riema
 (2024), Algorithm 1. Server half: manifed/algorithms/tangent_mean.py.
 
 Symbols: x^(t) Point.x, K local_steps, alpha step_size, b_i minibatch, eta_k the oracle's gradient
-(tau l2_norm_clip and sigma_i live in its lens), Exp manifold.expmap.
+(tau l2_norm_clip and sigma_i live in its mechanism), Exp manifold.expmap.
 Invariant: every iterate is on the manifold; what leaves is tangent at the broadcast point.
 """
 
@@ -23,7 +23,7 @@ from manifed.oracles.draws import Draws
 from manifed.oracles.minibatch import Minibatch, Poisson
 from manifed.oracles.oracle import Oracle
 from manifed.privacy.events import Frozen, GaussianRelease
-from manifed.privacy.mechanism import ExampleLens
+from manifed.privacy.mechanism import ExampleMechanism
 
 Option = Literal["last-iterate", "random-iterate", "random-output"]
 """Option 1; Option 2 as printed; Option 2 as its proof needs it (spec 000 §7.2.4)."""
@@ -102,25 +102,29 @@ class RSGD(Frozen):
         up = upload(self.output, down.x, iterates, x, manifold, draws, self.maps)  # lines 7-8
         return up, None
 
-    def sensitivity(self, lens: ExampleLens, num_examples: int) -> float:
+    def sensitivity(self, mechanism: ExampleMechanism, num_examples: int) -> float:
         """L2 sensitivity of one clipped mean gradient."""
-        assert lens.l2_norm_clip is not None
-        return lens.sensitivity(lens.l2_norm_clip, self.minibatch.expected_size(num_examples))
+        assert mechanism.l2_norm_clip is not None
+        return mechanism.sensitivity(
+            mechanism.l2_norm_clip, self.minibatch.expected_size(num_examples)
+        )
 
-    def stddev(self, lens: ExampleLens, num_examples: int) -> float:
+    def stddev(self, mechanism: ExampleMechanism, num_examples: int) -> float:
         """sigma_i: standard deviation of the noise of one gradient."""
-        return lens.stddev(self.sensitivity(lens, num_examples), num_examples)
+        return mechanism.stddev(self.sensitivity(mechanism, num_examples), num_examples)
 
-    def releases(self, lens: ExampleLens, num_examples: int) -> tuple[GaussianRelease, ...]:
+    def releases(
+        self, mechanism: ExampleMechanism, num_examples: int
+    ) -> tuple[GaussianRelease, ...]:
         """``local_steps`` noised gradients."""
-        if lens.l2_norm_clip is None:
+        if mechanism.l2_norm_clip is None:
             return ()
         return (
-            lens.release(
+            mechanism.release(
                 label="gradient",
                 count=self.local_steps,
-                stddev=self.stddev(lens, num_examples),
-                sensitivity=self.sensitivity(lens, num_examples),
+                stddev=self.stddev(mechanism, num_examples),
+                sensitivity=self.sensitivity(mechanism, num_examples),
                 sampling=self.minibatch.sampling(num_examples),
             ),
         )

@@ -35,7 +35,7 @@ from manifed.oracles.draws import Draws
 from manifed.oracles.minibatch import Full, Minibatch, Poisson
 from manifed.oracles.oracle import Oracle
 from manifed.privacy.events import Frozen, GaussianRelease
-from manifed.privacy.mechanism import ExampleLens
+from manifed.privacy.mechanism import ExampleMechanism
 
 SUBSET_FACTOR = 3.5
 """Utpala et al., Claim 4: what a subset costs over rate^2 times the unsampled price."""
@@ -104,34 +104,34 @@ class RSVRG(Frozen):
         return oracle.carried(anchor, x, reference)
 
     # -- what is released --------------------------------------------------------------------
-    def reference_sensitivity(self, lens: ExampleLens, num_examples: int) -> float:
+    def reference_sensitivity(self, mechanism: ExampleMechanism, num_examples: int) -> float:
         """Of the clipped full gradient: tau_0 / N_i (add-or-remove) or twice that."""
-        assert lens.l2_norm_clip is not None
-        return lens.sensitivity(lens.l2_norm_clip, float(num_examples))
+        assert mechanism.l2_norm_clip is not None
+        return mechanism.sensitivity(mechanism.l2_norm_clip, float(num_examples))
 
-    def correction_sensitivity(self, lens: ExampleLens, num_examples: int) -> float:
+    def correction_sensitivity(self, mechanism: ExampleMechanism, num_examples: int) -> float:
         """Of the clipped mean correction, for a batch that holds the example."""
-        assert lens.correction_clip is not None
+        assert mechanism.correction_clip is not None
         size = self.minibatch.expected_size(num_examples)
         terms = 1 if self.correction_clip == "difference" else 2
-        return lens.sensitivity(lens.correction_clip, size, terms=terms)
+        return mechanism.sensitivity(mechanism.correction_clip, size, terms=terms)
 
-    def reference_stddev(self, lens: ExampleLens, num_examples: int) -> float:
+    def reference_stddev(self, mechanism: ExampleMechanism, num_examples: int) -> float:
         """sigma_1: of the reference's noise, drawn (reuse) or part of a step's (fresh)."""
         if self._is_split:
-            share = self._share(lens, num_examples)
-            return math.sqrt(share) * self._step_stddev(lens, num_examples)  # (2)
-        return lens.stddev(self.reference_sensitivity(lens, num_examples), num_examples)
+            share = self._share(mechanism, num_examples)
+            return math.sqrt(share) * self._step_stddev(mechanism, num_examples)  # (2)
+        return mechanism.stddev(self.reference_sensitivity(mechanism, num_examples), num_examples)
 
-    def correction_stddev(self, lens: ExampleLens, num_examples: int) -> float:
+    def correction_stddev(self, mechanism: ExampleMechanism, num_examples: int) -> float:
         """Of the noise drawn at one inner step; as printed it covers the reference too."""
         if self.variant == "fresh":
-            return self._step_stddev(lens, num_examples)
+            return self._step_stddev(mechanism, num_examples)
         if self._is_split:
-            return self._correction_part(lens, num_examples)
-        return lens.stddev(self.correction_sensitivity(lens, num_examples), num_examples)
+            return self._correction_part(mechanism, num_examples)
+        return mechanism.stddev(self.correction_sensitivity(mechanism, num_examples), num_examples)
 
-    def least_cost_share(self, lens: ExampleLens, num_examples: int) -> float:
+    def least_cost_share(self, mechanism: ExampleMechanism, num_examples: int) -> float:
         """alpha*: Delta_0 / (Delta_0 + sqrt(3.5) q Delta_1) for batches that hold a share q.
 
         The minimiser of (3) as printed: (sqrt(14) - 1) / 13 for one example, two clips and equal
@@ -140,8 +140,8 @@ class RSVRG(Frozen):
         proper = self.minibatch.kind == "without-replacement"
         rate = self.minibatch.expected_size(num_examples) / num_examples
         factor = SUBSET_FACTOR if proper and rate < 1 else 1.0
-        there = self.reference_sensitivity(lens, num_examples)
-        here = rate * self.correction_sensitivity(lens, num_examples)
+        there = self.reference_sensitivity(mechanism, num_examples)
+        here = rate * self.correction_sensitivity(mechanism, num_examples)
         return there / (there + math.sqrt(factor) * here)
 
     @property
@@ -149,44 +149,46 @@ class RSVRG(Frozen):
         """Whether one variance is shared, instead of one noise multiplier."""
         return self.variant == "fresh" or self.reference_share is not None
 
-    def _share(self, lens: ExampleLens, num_examples: int) -> float:
-        return self.reference_share or self.least_cost_share(lens, num_examples)
+    def _share(self, mechanism: ExampleMechanism, num_examples: int) -> float:
+        return self.reference_share or self.least_cost_share(mechanism, num_examples)
 
-    def _correction_part(self, lens: ExampleLens, num_examples: int) -> float:
+    def _correction_part(self, mechanism: ExampleMechanism, num_examples: int) -> float:
         """sigma_2: what is left of a step's noise for the correction."""
-        share = self._share(lens, num_examples)
-        return math.sqrt(1.0 - share) * self._step_stddev(lens, num_examples)  # (2)
+        share = self._share(mechanism, num_examples)
+        return math.sqrt(1.0 - share) * self._step_stddev(mechanism, num_examples)  # (2)
 
-    def _step_stddev(self, lens: ExampleLens, num_examples: int) -> float:
+    def _step_stddev(self, mechanism: ExampleMechanism, num_examples: int) -> float:
         """sigma: of reference and correction noise together."""
-        together = self.correction_sensitivity(lens, num_examples)
-        together += self.reference_sensitivity(lens, num_examples)
-        return lens.stddev(together, num_examples)
+        together = self.correction_sensitivity(mechanism, num_examples)
+        together += self.reference_sensitivity(mechanism, num_examples)
+        return mechanism.stddev(together, num_examples)
 
-    def releases(self, lens: ExampleLens, num_examples: int) -> tuple[GaussianRelease, ...]:
+    def releases(
+        self, mechanism: ExampleMechanism, num_examples: int
+    ) -> tuple[GaussianRelease, ...]:
         """References and corrections of one turn.
 
         As printed, one Gaussian of variance sigma^2 covers both; it is the sum of two independent
         ones of variances share * sigma^2 and (1 - share) * sigma^2 (Utpala et al., eq. 2), so the
         step is charged as both, and a reference every step.
         """
-        if lens.l2_norm_clip is None:
+        if mechanism.l2_norm_clip is None:
             return ()
         inner = self.epochs * self.inner_steps
         is_fresh = self.variant == "fresh"
         corrected = self._correction_part if is_fresh else self.correction_stddev
-        reference = lens.release(
+        reference = mechanism.release(
             label="reference",
             count=inner if is_fresh else self.epochs,
-            stddev=self.reference_stddev(lens, num_examples),
-            sensitivity=self.reference_sensitivity(lens, num_examples),
+            stddev=self.reference_stddev(mechanism, num_examples),
+            sensitivity=self.reference_sensitivity(mechanism, num_examples),
             sampling=Full().sampling(num_examples),
         )
-        correction = lens.release(
+        correction = mechanism.release(
             label="correction",
             count=inner,
-            stddev=corrected(lens, num_examples),
-            sensitivity=self.correction_sensitivity(lens, num_examples),
+            stddev=corrected(mechanism, num_examples),
+            sensitivity=self.correction_sensitivity(mechanism, num_examples),
             sampling=self.minibatch.sampling(num_examples),
         )
         return (reference, correction)

@@ -1,1 +1,1 @@
-"""Attacks on our own mechanisms: worst-case neighbours through the real halves and lenses."""
+"""Attacks on our own mechanisms: worst-case neighbours through the real halves and mechanisms."""

@@ -23,8 +23,8 @@ from manifed.privacy import accountant
 from manifed.privacy.audit import DELTAS
 from manifed.privacy.mechanism import (
     AdaptiveClip,
-    ClientLens,
-    ExampleLens,
+    ClientMechanism,
+    ExampleMechanism,
     PublishedNoise,
     RelativeNoise,
 )
@@ -49,8 +49,8 @@ class Audited:
     """Where the claim is made."""
 
 
-def _lens(multiplier: float, relation: str = "add-or-remove") -> ExampleLens:
-    return ExampleLens(
+def _mechanism(multiplier: float, relation: str = "add-or-remove") -> ExampleMechanism:
+    return ExampleMechanism(
         l2_norm_clip=CLIP,
         neighboring_relation=relation,  # type: ignore[arg-type]
         noise=RelativeNoise(multiplier=multiplier),
@@ -60,7 +60,7 @@ def _lens(multiplier: float, relation: str = "add-or-remove") -> ExampleLens:
 def price(worlds: ExampleWorlds, turns: int | None = None) -> Callable[[float], float]:
     """Epsilon that the accountant charges for ``turns`` turns (default: as many as are run)."""
     count = worlds.turns if turns is None else turns
-    releases = worlds.training.releases(worlds.lens, worlds.size)
+    releases = worlds.training.releases(worlds.mechanism, worlds.size)
     scaled = [r.model_copy(update={"count": r.count * count}) for r in releases]
     return lambda delta: accountant.epsilon(scaled, delta)
 
@@ -76,17 +76,17 @@ def _example(name: str, worlds: ExampleWorlds, *, trials: int, attack: str) -> A
 
 
 def _worlds(
-    training: RSGD | RSVRG, lens: ExampleLens, source: NoiseSource, turns: int = 1
+    training: RSGD | RSVRG, mechanism: ExampleMechanism, source: NoiseSource, turns: int = 1
 ) -> ExampleWorlds:
-    mirrored = -1.0 if lens.neighboring_relation == "replace-one" else None
-    return ExampleWorlds(training, lens, SIZE, LONG, mirrored, source, turns)
+    mirrored = -1.0 if mechanism.neighboring_relation == "replace-one" else None
+    return ExampleWorlds(training, mechanism, SIZE, LONG, mirrored, source, turns)
 
 
 def _likelihood(worlds: ExampleWorlds, rate: float) -> ExampleWorlds:
     """The worlds with the exact log likelihood ratio of Poisson-sampled turns of one step."""
-    assert worlds.lens.l2_norm_clip is not None
-    (release,) = worlds.training.releases(worlds.lens, worlds.size)
-    pull, z = worlds.lens.l2_norm_clip / (rate * worlds.size), release.noise_multiplier
+    assert worlds.mechanism.l2_norm_clip is not None
+    (release,) = worlds.training.releases(worlds.mechanism, worlds.size)
+    pull, z = worlds.mechanism.l2_norm_clip / (rate * worlds.size), release.noise_multiplier
 
     def score(uploads: list[Tensor]) -> Tensor:
         y = torch.stack(uploads) @ direction() / pull
@@ -102,14 +102,17 @@ def example_mechanisms(source: NoiseSource) -> list[Audited]:
     sampled = RSGD(step_size=SHORT_STEP, minibatch=Poisson(batch_size=SIZE // 4))
     inside = RSGD(step_size=SHORT_STEP, local_steps=4, minibatch=Poisson(batch_size=SIZE // 2))
     subset = RSGD(step_size=SHORT_STEP, local_steps=2, minibatch=WithoutReplacement(batch_size=16))
-    add, replaced = _lens(1.0), _lens(1.0, "replace-one")
+    add, replaced = _mechanism(1.0), _mechanism(1.0, "replace-one")
     crowd = replace(_worlds(subset, replaced, source), others_pull=True)
     rows = [
         ("rgd", _worlds(rgd, add, source)),
         ("rgd-replace-one", _worlds(rgd, replaced, source)),
-        ("rgd-4-steps-2-turns", _worlds(steps, _lens(2.5), source, turns=2)),
-        ("rsgd-poisson-4-turns", _likelihood(_worlds(sampled, _lens(0.7), source, turns=4), 0.25)),
-        ("rsgd-poisson-4-steps", _worlds(inside, _lens(1.5), source)),
+        ("rgd-4-steps-2-turns", _worlds(steps, _mechanism(2.5), source, turns=2)),
+        (
+            "rsgd-poisson-4-turns",
+            _likelihood(_worlds(sampled, _mechanism(0.7), source, turns=4), 0.25),
+        ),
+        ("rsgd-poisson-4-steps", _worlds(inside, _mechanism(1.5), source)),
         ("rsgd-without-replacement", crowd),
     ]
     attack = "canary gradient at the clip norm, present or not (replace-one: mirrored)"
@@ -123,17 +126,17 @@ def correction_mechanisms(source: NoiseSource) -> list[Audited]:
     most = {"variant": "fresh", "minibatch": Poisson(batch_size=150)}
     fresh = each.model_copy(update=most)
     # As printed the record's reference works against its corrections: the smaller it is, the less.
-    mostly_corrections = _lens(2.0).model_copy(
+    mostly_corrections = _mechanism(2.0).model_copy(
         update={"l2_norm_clip": 0.1 * CLIP, "correction_l2_norm_clip": CLIP}
     )
     rows = [
-        ("rsvrg-reuse-difference", two, _lens(2.0), SIZE, 40000, "grows past the clip norm"),
-        ("rsvrg-reuse-each", each, _lens(2.0), SIZE, 40000, "turns round"),
+        ("rsvrg-reuse-difference", two, _mechanism(2.0), SIZE, 40000, "grows past the clip norm"),
+        ("rsvrg-reuse-each", each, _mechanism(2.0), SIZE, 40000, "turns round"),
         ("rsvrg-fresh-each", fresh, mostly_corrections, 200, 16000, "turns round"),
     ]
     return [
-        _correction(name, CorrectionWorlds(training, lens, size, source), trials, change)
-        for name, training, lens, size, trials, change in rows
+        _correction(name, CorrectionWorlds(training, mechanism, size, source), trials, change)
+        for name, training, mechanism, size, trials, change in rows
     ]
 
 
@@ -149,11 +152,11 @@ def _correction(name: str, worlds: CorrectionWorlds, trials: int, change: str) -
 
 def server_mechanisms(source: NoiseSource) -> list[Audited]:
     """Client-level privacy, and the external view of a sampled cohort."""
-    plain = ClientLens(l2_norm_clip=1.0, noise_multiplier=1.0)
+    plain = ClientMechanism(l2_norm_clip=1.0, noise_multiplier=1.0)
     adaptive = plain.model_copy(update={"adaptive": AdaptiveClip(quantile_noise_multiplier=1.5)})
     replaced = plain.model_copy(update={"neighboring_relation": "replace-one"})
     sampled = plain.model_copy(update={"noise_multiplier": 0.7})
-    outsider = ParticipationWorlds(source, _lens(1.0))
+    outsider = ParticipationWorlds(source, _mechanism(1.0))
     rows = [
         ("client-level", ClientWorlds(source, plain, None), "present or not"),
         ("client-level-replace-one", ClientWorlds(source, replaced, None), "mirrored"),
@@ -200,20 +203,20 @@ def _difference(uploads: list[Tensor]) -> Tensor:
 
 def planted_faults(source: NoiseSource) -> list[Audited]:
     """Broken twins of shipped mechanisms; each audit must find a bound above the claim."""
-    rgd = _worlds(RSGD(step_size=SHORT_STEP, minibatch=Full()), _lens(1.0), source)
-    honest = rgd.lens.stddev(rgd.lens.sensitivity(CLIP, float(SIZE)), SIZE)
+    rgd = _worlds(RSGD(step_size=SHORT_STEP, minibatch=Full()), _mechanism(1.0), source)
+    honest = rgd.mechanism.stddev(rgd.mechanism.sensitivity(CLIP, float(SIZE)), SIZE)
     # The same noise, but a bound ten times as high: what a forgotten clip does.
-    unclipped = ExampleLens(l2_norm_clip=LONG, noise=PublishedNoise(coefficient=honest * SIZE))
+    unclipped = ExampleMechanism(l2_norm_clip=LONG, noise=PublishedNoise(coefficient=honest * SIZE))
     sampled = RSGD(step_size=SHORT_STEP, minibatch=Poisson(batch_size=10))
-    twice = _worlds(sampled, _lens(2.0), source, turns=2)
+    twice = _worlds(sampled, _mechanism(2.0), source, turns=2)
     stuck = _StuckSteps(source.key, is_release=source.is_release)
     reused = replace(twice, source=stuck, score=_difference)
     two_steps = _worlds(
-        RSGD(step_size=SHORT_STEP, local_steps=2, minibatch=Full()), _lens(1.0), source
+        RSGD(step_size=SHORT_STEP, local_steps=2, minibatch=Full()), _mechanism(1.0), source
     )
     rows = [
-        ("noise-halved", rgd.with_lens(_lens(0.5)), price(rgd)),
-        ("clip-off", rgd.with_lens(unclipped), price(rgd)),
+        ("noise-halved", rgd.with_mechanism(_mechanism(0.5)), price(rgd)),
+        ("clip-off", rgd.with_mechanism(unclipped), price(rgd)),
         ("mask-reused", reused, price(twice)),
         ("one-step-not-charged", two_steps, price(rgd)),
     ]
@@ -235,11 +238,11 @@ class FlippingWorlds(ExampleWorlds):
 
     def scores(self, trials: int, *, is_present: bool) -> Scores:
         """Displacement along e_2 after two inner steps."""
-        assert self.lens.l2_norm_clip is not None
-        pull = math.sqrt(self.lens.l2_norm_clip) * (pole() + direction())
+        assert self.mechanism.l2_norm_clip is not None
+        pull = math.sqrt(self.mechanism.l2_norm_clip) * (pole() + direction())
         rows = pull.expand(self.size, -1).clone()
         if is_present:
-            margin = SHORT_STEP * self.lens.l2_norm_clip / 2
+            margin = SHORT_STEP * self.mechanism.l2_norm_clip / 2
             rows[0] = (direction() - margin * pole()) * math.sqrt(100.0 / SHORT_STEP)
         examples = with_squared_norms(Examples({"z": rows}, {"z": 1}), "z")
         found: list[Tensor] = []
@@ -262,12 +265,12 @@ def published_rsvrg(source: NoiseSource, trials: int = 60000) -> tuple[Audited, 
         correction_clip="each",
     )
     coefficient = math.sqrt(steps * math.log(1 / delta)) / epsilon
-    lens = ExampleLens(
+    mechanism = ExampleMechanism(
         l2_norm_clip=1.0,
         neighboring_relation="replace-one",
         noise=PublishedNoise(coefficient=coefficient),
     )
-    worlds = FlippingWorlds(training, lens, size, 1.0, None, source)
+    worlds = FlippingWorlds(training, mechanism, size, 1.0, None, source)
     audited = Audited(
         "published-dp-rsvrg",
         lambda n, p: worlds.scores(n, is_present=p),

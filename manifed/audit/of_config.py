@@ -1,4 +1,4 @@
-"""The audit of one config: its halves and its lenses, on its own problem and in the worst case."""
+"""The audit of one config: its mechanisms, on its own problem and in the worst case."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,10 +10,10 @@ from manifed.audit.worlds import SHORT_STEP, ExampleWorlds, Scores
 from manifed.errors import ConfigError
 from manifed.experiment.assembly import (
     initial_point,
-    lens_of,
     load_shards,
+    mechanism_of,
     plan_of,
-    server_lens_of,
+    server_mechanism_of,
 )
 from manifed.experiment.schema import Experiment
 from manifed.privacy.noise import NoiseSource
@@ -40,22 +40,24 @@ def attacks_of(config: Experiment, trials: int) -> list[Audited]:
         raise ConfigError("privacy.kind: nothing to audit, got 'none'")
     if config.privacy.kind == "client-level":
         return [_of_server(config, source, trials)]
-    lens, found = lens_of(config), load_shards(config)
+    mechanism, found = mechanism_of(config), load_shards(config)
     if len(config.training.phases) > 1:
         raise ConfigError(
             f"training.kind: expected one upload a round, got {config.training.kind!r}, which has "
             f"{len(config.training.phases)}"
         )
-    assert lens.l2_norm_clip is not None
+    assert mechanism.l2_norm_clip is not None
     smallest = min(found.examples, key=len)
-    mirrored = -1.0 if lens.neighboring_relation == "replace-one" else None
+    mirrored = -1.0 if mechanism.neighboring_relation == "replace-one" else None
     short = config.training.model_copy(update={"step_size": SHORT_STEP})
-    worst = ExampleWorlds(short, lens, len(smallest), 10 * lens.l2_norm_clip, mirrored, source)
+    worst = ExampleWorlds(
+        short, mechanism, len(smallest), 10 * mechanism.l2_norm_clip, mirrored, source
+    )
     turns = 1
     while turns < config.federation.num_rounds and price(worst, turns)(SEEN_AT) < ENOUGH:
         turns = min(2 * turns, config.federation.num_rounds)
     worst, x = replace(worst, turns=turns), initial_point(config)
-    own = OwnWorlds(found.problem, config.training, lens, smallest, x, source, turns)
+    own = OwnWorlds(found.problem, config.training, mechanism, smallest, x, source, turns)
     claim = price(worst)
 
     def attack(how: str, scores: Callable[[int, bool], Scores]) -> Audited:
@@ -81,8 +83,8 @@ def attacks_of(config: Experiment, trials: int) -> list[Audited]:
 
 
 def _of_server(config: Experiment, source: NoiseSource, trials: int) -> Audited:
-    lens, cohort = server_lens_of(config), config.federation.cohort
-    assert lens is not None
+    mechanism, cohort = server_mechanism_of(config), config.federation.cohort
+    assert mechanism is not None
     if cohort.kind == "fixed-size":
         raise ConfigError(
             "federation.cohort.kind: the audit attacks 'all' and 'poisson', got 'fixed-size'"
@@ -90,7 +92,7 @@ def _of_server(config: Experiment, source: NoiseSource, trials: int) -> Audited:
     clients = config.federation.num_clients
     rate = None if cohort.kind == "all" else cohort.rate(clients)
     plan, x = plan_of(config), initial_point(config)
-    worlds = ClientWorlds(source, lens, rate, plan.manifold, x, plan.half.space, clients)
+    worlds = ClientWorlds(source, mechanism, rate, plan.manifold, x, plan.half.space, clients)
     return Audited(
         config.name,
         lambda n, is_present: worlds.scores(n, is_present=is_present),

@@ -18,7 +18,7 @@ from manifed.algorithms.client_update import LocalTraining
 from manifed.algorithms.payloads import Point
 from manifed.federation.turn import ClientHalf, Seat, take_turn
 from manifed.manifolds.base import Manifold
-from manifed.privacy.mechanism import ExampleLens, RelativeNoise
+from manifed.privacy.mechanism import ExampleMechanism, RelativeNoise
 from manifed.privacy.noise import NoiseSource
 from manifed.problems.base import Examples, Problem, ProblemBase
 from manifed.problems.frechet_mean import FrechetMean
@@ -75,7 +75,7 @@ class OwnWorlds:
 
     problem: Problem
     training: LocalTraining
-    lens: ExampleLens
+    mechanism: ExampleMechanism
     shard: Examples
     x: Tensor
     source: NoiseSource
@@ -92,7 +92,7 @@ class OwnWorlds:
             count = min(chunk, trials - start)
             offset = start if is_present else start + trials
             u = sum(
-                self._uploads(examples, self.lens, count, offset, turn + 1)
+                self._uploads(examples, self.mechanism, count, offset, turn + 1)
                 for turn in range(self.turns)
             )
             assert isinstance(u, Tensor)
@@ -102,7 +102,7 @@ class OwnWorlds:
     @cached_property
     def _neighbours(self) -> tuple[Examples, Examples, Tensor]:
         """(with the canary, without, covector of the move)."""
-        silent = self.lens.model_copy(update={"noise": RelativeNoise(multiplier=0.0)})
+        silent = self.mechanism.model_copy(update={"noise": RelativeNoise(multiplier=0.0)})
         nobody = self._with(next(self._canaries()), is_present=False)
         base = self._uploads(nobody, silent, _COINS, 0).mean(0)
         moves = [
@@ -111,7 +111,7 @@ class OwnWorlds:
         ]
         best, move = max(moves, key=lambda found: self._length(found[1]))
         absent = nobody
-        if self.lens.neighboring_relation == "replace-one":
+        if self.mechanism.neighboring_relation == "replace-one":
             other, away = max(moves, key=lambda found: self._length(move - found[1]))
             absent, move = self._with(other), move - away
         return self._with(best), absent, self._covector(move)
@@ -131,7 +131,7 @@ class OwnWorlds:
                 yield from (record | {k: c * record[k]} for k in rows for c in (-1.0, 30.0, 1e3))
 
     def _far_points(self) -> Iterator[Tensor]:
-        manifold, clip = self.problem.manifold, self.lens.l2_norm_clip or 1.0
+        manifold, clip = self.problem.manifold, self.mechanism.l2_norm_clip or 1.0
         shape = manifold.coords_shape(tuple(self.x.shape))
         for seed, length in ((0, 1.0), (1, 2.0)):
             generator = torch.Generator().manual_seed(seed)
@@ -156,13 +156,18 @@ class OwnWorlds:
         )
 
     def _uploads(
-        self, examples: Examples, lens: ExampleLens, count: int, offset: int, server_round: int = 1
+        self,
+        examples: Examples,
+        mechanism: ExampleMechanism,
+        count: int,
+        offset: int,
+        server_round: int = 1,
     ) -> Tensor:
         stacked = Examples(
             {key: t.expand(count, *t.shape) for key, t in examples.tensors.items()},
             examples.feature_ndim,
         )
-        half = ClientHalf(Masked(self.problem), self.training, lens)
+        half = ClientHalf(Masked(self.problem), self.training, mechanism)
         (phase,) = self.training.phases
         x = self.x.expand(count, *self.x.shape)
         seat = Seat(tuple(range(offset, offset + count)), server_round, 0, phase.name)

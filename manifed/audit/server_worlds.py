@@ -19,7 +19,7 @@ from manifed.manifolds.sphere import Sphere
 from manifed.oracles.minibatch import Full
 from manifed.privacy import accountant, participation
 from manifed.privacy.events import PoissonSampled, Unsampled
-from manifed.privacy.mechanism import ClientLens, ExampleLens
+from manifed.privacy.mechanism import ClientMechanism, ExampleMechanism
 from manifed.privacy.noise import NoiseSource
 
 Scores = NDArray[np.float64]
@@ -34,7 +34,7 @@ class ClientWorlds:
     """
 
     source: NoiseSource
-    lens: ClientLens
+    mechanism: ClientMechanism
     sampling_probability: float | None
     manifold: Manifold = field(default_factory=Sphere)
     base: Tensor = field(default_factory=pole)
@@ -45,7 +45,7 @@ class ClientWorlds:
         """Epsilon of one round at client level."""
         rate = self.sampling_probability
         sampling = Unsampled() if rate is None else PoissonSampled(sampling_probability=rate)
-        return accountant.epsilon([self.lens.release(sampling=sampling)], delta)
+        return accountant.epsilon([self.mechanism.release(sampling=sampling)], delta)
 
     def scores(self, trials: int, *, is_present: bool) -> Scores:
         """The log likelihood ratio of the mean along the canary and of the clip's move.
@@ -66,12 +66,12 @@ class ClientWorlds:
             others = len([client for client in drawn if client != 0])
             uploads = torch.zeros(others, *self.base.shape, dtype=torch.float64)
             if len(drawn) > others and sign:
-                own = 10.0 * self.lens.l2_norm_clip * sign * along
+                own = 10.0 * self.mechanism.l2_norm_clip * sign * along
                 uploads = torch.cat([own.unsqueeze(0), uploads])
             draws = ServerDraws(self.source, server_round, 0)
             done = private_mean(
-                Displacement(uploads), self.base, self.space, self.manifold, self.lens, expected,
-                draws,
+                Displacement(uploads), self.base, self.space, self.manifold, self.mechanism,
+                expected, draws,
             )  # fmt: skip
             found[trial] = self._ratio(done.mean["u"], along, expected)
             found[trial] += self._of_clip(done.next_clip, others, expected)
@@ -79,7 +79,7 @@ class ClientWorlds:
 
     @property
     def _absent_sign(self) -> float:
-        return 0.0 if self.lens.neighboring_relation == "add-or-remove" else -1.0
+        return 0.0 if self.mechanism.neighboring_relation == "add-or-remove" else -1.0
 
     def _along(self) -> Tensor:
         """A unit vector of the space the uploads live in, of the shape of a point."""
@@ -98,8 +98,8 @@ class ClientWorlds:
             y = float((mean * along).sum())
         else:
             y = float(self.manifold.inner(self.base, mean, along))
-        shift = self.lens.l2_norm_clip / expected
-        stddev = self.lens.stddev(expected)
+        shift = self.mechanism.l2_norm_clip / expected
+        stddev = self.mechanism.stddev(expected)
         return y * shift / stddev**2
 
     def _of_clip(self, next_clip: float, others: int, expected: float) -> float:
@@ -107,12 +107,12 @@ class ClientWorlds:
 
         Uploads of zero are inside; the coins of the others hide nobody else, and are taken off.
         """
-        if self.lens.adaptive is None:
+        if self.mechanism.adaptive is None:
             return 0.0
-        rule = self.lens.adaptive
-        moved = math.log(next_clip / self.lens.l2_norm_clip) / -rule.learning_rate
+        rule = self.mechanism.adaptive
+        moved = math.log(next_clip / self.mechanism.l2_norm_clip) / -rule.learning_rate
         seen = (moved + rule.target_quantile - 0.5) * expected - 0.5 * others
-        stddev = self.lens.quantile_stddev(expected) * expected
+        stddev = self.mechanism.quantile_stddev(expected) * expected
         return -0.5 * seen / stddev**2
 
 
@@ -121,17 +121,17 @@ class ParticipationWorlds:
     """Two clients, a cohort of one: the outsider sees from the model whose turn it was."""
 
     source: NoiseSource
-    lens: ExampleLens
+    mechanism: ExampleMechanism
 
     @property
     def _local(self) -> ExampleWorlds:
         training = RSGD(step_size=SHORT_STEP, minibatch=Full())
-        return ExampleWorlds(training, self.lens, 20, 10.0, None, self.source)
+        return ExampleWorlds(training, self.mechanism, 20, 10.0, None, self.source)
 
     def claim(self, delta: float) -> float:
         """Epsilon of one round against the outsider: the participation mixture."""
         local = self._local
-        releases = local.training.releases(self.lens, local.size)
+        releases = local.training.releases(self.mechanism, local.size)
         return participation.external_epsilon(
             releases, participation_probability=0.5, num_rounds=1, delta=delta
         )

@@ -22,7 +22,7 @@ from manifed.federation.turn import ClientHalf, Seat, take_turn
 from manifed.oracles.draws import Draws
 from manifed.oracles.oracle import Oracle
 from manifed.privacy import accountant
-from manifed.privacy.mechanism import ExampleLens
+from manifed.privacy.mechanism import ExampleMechanism
 from manifed.privacy.noise import NoiseSource
 from manifed.problems.base import Examples
 from manifed.problems.linear import with_squared_norms
@@ -68,10 +68,10 @@ def shard(size: int, first: Tensor | None, others: Tensor | None = None) -> Exam
 
 @dataclass(frozen=True)
 class ExampleWorlds:
-    """A client half under attack: which half, which lens, how large a shard, which canary."""
+    """A client half under attack: which half, which mechanism, how large a shard, which canary."""
 
     training: LocalTraining
-    lens: ExampleLens
+    mechanism: ExampleMechanism
     size: int
     canary_length: float
     absent_sign: float | None
@@ -104,7 +104,7 @@ class ExampleWorlds:
             {k: t.expand(trials, *t.shape) for k, t in examples.tensors.items()},
             examples.feature_ndim,
         )
-        half = ClientHalf(PrincipalEigenvector(), self.training, self.lens)
+        half = ClientHalf(PrincipalEigenvector(), self.training, self.mechanism)
         partitions = tuple(range(offset, offset + trials))
         down = Point(pole().expand(trials, DIMENSION))
         uploads: list[Tensor] = []
@@ -128,9 +128,9 @@ class ExampleWorlds:
         sizes = [self.size] * trials
         return take_turn(half, seat, down, memory, stacked, sizes, self.source).up  # type: ignore[arg-type]
 
-    def with_lens(self, lens: ExampleLens) -> "ExampleWorlds":
-        """The same attack on another lens (planted faults)."""
-        return replace(self, lens=lens)
+    def with_mechanism(self, mechanism: ExampleMechanism) -> "ExampleWorlds":
+        """The same attack on another mechanism (planted faults)."""
+        return replace(self, mechanism=mechanism)
 
 
 def _along_the_canary(uploads: list[Tensor]) -> Tensor:
@@ -179,13 +179,13 @@ class CorrectionWorlds:
     """
 
     training: RSVRG
-    lens: ExampleLens
+    mechanism: ExampleMechanism
     size: int
     source: NoiseSource
 
     def claim(self, delta: float) -> float:
         """Epsilon of one turn."""
-        return accountant.epsilon(self.training.releases(self.lens, self.size), delta)
+        return accountant.epsilon(self.training.releases(self.mechanism, self.size), delta)
 
     def scores(self, trials: int, *, is_present: bool) -> Scores:
         """One score a trial; trials are clients with addresses of their own."""
@@ -203,8 +203,8 @@ class CorrectionWorlds:
         return self.training.correction_clip == "each"
 
     def _examples(self, *, is_present: bool) -> Examples:
-        assert self.lens.l2_norm_clip is not None
-        pull = self.lens.l2_norm_clip
+        assert self.mechanism.l2_norm_clip is not None
+        pull = self.mechanism.l2_norm_clip
         rows = canary(4.0 * pull).expand(self.size, -1).clone()
         rows[0] = 0.0
         if is_present:
@@ -220,7 +220,7 @@ class CorrectionWorlds:
         problem, x = PrincipalEigenvector(), pole().expand(trials, DIMENSION)
         draws = Draws(self.source, tuple(range(offset, offset + trials)), 1, 0, 0, "cpu")
         counts = torch.full((trials,), self.size)
-        oracle = Witness(problem, stacked, counts, self.lens, draws)
+        oracle = Witness(problem, stacked, counts, self.mechanism, draws)
         self.training.turn("train", Point(x), None, oracle, problem.manifold, draws)
         return self._log_ratio(oracle.reference, oracle.corrections, oracle.moved)
 
@@ -232,17 +232,19 @@ class CorrectionWorlds:
         It shifts the reference by +-clip / N and, where it is in the batch, a correction by the
         correction's sensitivity, except at the anchor itself.
         """
-        lens, training, size = self.lens, self.training, self.size
-        assert lens.l2_norm_clip is not None
-        others = -lens.l2_norm_clip * (size - 1) / size
-        there = training.reference_sensitivity(lens, size) * (1.0 if self._turns_round else -1.0)
-        here = -training.correction_sensitivity(lens, size)
+        mechanism, training, size = self.mechanism, self.training, self.size
+        assert mechanism.l2_norm_clip is not None
+        others = -mechanism.l2_norm_clip * (size - 1) / size
+        there = training.reference_sensitivity(mechanism, size) * (
+            1.0 if self._turns_round else -1.0
+        )
+        here = -training.correction_sensitivity(mechanism, size)
         rate = training.minibatch.expected_size(size) / size
-        stddev, y = training.correction_stddev(lens, size), reference @ direction()
+        stddev, y = training.correction_stddev(mechanism, size), reference @ direction()
         total = torch.zeros_like(y)
         is_fresh = training.variant == "fresh"
         if not is_fresh:
-            total += _gaussian(y - others, there, training.reference_stddev(lens, size))
+            total += _gaussian(y - others, there, training.reference_stddev(mechanism, size))
         for step, answer in enumerate(corrections):
             y, without = answer @ direction(), 0.0
             if is_fresh:

@@ -113,17 +113,17 @@ def check_parts(config: Experiment) -> None:
     from manifed.experiment.assembly import (
         check_shards,
         initial_point,
-        lens_of,
         load_shards,
-        server_lens_of,
+        mechanism_of,
+        server_mechanism_of,
     )
     from manifed.experiment.treasury import Treasury
 
     found = load_shards(config)
     check_shards(config)
     initial_point(config)
-    lens_of(config)
-    server_lens_of(config)
+    mechanism_of(config)
+    server_mechanism_of(config)
     Treasury.prepare(config, found.sizes).statement()
 
 

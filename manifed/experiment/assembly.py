@@ -1,7 +1,7 @@
 """From a frozen experiment to the two sides of a federation.
 
 Client and server each call this with their *own* reading of the config. What protects a client (its
-clip norm, its noise) is computed here from that config and never read from a letter.
+clip norm, its noise) is computed here from that config and never read from a message.
 """
 
 import os
@@ -15,12 +15,12 @@ from torch import Tensor
 
 from manifed.errors import ConfigError
 from manifed.experiment.load import sha256
-from manifed.experiment.noise_level import client_lens, example_lens
+from manifed.experiment.noise_level import client_mechanism, example_mechanism
 from manifed.experiment.schema import Experiment
 from manifed.federation.plan import Exchange, Plan
 from manifed.federation.turn import ClientHalf, ClientSide
 from manifed.manifolds.base import Manifold
-from manifed.privacy.mechanism import ClientLens, ExampleLens
+from manifed.privacy.mechanism import ClientMechanism, ExampleMechanism
 from manifed.privacy.noise import NoiseSource, Stream
 from manifed.problems.base import Examples
 from manifed.problems.federation import dataset, shards
@@ -136,7 +136,7 @@ def release_source(config: Experiment) -> NoiseSource:
 def client_side(config: Experiment) -> ClientSide:
     """What a client's process needs."""
     found = load_shards(config)
-    half = ClientHalf(found.problem, config.training, lens_of(config))
+    half = ClientHalf(found.problem, config.training, mechanism_of(config))
     return ClientSide(
         half,
         found.examples,
@@ -147,15 +147,15 @@ def client_side(config: Experiment) -> ClientSide:
 
 
 @lru_cache(maxsize=4)
-def lens_of(config: Experiment) -> ExampleLens:
-    """The clients' lens, with calibrated noise."""
-    return example_lens(config, load_shards(config).sizes)
+def mechanism_of(config: Experiment) -> ExampleMechanism:
+    """The clients' mechanism, with calibrated noise."""
+    return example_mechanism(config, load_shards(config).sizes)
 
 
 @lru_cache(maxsize=4)
-def server_lens_of(config: Experiment) -> ClientLens | None:
-    """The server's lens; None unless privacy is at client level."""
-    return client_lens(config)
+def server_mechanism_of(config: Experiment) -> ClientMechanism | None:
+    """The server's mechanism; None unless privacy is at client level."""
+    return client_mechanism(config)
 
 
 def plan_of(config: Experiment) -> Plan:
@@ -170,7 +170,7 @@ def plan_of(config: Experiment) -> Plan:
         source=rehearsal_source(config) or release_source(config),
         num_examples=found.sizes,
         config_sha256=sha256(config),
-        lens=server_lens_of(config),
+        mechanism=server_mechanism_of(config),
         needs_everyone=config.strategy.needs_everyone,
         device=config.engine.device,
     )

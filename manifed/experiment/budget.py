@@ -1,6 +1,6 @@
 """When a run must stop: the last cohort draw that its budget pays, fixed before any is made.
 
-A *draw* is one attempt of one round: a fresh cohort, charged before its letters leave. The budget
+A *draw* is one attempt of one round: a fresh cohort, charged before its messages leave. The budget
 is ``privacy.max_epsilon``, or the target of ``privacy.noise.kind = "target"`` where none is given.
 Draw k is refused when k draws would cost more than the budget *a priori*, in the view that the
 budget names (a target's own; else "server" for examples, "client-level" for clients).
@@ -26,7 +26,7 @@ draw that a crash makes necessary is added to K.
 
 from dataclasses import dataclass
 
-from manifed.experiment.assembly import server_lens_of
+from manifed.experiment.assembly import server_mechanism_of
 from manifed.experiment.pricing import price_client_level, price_external, price_server_a_priori
 from manifed.experiment.schema import Experiment, View
 from manifed.privacy.charges import TurnReleases
@@ -96,10 +96,10 @@ class Prices:
         if draws == 0:
             return 0.0
         if view == "client-level":
-            lens = server_lens_of(self._config)
-            assert lens is not None
+            mechanism = server_mechanism_of(self._config)
+            assert mechanism is not None
             sampling = federation.cohort.sampling(federation.num_clients)
-            return price_client_level((lens.release(count=draws, sampling=sampling),), delta)
+            return price_client_level((mechanism.release(count=draws, sampling=sampling),), delta)
         rate = federation.cohort.rate(federation.num_clients)
         price = price_external if view == "external" else price_server_a_priori
         turns = {turn.releases for turn in self._turns}

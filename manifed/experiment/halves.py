@@ -20,7 +20,7 @@ TIED = {
     "projected-partial": "projection-mean-partial",
     "federated-svrg": "variance-reduced",
 }
-"""Client half to the only server half that speaks its letters."""
+"""Client half to the only server half that speaks its messages."""
 
 
 def check_halves(training: AnyTraining, strategy: AnyStrategy, cohort: Cohort) -> None:

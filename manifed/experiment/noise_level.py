@@ -1,4 +1,4 @@
-"""How much noise: from the config's rule to the lenses of both sides.
+"""How much noise: from the config's rule to the mechanisms of both sides.
 
 A target is met over the *whole run* and for the smallest shard, whose examples weigh most; the
 search ends on the private side (manifed/privacy/calibration.py).
@@ -13,22 +13,27 @@ from manifed.experiment.schema import Experiment, Target
 from manifed.privacy.accountant import NoValidBound
 from manifed.privacy.calibration import noise_multiplier
 from manifed.privacy.events import GaussianRelease
-from manifed.privacy.mechanism import ClientLens, ExampleLens, PublishedNoise, RelativeNoise
+from manifed.privacy.mechanism import (
+    ClientMechanism,
+    ExampleMechanism,
+    PublishedNoise,
+    RelativeNoise,
+)
 
 
-def example_lens(config: Experiment, sizes: Sequence[int]) -> ExampleLens:
-    """The clients' lens.
+def example_mechanism(config: Experiment, sizes: Sequence[int]) -> ExampleMechanism:
+    """The clients' mechanism.
 
     Raises:
         ConfigError: when no noise meets the target, or nothing prices the combination.
     """
     privacy = config.privacy
     if privacy.kind == "client-level":
-        return ExampleLens()
+        return ExampleMechanism()
     clips = (privacy.l2_norm_clip, privacy.correction_l2_norm_clip)
     if privacy.kind == "none":
-        return ExampleLens(l2_norm_clip=clips[0], correction_l2_norm_clip=clips[1])
-    bare = ExampleLens(
+        return ExampleMechanism(l2_norm_clip=clips[0], correction_l2_norm_clip=clips[1])
+    bare = ExampleMechanism(
         l2_norm_clip=clips[0],
         correction_l2_norm_clip=clips[1],
         neighboring_relation=privacy.neighboring_relation,
@@ -59,13 +64,13 @@ def _published(config: Experiment) -> float:
     return bound * root / rule.local_epsilon
 
 
-def _calibrated(config: Experiment, bare: ExampleLens, size: int, rule: Target) -> float:
+def _calibrated(config: Experiment, bare: ExampleMechanism, size: int, rule: Target) -> float:
     federation = config.federation
     rate = federation.cohort.rate(federation.num_clients)
 
     def releases(multiplier: float) -> tuple[GaussianRelease, ...]:
-        lens = bare.model_copy(update={"noise": RelativeNoise(multiplier=multiplier)})
-        return config.training.releases(lens, size)
+        mechanism = bare.model_copy(update={"noise": RelativeNoise(multiplier=multiplier)})
+        return config.training.releases(mechanism, size)
 
     def price(turn: Sequence[GaussianRelease], delta: float) -> float:
         if rule.view == "external":
@@ -75,16 +80,16 @@ def _calibrated(config: Experiment, bare: ExampleLens, size: int, rule: Target) 
     return _search(releases, price, rule)
 
 
-def client_lens(config: Experiment) -> ClientLens | None:
-    """The server's lens; None unless privacy is at client level.
+def client_mechanism(config: Experiment) -> ClientMechanism | None:
+    """The server's mechanism; None unless privacy is at client level.
 
     Raises:
-        ConfigError: as `example_lens`.
+        ConfigError: as `example_mechanism`.
     """
     privacy, federation = config.privacy, config.federation
     if privacy.kind != "client-level":
         return None
-    bare = ClientLens(
+    bare = ClientMechanism(
         l2_norm_clip=privacy.l2_norm_clip,
         noise_multiplier=0.0,
         neighboring_relation=privacy.neighboring_relation,
@@ -97,19 +102,19 @@ def client_lens(config: Experiment) -> ClientLens | None:
     sampling = federation.cohort.sampling(federation.num_clients)
 
     def releases(multiplier: float) -> tuple[GaussianRelease, ...]:
-        lens = bare.model_copy(update={"noise_multiplier": multiplier})
-        return (lens.release(count=federation.num_rounds, sampling=sampling),)
+        mechanism = bare.model_copy(update={"noise_multiplier": multiplier})
+        return (mechanism.release(count=federation.num_rounds, sampling=sampling),)
 
     found = _search(releases, price_client_level, rule)
     return _checked(bare.model_copy(update={"noise_multiplier": found}))
 
 
-def _checked(lens: ClientLens) -> ClientLens:
+def _checked(mechanism: ClientMechanism) -> ClientMechanism:
     try:
-        lens.upload_noise_multiplier  # noqa: B018  raises when the quantile costs too much
+        mechanism.upload_noise_multiplier  # noqa: B018  raises when the quantile costs too much
     except ValueError as error:
         raise ConfigError(f"privacy.adaptive.quantile_noise_multiplier: {error}") from None
-    return lens
+    return mechanism
 
 
 def _search(releases: object, price: object, rule: Target) -> float:

@@ -1,4 +1,4 @@
-"""The purse of a run: charges every attempt of a round to the ledger before its letters leave.
+"""The purse of a run: charges every attempt of a round to the ledger before its messages leave.
 
 What was charged is priced by experiment/views.py. A resumed run counts all that its ledger holds.
 """
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from manifed.errors import BudgetExhausted, ConfigError
-from manifed.experiment.assembly import lens_of, server_lens_of
+from manifed.experiment.assembly import mechanism_of, server_mechanism_of
 from manifed.experiment.budget import Prices
 from manifed.experiment.load import sha256
 from manifed.experiment.schema import Experiment
@@ -89,12 +89,14 @@ class Treasury:
         if config.privacy.kind == "none":
             return cls(config, ())
         check_reporting_delta(config, sizes)
-        lens = lens_of(config)
+        mechanism = mechanism_of(config)
         by_size: dict[int, list[int]] = {}
         for i, size in enumerate(sizes):
             by_size.setdefault(size, []).append(i)
         turns = tuple(
-            TurnReleases(partitions=tuple(owners), releases=config.training.releases(lens, size))
+            TurnReleases(
+                partitions=tuple(owners), releases=config.training.releases(mechanism, size)
+            )
             for size, owners in by_size.items()
         )
         treasury = cls(config, turns)
@@ -149,7 +151,7 @@ class Treasury:
         return 0 if self._account is None else self._account.attempts(server_round)
 
     def charge(self, server_round: int, attempt: int, partitions: tuple[int, ...]) -> None:
-        """Put a round's charge on disk, before any letter of it leaves.
+        """Put a round's charge on disk, before any message of it leaves.
 
         A run without privacy has nothing to charge and writes nothing.
         """
@@ -170,13 +172,13 @@ class Treasury:
 
     def _terms(self) -> Terms:
         federation = self._config.federation
-        lens = server_lens_of(self._config)
+        mechanism = server_mechanism_of(self._config)
         sampling = federation.cohort.sampling(federation.num_clients)
         return Terms(
             population=federation.num_clients,
             turns=tuple(turn for turn in self._turns if turn.releases),
             sampling=sampling,
-            aggregate=() if lens is None else (lens.release(sampling=sampling),),
+            aggregate=() if mechanism is None else (mechanism.release(sampling=sampling),),
             planned_draws=self._prices.planned() if self._turns else 0,
         )
 

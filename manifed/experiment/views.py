@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import Any
 
 from manifed.errors import ConfigError
-from manifed.experiment.assembly import server_lens_of
+from manifed.experiment.assembly import server_mechanism_of
 from manifed.experiment.budget import Prices, target_of
 from manifed.experiment.evaluation import oracle_is_on
 from manifed.experiment.noise_level import check_delta
@@ -121,12 +121,13 @@ class Views:
         }
 
     def _mechanism(self) -> str:
-        lens = server_lens_of(self.config)
-        if lens is not None:
+        mechanism = server_mechanism_of(self.config)
+        if mechanism is not None:
             space = self.config.strategy.space
             return (
-                f"{space} Gaussian at the server, noise multiplier {lens.noise_multiplier:.5g}, "
-                f"l2_norm_clip {lens.l2_norm_clip:g}"
+                f"{space} Gaussian at the server, "
+                f"noise multiplier {mechanism.noise_multiplier:.5g}, "
+                f"l2_norm_clip {mechanism.l2_norm_clip:g}"
             )
         releases = [release for turn in self.turns for release in turn.releases]
         shown = {

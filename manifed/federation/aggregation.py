@@ -1,4 +1,4 @@
-"""The server's side of the lens: from a cohort's uploads to one mean per field.
+"""The server's side of the mechanism: from a cohort's uploads to one mean per field.
 
 Identity mechanism: the weighted mean. Client-level mechanism: each upload is clipped in the metric
 at the broadcast point (or in the ambient norm), summed with uniform weights, divided by the
@@ -16,7 +16,7 @@ from manifed.algorithms.server_update import Space
 from manifed.manifolds.base import Manifold
 from manifed.manifolds.euclidean import Euclidean
 from manifed.privacy.clipping import clipped
-from manifed.privacy.mechanism import ClientLens
+from manifed.privacy.mechanism import ClientMechanism
 from manifed.privacy.noise import NoiseSource, Stream
 
 LARGEST_CLIP = 1e100
@@ -79,7 +79,7 @@ def private_mean(
     base: Tensor,
     space: Space,
     manifold: Manifold,
-    lens: ClientLens,
+    mechanism: ClientMechanism,
     expected_cohort: float,
     draws: ServerDraws,
     l2_norm_clip: float | None = None,
@@ -90,7 +90,7 @@ def private_mean(
     ``l2_norm_clip / expected_cohort`` (1 + 1e-9) in the norm at ``base``, by a tangent vector where
     uploads are tangent, whatever it uploads (zero where not finite); the result carries
     N(0, stddev^2) in every orthonormal coordinate of the space the uploads live in. Mean and
-    adapted clip norm together are one Gaussian release of ``lens.noise_multiplier``.
+    adapted clip norm together are one Gaussian release of ``mechanism.noise_multiplier``.
 
     Raises:
         ValueError: for a payload of several fields.
@@ -102,7 +102,7 @@ def private_mean(
             "use output = 'last-iterate'"
         )
     ((name, stacked),) = fields.items()
-    clip = lens.l2_norm_clip if l2_norm_clip is None else l2_norm_clip
+    clip = mechanism.l2_norm_clip if l2_norm_clip is None else l2_norm_clip
     if space == "tangent":
         norms = manifold.norm_bound(base.unsqueeze(0), stacked)
         normals = draws.normals(manifold.coords_shape(tuple(base.shape)), step=0).to(base.device)
@@ -114,19 +114,23 @@ def private_mean(
     total = clipped(stacked, norms, clip).sum(0)
     if space == "tangent":
         total = manifold.tangent_part(base, total)
-    mean = total / expected_cohort + lens.stddev(expected_cohort, clip) * noise
-    return PrivateMean({name: mean}, _adapted(lens, clip, norms, expected_cohort, draws))
+    mean = total / expected_cohort + mechanism.stddev(expected_cohort, clip) * noise
+    return PrivateMean({name: mean}, _adapted(mechanism, clip, norms, expected_cohort, draws))
 
 
 def _adapted(
-    lens: ClientLens, clip: float, norms: Tensor, expected_cohort: float, draws: ServerDraws
+    mechanism: ClientMechanism,
+    clip: float,
+    norms: Tensor,
+    expected_cohort: float,
+    draws: ServerDraws,
 ) -> float:
     """Andrew et al. 2021, Algorithm 1: the clip norm moves towards the target quantile."""
-    if lens.adaptive is None:
+    if mechanism.adaptive is None:
         return clip
     bits = (norms <= clip).to(torch.float64) - 0.5
-    noise = lens.quantile_stddev(expected_cohort) * float(draws.normals((1,), step=1)[0])
+    noise = mechanism.quantile_stddev(expected_cohort) * float(draws.normals((1,), step=1)[0])
     share = float(bits.sum()) / expected_cohort + noise + 0.5
-    exponent = -lens.adaptive.learning_rate * (share - lens.adaptive.target_quantile)
+    exponent = -mechanism.adaptive.learning_rate * (share - mechanism.adaptive.target_quantile)
     after = clip * math.exp(min(max(exponent, -_STEEPEST), _STEEPEST))
     return min(max(after, 1 / LARGEST_CLIP), LARGEST_CLIP)

@@ -10,7 +10,7 @@ from manifed.federation.cohorts import Cohort
 from manifed.federation.header import Header
 from manifed.federation.replies import Replies, ReplyPolicy
 from manifed.manifolds.base import Manifold
-from manifed.privacy.mechanism import ClientLens
+from manifed.privacy.mechanism import ClientMechanism
 from manifed.privacy.noise import NoiseSource
 
 
@@ -57,12 +57,12 @@ class Plan:
     source: NoiseSource
     num_examples: tuple[int, ...]
     config_sha256: str
-    lens: ClientLens | None = None
+    mechanism: ClientMechanism | None = None
     needs_everyone: bool = False
     device: str = "cpu"
 
     def __post_init__(self) -> None:
-        if self.lens is not None:
+        if self.mechanism is not None:
             self.policy.check_client_level()
 
     @property

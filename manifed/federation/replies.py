@@ -50,7 +50,7 @@ class ReplyPolicy(Frozen):
 
     A reply that is an error, is missing, has another config hash, round or phase, another shape, an
     entry that is not finite, or is not tangent counts as a failure. Whoever was invited has paid
-    (the ledger is charged before the letters leave), so a retry costs privacy and says so.
+    (the ledger is charged before the messages leave), so a retry costs privacy and says so.
 
     Under client-level privacy none of this decides: whether a reply is usable is the client's own
     datum, so a failed one counts as the zero vector and the round goes on; only ``timeout`` is

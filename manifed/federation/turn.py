@@ -16,18 +16,18 @@ from manifed.manifolds.base import Manifold
 from manifed.oracles.draws import Draws
 from manifed.oracles.minibatch import Full
 from manifed.oracles.oracle import Oracle
-from manifed.privacy.mechanism import ExampleLens
+from manifed.privacy.mechanism import ExampleMechanism
 from manifed.privacy.noise import NoiseSource
 from manifed.problems.base import Examples, Problem, ProblemBase
 
 
 @dataclass(frozen=True)
 class ClientHalf:
-    """All a client needs besides its shard: the problem, the algorithm and its own lens."""
+    """All a client needs besides its shard: the problem, the algorithm and its own mechanism."""
 
     problem: Problem
     training: LocalTraining
-    lens: ExampleLens
+    mechanism: ExampleMechanism
 
     @property
     def manifold(self) -> Manifold:
@@ -82,7 +82,7 @@ def take_turn(
         raise ValueError(f"Expected a {phase.down.__name__}, got a {type(down).__name__}")
     draws = Draws(source, seat.partition, seat.server_round, seat.attempt, index, device)
     counts = torch.as_tensor(num_examples, device=device)
-    oracle = Oracle(half.problem, examples, counts, half.lens, draws)
+    oracle = Oracle(half.problem, examples, counts, half.mechanism, draws)
     up, after = half.training.turn(seat.phase, down, memory, oracle, half.manifold, draws)
     return Turn(up, after, oracle.queries)
 

@@ -1,9 +1,9 @@
-"""A client's turn as Flower sees it: open the letter, take the turn, write the memory last.
+"""A client's turn as Flower sees it: open the message, take the turn, write the memory last.
 
 The handler is transactional: Flower's simulation discards a state change when a handler raises and
 its deployment keeps it, so everything is computed first and the state is written at the end. What
-the client adds to its gradients comes from its own reading of the config, never from the letter; a
-letter of another config is refused.
+the client adds to its gradients comes from its own reading of the config, never from the message; a
+message of another config is refused.
 """
 
 from collections.abc import Generator
@@ -25,7 +25,7 @@ from manifed.federation.header import Header
 from manifed.federation.turn import ClientSide, Seat, take_turn
 from manifed.flower import keys
 from manifed.flower.records import (
-    BadLetter,
+    BadMessage,
     pack,
     read_header,
     read_payload,
@@ -47,7 +47,7 @@ def _absent_if_it_fails(what: str) -> Generator[None, None, None]:
     """Keep an error, whose text may hold data, in this node's own log."""
     try:
         yield
-    except (BadLetter, BadBroadcast, Absent):
+    except (BadMessage, BadBroadcast, Absent):
         raise
     except Exception as error:
         log(ERROR, "this node is absent, %s: %s: %s", what, type(error).__name__, error)
@@ -69,10 +69,10 @@ def _mine(context: Context, config: Experiment) -> tuple[ClientSide, str, int]:
         side, digest = _side(config)
     pinned = context.node_config.get(keys.CONFIG_SHA256)
     if pinned is not None and pinned != digest:
-        raise BadLetter(f"This node is pinned to config {pinned}, the run has {digest}")
+        raise BadMessage(f"This node is pinned to config {pinned}, the run has {digest}")
     partition, count = context.node_config.get(keys.PARTITION_ID), len(side.shards)
     if type(partition) is not int or not 0 <= partition < count:
-        raise BadLetter(
+        raise BadMessage(
             f"Expected a whole partition-id of this node in 0..federation.num_clients - 1 = "
             f"0..{count - 1}, got {shown(partition)}"
         )
@@ -92,17 +92,17 @@ def introduce(message: Message, context: Context, config: Experiment) -> Message
             keys.NUM_EXAMPLES: len(side.shards[partition]),
         }
     )
-    return Message(RecordDict({keys.LETTER: record}), reply_to=message)
+    return Message(RecordDict({keys.HEADER: record}), reply_to=message)
 
 
 @_absent_if_it_fails("it could not answer")
 def answer(message: Message, context: Context, config: Experiment) -> Message:
-    """The reply to a training letter."""
+    """The reply to a training message."""
     side, digest, partition = _mine(context, config)
     header = read_header(message.content)
     if (header.config_sha256, header.partition_id) != (digest, partition):
-        raise BadLetter(
-            f"Expected a letter for config {digest}, client {partition}, got config "
+        raise BadMessage(
+            f"Expected a message for config {digest}, client {partition}, got config "
             f"{header.config_sha256}, client {header.partition_id}"
         )
     _, phase = side.half.phase(header.phase)

@@ -81,33 +81,33 @@ class Conversation(Rounds, Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """The letters of the first phase of a round, charged before they are handed out."""
+        """The messages of the first phase of a round, charged before they are handed out."""
         self._meet(grid)
         plan, attempt = self.plan, self._attempts(server_round)
         partitions = plan.cohort.draw(plan.num_clients, server_round, attempt, plan.source)
         self._treasurer.charge(server_round, attempt, partitions)
         phase = plan.exchanges[0].name
         header = Header(plan.config_sha256, server_round, attempt, phase, -1)
-        letters = self._letters(header, plan.half.down(self.state, phase), partitions)
-        self._configured = (header, letters)
-        return letters
+        messages = self._messages(header, plan.half.down(self.state, phase), partitions)
+        self._configured = (header, messages)
+        return messages
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """The model after a single-phase round whose letters `configure_train` made.
+        """The model after a single-phase round whose messages `configure_train` made.
 
-        A round is used once: its letters were charged once.
+        A round is used once: its messages were charged once.
         """
         plan, exchange = self.plan, self.plan.exchanges[0]
         if len(plan.exchanges) != 1:
             raise NotImplementedError(f"{plan.half.kind} has several phases a round; use start()")
         if self._configured is None or self._configured[0].server_round != server_round:
             raise RoundFailed(f"Expected configure_train for round {server_round} first")
-        (header, letters), self._configured = self._configured, None
-        read = self._read(header, exchange, 0, letters, replies)
+        (header, messages), self._configured = self._configured, None
+        read = self._read(header, exchange, 0, messages, replies)
         owner = {node: i for i, node in self._nodes.items()}
-        asked = tuple(owner[letter.metadata.dst_node_id] for letter in letters)
+        asked = tuple(owner[message.metadata.dst_node_id] for message in messages)
         judged = self._judged(header, read, asked, len(asked))
         draws = ServerDraws(plan.source, server_round, header.attempt)
         self.state = self._step(self.state, exchange, judged, draws)

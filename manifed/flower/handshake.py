@@ -19,7 +19,7 @@ from flwr.serverapp import Grid
 
 from manifed.federation.replies import plain
 from manifed.flower import keys
-from manifed.flower.records import BadLetter, shown
+from manifed.flower.records import BadMessage, shown
 
 PATIENCE = 5.0
 """Seconds that a federation of wrong or too few answers waits for nodes that may still come."""
@@ -77,9 +77,9 @@ class _Meeting:
         fresh = sorted(set(grid.get_node_ids()) - self.asked)
         if not fresh:
             return False
-        letters = [_query(node, self._config_sha256) for node in fresh]
+        messages = [_query(node, self._config_sha256) for node in fresh]
         self.asked |= set(fresh)
-        for node, identity in zip(fresh, grid.push_messages(letters), strict=False):
+        for node, identity in zip(fresh, grid.push_messages(messages), strict=False):
             if identity:
                 self.waiting[identity] = node
         return True
@@ -104,22 +104,22 @@ class _Meeting:
     def _claim(self, reply: Message, node: int) -> int:
         """The partition that this reply gives ``node`` the right to answer for."""
         if reply.has_error():
-            raise BadLetter(f"error {reply.error.code}: {plain(reply.error.reason)}")
+            raise BadMessage(f"error {reply.error.code}: {plain(reply.error.reason)}")
         if reply.metadata.src_node_id != node:
-            raise BadLetter(f"the reply is node {reply.metadata.src_node_id}'s")
+            raise BadMessage(f"the reply is node {reply.metadata.src_node_id}'s")
         partition, size, theirs = _introduction(reply.content)
         sizes = self._num_examples
         if theirs != self._config_sha256:
-            raise BadLetter(f"client {partition} runs another config ({shown(theirs)})")
+            raise BadMessage(f"client {partition} runs another config ({shown(theirs)})")
         if not 0 <= partition < len(sizes):
-            raise BadLetter(f"partition-id {shown(partition)} is outside 0..{len(sizes) - 1}")
+            raise BadMessage(f"partition-id {shown(partition)} is outside 0..{len(sizes) - 1}")
         if size != sizes[partition]:
-            raise BadLetter(
+            raise BadMessage(
                 f"client {partition} holds {shown(size)} examples, the accounting uses "
                 f"{sizes[partition]}"
             )
         if partition in self.nodes:
-            raise BadLetter(
+            raise BadMessage(
                 f"partition-id {partition} was claimed before, by node {self.nodes[partition]}; "
                 "register the SuperNodes' keys to know which is right"
             )
@@ -139,7 +139,7 @@ class _Meeting:
 
 
 def _query(node: int, config_sha256: str) -> Message:
-    content = RecordDict({keys.LETTER: ConfigRecord({keys.CONFIG_SHA256: config_sha256})})
+    content = RecordDict({keys.HEADER: ConfigRecord({keys.CONFIG_SHA256: config_sha256})})
     return Message(content, dst_node_id=node, message_type=MessageType.QUERY)
 
 
@@ -150,17 +150,17 @@ def _pulled(grid: Grid, waiting: Iterable[str]) -> Iterable[Message]:
 
 def _introduction(content: RecordDict) -> tuple[int, int, str]:
     """(partition, number of examples, config) of a reply, each of its type."""
-    record = content.get(keys.LETTER)
+    record = content.get(keys.HEADER)
     if len(content) != 1 or not isinstance(record, ConfigRecord) or set(record) != _FIELDS:
-        raise BadLetter(
-            f"expected a {keys.LETTER!r} record of {sorted(_FIELDS)}, got "
+        raise BadMessage(
+            f"expected a {keys.HEADER!r} record of {sorted(_FIELDS)}, got "
             f"{shown(list(content.keys())[:7])}"
         )
     partition, size = record[keys.PARTITION_ID], record[keys.NUM_EXAMPLES]
     theirs = record[keys.CONFIG_SHA256]
     for key, value in ((keys.PARTITION_ID, partition), (keys.NUM_EXAMPLES, size)):
         if type(value) is not int:
-            raise BadLetter(f"expected {key} of type int, got {shown(value)}")
+            raise BadMessage(f"expected {key} of type int, got {shown(value)}")
     if not isinstance(theirs, str):
-        raise BadLetter(f"expected {keys.CONFIG_SHA256} of type str, got {shown(theirs)}")
+        raise BadMessage(f"expected {keys.CONFIG_SHA256} of type str, got {shown(theirs)}")
     return int(str(partition)), int(str(size)), theirs

@@ -14,7 +14,7 @@ from manifed.algorithms.server_update import Space
 from manifed.federation.header import Header
 from manifed.federation.replies import Replies, plain
 from manifed.flower.records import (
-    BadLetter,
+    BadMessage,
     check_tensor,
     read_header,
     read_noise_origin,
@@ -41,15 +41,15 @@ class Expectation:
 
 
 def answers_by_node(
-    letters: Sequence[Message], answers: Iterable[Message]
+    messages: Sequence[Message], answers: Iterable[Message]
 ) -> dict[int, list[Message]]:
-    """The answers to ``letters`` by the node that was asked, in the order they came.
+    """The answers to ``messages`` by the node that was asked, in the order they came.
 
     An answer counts only for the message it replies to and only from the node that was asked (or
     as an error of the SuperLink's own about that message); any other is logged and left out.
     """
     came = list(answers)  # a lazy grid sends, and so names the messages, only now
-    asked = {m.metadata.message_id: m.metadata.dst_node_id for m in letters}
+    asked = {m.metadata.message_id: m.metadata.dst_node_id for m in messages}
     by_node: dict[int, list[Message]] = {}
     for answer in came:
         node, sender = _asked_node(answer, asked)
@@ -90,7 +90,7 @@ def read_replies(
             good.append(payload)
             kept.append(i)
             origins.add(origin)
-        except BadLetter as bad:
+        except BadMessage as bad:
             failures[i] = plain(bad)
     return Replies(
         partitions=tuple(kept),
@@ -106,20 +106,20 @@ def _first_usable(
     expected: Expectation, partition: int, replies: Sequence[Message]
 ) -> tuple[Payload, str]:
     """The payload of the first usable reply, and where it says that its noise came from."""
-    refusals: list[BadLetter] = []
+    refusals: list[BadMessage] = []
     for reply in replies:
         try:
             return _open(expected, partition, reply), read_noise_origin(reply.content)
-        except BadLetter as bad:
+        except BadMessage as bad:
             refusals.append(bad)
         except Exception as error:  # whatever a reply can make a check do is that client's failure
-            refusals.append(BadLetter(f"not readable: {type(error).__name__}: {error}"))
-    raise refusals[0] if refusals else BadLetter(f"no reply within {expected.timeout:g} s")
+            refusals.append(BadMessage(f"not readable: {type(error).__name__}: {error}"))
+    raise refusals[0] if refusals else BadMessage(f"no reply within {expected.timeout:g} s")
 
 
 def _open(expected: Expectation, partition: int, reply: Message) -> Payload:
     if reply.has_error():
-        raise BadLetter(f"error {reply.error.code}: {plain(reply.error.reason)}")
+        raise BadMessage(f"error {reply.error.code}: {plain(reply.error.reason)}")
     theirs, ours = read_header(reply.content), expected.header
     mine = (ours.config_sha256, ours.server_round, ours.attempt, ours.phase, partition)
     got = (
@@ -130,14 +130,14 @@ def _open(expected: Expectation, partition: int, reply: Message) -> Payload:
         theirs.partition_id,
     )
     if got != mine:
-        raise BadLetter(
+        raise BadMessage(
             f"Expected (config, round, attempt, phase, client) {_brief(mine)}, got {_brief(got)}"
         )
     base = expected.base
     payload = read_payload(reply.content, expected.up, tuple(base.shape), base.dtype)
     for name, u in payload.tensors().items():
         if not bool(_is_tangent(expected, u.unsqueeze(0)).all()):
-            raise BadLetter(_misfit(expected, name, u))
+            raise BadMessage(_misfit(expected, name, u))
     return payload
 
 
@@ -206,7 +206,7 @@ def _row_failure(expected: Expectation, stacked: Mapping[str, Tensor], row: int)
             check_tensor(name, u[row], tuple(base.shape), base.dtype)
             if not bool(_is_tangent(expected, u[row].unsqueeze(0))):
                 return _misfit(expected, name, u[row])
-        except BadLetter as bad:
+        except BadMessage as bad:
             return str(bad)
         except Exception as error:
             return f"not readable: {type(error).__name__}: {error}"

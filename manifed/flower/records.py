@@ -22,7 +22,7 @@ from manifed.flower import keys
 P = TypeVar("P", bound=Payload)
 
 
-class BadLetter(ValueError):
+class BadMessage(ValueError):
     """A message that does not hold what it must; the text says which field and why."""
 
 
@@ -49,7 +49,7 @@ def tensors_from_record(record: ArrayRecord) -> dict[str, Tensor]:
     """The tensors of an ArrayRecord, as copies of their own.
 
     Raises:
-        BadLetter: for an entry whose bytes are not the array that it declares.
+        BadMessage: for an entry whose bytes are not the array that it declares.
     """
     return {name: _decoded(str(name)[:60], array) for name, array in record.items()}
 
@@ -77,16 +77,16 @@ def shown(value: Any) -> str:
 
 
 def _declared(name: str, array: Array) -> tuple[np.dtype[Any], tuple[int, ...]]:
-    """What an Array says it is; BadLetter when that is no array of numbers."""
+    """What an Array says it is; BadMessage when that is no array of numbers."""
     if array.stype != _NPY:
-        raise BadLetter(f"Expected {name} as {_NPY!r}, got {shown(array.stype)}")
+        raise BadMessage(f"Expected {name} as {_NPY!r}, got {shown(array.stype)}")
     if not isinstance(array.dtype, str) or array.dtype not in _DTYPES:
-        raise BadLetter(f"Expected {name} of a plain number type, got {shown(array.dtype)}")
+        raise BadMessage(f"Expected {name} of a plain number type, got {shown(array.dtype)}")
     shape = tuple(array.shape)
     if len(shape) > 16 or not all(type(size) is int and size >= 0 for size in shape):
-        raise BadLetter(f"Expected {name} with a shape of sizes >= 0, got {shown(shape)}")
+        raise BadMessage(f"Expected {name} with a shape of sizes >= 0, got {shown(shape)}")
     if not isinstance(array.data, bytes):
-        raise BadLetter(f"Expected the bytes of {name}, got {shown(array.data)}")
+        raise BadMessage(f"Expected the bytes of {name}, got {shown(array.data)}")
     return _DTYPES[array.dtype], shape
 
 
@@ -95,7 +95,7 @@ def _decoded(name: str, array: Array) -> Tensor:
     dtype, shape = _declared(name, array)
     num_bytes = math.prod(shape) * dtype.itemsize
     if not num_bytes < len(array.data) <= num_bytes + _HEADER_BYTES:
-        raise BadLetter(
+        raise BadMessage(
             f"Expected {name} in {num_bytes} bytes and a header, got {len(array.data)} bytes"
         )
     begin = io.BytesIO(array.data[:_HEADER_BYTES])
@@ -104,14 +104,14 @@ def _decoded(name: str, array: Array) -> Tensor:
             raise ValueError("another version of the format")
         written = np.lib.format.read_array_header_1_0(begin, max_header_size=_HEADER_BYTES)
     except Exception as error:
-        raise BadLetter(f"Expected an npy header in {name}, got {shown(str(error))}") from None
+        raise BadMessage(f"Expected an npy header in {name}, got {shown(str(error))}") from None
     if (written[0], written[2]) != (shape, dtype):
-        raise BadLetter(
+        raise BadMessage(
             f"Expected the npy header of {name} to say {shown(shape)}, {dtype}, got "
             f"{shown(written[0])}, {shown(str(written[2]))}"
         )
     if len(array.data) - begin.tell() != num_bytes:
-        raise BadLetter(
+        raise BadMessage(
             f"Expected {num_bytes} bytes in {name}, got {len(array.data) - begin.tell()}"
         )
     flat = np.frombuffer(array.data, dtype=dtype, offset=begin.tell())
@@ -124,7 +124,7 @@ def pack(header: Header, payload: Payload | None, *, noise_origin: str | None = 
     values = {key: getattr(header, name) for name, key in _HEADER_KEYS.items()}
     if noise_origin is not None:
         values[keys.NOISE_ORIGIN] = noise_origin
-    content = RecordDict({keys.LETTER: ConfigRecord(values)})
+    content = RecordDict({keys.HEADER: ConfigRecord(values)})
     if payload is not None:
         content[keys.PAYLOAD] = tensors_to_record(payload.tensors())
     return content
@@ -132,7 +132,7 @@ def pack(header: Header, payload: Payload | None, *, noise_origin: str | None = 
 
 def read_noise_origin(content: RecordDict) -> str:
     """What a reply declares: "os" or "seed"; "undeclared" for anything else."""
-    record = content.get(keys.LETTER)
+    record = content.get(keys.HEADER)
     declared = record.get(keys.NOISE_ORIGIN) if isinstance(record, ConfigRecord) else None
     return declared if declared in ("os", "seed") else UNDECLARED
 
@@ -141,13 +141,13 @@ def read_header(content: RecordDict) -> Header:
     """The header of a message.
 
     Raises:
-        BadLetter: when it is missing, has other fields, or a field has another type.
+        BadMessage: when it is missing, has other fields, or a field has another type.
     """
-    record = content.get(keys.LETTER)
+    record = content.get(keys.HEADER)
     if not isinstance(record, ConfigRecord):
-        raise BadLetter(f"Expected a {keys.LETTER!r} record, got {_names(content)}")
+        raise BadMessage(f"Expected a {keys.HEADER!r} record, got {_names(content)}")
     if set(record) - {keys.NOISE_ORIGIN} != set(_HEADER_KEYS.values()):
-        raise BadLetter(
+        raise BadMessage(
             f"Expected the fields {sorted(_HEADER_KEYS.values())}, got {_names(record)}"
         )
     values: dict[str, str | int] = {}
@@ -156,7 +156,7 @@ def read_header(content: RecordDict) -> Header:
         value = record.get(key)
         wanted = str if field.name in {"config_sha256", "phase"} else int
         if type(value) is not wanted:
-            raise BadLetter(f"Expected {key} of type {wanted.__name__}, got {shown(value)}")
+            raise BadMessage(f"Expected {key} of type {wanted.__name__}, got {shown(value)}")
         values[field.name] = value
     return Header(**values)  # type: ignore[arg-type]
 
@@ -172,24 +172,24 @@ def read_payload(
     """The payload of a message, checked field by field.
 
     Raises:
-        BadLetter: when a tensor is missing, has another shape or dtype, or is not finite, or when
+        BadMessage: when a tensor is missing, has another shape or dtype, or is not finite, or when
             there is anything else in the message.
     """
     record = content.get(keys.PAYLOAD)
     if not isinstance(record, ArrayRecord):
-        raise BadLetter(f"Expected a {keys.PAYLOAD!r} record, got {_names(content)}")
-    if set(content) != {keys.LETTER, keys.PAYLOAD}:
-        raise BadLetter(
-            f"Expected the records {[keys.LETTER, keys.PAYLOAD]} alone, got {_names(content)}"
+        raise BadMessage(f"Expected a {keys.PAYLOAD!r} record, got {_names(content)}")
+    if set(content) != {keys.HEADER, keys.PAYLOAD}:
+        raise BadMessage(
+            f"Expected the records {[keys.HEADER, keys.PAYLOAD]} alone, got {_names(content)}"
         )
     if tuple(record) != kind.names():
-        raise BadLetter(
+        raise BadMessage(
             f"Expected the arrays {kind.names()} of {kind.__name__}, got {_names(record)}"
         )
     for name, array in record.items():
         said, wanted = _declared(name, array), str(dtype).removeprefix("torch.")
         if said != (_DTYPES[wanted], tuple(shape)):
-            raise BadLetter(
+            raise BadMessage(
                 f"Expected {name} of shape {tuple(shape)} and dtype {wanted}, got "
                 f"{shown(said[1])} and {said[0]}"
             )
@@ -203,12 +203,12 @@ def check_tensor(name: str, tensor: Tensor, shape: tuple[int, ...], dtype: torch
     """Refuse another shape, another dtype, or entries that are not finite.
 
     Raises:
-        BadLetter: naming the tensor, what it has and what was expected.
+        BadMessage: naming the tensor, what it has and what was expected.
     """
     if tuple(tensor.shape) != tuple(shape):
-        raise BadLetter(f"Expected {name} of shape {tuple(shape)}, got {tuple(tensor.shape)}")
+        raise BadMessage(f"Expected {name} of shape {tuple(shape)}, got {tuple(tensor.shape)}")
     if tensor.dtype != dtype:
-        raise BadLetter(f"Expected {name} of dtype {dtype}, got {tensor.dtype}")
+        raise BadMessage(f"Expected {name} of dtype {dtype}, got {tensor.dtype}")
     if not bool(torch.isfinite(tensor).all()):
         bad = int((~torch.isfinite(tensor)).sum())
-        raise BadLetter(f"Expected finite entries in {name}, got {bad} of {tensor.numel()} not so")
+        raise BadMessage(f"Expected finite entries in {name}, got {bad} of {tensor.numel()} not so")

@@ -1,9 +1,9 @@
-"""One round over a Flower Grid: cohort, charge, letters, replies, step.
+"""One round over a Flower Grid: cohort, charge, messages, replies, step.
 
 `Rounds` keeps the server's state; it is the only mutable object of the server, and everything it
 calls is a pure function of frozen data.
 
-Order of a round, and why: the ledger is charged and on disk *before* a letter leaves, because in
+Order of a round, and why: the ledger is charged and on disk *before* a message leaves, because in
 the server's view the uploads are the release; so a crash, a retry or an abort can make the ledger
 show more than was spent, never less. The new model is used only after that.
 """
@@ -27,7 +27,7 @@ from manifed.federation.replies import Replies
 from manifed.flower.inbox import Expectation, answers_by_node, read_replies, refuse_bad_rows
 from manifed.flower.records import pack
 from manifed.manifolds.defects import largest_allowed, tolerance
-from manifed.privacy.mechanism import ClientLens
+from manifed.privacy.mechanism import ClientMechanism
 
 DRIFT = 1e-4
 """What part of the clients' tolerance a model may be off its manifold: 1e-10 in float64, where
@@ -113,7 +113,9 @@ class Rounds:
         used = tuple(i for i in asked if i not in dropped)
         self._last_accepted |= dict.fromkeys(used, server_round)
         origins = frozenset({plan.source.origin})
-        if plan.lens is None:  # else the server's noise is all that protects, whatever clients say
+        if (
+            plan.mechanism is None
+        ):  # else the server's noise is all that protects, whatever clients say
             origins |= seen.noise_origins
         return RoundReport(
             server_round, state, used, seen.failures, seen.bytes_down, seen.bytes_up, origins
@@ -133,7 +135,7 @@ class Rounds:
         """
         self._tell_who_was_dropped(header, replies)
         plan = self.plan
-        if plan.lens is not None:
+        if plan.mechanism is not None:
             return replies.zero_filled(asked)
         if asked and not plan.policy.is_enough(
             replies, cohort_size, needs_everyone=plan.needs_everyone
@@ -159,18 +161,18 @@ class Rounds:
         self, state: ServerState, exchange: Exchange, replies: Replies, draws: ServerDraws
     ) -> ServerState:
         plan = self.plan
-        if not replies.partitions and plan.lens is None:
+        if not replies.partitions and plan.mechanism is None:
             return state
         collected = Collected(
             {}, replies.uploads, replies.partitions, plan.num_clients, draws.uniform()
         )
-        if plan.lens is None:
+        if plan.mechanism is None:
             collected = replace(collected, mean=self._weighted_mean(replies))
         else:
-            clip = float(state.tensors.get(CLIP, plan.lens.l2_norm_clip))
-            private = self._private_mean(plan.lens, state, replies, draws, clip)
+            clip = float(state.tensors.get(CLIP, plan.mechanism.l2_norm_clip))
+            private = self._private_mean(plan.mechanism, state, replies, draws, clip)
             collected = replace(collected, mean=private.mean)
-            if plan.lens.adaptive is not None:
+            if plan.mechanism.adaptive is not None:
                 state = state.replace(
                     **{CLIP: torch.tensor(private.next_clip, dtype=torch.float64)}
                 )
@@ -200,7 +202,7 @@ class Rounds:
                 privacy, where a clipped mean moves the model and no upload decides anything.
         """
         culprits: dict[int, str] = {}
-        if self.plan.lens is None:
+        if self.plan.mechanism is None:
             for row, client in enumerate(replies.partitions):
                 alone = replace(
                     replies,
@@ -240,7 +242,7 @@ class Rounds:
 
     def _private_mean(
         self,
-        lens: ClientLens,
+        mechanism: ClientMechanism,
         state: ServerState,
         replies: Replies,
         draws: ServerDraws,
@@ -250,7 +252,7 @@ class Rounds:
         base = plan.half.base(state, plan.manifold)
         expected = plan.cohort.expected_size(plan.num_clients)
         return private_mean(
-            replies.uploads, base, plan.half.space, plan.manifold, lens, expected, draws, clip
+            replies.uploads, base, plan.half.space, plan.manifold, mechanism, expected, draws, clip
         )
 
     # -- the exchange ------------------------------------------------------------------------
@@ -265,30 +267,32 @@ class Rounds:
         if isinstance(grid, StackedGrid):
             replies = grid.exchange_cohort(header, down, partitions, self._last_accepted)
             return refuse_bad_rows(self._expect(header, exchange), replies)
-        letters = self._letters(header, down, partitions)
-        answers = grid.send_and_receive(letters, timeout=self.plan.policy.timeout)
-        return self._read(header, exchange, down.num_bytes(), letters, answers)
+        messages = self._messages(header, down, partitions)
+        answers = grid.send_and_receive(messages, timeout=self.plan.policy.timeout)
+        return self._read(header, exchange, down.num_bytes(), messages, answers)
 
     def _read(
         self,
         header: Header,
         exchange: Exchange,
         down_bytes: int,
-        letters: Sequence[Message],
+        messages: Sequence[Message],
         answers: Iterable[Message],
     ) -> Replies:
-        """The usable ones of the ``answers`` to ``letters``; a failure names client and node."""
+        """The usable ones of the ``answers`` to ``messages``; a failure names client and node."""
         owner = {node: i for i, node in self._nodes.items()}
         by_client = {
-            owner[node]: found for node, found in answers_by_node(letters, answers).items()
+            owner[node]: found for node, found in answers_by_node(messages, answers).items()
         }
-        partitions = tuple(owner[letter.metadata.dst_node_id] for letter in letters)
+        partitions = tuple(owner[message.metadata.dst_node_id] for message in messages)
         replies = read_replies(self._expect(header, exchange), down_bytes, partitions, by_client)
         named = {i: f"{why} (node {self._nodes[i]})" for i, why in replies.failures.items()}
         return replace(replies, failures=named)
 
-    def _letters(self, header: Header, down: Payload, partitions: tuple[int, ...]) -> list[Message]:
-        letters: list[Message] = []
+    def _messages(
+        self, header: Header, down: Payload, partitions: tuple[int, ...]
+    ) -> list[Message]:
+        messages: list[Message] = []
         for i in partitions:
             mine = Header(
                 header.config_sha256,
@@ -298,7 +302,7 @@ class Rounds:
                 i,
                 self._last_accepted.get(i, 0),
             )
-            letters.append(
+            messages.append(
                 Message(
                     pack(mine, down),
                     dst_node_id=self._nodes[i],
@@ -306,7 +310,7 @@ class Rounds:
                     group_id=str(header.server_round),
                 )
             )
-        return letters
+        return messages
 
     def _expect(self, header: Header, exchange: Exchange) -> Expectation:
         plan = self.plan

@@ -1,7 +1,7 @@
 """A run as the server sees it: folder, ledger, conversation, evaluation, final numbers.
 
 Results leave a ServerApp as files only (Flower hands nothing back), so everything goes into the run
-folder: the manifest before round 1, the charge before the letters, the metrics as they come, the
+folder: the manifest before round 1, the charge before the messages, the metrics as they come, the
 model and the final numbers at the end.
 """
 

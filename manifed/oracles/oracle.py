@@ -1,4 +1,4 @@
-"""The gradient oracle of a client: problem, minibatch, lens and noise behind three calls.
+"""The gradient oracle of a client: problem, minibatch, mechanism and noise behind three calls.
 
 A client half sees nothing else. It asks for ``gradient(x)``, or for ``anchor(x)`` and
 ``correction(x, anchor)``, and gets what may leave the client: clipped per example in the metric at
@@ -16,12 +16,12 @@ from torch import Tensor
 from manifed.oracles.clipped_sums import ClippedGradients, Corrections, sum_of_good
 from manifed.oracles.draws import Draws
 from manifed.oracles.minibatch import Batch, Minibatch
-from manifed.privacy.mechanism import ExampleLens
+from manifed.privacy.mechanism import ExampleMechanism
 from manifed.privacy.noise import Stream
 from manifed.problems.base import Examples, Problem
 
-StddevRule = Callable[[ExampleLens, int], float]
-"""(lens, num_examples) -> stddev of one release, from the half that states the event."""
+StddevRule = Callable[[ExampleMechanism, int], float]
+"""(mechanism, num_examples) -> stddev of one release, from the half that states the event."""
 
 
 class Oracle:
@@ -32,7 +32,7 @@ class Oracle:
         problem: Problem,
         examples: Examples,
         num_examples: Tensor,
-        lens: ExampleLens,
+        mechanism: ExampleMechanism,
         draws: Draws,
     ) -> None:
         """``num_examples`` is () or (C,); ``examples`` are padded to the longest shard."""
@@ -42,7 +42,7 @@ class Oracle:
         self._examples = examples
         self._num_examples = num_examples
         self._sizes = num_examples.reshape(-1).tolist()
-        self._lens = lens
+        self._mechanism = mechanism
         self._draws = draws
         self._step = 0
 
@@ -59,7 +59,7 @@ class Oracle:
         something noised covers it (the anchor of Algorithm 3 as printed).
         """
         examples, weights = self._batch(minibatch)
-        clip = self._lens.l2_norm_clip
+        clip = self._mechanism.l2_norm_clip
         if clip is None:
             mean = self.problem.rgrad_sum(x, examples, weights)
         else:
@@ -80,7 +80,7 @@ class Oracle:
         Either each of the two gradients is clipped (Algorithm 3, line 8; an example moves the sum
         by two bounds) or their difference is, as one vector (spec 000 §7.3 iii; by one bound).
         """
-        clip = self._lens.correction_clip
+        clip = self._mechanism.correction_clip
         examples, weights = self._batch(minibatch)
         change = Corrections(self.problem, clip, is_clipped_as_one=is_clipped_as_one)
         if clip is None:
@@ -98,7 +98,7 @@ class Oracle:
         points are public or noised before, so that the divisor says nothing about an example.
         """
         moved = self.manifold.transp(anchor, x, mean)
-        if self._lens.l2_norm_clip is None:
+        if self._mechanism.l2_norm_clip is None:
             return moved
         here = torch.as_tensor(self.manifold.norm_slack(x), dtype=x.dtype, device=x.device)
         there = torch.as_tensor(self.manifold.norm_slack(anchor), dtype=x.dtype, device=x.device)
@@ -127,11 +127,11 @@ class Oracle:
         return torch.tensor(values, dtype=torch.float64, device=counts.device)
 
     def _noised(self, x: Tensor, mean: Tensor, stddev: StddevRule | None, label: str) -> Tensor:
-        if stddev is None or self._lens.l2_norm_clip is None:
+        if stddev is None or self._mechanism.l2_norm_clip is None:
             self.queries[f"{label}-unnoised"] += 1
             return mean
         self.queries[label] += 1
-        stddevs = self._per_client(lambda n: stddev(self._lens, n))
+        stddevs = self._per_client(lambda n: stddev(self._mechanism, n))
         if not bool((stddevs > 0).any()):
             return mean
         shape = tuple(x.shape[x.dim() - self.manifold.ndim :])

@@ -1,6 +1,6 @@
-"""What a ledger is charged: rounds that are reserved before their letters leave, then consumed.
+"""What a ledger is charged: rounds that are reserved before their messages leave, then consumed.
 
-* A `Reservation` of rounds a..b stands on disk before any letter of them leaves. Its cohort bounds
+* A `Reservation` of rounds a..b stands on disk before any message of them leaves. Its cohort bounds
   who takes part in *each* of them: the drawn cohort for a single round, everybody for a block.
 * A `Consumption` settles the last reservation: its rounds up to r were run, with the cohorts that
   it names, and unless it stays open the others never will be.
@@ -148,13 +148,13 @@ class Consumption:
 
 @dataclass(frozen=True, eq=False)
 class Reservation:
-    """One attempt of each of the rounds ``first`` to ``last``, as paid before their letters."""
+    """One attempt of each of the rounds ``first`` to ``last``, as paid before their messages."""
 
     first: int
     last: int
     attempt: int
     cohort: Members
-    """Who may be sent a letter in each of them."""
+    """Who may be sent a message in each of them."""
     cohort_attempt: int | None = None
     """The attempt whose cohort draw a single round uses again; None: this attempt's own."""
     consumed: Consumption | None = None
@@ -219,7 +219,7 @@ class Charge(Frozen):
     server_round: int = Field(ge=0)
     attempt: int = Field(default=0, ge=0)
     partitions: tuple[int, ...]
-    """The cohort: who was sent a letter."""
+    """The cohort: who was sent a message."""
     turns: tuple[TurnReleases, ...] = ()
     """Must cover the cohort; for the external view it should cover everyone who could be drawn."""
     sampling: Sampling = Unsampled()

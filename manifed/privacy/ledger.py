@@ -257,7 +257,7 @@ class Ledger:
 
         ``charge`` is the body of the charge that was being written (a run knows it: it is its
         next one; a function is asked after the other lines were fed). It goes into the entry
-        "recovered" with the torn bytes and counts as spent, although its letters cannot have
+        "recovered" with the torn bytes and counts as spent, although its messages cannot have
         left. Torn bytes that are seen to begin something that costs nothing (a note) are dropped.
         A sound ledger is opened as it is; damage anywhere else is not repaired. Interrupted
         itself, it can be called again.

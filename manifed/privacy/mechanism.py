@@ -1,9 +1,9 @@
-"""The lens: where clipping and noise act, and which release they must be charged as.
+"""Mechanisms: where clipping and noise act, and which release they must be charged as.
 
 A mechanism acts at three places, identity by default: `gradient` (a client's oracle, per example),
-`upload` (before a letter leaves; nothing shipped uses it) and `aggregate` (the server, per client).
-Algorithms never ask whether they are private: they call the oracle and the aggregator, and these
-look through the lens. The same object that scales the noise states the event, so the two cannot
+`upload` (before a message leaves; nothing shipped uses it) and `aggregate` (the server, per
+client). Algorithms never ask whether they are private: they call the oracle and the aggregator, and
+these apply the mechanism. The same object that scales the noise states the event, so the two cannot
 drift apart.
 """
 
@@ -50,7 +50,7 @@ class PublishedNoise(Frozen):
 Noise = Annotated[RelativeNoise | PublishedNoise, Field(discriminator="kind")]
 
 
-class ExampleLens(Frozen):
+class ExampleMechanism(Frozen):
     """Per-example clipping and tangent Gaussian noise inside a client (unit: example)."""
 
     l2_norm_clip: float | None = Field(default=None, gt=0)
@@ -111,7 +111,7 @@ class AdaptiveClip(Frozen):
     """Noise of the sum of b_i - 1/2, relative to its sensitivity of 1/2."""
 
 
-class ClientLens(Frozen):
+class ClientMechanism(Frozen):
     """Per-client clipping and Gaussian noise in the server's average (unit: client).
 
     The uploaded vector is clipped in the metric at the broadcast point, weights are uniform, and

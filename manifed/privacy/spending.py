@@ -1,6 +1,6 @@
 """From the charges in a ledger to what each adversary can have learnt: realised accounting.
 
-A charge is written before the letters of a round leave, so aborted attempts and retries are paid
+A charge is written before the messages of a round leave, so aborted attempts and retries are paid
 like any other. All functions are pure and ask a `privacy.odometer.Odometer`, the one that a live
 run asks too; every epsilon is an upper bound.
 """
@@ -46,7 +46,7 @@ def spent(paid: Iterable[Charge], *, delta: float) -> tuple[PrivacySpent, ...]:
 
 
 def spent_by_client(paid: Iterable[Charge], *, delta: float) -> dict[int, float]:
-    """Realised epsilon of every client that was ever sent a letter, in the server's view.
+    """Realised epsilon of every client that was ever sent a message, in the server's view.
 
     A client pays for each attempt whose cohort it was in, whether its reply came or not.
     """

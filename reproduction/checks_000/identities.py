@@ -17,7 +17,7 @@ from manifed.manifolds.sphere import Sphere
 from manifed.oracles.draws import Draws
 from manifed.oracles.minibatch import Full
 from manifed.oracles.oracle import Oracle
-from manifed.privacy.mechanism import ExampleLens, PublishedNoise
+from manifed.privacy.mechanism import ExampleMechanism, PublishedNoise
 from manifed.privacy.noise import NoiseSource, Stream
 from manifed.problems.base import Examples
 from manifed.problems.federation import shards
@@ -50,8 +50,8 @@ def _digits(num_clients: int) -> tuple[Examples, ...]:
 def _displacement(training: RSGD | RSVRG, shard: Examples, x: Tensor, draws: Draws) -> Tensor:
     """What one client uploads."""
     problem = PrincipalEigenvector()
-    lens = ExampleLens(l2_norm_clip=2.0, noise=PublishedNoise(coefficient=3.0))
-    oracle = Oracle(problem, shard, torch.tensor(len(shard)), lens, draws)
+    mechanism = ExampleMechanism(l2_norm_clip=2.0, noise=PublishedNoise(coefficient=3.0))
+    oracle = Oracle(problem, shard, torch.tensor(len(shard)), mechanism, draws)
     up, _ = training.turn("train", Point(x), None, oracle, problem.manifold, draws)
     assert isinstance(up, Displacement)
     return up.u

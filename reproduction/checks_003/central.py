@@ -1,6 +1,6 @@
 """Central solvers: a federation of one client, several seeds at once as a stacked cohort.
 
-The product's own halves, lens, oracle and noise on the configs of configs/experiments/003_*; only
+The product's own halves, mechanism, oracle and noise on configs/experiments/003_*; only
 Flower is left out, whose part is nil here (with one client the tangent mean returns its point; the
 equality with a product run is tested). Every seed is one row: its own start and noise, shared data.
 """
@@ -17,10 +17,10 @@ from manifed.algorithms.payloads import Point
 from manifed.algorithms.rsvrg import RSVRG
 from manifed.experiment.assembly import load_shards, starting_point
 from manifed.experiment.load import load
-from manifed.experiment.noise_level import example_lens
+from manifed.experiment.noise_level import example_mechanism
 from manifed.experiment.schema import Experiment
 from manifed.federation.turn import ClientHalf, Seat, take_turn
-from manifed.privacy.mechanism import ExampleLens, PublishedNoise
+from manifed.privacy.mechanism import ExampleMechanism, PublishedNoise
 from manifed.privacy.noise import NoiseSource
 from manifed.problems.base import Examples
 from manifed.problems.finite_sum import FiniteSum
@@ -84,22 +84,24 @@ def solve(config: Experiment, seeds: Sequence[int], *, stddev: float | None = No
     key = problem, found.checksum
     if key not in _LEAST:
         _LEAST[key] = problem.optimum([data]).value
-    lens = example_lens(config, found.sizes)
+    mechanism = example_mechanism(config, found.sizes)
     if stddev is not None:
-        lens = lens.model_copy(update={"noise": PublishedNoise(coefficient=stddev * len(data))})
-    return _run(config, problem, data, lens, seeds, _LEAST[key])
+        mechanism = mechanism.model_copy(
+            update={"noise": PublishedNoise(coefficient=stddev * len(data))}
+        )
+    return _run(config, problem, data, mechanism, seeds, _LEAST[key])
 
 
 def _run(
     config: Experiment,
     problem: FiniteSum,
     data: Examples,
-    lens: ExampleLens,
+    mechanism: ExampleMechanism,
     seeds: Sequence[int],
     least: float,
 ) -> Curve:
     rows, training = len(seeds), config.training
-    half = ClientHalf(problem, training, lens)
+    half = ClientHalf(problem, training, mechanism)
     stacked = Shared(
         {k: t.expand(rows, *t.shape) for k, t in data.tensors.items()}, data.feature_ndim
     )
@@ -114,15 +116,15 @@ def _run(
         if r % config.evaluation.every == 0 or r == config.federation.num_rounds:
             spent.append(r * gradients_a_round(config, len(data)))
             excess.append(_costs(problem, x, data) - least)
-    noise = 0.0 if lens.l2_norm_clip is None else _step_stddev(config, lens, len(data))
+    noise = 0.0 if mechanism.l2_norm_clip is None else _step_stddev(config, mechanism, len(data))
     return Curve(np.array(spent), np.stack(excess, axis=1), x, noise)
 
 
-def _step_stddev(config: Experiment, lens: ExampleLens, num_examples: int) -> float:
+def _step_stddev(config: Experiment, mechanism: ExampleMechanism, num_examples: int) -> float:
     training = config.training
     if isinstance(training, RSVRG):
-        return training.correction_stddev(lens, num_examples)
-    return training.stddev(lens, num_examples)
+        return training.correction_stddev(mechanism, num_examples)
+    return training.stddev(mechanism, num_examples)
 
 
 def _costs(problem: FiniteSum, x: Tensor, data: Examples) -> NDArray[np.float64]:

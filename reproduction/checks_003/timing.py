@@ -13,7 +13,7 @@ from manifed.federation.turn import ClientHalf, Seat, take_turn
 from manifed.manifolds import SPD, Lorentz, Manifold, Sphere, Stiefel
 from manifed.manifolds.sampling import Metropolis, normals_from
 from manifed.oracles.minibatch import WithoutReplacement
-from manifed.privacy.mechanism import ExampleLens, RelativeNoise
+from manifed.privacy.mechanism import ExampleMechanism, RelativeNoise
 from manifed.privacy.noise import NoiseSource
 from manifed.problems.base import Examples
 from manifed.problems.finite_sum import FiniteSum
@@ -194,7 +194,7 @@ def step_share(problem: FiniteSum, data: Examples, x: Tensor) -> float:
         name: ClientHalf(
             problem,
             training,
-            ExampleLens(
+            ExampleMechanism(
                 l2_norm_clip=1.0,
                 neighboring_relation="replace-one",
                 noise=RelativeNoise(multiplier=multiplier),

@@ -34,8 +34,8 @@ def answered(x: torch.Tensor) -> Message:
     """What client 0 replies to the broadcast x, through the app."""
     grid = InlineGrid(client_app_of(lambda _: CONFIG), 4, {})
     header = Header(sha256(CONFIG), 1, 0, "train", 0)
-    letter = Message(pack(header, Point(x)), dst_node_id=2, message_type=MessageType.TRAIN)
-    (reply,) = grid.send_and_receive([letter])
+    message = Message(pack(header, Point(x)), dst_node_id=2, message_type=MessageType.TRAIN)
+    (reply,) = grid.send_and_receive([message])
     return reply
 
 

@@ -6,7 +6,7 @@ import torch
 from manifed.algorithms.rsvrg import RSVRG
 from manifed.manifolds.hyperbolic import Lorentz
 from manifed.oracles.oracle import Oracle
-from manifed.privacy.mechanism import ExampleLens
+from manifed.privacy.mechanism import ExampleMechanism
 from manifed.problems.base import Examples
 from manifed.problems.frechet_mean import FrechetMean
 
@@ -38,7 +38,7 @@ def oracle():
     z = Lorentz().origin(4, 4)
     examples = Examples({"z": z}, {"z": 1})
     problem = FrechetMean(Lorentz(), min_curvature=-1.0)
-    return Oracle(problem, examples, torch.tensor(4), ExampleLens(l2_norm_clip=CLIP), None)
+    return Oracle(problem, examples, torch.tensor(4), ExampleMechanism(l2_norm_clip=CLIP), None)
 
 
 @pytest.mark.parametrize("radius", [2.0, 20.0, 25.0, 28.0, 30.0, 33.0, 36.0, 60.0, 200.0])

@@ -9,7 +9,7 @@ from manifed.algorithms.variance_reduced import VarianceReduced
 from manifed.federation.turn import ClientHalf, Seat, take_turn
 from manifed.manifolds.stiefel import Stiefel
 from manifed.oracles.minibatch import WithoutReplacement
-from manifed.privacy.mechanism import ExampleLens
+from manifed.privacy.mechanism import ExampleMechanism
 from manifed.problems.pca import KPCA
 from tests.algorithms.test_projected import local_gradients, pca_shards, start
 from tests.conformance.federated_loop import SOURCE, federate, last
@@ -67,7 +67,7 @@ def test_minibatches_take_the_reference_off_the_same_point():
 
 def test_a_client_that_missed_the_first_phase_says_so():
     problem, shards = KPCA(3), pca_shards()
-    x, half = start(problem, shards), ClientHalf(KPCA(3), HALF, ExampleLens())
+    x, half = start(problem, shards), ClientHalf(KPCA(3), HALF, ExampleMechanism())
     down = MeanGradient(torch.zeros_like(x))
     with pytest.raises(ValueError, match="phase 'gradient'"):
         take_turn(half, Seat(0, 1, 0, "train"), down, HALF.initial_memory(x), shards[0], 8, SOURCE)

@@ -11,7 +11,7 @@ from manifed.algorithms.rsgd import RSGD
 from manifed.oracles.draws import Draws
 from manifed.oracles.minibatch import Full, Poisson, WithoutReplacement
 from manifed.oracles.oracle import Oracle
-from manifed.privacy.mechanism import ExampleLens, RelativeNoise
+from manifed.privacy.mechanism import ExampleMechanism, RelativeNoise
 from manifed.privacy.noise import NoiseSource
 from manifed.problems.base import Examples
 from manifed.problems.pca import PrincipalEigenvector
@@ -20,9 +20,9 @@ from tests.conformance.client_cases import shards, start
 FALSE_POSITIVE = 1e-6
 
 
-def oracle_of(shard, lens, server_round=1):
+def oracle_of(shard, mechanism, server_round=1):
     draws = Draws(NoiseSource.from_seed(5), 0, server_round)
-    return Oracle(PrincipalEigenvector(), shard, torch.tensor(len(shard)), lens, draws)
+    return Oracle(PrincipalEigenvector(), shard, torch.tensor(len(shard)), mechanism, draws)
 
 
 @lru_cache
@@ -30,9 +30,9 @@ def summed_squares():
     """(sum of |noise|^2 over the stated variance, degrees of freedom)."""
     shard, x = shards(dim=51)[0], start(dim=51)
     training = RSGD(step_size=1.0, minibatch=Full())
-    lens = ExampleLens(l2_norm_clip=0.5, noise=RelativeNoise(multiplier=0.7))
-    quiet = oracle_of(shard, ExampleLens(l2_norm_clip=0.5)).gradient(x, Full(), None)
-    oracle, draws = oracle_of(shard, lens), 2500
+    mechanism = ExampleMechanism(l2_norm_clip=0.5, noise=RelativeNoise(multiplier=0.7))
+    quiet = oracle_of(shard, ExampleMechanism(l2_norm_clip=0.5)).gradient(x, Full(), None)
+    oracle, draws = oracle_of(shard, mechanism), 2500
     total = 0.0
     for _ in range(draws):
         total += float((oracle.gradient(x, Full(), training.stddev) - quiet).square().sum())
@@ -49,31 +49,31 @@ def test_noise_norm_is_chi_square_with_the_stated_stddev(scale, is_accepted):
 
 @pytest.mark.parametrize("relation", ["add-or-remove", "replace-one"])
 def test_sensitivity_is_attained_and_never_exceeded(relation):
-    lens = ExampleLens(l2_norm_clip=0.3, neighboring_relation=relation)
+    mechanism = ExampleMechanism(l2_norm_clip=0.3, neighboring_relation=relation)
     shard, x = shards()[0], start()
-    mean = oracle_of(shard, lens).gradient(x, Full(), None)
-    bound = lens.sensitivity(0.3, float(len(shard)))
+    mean = oracle_of(shard, mechanism).gradient(x, Full(), None)
+    bound = mechanism.sensitivity(0.3, float(len(shard)))
     for seed in range(20):
         generator = torch.Generator().manual_seed(seed)
         z = shard["z"].clone()
         z[0] = 10 * torch.randn(z.shape[1], generator=generator, dtype=torch.float64)
         tensors = {"z": z} | {k: z.square().sum(-1) for k in shard.tensors if k != "z"}
         other = Examples(tensors, shard.feature_ndim)
-        moved = oracle_of(other, lens).gradient(x, Full(), None)
-        replaced = ExampleLens(l2_norm_clip=0.3, neighboring_relation="replace-one")
+        moved = oracle_of(other, mechanism).gradient(x, Full(), None)
+        replaced = ExampleMechanism(l2_norm_clip=0.3, neighboring_relation="replace-one")
         allowed = replaced.sensitivity(0.3, float(len(shard)))
         assert float((moved - mean).norm()) <= allowed * (1 + 1e-12)
     assert math.isclose(bound, (1 if relation == "add-or-remove" else 2) * 0.3 / len(shard))
 
 
 def test_one_bad_record_neither_shows_as_nan_nor_moves_the_mean_by_more_than_its_bound():
-    lens = ExampleLens(l2_norm_clip=0.3)
+    mechanism = ExampleMechanism(l2_norm_clip=0.3)
     shard, x = shards()[0], start()
-    mean = oracle_of(shard, lens).gradient(x, Full(), None)
+    mean = oracle_of(shard, mechanism).gradient(x, Full(), None)
     tensors = {key: t.clone() for key, t in shard.tensors.items()}
     for tensor in tensors.values():
         tensor[0] = float("nan")
-    broken = oracle_of(Examples(tensors, shard.feature_ndim), lens).gradient(x, Full(), None)
+    broken = oracle_of(Examples(tensors, shard.feature_ndim), mechanism).gradient(x, Full(), None)
     assert bool(torch.isfinite(broken).all())
     assert float((broken - mean).norm()) <= 0.3 / len(shard) * (1 + 1e-12)
 

@@ -9,14 +9,14 @@ from scipy import stats
 from manifed.algorithms.projected import Projected, ProjectedPartial
 from manifed.algorithms.projection_mean import ProjectionMean, ProjectionMeanPartial
 from manifed.federation.turn import ClientHalf, Seat, take_turn
-from manifed.privacy.mechanism import ExampleLens, RelativeNoise
+from manifed.privacy.mechanism import ExampleMechanism, RelativeNoise
 from manifed.privacy.noise import NoiseSource
 from manifed.problems.base import Examples
 from manifed.problems.pca import KPCA
 from tests.algorithms.test_projected import pca_shards, start
 from tests.conformance.federated_loop import federate, last
 
-LENS = ExampleLens(l2_norm_clip=0.5, noise=RelativeNoise(multiplier=2.0))
+LENS = ExampleMechanism(l2_norm_clip=0.5, noise=RelativeNoise(multiplier=2.0))
 STEPS = {"step_size": 1e-3, "local_steps": 5}
 PARTIAL = (ProjectedPartial(**STEPS), ProjectionMeanPartial())
 PAIRS = [(Projected(**STEPS), ProjectionMean()), PARTIAL]
@@ -45,7 +45,7 @@ def summed_squares():
     strategy = ProjectionMean(tube_radius=1e9)
     total = sum(
         float(played.uploads.tensors()["u"].square().sum())
-        for played in federate(problem, shards, training, strategy, x, rounds, lens=LENS)
+        for played in federate(problem, shards, training, strategy, x, rounds, mechanism=LENS)
     )
     stddev = 1e-3 * 2.0 * 0.5 / rows
     dimension = 10 * 3 - 3 * 4 // 2
@@ -63,13 +63,13 @@ def test_the_noise_of_an_upload_is_chi_square_with_the_stated_stddev(scale, is_a
 @pytest.mark.parametrize(("training", "strategy"), PAIRS, ids=lambda half: half.kind)
 def test_what_a_client_remembers_and_sends_depends_on_noised_gradients_alone(training, strategy):
     """With all examples clipped to nothing, two data sets leave the same bits."""
-    lens = ExampleLens(l2_norm_clip=1e-300, noise=RelativeNoise(multiplier=2e300))
+    mechanism = ExampleMechanism(l2_norm_clip=1e-300, noise=RelativeNoise(multiplier=2e300))
     runs = []
     for seed in (0, 1):
         problem, shards = KPCA(3), pca_shards(seed=seed)
         x = start(problem, pca_shards())
         wide = strategy.model_copy(update={"tube_radius": 1e9})
-        runs.append(last(federate(problem, shards, training, wide, x, 3, lens=lens)))
+        runs.append(last(federate(problem, shards, training, wide, x, 3, mechanism=mechanism)))
     for part in ("uploads", "memory"):
         one, two = (getattr(played, part).tensors() for played in runs)
         for name in one:

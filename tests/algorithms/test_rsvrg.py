@@ -12,7 +12,7 @@ from manifed.algorithms.rsvrg import RSVRG
 from manifed.federation.turn import ClientHalf, Seat, take_turn
 from manifed.manifolds import Sphere
 from manifed.oracles.minibatch import Full, Minibatch, Poisson, WithoutReplacement
-from manifed.privacy.mechanism import ExampleLens, RelativeNoise
+from manifed.privacy.mechanism import ExampleMechanism, RelativeNoise
 from manifed.privacy.noise import NoiseSource, Stream
 from manifed.problems.pca import PrincipalEigenvector
 from tests.conformance.client_cases import shards, start
@@ -51,8 +51,8 @@ VARIANTS: dict[str, tuple[RSVRG, str]] = {
 REFERENCES = {"fresh": INNER * EPOCHS, "reuse": EPOCHS, "diffclip": 12, "poisson": 12}
 
 
-def lens_of(relation, multiplier=1.5):
-    return ExampleLens(
+def mechanism_of(relation, multiplier=1.5):
+    return ExampleMechanism(
         l2_norm_clip=0.5,
         correction_l2_norm_clip=0.1,
         neighboring_relation=relation,
@@ -60,18 +60,18 @@ def lens_of(relation, multiplier=1.5):
     )
 
 
-def turn_of(training, lens, source=None, server_round=1):
-    half = ClientHalf(PrincipalEigenvector(), training, lens)
+def turn_of(training, mechanism, source=None, server_round=1):
+    half = ClientHalf(PrincipalEigenvector(), training, mechanism)
     seat, shard = Seat(0, server_round, 0, "train"), shards()[0]
     source = source or NoiseSource.from_seed(3)
     return take_turn(half, seat, Point(start()), None, shard, len(shard), source)
 
 
-def drawn_noise(training, lens):
+def drawn_noise(training, mechanism):
     """How many gradient noise vectors left the source of randomness during one turn."""
     steps = Counter()
     source = NoiseSource(bytes(32), is_release=False, recorder=lambda r: steps.update([r]))
-    turn_of(training, lens, source)
+    turn_of(training, mechanism, source)
     noise = [r for r in steps if r.stream is Stream.GRADIENT_NOISE]
     assert all(steps[r] == 1 for r in noise)
     return len(noise)
@@ -80,39 +80,39 @@ def drawn_noise(training, lens):
 @pytest.mark.parametrize("name", VARIANTS)
 def test_every_variant_draws_what_it_is_charged_for(name):
     training, relation = VARIANTS[name]
-    reference, correction = training.releases(lens_of(relation), SIZE)
+    reference, correction = training.releases(mechanism_of(relation), SIZE)
     assert (reference.count, correction.count) == (REFERENCES[name], INNER * EPOCHS)
     covers_both = training.variant == "fresh"
     expected = correction.count if covers_both else correction.count + reference.count
-    assert drawn_noise(training, lens_of(relation)) == expected
+    assert drawn_noise(training, mechanism_of(relation)) == expected
 
 
 def test_only_reuse_may_be_charged_the_public_codes_count():
     """S full-gradient releases are right where S were drawn, and m S where one covers each step."""
     counts = {
-        name: training.releases(lens_of(relation), SIZE)[0].count
+        name: training.releases(mechanism_of(relation), SIZE)[0].count
         for name, (training, relation) in VARIANTS.items()
     }
     assert counts == {"fresh": 12, "reuse": 3, "diffclip": 12, "poisson": 12}
 
 
 def test_clipping_the_difference_halves_the_correction():
-    lens = lens_of("replace-one")
+    mechanism = mechanism_of("replace-one")
     each, one = VARIANTS["fresh"][0], VARIANTS["diffclip"][0]
-    assert each.correction_sensitivity(lens, SIZE) == pytest.approx(4 * 0.1)
-    assert one.correction_sensitivity(lens, SIZE) == pytest.approx(2 * 0.1)
-    assert each.reference_sensitivity(lens, SIZE) == pytest.approx(2 * 0.5 / SIZE)
+    assert each.correction_sensitivity(mechanism, SIZE) == pytest.approx(4 * 0.1)
+    assert one.correction_sensitivity(mechanism, SIZE) == pytest.approx(2 * 0.1)
+    assert each.reference_sensitivity(mechanism, SIZE) == pytest.approx(2 * 0.5 / SIZE)
 
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_the_two_parts_are_the_whole_noise(name):
     training, relation = VARIANTS[name]
-    lens = lens_of(relation)
-    reference, correction = training.releases(lens, SIZE)
-    first = reference.noise_multiplier * training.reference_sensitivity(lens, SIZE)
-    second = correction.noise_multiplier * training.correction_sensitivity(lens, SIZE)
-    whole = training.correction_stddev(lens, SIZE)
-    assert first == pytest.approx(training.reference_stddev(lens, SIZE))
+    mechanism = mechanism_of(relation)
+    reference, correction = training.releases(mechanism, SIZE)
+    first = reference.noise_multiplier * training.reference_sensitivity(mechanism, SIZE)
+    second = correction.noise_multiplier * training.correction_sensitivity(mechanism, SIZE)
+    whole = training.correction_stddev(mechanism, SIZE)
+    assert first == pytest.approx(training.reference_stddev(mechanism, SIZE))
     if training.variant == "fresh":
         assert math.hypot(first, second) == pytest.approx(whole)
     else:
@@ -120,15 +120,15 @@ def test_the_two_parts_are_the_whole_noise(name):
 
 
 def test_the_default_share_is_the_papers_for_equal_clips():
-    lens = lens_of("replace-one").model_copy(update={"correction_l2_norm_clip": 0.5})
-    share = VARIANTS["fresh"][0].least_cost_share(lens, SIZE)
+    mechanism = mechanism_of("replace-one").model_copy(update={"correction_l2_norm_clip": 0.5})
+    share = VARIANTS["fresh"][0].least_cost_share(mechanism, SIZE)
     assert share == pytest.approx((math.sqrt(14) - 1) / 13)
 
 
 @pytest.mark.parametrize("minibatch", [ONE, WithoutReplacement(batch_size=5), Full()])
 def test_the_default_share_costs_least_by_the_formula_it_minimises(minibatch: Minibatch):
     """(3): count * (Delta_0 / sigma_1)^2 + count * factor * (rate Delta_1 / sigma_2)^2."""
-    lens = lens_of("replace-one")
+    mechanism = mechanism_of("replace-one")
     rate = minibatch.expected_size(SIZE) / SIZE
     factor = 3.5 if rate < 1 else 1.0
 
@@ -136,11 +136,11 @@ def test_the_default_share_costs_least_by_the_formula_it_minimises(minibatch: Mi
         training = VARIANTS["fresh"][0].model_copy(
             update={"minibatch": minibatch, "reference_share": share}
         )
-        reference, correction = training.releases(lens, SIZE)
+        reference, correction = training.releases(mechanism, SIZE)
         return reference.noise_multiplier**-2 + factor * (rate / correction.noise_multiplier) ** 2
 
     default = VARIANTS["fresh"][0].model_copy(update={"minibatch": minibatch})
-    best = default.least_cost_share(lens, SIZE)
+    best = default.least_cost_share(mechanism, SIZE)
     assert cost(None) == pytest.approx(cost(best))
     assert cost(best) < min(cost(best * 0.98), cost(min(best * 1.02, 0.999)))
 
@@ -153,7 +153,7 @@ def test_without_noise_it_is_algorithm_11_line_by_line():
         for _ in range(3):
             gradient = PrincipalEigenvector().rgrads(w, shard).mean(0)
             w = sphere.expmap(w, -0.3 * gradient)
-    found = sphere.expmap(start(), turn_of(training, ExampleLens()).up.u)
+    found = sphere.expmap(start(), turn_of(training, ExampleMechanism()).up.u)
     torch.testing.assert_close(found, w, rtol=0, atol=1e-12)
 
 
@@ -163,7 +163,7 @@ def test_one_example_steps_follow_the_printed_update():
         step_size=0.3, epochs=1, inner_steps=2, minibatch=ONE, variant="fresh",
         correction_clip="each",
     )  # fmt: skip
-    lens = ExampleLens(l2_norm_clip=0.5, correction_l2_norm_clip=0.2)
+    mechanism = ExampleMechanism(l2_norm_clip=0.5, correction_l2_norm_clip=0.2)
     sphere, problem, shard, anchor = Sphere(), PrincipalEigenvector(), shards()[0], start()
 
     def clip(u, bound):
@@ -180,16 +180,16 @@ def test_one_example_steps_follow_the_printed_update():
         now = clip(problem.rgrads(w, shard)[i], 0.2)
         back = clip(each[i], 0.2) - g
         w = sphere.expmap(w, -0.3 * (now - sphere.transp(anchor, w, back)))  # lines 7, 8
-    found = sphere.expmap(anchor, turn_of(training, lens, source).up.u)
+    found = sphere.expmap(anchor, turn_of(training, mechanism, source).up.u)
     torch.testing.assert_close(found, w, rtol=0, atol=1e-12)
 
 
 def test_restarts_go_on_from_a_drawn_iterate():
     """Algorithm 12: Output II of each run is a uniform one of w_0..w_(m S - 1), w_0 included."""
     training = VARIANTS["fresh"][0].model_copy(update={"output": "random-iterate"})
-    lens = lens_of("replace-one")
-    uploads = [turn_of(training, lens, server_round=r).up.u for r in range(1, 60)]
+    mechanism = mechanism_of("replace-one")
+    uploads = [turn_of(training, mechanism, server_round=r).up.u for r in range(1, 60)]
     assert any(float(u.norm()) == 0 for u in uploads)
     lengths = sorted(float(u.norm()) for u in uploads if float(u.norm()) > 0)
     assert all(b > a for a, b in pairwise(lengths))
-    assert training.releases(lens, SIZE) == VARIANTS["fresh"][0].releases(lens, SIZE)
+    assert training.releases(mechanism, SIZE) == VARIANTS["fresh"][0].releases(mechanism, SIZE)

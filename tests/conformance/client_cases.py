@@ -16,7 +16,7 @@ from manifed.algorithms.rsgd import RSGD
 from manifed.algorithms.rsvrg import RSVRG
 from manifed.federation.turn import ClientHalf, Seat, take_turn
 from manifed.oracles.minibatch import Full, Poisson, WithoutReplacement
-from manifed.privacy.mechanism import ExampleLens, RelativeNoise
+from manifed.privacy.mechanism import ExampleMechanism, RelativeNoise
 from manifed.privacy.noise import NoiseSource
 from manifed.problems.base import Examples
 from manifed.problems.linear import with_squared_norms
@@ -25,16 +25,16 @@ from manifed.problems.pca import PrincipalEigenvector
 
 @dataclass(frozen=True)
 class ClientCase:
-    """A half, with a lens that it is charged for."""
+    """A half, with a mechanism that it is charged for."""
 
     name: str
     training: LocalTraining
-    lens: ExampleLens
+    mechanism: ExampleMechanism
     space: Literal["tangent", "ambient"] = "tangent"
 
 
-_PLAIN = ExampleLens()
-_ADD = ExampleLens(l2_norm_clip=0.5, noise=RelativeNoise(multiplier=0.7))
+_PLAIN = ExampleMechanism()
+_ADD = ExampleMechanism(l2_norm_clip=0.5, noise=RelativeNoise(multiplier=0.7))
 _REPLACE = _ADD.model_copy(update={"neighboring_relation": "replace-one"})
 _TWO_CLIPS = _ADD.model_copy(update={"correction_l2_norm_clip": 0.2})
 
@@ -120,7 +120,7 @@ SIZES = (12, 9, 7)
 
 
 def half_of(case: ClientCase) -> ClientHalf:
-    return ClientHalf(PrincipalEigenvector(), case.training, case.lens)
+    return ClientHalf(PrincipalEigenvector(), case.training, case.mechanism)
 
 
 def shards(dim: int = 6) -> list[Examples]:

@@ -12,7 +12,7 @@ from manifed.algorithms.server_update import Collected, ServerHalf, ServerState
 from manifed.federation.aggregation import ServerDraws, private_mean, weighted_mean
 from manifed.federation.turn import ClientHalf, Seat, take_turn
 from manifed.manifolds.base import Manifold
-from manifed.privacy.mechanism import ClientLens, ExampleLens
+from manifed.privacy.mechanism import ClientMechanism, ExampleMechanism
 from manifed.privacy.noise import NoiseSource
 from manifed.problems.base import Examples, Problem, ProblemBase
 
@@ -38,13 +38,13 @@ def federate(
     num_rounds: int,
     *,
     cohort: Callable[[int], tuple[int, ...]] | None = None,
-    lens: ExampleLens | None = None,
-    client_lens: ClientLens | None = None,
+    mechanism: ExampleMechanism | None = None,
+    client_mechanism: ClientMechanism | None = None,
     memory: Memory | None = None,
     source: NoiseSource = SOURCE,
 ) -> Iterator[Played]:
     """The rounds, one by one; ``cohort(server_round)`` says who takes part (default: all)."""
-    half = ClientHalf(problem, training, lens or ExampleLens())
+    half = ClientHalf(problem, training, mechanism or ExampleMechanism())
     manifold, n = half.manifold, len(shards)
     stacked, sizes = Examples.stack(list(shards)), torch.tensor([len(s) for s in shards])
     state = strategy.initial(x)
@@ -62,7 +62,7 @@ def federate(
             turn = take_turn(half, seat, spread, mine, examples, sizes[rows].tolist(), source)
             mine = turn.memory
             draws = ServerDraws(source, r, 0, index)
-            if client_lens is None:
+            if client_mechanism is None:
                 weights = sizes[rows].double()
                 if strategy.weights == "uniform":
                     weights = torch.ones_like(weights)
@@ -70,7 +70,7 @@ def federate(
             else:
                 base = strategy.base(state, manifold)
                 mean = private_mean(
-                    turn.up, base, strategy.space, manifold, client_lens, len(rows), draws
+                    turn.up, base, strategy.space, manifold, client_mechanism, len(rows), draws
                 ).mean
             collected = Collected(mean, turn.up, members, n, draws.uniform())
             state = strategy.step(state, phase.name, collected, r, manifold)

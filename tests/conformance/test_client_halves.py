@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from manifed.privacy.mechanism import ExampleLens
+from manifed.privacy.mechanism import ExampleMechanism
 from manifed.privacy.noise import NoiseSource
 from manifed.problems.base import Examples
 from tests.conformance.client_cases import CASES, SIZES, half_of, play, shards, start
@@ -25,7 +25,7 @@ def of(chosen):
 
 
 def is_private(case):
-    return case.lens.l2_norm_clip is not None
+    return case.mechanism.l2_norm_clip is not None
 
 
 def moved():
@@ -104,7 +104,7 @@ def test_what_is_charged_is_what_was_drawn(case):
     """The releases a half states are exactly the noised queries its oracle answered."""
     queries = single(case, 0, shards()[0]).queries
     noised = {k: n for k, n in queries.items() if not k.endswith("-unnoised")}
-    stated = {r.label: r.count for r in case.training.releases(case.lens, SIZES[0])}
+    stated = {r.label: r.count for r in case.training.releases(case.mechanism, SIZES[0])}
     if stated.get("reference", 0) > noised.get("reference", 0):
         # As printed: each noised step covers an un-noised reference, so both are charged a step.
         assert stated.pop("reference") == noised["correction"]
@@ -112,8 +112,8 @@ def test_what_is_charged_is_what_was_drawn(case):
 
 
 @of(is_private)
-def test_nothing_unnoised_leaves_under_a_lens(case):
-    silent = case.lens.model_copy(update={"noise": ExampleLens().noise})
+def test_nothing_unnoised_leaves_under_a_mechanism(case):
+    silent = case.mechanism.model_copy(update={"noise": ExampleMechanism().noise})
     quiet_case = type(case)(case.name, case.training, silent)
     for server_round in range(1, 7):
         loud = single(case, 0, shards()[0], server_round=server_round).up

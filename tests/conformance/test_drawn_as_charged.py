@@ -20,7 +20,7 @@ from manifed.problems.pca import PrincipalEigenvector
 from tests.conformance.client_cases import CASES, SIZES, broadcast, shards, start
 
 DIM, ROUNDS = 400, 4
-PRIVATE = [case for case in CASES if case.lens.l2_norm_clip is not None]
+PRIVATE = [case for case in CASES if case.mechanism.l2_norm_clip is not None]
 
 
 class Twin:
@@ -50,15 +50,15 @@ def added(name):
     """Query label -> squared lengths of the noise drawn, over a few rounds of client 0."""
     case = next(case for case in CASES if case.name == name)
     problem, seen = PrincipalEigenvector(), defaultdict(list)
-    quiet = case.lens.model_copy(update={"noise": RelativeNoise(multiplier=0.0)})
+    quiet = case.mechanism.model_copy(update={"noise": RelativeNoise(multiplier=0.0)})
     shard, x = shards(DIM)[0], start(DIM)
     for server_round in range(1, ROUNDS + 1):
         memory = case.training.initial_memory(x)
         for index, phase in enumerate(case.training.phases):
             draws = Draws(NoiseSource.from_seed(5), 0, server_round, 0, index)
             pair = [
-                Oracle(problem, shard, torch.tensor(len(shard)), lens, draws)
-                for lens in (case.lens, quiet)
+                Oracle(problem, shard, torch.tensor(len(shard)), mechanism, draws)
+                for mechanism in (case.mechanism, quiet)
             ]
             down = broadcast(phase, x)
             _, memory = case.training.turn(
@@ -69,21 +69,21 @@ def added(name):
 
 def sensitivity(case, label):
     """How far one example moves the answer to a query of this label."""
-    lens, training, size = case.lens, case.training, SIZES[0]
-    change = 2.0 if lens.neighboring_relation == "replace-one" else 1.0
+    mechanism, training, size = case.mechanism, case.training, SIZES[0]
+    change = 2.0 if mechanism.neighboring_relation == "replace-one" else 1.0
     if label == "reference":
-        return change * lens.l2_norm_clip / size
+        return change * mechanism.l2_norm_clip / size
     batch = training.minibatch.expected_size(size)
     if label == "correction":
         terms = 2.0 if training.correction_clip == "each" else 1.0
-        clip = lens.correction_l2_norm_clip or lens.l2_norm_clip
+        clip = mechanism.correction_l2_norm_clip or mechanism.l2_norm_clip
         return terms * change * clip / batch
-    return change * lens.l2_norm_clip / batch
+    return change * mechanism.l2_norm_clip / batch
 
 
 def charged(case):
     """Query label -> standard deviation that the charges state for it."""
-    releases = case.training.releases(case.lens, SIZES[0])
+    releases = case.training.releases(case.mechanism, SIZES[0])
     stated = {r.label: r.noise_multiplier * sensitivity(case, r.label) for r in releases}
     if isinstance(case.training, RSVRG) and case.training.variant == "fresh":
         # One draw stands for two releases whose variances add up to its own (eq. 2).

@@ -10,7 +10,7 @@ from scipy import stats
 from manifed.algorithms.payloads import Displacement, DisplacementAndIterate
 from manifed.federation.aggregation import ServerDraws, private_mean
 from manifed.manifolds.sphere import Sphere
-from manifed.privacy.mechanism import AdaptiveClip, ClientLens
+from manifed.privacy.mechanism import AdaptiveClip, ClientMechanism
 from manifed.privacy.noise import NoiseSource
 
 SPHERE, DIM, COHORT = Sphere(), 51, 5.0
@@ -24,9 +24,9 @@ def setup(seed=0, count=5):
 
 
 def mean_of(x, u, multiplier, *, space="tangent", server_round=1):
-    lens = ClientLens(l2_norm_clip=0.5, noise_multiplier=multiplier)
+    mechanism = ClientMechanism(l2_norm_clip=0.5, noise_multiplier=multiplier)
     draws = ServerDraws(NoiseSource.from_seed(3), server_round, 0)
-    return private_mean(Displacement(u), x, space, SPHERE, lens, COHORT, draws).mean["u"]
+    return private_mean(Displacement(u), x, space, SPHERE, mechanism, COHORT, draws).mean["u"]
 
 
 @pytest.mark.parametrize("space", ["tangent", "ambient"])
@@ -53,10 +53,10 @@ def test_an_empty_cohort_still_releases_its_noise():
 
 def test_two_uploads_a_client_are_refused():
     x, u = setup()
-    lens = ClientLens(l2_norm_clip=0.5, noise_multiplier=1.0)
+    mechanism = ClientMechanism(l2_norm_clip=0.5, noise_multiplier=1.0)
     draws = ServerDraws(NoiseSource.from_seed(3), 1, 0)
     with pytest.raises(ValueError, match="one field"):
-        private_mean(DisplacementAndIterate(u, u), x, "tangent", SPHERE, lens, COHORT, draws)
+        private_mean(DisplacementAndIterate(u, u), x, "tangent", SPHERE, mechanism, COHORT, draws)
 
 
 @lru_cache
@@ -76,16 +76,16 @@ def test_the_noise_is_chi_square_with_the_stated_stddev(scale, is_accepted):
     assert (5e-7 < tail < 1 - 5e-7) == is_accepted
 
 
-def adaptive_lens(multiplier=0.5):
+def adaptive_mechanism(multiplier=0.5):
     adaptive = AdaptiveClip(target_quantile=0.5, quantile_noise_multiplier=5.0)
-    return ClientLens(l2_norm_clip=20.0, noise_multiplier=multiplier, adaptive=adaptive)
+    return ClientMechanism(l2_norm_clip=20.0, noise_multiplier=multiplier, adaptive=adaptive)
 
 
 def test_quantile_and_mean_together_cost_the_stated_multiplier():
-    lens = adaptive_lens()
-    together = (lens.upload_noise_multiplier**-2 + 5.0**-2) ** -0.5
+    mechanism = adaptive_mechanism()
+    together = (mechanism.upload_noise_multiplier**-2 + 5.0**-2) ** -0.5
     assert together == pytest.approx(0.5, rel=1e-12)
-    cheap = lens.model_copy(update={"adaptive": AdaptiveClip(quantile_noise_multiplier=0.4)})
+    cheap = mechanism.model_copy(update={"adaptive": AdaptiveClip(quantile_noise_multiplier=0.4)})
     with pytest.raises(ValueError, match=r"quantile_noise_multiplier > .*0\.5.* got 0\.4"):
         assert cheap.upload_noise_multiplier
 
@@ -99,22 +99,24 @@ def test_the_clip_norm_finds_the_median_of_the_norms():
         / u.norm(dim=1, keepdim=True)
         * torch.linspace(0.5, 1.5, 200, dtype=torch.float64)[:, None]
     )
-    lens, clip = adaptive_lens(), 20.0
+    mechanism, clip = adaptive_mechanism(), 20.0
     for server_round in range(1, 101):
         draws = ServerDraws(NoiseSource.from_seed(3), server_round, 0)
         clip = private_mean(
-            Displacement(u), x, "tangent", SPHERE, lens, 200.0, draws, clip
+            Displacement(u), x, "tangent", SPHERE, mechanism, 200.0, draws, clip
         ).next_clip
     assert 0.9 < clip < 1.1
 
 
 def test_one_client_moves_the_quantile_by_at_most_its_sensitivity():
     x, u = setup(count=9)
-    lens = adaptive_lens(multiplier=0.0)
+    mechanism = adaptive_mechanism(multiplier=0.0)
     draws = ServerDraws(NoiseSource.from_seed(3), 1, 0)
 
     def log_clip(uploads):
-        mean = private_mean(Displacement(uploads), x, "tangent", SPHERE, lens, COHORT, draws, 3.0)
+        mean = private_mean(
+            Displacement(uploads), x, "tangent", SPHERE, mechanism, COHORT, draws, 3.0
+        )
         return math.log(mean.next_clip)
 
     moved = abs(log_clip(u) - log_clip(u[1:]))
@@ -125,10 +127,14 @@ def test_replacing_a_client_is_noised_as_two_changes():
     x, u = setup()
     made = []
     for relation in ("add-or-remove", "replace-one"):
-        lens = ClientLens(l2_norm_clip=0.5, noise_multiplier=2.0, neighboring_relation=relation)
+        mechanism = ClientMechanism(
+            l2_norm_clip=0.5, noise_multiplier=2.0, neighboring_relation=relation
+        )
         draws = ServerDraws(NoiseSource.from_seed(3), 1, 0)
         displacement = Displacement(u[:0])
-        made.append(private_mean(displacement, x, "tangent", SPHERE, lens, COHORT, draws).mean["u"])
+        made.append(
+            private_mean(displacement, x, "tangent", SPHERE, mechanism, COHORT, draws).mean["u"]
+        )
     torch.testing.assert_close(made[1], 2 * made[0], rtol=1e-12, atol=0)
 
 

@@ -54,9 +54,9 @@ def test_flowers_own_calls_give_the_rounds_that_start_runs(parts):
     purse.charged.clear()
     arrays = ArrayRecord()
     for server_round in (1, 2, 3):
-        letters = by_hand.configure_train(server_round, arrays, ConfigRecord(), grid)
+        messages = by_hand.configure_train(server_round, arrays, ConfigRecord(), grid)
         assert purse.charged[-1][0] == server_round
-        arrays, _ = by_hand.aggregate_train(server_round, grid.send_and_receive(letters))
+        arrays, _ = by_hand.aggregate_train(server_round, grid.send_and_receive(messages))
     assert torch.equal(tensors_from_record(arrays)["x"], expected)
 
 
@@ -66,7 +66,7 @@ def test_aggregate_without_configure_is_refused(parts):
         conversation().aggregate_train(1, [])
 
 
-def test_a_round_is_charged_before_its_letters_leave(parts, monkeypatch):
+def test_a_round_is_charged_before_its_messages_leave(parts, monkeypatch):
     conversation, grid, purse = parts
     seen = []
     deliver = grid._deliver
@@ -90,7 +90,7 @@ def test_a_retry_is_a_charge_of_its_own_with_another_cohort_draw(parts, monkeypa
     def fails_once(message):
         if message.metadata.message_type == "train" and not broken:
             broken.append(message)
-            message.content["letter"]["config-sha256"] = "another"
+            message.content["header"]["config-sha256"] = "another"
         return deliver(message)
 
     monkeypatch.setattr(grid, "_deliver", fails_once)
@@ -104,7 +104,7 @@ def test_bad_replies_end_a_round_when_too_few_are_left(parts, monkeypatch):
 
     def spoils(message):
         if message.metadata.message_type == "train":
-            message.content["letter"]["config-sha256"] = "another"
+            message.content["header"]["config-sha256"] = "another"
         return deliver(message)
 
     monkeypatch.setattr(grid, "_deliver", spoils)
@@ -136,7 +136,7 @@ def test_a_round_that_is_repeated_reports_the_bytes_and_failures_of_both_attempt
     def fails_once(message):
         if message.metadata.message_type == "train" and not broken:
             broken.append(message)
-            message.content["letter"]["config-sha256"] = "another"
+            message.content["header"]["config-sha256"] = "another"
         return deliver(message)
 
     talk = conversation(policy)

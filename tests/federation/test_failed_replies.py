@@ -18,7 +18,7 @@ from manifed.flower.conversation import Conversation
 from manifed.flower.inline import InlineGrid
 from manifed.flower.records import tensors_to_record
 from manifed.flower.rounds import CLIP, Rounds
-from manifed.privacy.mechanism import ClientLens
+from manifed.privacy.mechanism import ClientMechanism
 
 QUICKSTART = Path(__file__).resolve().parents[2] / "configs" / "quickstart.toml"
 VICTIM = 1
@@ -149,8 +149,8 @@ def test_a_phase_of_several_exchanges_asks_everybody_in_each():
         "strategy={kind='variance-reduced'}",
         COHORTS["all"],
     )
-    lens = ClientLens(l2_norm_clip=0.5, noise_multiplier=0.1)
-    plan = replace(plan_of(config), lens=lens)
+    mechanism = ClientMechanism(l2_norm_clip=0.5, noise_multiplier=0.1)
+    plan = replace(plan_of(config), mechanism=mechanism)
     (zero, _), _ = outsider_sees(config, "zero", plan)
     (seen, reports), grid = outsider_sees(config, "nan", plan)
     assert_equal_views(zero, seen)
@@ -222,9 +222,9 @@ def test_no_client_decides_what_is_said_of_the_servers_noise(said):
         def send_and_receive(self, messages, *, timeout=None):
             for reply in super().send_and_receive(messages, timeout=timeout):
                 if reply.metadata.src_node_id == 2 + VICTIM:
-                    del reply.content["letter"]["noise-origin"]
+                    del reply.content["header"]["noise-origin"]
                     if said is not None:
-                        reply.content["letter"]["noise-origin"] = said
+                        reply.content["header"]["noise-origin"] = said
                 yield reply
 
     _, reports = watched(plan_of(config), config, Liar(client_app_of(lambda _: config), 4, {}))
@@ -280,9 +280,9 @@ def test_an_upload_that_overflows_the_step_is_that_clients_failure(name, length,
     assert len(reports) == 3
     is_borderline = name == "stiefel" and length < 1e4
     for report in reports:
-        assert set(report.failures) <= (set() if plan.lens is not None else {VICTIM})
+        assert set(report.failures) <= (set() if plan.mechanism is not None else {VICTIM})
         assert set(report.participants) == {0, 1, 2, 3} - set(report.failures)
-    if plan.lens is None and not is_borderline:
+    if plan.mechanism is None and not is_borderline:
         assert "an upload that the model can take a step along" in reports[0].failures[VICTIM]
 
 

@@ -21,7 +21,7 @@ def grid_of(count, **changes):
         i = int(context.node_config["partition-id"])
         said = {"config-sha256": "sha", "partition-id": i % 3, "num-examples": SIZES[i % 3]}
         said |= changes.get(f"n{context.node_id}", {})
-        return Message(RecordDict({"letter": ConfigRecord(said)}), reply_to=message)
+        return Message(RecordDict({"header": ConfigRecord(said)}), reply_to=message)
 
     return InlineGrid(app, count, {})
 
@@ -64,7 +64,7 @@ WRONG = {
     "another size": ({"num-examples": 99}, r"node 3: client 1 holds 99 .* accounting uses 6"),
     "a negative partition": ({"partition-id": -1}, r"node 3: partition-id -1 is outside 0\.\.2"),
     "a bool": ({"partition-id": True}, r"node 3: expected partition-id of type int, got True"),
-    "more": ({"more": 1}, r"node 3: expected a 'letter' record"),
+    "more": ({"more": 1}, r"node 3: expected a 'header' record"),
 }
 
 

@@ -11,7 +11,7 @@ from manifed.algorithms.projected import Projected
 from manifed.algorithms.projection_mean import ProjectionMean
 from manifed.federation.aggregation import ServerDraws, private_mean
 from manifed.manifolds.stiefel import Stiefel
-from manifed.privacy.mechanism import ClientLens, ExampleLens, RelativeNoise
+from manifed.privacy.mechanism import ClientMechanism, ExampleMechanism, RelativeNoise
 from manifed.privacy.noise import NoiseSource
 from manifed.problems.pca import KPCA
 from tests.algorithms.test_projected import pca_shards, start
@@ -25,9 +25,11 @@ def test_noise_moves_the_run_and_vanishes_with_its_multiplier():
 
     def gap(multiplier, clip=1e6):
         noise = RelativeNoise(multiplier=multiplier)
-        lens = ExampleLens(l2_norm_clip=clip, noise=noise)
+        mechanism = ExampleMechanism(l2_norm_clip=clip, noise=noise)
         end = last(
-            federate(problem, shards, half, ProjectionMean(tube_radius=1e9), x, 5, lens=lens)
+            federate(
+                problem, shards, half, ProjectionMean(tube_radius=1e9), x, 5, mechanism=mechanism
+            )
         )
         return float((end.state["x"] - plain).norm())
 
@@ -39,11 +41,11 @@ def test_client_level_noise_and_clip_act_on_ambient_uploads():
     problem, shards = KPCA(3), pca_shards()
     x, half = start(problem, shards), Projected(step_size=2e-3, local_steps=5)
     plain = last(federate(problem, shards, half, ProjectionMean(), x, 4)).state["x"]
-    wide = ClientLens(l2_norm_clip=1e3, noise_multiplier=0.0)
-    silent = last(federate(problem, shards, half, ProjectionMean(), x, 4, client_lens=wide))
+    wide = ClientMechanism(l2_norm_clip=1e3, noise_multiplier=0.0)
+    silent = last(federate(problem, shards, half, ProjectionMean(), x, 4, client_mechanism=wide))
     torch.testing.assert_close(silent.state["x"], plain, rtol=0, atol=1e-13)
-    tight = ClientLens(l2_norm_clip=0.01, noise_multiplier=0.0)
-    for played in federate(problem, shards, half, ProjectionMean(), x, 4, client_lens=tight):
+    tight = ClientMechanism(l2_norm_clip=0.01, noise_multiplier=0.0)
+    for played in federate(problem, shards, half, ProjectionMean(), x, 4, client_mechanism=tight):
         assert float((played.state["x"] - x).norm()) <= 0.01 + 1e-12
         x = played.state["anchor"]
 
@@ -51,12 +53,12 @@ def test_client_level_noise_and_clip_act_on_ambient_uploads():
 @lru_cache
 def summed_squares_of_the_mean():
     """(sum of |noise|^2 over the stated variance, degrees of freedom) of ambient means."""
-    x, lens = Stiefel().origin(10, 3), ClientLens(l2_norm_clip=0.5, noise_multiplier=2.0)
+    x, mechanism = Stiefel().origin(10, 3), ClientMechanism(l2_norm_clip=0.5, noise_multiplier=2.0)
     nobody, space = Displacement(x.new_zeros(0, 10, 3)), ProjectionMean().space
     total = 0.0
     for server_round in range(1, 3001):
         draws = ServerDraws(NoiseSource.from_seed(3), server_round, 0)
-        mean = private_mean(nobody, x, space, Stiefel(), lens, 5.0, draws).mean["u"]
+        mean = private_mean(nobody, x, space, Stiefel(), mechanism, 5.0, draws).mean["u"]
         total += float(mean.square().sum())
     return total / (2.0 * 0.5 / 5.0) ** 2, 3000 * x.numel()
 
@@ -77,14 +79,14 @@ def test_plain_uploads_are_algorithm_1_and_forget_the_servers_noise():
     one = last(federate(problem, shards, half, ProjectionMean(), x, 10)).state["x"]
     two = last(federate(problem, shards, plain, ProjectionMean(), x, 10)).state["x"]
     torch.testing.assert_close(one, two, rtol=0, atol=1e-12)
-    noisy = ClientLens(l2_norm_clip=1e3, noise_multiplier=1e-8)
+    noisy = ClientMechanism(l2_norm_clip=1e3, noise_multiplier=1e-8)
 
     def imbalance(training):
         """Size of the mean correction in the first and in the last rounds."""
         sizes = [
             float(training.correction(p.state["x"], p.memory).mean(0).norm())
             for p in federate(
-                problem, shards, training, ProjectionMean(), x, rounds, client_lens=noisy
+                problem, shards, training, ProjectionMean(), x, rounds, client_mechanism=noisy
             )
         ]
         return sizes[0], sum(sizes[-10:]) / 10

@@ -10,11 +10,10 @@ from benchmarks.evidence_hostile_replies import HOSTILE, cases, run, verdict
 from manifed.algorithms.payloads import Displacement
 from manifed.federation.header import Header
 from manifed.federation.replies import LONGEST_REASON, Replies, plain
-from manifed.flower import handshake, inbox, rounds
-from manifed.flower import records as letters
+from manifed.flower import handshake, inbox, records, rounds
 from manifed.flower.inbox import Expectation, refuse_bad_rows
 from manifed.flower.inline import InlineGrid
-from manifed.flower.records import BadLetter, tensors_from_record
+from manifed.flower.records import BadMessage, tensors_from_record
 from manifed.manifolds.sphere import Sphere
 
 ALL = {f"{case.family}: {case.name}": case for case in cases()}
@@ -30,7 +29,7 @@ HERE = [
     "values: one nan",
     "values: honest times 1e+308",
     "values: a normal part of 1e-3",
-    "records: no letter",
+    "records: no message",
     "records: payload of metrics",
     "records: metrics beside it",
     "header: partition-id = '1'",
@@ -75,7 +74,7 @@ def whatever_numpy_loads(name, array):
 FAULTS = [
     (rounds, "answers_by_node", the_last_reply_wins, "messages: a good one, then a bad one"),
     (rounds, "answers_by_node", the_last_reply_wins, "messages: about another node's message"),
-    (letters, "_decoded", whatever_numpy_loads, "npy: version 2"),
+    (records, "_decoded", whatever_numpy_loads, "npy: version 2"),
     (inbox, "_is_tangent", lambda _, u: torch.ones(len(u)), "values: a normal part of 1e-3"),
     (inbox, "plain", str, "messages: an error of 1e6 letters"),
 ]
@@ -96,7 +95,7 @@ def test_nothing_of_a_reply_is_parsed_before_its_length_is_right(monkeypatch):
     array.data += bytes(10**6)
     record = ArrayRecord()
     record["u"] = array
-    with pytest.raises(BadLetter, match=r"Expected u in 32 bytes and a header, got 1000160 bytes"):
+    with pytest.raises(BadMessage, match=r"Expected u in 32 bytes and a header, got 1000160 bytes"):
         tensors_from_record(record)
 
 

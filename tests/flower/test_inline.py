@@ -10,7 +10,7 @@ from flwr.clientapp import ClientApp
 from manifed.algorithms.payloads import Point
 from manifed.cli.launch import Request, launch
 from manifed.errors import RoundFailed
-from manifed.experiment.assembly import initial_point, lens_of, load_shards
+from manifed.experiment.assembly import initial_point, load_shards, mechanism_of
 from manifed.experiment.load import load
 from manifed.federation.turn import ClientHalf, Seat, take_turn
 from manifed.flower.inline import InlineGrid
@@ -32,7 +32,7 @@ def run(tmp_path, *sets, name="run"):
 def reference_loop(config):
     """PriRFed in twenty lines: Algorithm 1 over Algorithm 2, no Flower."""
     found = load_shards(config)
-    half = ClientHalf(found.problem, config.training, lens_of(config))
+    half = ClientHalf(found.problem, config.training, mechanism_of(config))
     manifold, source = found.problem.manifold, NoiseSource.from_seed(config.federation.seed)
     x = initial_point(config)
     for t in range(1, config.federation.num_rounds + 1):

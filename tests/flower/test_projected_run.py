@@ -156,7 +156,7 @@ def test_corrected_uploads_at_client_level_are_refused_in_one_line_before_anythi
     assert not (tmp_path / "out").exists()
 
 
-def test_the_benchmark_counts_the_bytes_of_the_letters_that_flower_serialises(
+def test_the_benchmark_counts_the_bytes_of_the_messages_that_flower_serialises(
     tmp_path, monkeypatch
 ):
     from manifed.flower import client_turn, rounds

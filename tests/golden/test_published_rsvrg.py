@@ -13,7 +13,7 @@ import pytest
 from manifed.algorithms.rsvrg import RSVRG
 from manifed.oracles.minibatch import WithoutReplacement
 from manifed.privacy import accountant
-from manifed.privacy.mechanism import ExampleLens, PublishedNoise
+from manifed.privacy.mechanism import ExampleMechanism, PublishedNoise
 from reproduction import published_rsvrg, rsvrg_prices
 from reproduction.published_rsvrg import Schedule
 from reproduction.rsvrg_prices import (
@@ -185,13 +185,13 @@ def test_our_clients_are_charged_every_step():
         variant="fresh",
         correction_clip="each",
     )
-    lens = ExampleLens(
+    mechanism = ExampleMechanism(
         l2_norm_clip=1.0,
         correction_l2_norm_clip=0.01,
         neighboring_relation="replace-one",
         noise=PublishedNoise(coefficient=0.99 * 6903),
     )
-    ours = training.releases(lens, 6903)
+    ours = training.releases(mechanism, 6903)
     theirs = schedule.releases(0.99)
     for mine, printed in zip(ours, theirs, strict=True):
         assert mine.noise_multiplier == pytest.approx(printed.noise_multiplier)

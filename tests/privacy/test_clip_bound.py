@@ -19,7 +19,7 @@ from manifed.oracles.draws import Draws
 from manifed.oracles.minibatch import Full
 from manifed.oracles.oracle import Oracle
 from manifed.privacy.clipping import clip_factors, clipped
-from manifed.privacy.mechanism import ClientLens, ExampleLens
+from manifed.privacy.mechanism import ClientMechanism, ExampleMechanism
 from manifed.privacy.noise import NoiseSource
 from manifed.problems.base import Examples, Problem
 from manifed.problems.least_squares import LeastSquares
@@ -55,15 +55,15 @@ def stacked_oracle(problem: Problem, examples: Examples, clip: float) -> Oracle:
     """A cohort in which every record is a client of its own."""
     tensors = {key: t.unsqueeze(1) for key, t in examples.tensors.items()}
     count = len(examples)
-    lens = ExampleLens(l2_norm_clip=clip)
+    mechanism = ExampleMechanism(l2_norm_clip=clip)
     ones = torch.ones(count, dtype=torch.int64)
     draws = Draws(SOURCE, tuple(range(count)), 1)
-    return Oracle(problem, Examples(tensors, examples.feature_ndim), ones, lens, draws)
+    return Oracle(problem, Examples(tensors, examples.feature_ndim), ones, mechanism, draws)
 
 
 def one_client(problem: Problem, examples: Examples, clip: float) -> Oracle:
-    lens, draws = ExampleLens(l2_norm_clip=clip), Draws(SOURCE, 0, 1)
-    return Oracle(problem, examples, torch.tensor(len(examples)), lens, draws)
+    mechanism, draws = ExampleMechanism(l2_norm_clip=clip), Draws(SOURCE, 0, 1)
+    return Oracle(problem, examples, torch.tensor(len(examples)), mechanism, draws)
 
 
 def alone(problem: Problem, x: Tensor, examples: Examples, clip: float) -> Tensor:
@@ -187,7 +187,7 @@ def test_a_stacked_record_that_fails_changes_nothing_for_other_clients():
             problem,
             Examples({"z": z}, {"z": 2}),
             torch.full((3,), 4),
-            ExampleLens(l2_norm_clip=0.5),
+            ExampleMechanism(l2_norm_clip=0.5),
             Draws(SOURCE, (0, 1, 2), 1),
         )
         total = 4 * oracle.gradient(x.expand(3, 3, 3), Full(), None)
@@ -289,14 +289,14 @@ def test_no_upload_moves_the_servers_mean_by_more_than_the_bound(manifold, space
     generator = torch.Generator().manual_seed(0)
     shape = (6, 2) if manifold.ndim == 2 else (6,)
     x = manifold.random_point(*shape, generator=generator)
-    lens = ClientLens(l2_norm_clip=0.03, noise_multiplier=0.0)
+    mechanism = ClientMechanism(l2_norm_clip=0.03, noise_multiplier=0.0)
     norm = judge(Euclidean() if space == "ambient" else manifold, x)
     c = normal(generator, *manifold.coords_shape(shape))
     tangent = manifold.from_coords(x, c)
     for scale in (*SCALES, *BAD):
         for upload in (scale * tangent, scale * x, scale * normal(generator, *shape)):
             mean = private_mean(
-                Displacement(upload[None]), x, space, manifold, lens, 1.0,
+                Displacement(upload[None]), x, space, manifold, mechanism, 1.0,
                 ServerDraws(SOURCE, 1, 0),
             ).mean["u"]  # fmt: skip
             assert norm(mean) <= mp.mpf(0.03) * TOLERANCE

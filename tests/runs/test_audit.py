@@ -18,7 +18,7 @@ from manifed.experiment.load import load
 from manifed.oracles.minibatch import Full, Poisson, WithoutReplacement
 from manifed.privacy import accountant, gaussian
 from manifed.privacy.audit import audit, clopper_pearson
-from manifed.privacy.mechanism import ExampleLens, RelativeNoise
+from manifed.privacy.mechanism import ExampleMechanism, RelativeNoise
 from manifed.privacy.noise import NoiseSource
 from manifed.problems.pca import PrincipalEigenvector
 
@@ -83,9 +83,9 @@ def test_clopper_pearson_is_the_exact_binomial_bound():
 
 def test_the_attack_is_as_strong_as_the_worst_case_of_the_accountant():
     """Scores of a full-batch step are Gaussian at distance mu = 1 / multiplier: nothing is lost."""
-    lens = ExampleLens(l2_norm_clip=0.5, noise=RelativeNoise(multiplier=1.25))
+    mechanism = ExampleMechanism(l2_norm_clip=0.5, noise=RelativeNoise(multiplier=1.25))
     training = RSGD(step_size=SHORT_STEP, minibatch=Full())
-    worlds = ExampleWorlds(training, lens, 20, 5.0, None, SOURCE)
+    worlds = ExampleWorlds(training, mechanism, 20, 5.0, None, SOURCE)
     n = 20000
     present, absent = worlds.scores(n, is_present=True), worlds.scores(n, is_present=False)
     distance = (present.mean() - absent.mean()) / absent.std()
@@ -95,13 +95,13 @@ def test_the_attack_is_as_strong_as_the_worst_case_of_the_accountant():
 
 def test_whoever_is_in_a_subset_of_fixed_size_takes_the_place_of_one_that_pulls_away():
     """With the canary absent no coin shows; present it moves the mean by the whole sensitivity."""
-    lens = ExampleLens(
+    mechanism = ExampleMechanism(
         l2_norm_clip=0.5, neighboring_relation="replace-one", noise=RelativeNoise(multiplier=1.0)
     )
     training = RSGD(step_size=SHORT_STEP, minibatch=WithoutReplacement(batch_size=10))
-    worlds = ExampleWorlds(training, lens, 20, 5.0, -1.0, SOURCE, others_pull=True)
+    worlds = ExampleWorlds(training, mechanism, 20, 5.0, -1.0, SOURCE, others_pull=True)
     present, absent = (worlds.scores(4000, is_present=p) for p in (True, False))
-    sensitivity, error = lens.sensitivity(0.5, 10.0), 5 / np.sqrt(4000)
+    sensitivity, error = mechanism.sensitivity(0.5, 10.0), 5 / np.sqrt(4000)
     assert absent.std() == pytest.approx(sensitivity, rel=error)
     assert (present.mean() - absent.mean()) / sensitivity == pytest.approx(0.5, abs=2 * error)
     assert present.std() / sensitivity == pytest.approx(np.sqrt(1.25), rel=error)
@@ -110,20 +110,20 @@ def test_whoever_is_in_a_subset_of_fixed_size_takes_the_place_of_one_that_pulls_
 class Quiet(RSVRG):
     """Planted: corrections get half of the noise that is charged."""
 
-    def correction_stddev(self, lens, num_examples):
-        return 0.5 * super().correction_stddev(lens, num_examples)
+    def correction_stddev(self, mechanism, num_examples):
+        return 0.5 * super().correction_stddev(mechanism, num_examples)
 
 
 @pytest.mark.parametrize("correction_clip", ["each", "difference"])
 def test_the_answers_of_an_oracle_prove_most_of_the_claim_and_tell_a_quiet_one(correction_clip):
-    lens = ExampleLens(l2_norm_clip=0.5, noise=RelativeNoise(multiplier=1.5))
+    mechanism = ExampleMechanism(l2_norm_clip=0.5, noise=RelativeNoise(multiplier=1.5))
     half = {
         "step_size": SHORT_STEP,
         "inner_steps": 4,
         "minibatch": Poisson(batch_size=15),
         "correction_clip": correction_clip,
     }
-    honest = CorrectionWorlds(RSVRG(**half), lens, 20, SOURCE)
+    honest = CorrectionWorlds(RSVRG(**half), mechanism, 20, SOURCE)
     broken = replace(honest, training=Quiet(**half))
 
     def attack(worlds):
@@ -161,11 +161,11 @@ OWN = {
 @pytest.mark.parametrize(("name", "sets"), OWN.values(), ids=OWN.keys())
 def test_a_config_is_attacked_on_its_own_problem_at_its_own_steps(name, sets):
     config = load(CONFIGS / name, sets)
-    lens = ExampleLens(l2_norm_clip=0.5, noise=RelativeNoise(multiplier=0.8))
+    mechanism = ExampleMechanism(l2_norm_clip=0.5, noise=RelativeNoise(multiplier=0.8))
     shards = load_shards(config)
     shard, x = min(shards.examples, key=len), initial_point(config)
-    worlds = OwnWorlds(shards.problem, config.training, lens, shard, x, SOURCE)
-    releases = config.training.releases(lens, len(shard))
+    worlds = OwnWorlds(shards.problem, config.training, mechanism, shard, x, SOURCE)
+    releases = config.training.releases(mechanism, len(shard))
 
     def attack(worlds):
         return Audited(
@@ -178,5 +178,5 @@ def test_a_config_is_attacked_on_its_own_problem_at_its_own_steps(name, sets):
 
     honest = find(attack(worlds), 0.999)
     assert 0.2 < honest.power <= 1
-    broken = lens.model_copy(update={"noise": RelativeNoise(multiplier=0.2)})
-    assert find(attack(replace(worlds, lens=broken)), 0.999).is_violated
+    broken = mechanism.model_copy(update={"noise": RelativeNoise(multiplier=0.2)})
+    assert find(attack(replace(worlds, mechanism=broken)), 0.999).is_violated

@@ -141,7 +141,7 @@ def test_a_seeded_config_reads_as_no_release_whatever_its_clients_declare():
 @pytest.mark.parametrize("declared", [None, "OS", 1, "os "])
 def test_a_reply_that_declares_nothing_known_is_undeclared(declared):
     record = ConfigRecord({} if declared is None else {keys.NOISE_ORIGIN: declared})
-    assert read_noise_origin(RecordDict({keys.LETTER: record})) == "undeclared"
+    assert read_noise_origin(RecordDict({keys.HEADER: record})) == "undeclared"
 
 
 def test_a_derived_source_keeps_its_origin():

@@ -17,7 +17,7 @@ from manifed.algorithms.variance_reduced import VarianceReduced
 from manifed.federation.turn import ClientHalf, Seat, take_turn
 from manifed.manifolds.stiefel import Stiefel
 from manifed.oracles.minibatch import Full, WithoutReplacement
-from manifed.privacy.mechanism import ExampleLens
+from manifed.privacy.mechanism import ExampleMechanism
 from manifed.privacy.noise import NoiseSource
 from manifed.problems.pca import KPCA
 from manifed.runs.work import Work, client_work, communication, server_work
@@ -78,7 +78,7 @@ def counting_problem():
 def one_round(training, strategy):
     """(calls of one client, calls of the server, matrices up, matrices down) in round 1."""
     problem, shards = counting_problem(), pca_shards()
-    half, manifold = ClientHalf(problem, training, ExampleLens()), problem.manifold
+    half, manifold = ClientHalf(problem, training, ExampleMechanism()), problem.manifold
     x = start(KPCA(3), shards)
     state, client, server = strategy.initial(x), Counter(), Counter()
     memory, up, down = training.initial_memory(x), 0, 0
