@@ -26,8 +26,8 @@ from manifed.cli.launch import Request, launch
 from manifed.experiment.assembly import initial_point, plan_of
 from manifed.experiment.load import load
 from manifed.experiment.schema import Experiment
-from manifed.flower import client_turn
-from manifed.flower.conversation import Conversation
+from manifed.flower import client as node
+from manifed.flower.strategy import ServerLoop
 from manifed.privacy.ledger import Ledger
 from manifed.privacy.odometer import Odometer
 from manifed.runs import manifest
@@ -221,7 +221,7 @@ def reference(config: Experiment, attempts: tuple[int, ...]) -> torch.Tensor:
     plan = plan_of(config)
     grid = InlineGrid(client_app_of(lambda _: config), config.federation.num_clients, {})
     start = plan.half.initial(initial_point(config))
-    talk = Conversation(
+    talk = ServerLoop(
         plan, start, Nobody(), lambda _: None, attempts=lambda r: attempts[r - 1]
     )  # fmt: skip
     talk.start(grid, num_rounds=config.federation.num_rounds)
@@ -256,14 +256,14 @@ def said(folder: Path) -> str:
 
 @contextmanager
 def _witness(folder: Path, write: Callable[[int, bytes], int]) -> Generator[None, None, None]:
-    turn = client_turn.take_turn
+    turn = node.run_update
     file = os.open(folder / "witness", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
 
-    def take_turn(half: Any, seat: Any, *rest: Any) -> Any:
+    def run_update(half: Any, seat: Any, *rest: Any) -> Any:
         write(file, f"{seat.server_round} {seat.attempt} {seat.partition}\n".encode())
         return turn(half, seat, *rest)
 
-    client_turn.take_turn = take_turn
+    node.run_update = run_update
     yield
 
 

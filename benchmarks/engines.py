@@ -31,7 +31,7 @@ from manifed.experiment.load import save
 from manifed.experiment.schema import Experiment
 from manifed.experiment.treasury import Treasury
 from manifed.federation.stacked import CohortGrid
-from manifed.flower.conversation import Conversation
+from manifed.flower.strategy import ServerLoop
 
 INTERLEAVED = 5
 
@@ -41,7 +41,7 @@ def stepper(config: Experiment, folder: Path) -> Callable[[], None]:
     found, plan = load_shards(config), plan_of(config)
     treasury = Treasury.prepare(config, found.sizes)
     start = plan.half.initial(initial_point(config))
-    talk = Conversation(plan, start, treasury, lambda _: None)
+    talk = ServerLoop(plan, start, treasury, lambda _: None)
     grid = _grid(config, folder)
     purse = contextlib.ExitStack()
     purse.enter_context(treasury.open_ledger(folder / "ledger.jsonl", resumed_at=None))

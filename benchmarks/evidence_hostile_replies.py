@@ -38,10 +38,10 @@ from manifed.experiment.load import load
 from manifed.experiment.schema import Experiment
 from manifed.federation.plan import RoundReport
 from manifed.flower.apps import client_app_of
-from manifed.flower.conversation import Conversation
 from manifed.flower.handshake import HandshakeFailed
 from manifed.flower.inline import InlineGrid
 from manifed.flower.records import tensors_to_record
+from manifed.flower.strategy import ServerLoop
 
 CLIENTS, ROUNDS, HOSTILE = 4, 2, 2
 FIRST_NODE, STRANGER = 2, 6
@@ -120,9 +120,9 @@ def run(case: Case | None) -> tuple[torch.Tensor, list[RoundReport]]:
     plan = plan_of(config)
     reports: list[RoundReport] = []
     state = plan.half.initial(initial_point(config))
-    conversation = Conversation(plan, state, _Free(), reports.append)
-    conversation.start(HostileGrid(case), num_rounds=ROUNDS)
-    return conversation.state["x"], reports
+    loop = ServerLoop(plan, state, _Free(), reports.append)
+    loop.start(HostileGrid(case), num_rounds=ROUNDS)
+    return loop.state["x"], reports
 
 
 def silent(_: Message) -> Answers:

@@ -21,8 +21,8 @@ from manifed.federation.cohorts import Cohort
 from manifed.federation.header import Header
 from manifed.federation.plan import RoundReport
 from manifed.federation.stacked import CohortGrid
-from manifed.flower.conversation import Conversation
 from manifed.flower.records import pack
+from manifed.flower.strategy import ServerLoop
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ def run(
     x, failure = start(config), ""
     watch.look(x)
     plan = watch.plan if cohort is None else replace(watch.plan, cohort=cohort)
-    talk = Conversation(plan, plan.half.initial(x), NoCharge(), watch)
+    talk = ServerLoop(plan, plan.half.initial(x), NoCharge(), watch)
     watch.began = time.process_time()
     try:
         with flower_says_only(logging.ERROR):

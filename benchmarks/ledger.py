@@ -23,7 +23,7 @@ import numpy as np
 
 from manifed.privacy.account import Account
 from manifed.privacy.chain import Entry
-from manifed.privacy.charges import Charge, Terms, TurnReleases
+from manifed.privacy.charges import Charge, ClientReleases, Terms
 from manifed.privacy.events import GaussianRelease, SampledWithoutReplacement
 from manifed.privacy.ledger import Ledger
 from manifed.privacy.odometer import Odometer
@@ -43,7 +43,7 @@ print(json.dumps([time.perf_counter() - begun, [v["epsilon"] for v in found["vie
 def terms_of(clients: int, groups: int = 5) -> Terms:
     """Half of the clients a round; shards of ``groups`` sizes."""
     turns = tuple(
-        TurnReleases(
+        ClientReleases(
             partitions=tuple(range(group, clients, groups)),
             releases=(
                 GaussianRelease(

@@ -1,4 +1,4 @@
-"""What every client half is: a frozen table of hyperparameters with a pure ``turn``.
+"""What every client half is: a frozen table of hyperparameters with a pure ``update``.
 
 A half sees what came down, its own memory, an oracle, the geometry and its draws; nothing else. It
 runs unchanged for one client and for a stacked cohort.
@@ -38,7 +38,7 @@ class Phase:
     """One for each field of ``down``; the client refuses what is elsewhere."""
 
 
-class LocalTraining(Protocol):
+class ClientUpdate(Protocol):
     """The client half of an algorithm."""
 
     @property
@@ -55,7 +55,7 @@ class LocalTraining(Protocol):
         """What a client remembers before its first turn, for a point x; None when nothing ever."""
         ...
 
-    def turn(
+    def update(
         self,
         phase: str,
         down: Payload,

@@ -79,7 +79,7 @@ class Projected(GradientSteps):
         rebuilt = (memory.anchor - x) / total - memory.mean_gradient  # line 17
         return memory.has_history * rebuilt
 
-    def turn(
+    def update(
         self,
         phase: str,
         down: Payload,
@@ -119,7 +119,7 @@ class ProjectedPartial(GradientSteps):
         undone = -self.step_size * self.local_steps
         return memory.has_history * (mean_displacement - memory.u) / undone
 
-    def turn(
+    def update(
         self,
         phase: str,
         down: Payload,

@@ -50,7 +50,7 @@ class RFedProx(GradientSteps):
             return manifold.proju(x, anchor - x)
         return maps_of(self.maps, manifold).inverse(x, anchor)
 
-    def turn(
+    def update(
         self,
         phase: str,
         down: Payload,

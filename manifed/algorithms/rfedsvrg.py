@@ -57,7 +57,7 @@ class RFedSVRG(GradientSteps):
         """No gradient yet."""
         return Reference(torch.zeros_like(x), torch.zeros_like(x), torch.zeros_like(x[..., :1]))
 
-    def turn(
+    def update(
         self,
         phase: str,
         down: Payload,

@@ -82,7 +82,7 @@ class RSGD(Frozen):
         """Nothing is remembered between rounds."""
         return None
 
-    def turn(
+    def update(
         self,
         phase: str,
         down: Payload,

@@ -65,7 +65,7 @@ class RSVRG(Frozen):
         """Nothing is remembered between rounds."""
         return None
 
-    def turn(
+    def update(
         self,
         phase: str,
         down: Payload,

@@ -43,7 +43,7 @@ class Collected:
     """One uniform of the round in (0, 1), for Option 2's choice of an output."""
 
 
-class ServerHalf(Protocol):
+class ServerUpdate(Protocol):
     """The server half of an algorithm."""
 
     @property

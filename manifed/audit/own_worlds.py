@@ -14,9 +14,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from manifed.algorithms.client_update import LocalTraining
+from manifed.algorithms.client_update import ClientUpdate
 from manifed.algorithms.payloads import Point
-from manifed.federation.turn import ClientHalf, Seat, take_turn
+from manifed.federation.client import ClientSetup, Seat, run_update
 from manifed.manifolds.base import Manifold
 from manifed.privacy.mechanism import ExampleMechanism, RelativeNoise
 from manifed.privacy.noise import NoiseSource
@@ -74,7 +74,7 @@ class OwnWorlds:
     """Turns of the client with the smallest shard at one point, with and without a canary."""
 
     problem: Problem
-    training: LocalTraining
+    training: ClientUpdate
     mechanism: ExampleMechanism
     shard: Examples
     x: Tensor
@@ -167,13 +167,13 @@ class OwnWorlds:
             {key: t.expand(count, *t.shape) for key, t in examples.tensors.items()},
             examples.feature_ndim,
         )
-        half = ClientHalf(Masked(self.problem), self.training, mechanism)
+        half = ClientSetup(Masked(self.problem), self.training, mechanism)
         (phase,) = self.training.phases
         x = self.x.expand(count, *self.x.shape)
         seat = Seat(tuple(range(offset, offset + count)), server_round, 0, phase.name)
         memory = self.training.initial_memory(x)
         sizes = [len(self.shard)] * count
-        return take_turn(half, seat, Point(x), memory, stacked, sizes, self.source).up.tensors()[
+        return run_update(half, seat, Point(x), memory, stacked, sizes, self.source).up.tensors()[
             "u"
         ]
 

@@ -15,10 +15,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from manifed.algorithms.client_update import LocalTraining
+from manifed.algorithms.client_update import ClientUpdate
 from manifed.algorithms.payloads import Payload, Point
 from manifed.algorithms.rsvrg import RSVRG
-from manifed.federation.turn import ClientHalf, Seat, take_turn
+from manifed.federation.client import ClientSetup, Seat, run_update
 from manifed.oracles.draws import Draws
 from manifed.oracles.oracle import Oracle
 from manifed.privacy import accountant
@@ -70,7 +70,7 @@ def shard(size: int, first: Tensor | None, others: Tensor | None = None) -> Exam
 class ExampleWorlds:
     """A client half under attack: which half, which mechanism, how large a shard, which canary."""
 
-    training: LocalTraining
+    training: ClientUpdate
     mechanism: ExampleMechanism
     size: int
     canary_length: float
@@ -104,7 +104,7 @@ class ExampleWorlds:
             {k: t.expand(trials, *t.shape) for k, t in examples.tensors.items()},
             examples.feature_ndim,
         )
-        half = ClientHalf(PrincipalEigenvector(), self.training, self.mechanism)
+        half = ClientSetup(PrincipalEigenvector(), self.training, self.mechanism)
         partitions = tuple(range(offset, offset + trials))
         down = Point(pole().expand(trials, DIMENSION))
         uploads: list[Tensor] = []
@@ -118,7 +118,7 @@ class ExampleWorlds:
 
     def _turn(
         self,
-        half: ClientHalf,
+        half: ClientSetup,
         seat: Seat,
         down: Payload,
         memory: object,
@@ -126,7 +126,7 @@ class ExampleWorlds:
         trials: int,
     ) -> Payload:
         sizes = [self.size] * trials
-        return take_turn(half, seat, down, memory, stacked, sizes, self.source).up  # type: ignore[arg-type]
+        return run_update(half, seat, down, memory, stacked, sizes, self.source).up  # type: ignore[arg-type]
 
     def with_mechanism(self, mechanism: ExampleMechanism) -> "ExampleWorlds":
         """The same attack on another mechanism (planted faults)."""
@@ -221,7 +221,7 @@ class CorrectionWorlds:
         draws = Draws(self.source, tuple(range(offset, offset + trials)), 1, 0, 0, "cpu")
         counts = torch.full((trials,), self.size)
         oracle = Witness(problem, stacked, counts, self.mechanism, draws)
-        self.training.turn("train", Point(x), None, oracle, problem.manifold, draws)
+        self.training.update("train", Point(x), None, oracle, problem.manifold, draws)
         return self._log_ratio(oracle.reference, oracle.corrections, oracle.moved)
 
     def _log_ratio(

@@ -17,8 +17,8 @@ from manifed.errors import ConfigError
 from manifed.experiment.load import sha256
 from manifed.experiment.noise_level import client_mechanism, example_mechanism
 from manifed.experiment.schema import Experiment
+from manifed.federation.client import ClientSetup, ClientSide
 from manifed.federation.plan import Exchange, Plan
-from manifed.federation.turn import ClientHalf, ClientSide
 from manifed.manifolds.base import Manifold
 from manifed.privacy.mechanism import ClientMechanism, ExampleMechanism
 from manifed.privacy.noise import NoiseSource, Stream
@@ -136,7 +136,7 @@ def release_source(config: Experiment) -> NoiseSource:
 def client_side(config: Experiment) -> ClientSide:
     """What a client's process needs."""
     found = load_shards(config)
-    half = ClientHalf(found.problem, config.training, mechanism_of(config))
+    half = ClientSetup(found.problem, config.training, mechanism_of(config))
     return ClientSide(
         half,
         found.examples,
@@ -159,7 +159,7 @@ def server_mechanism_of(config: Experiment) -> ClientMechanism | None:
 
 
 def plan_of(config: Experiment) -> Plan:
-    """What the conversation needs."""
+    """What the server loop needs."""
     found = load_shards(config)
     return Plan(
         half=config.strategy,

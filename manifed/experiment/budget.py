@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from manifed.experiment.assembly import server_mechanism_of
 from manifed.experiment.pricing import price_client_level, price_external, price_server_a_priori
 from manifed.experiment.schema import Experiment, View
-from manifed.privacy.charges import TurnReleases
+from manifed.privacy.charges import ClientReleases
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Prices:
     """A-priori prices of draws, and how many of them a budget pays."""
 
     def __init__(
-        self, config: Experiment, turns: tuple[TurnReleases, ...], delta: float | None
+        self, config: Experiment, turns: tuple[ClientReleases, ...], delta: float | None
     ) -> None:
         self._config, self._turns = config, turns
         self._target, self.budget = target_of(config), budget_of(config, delta)

@@ -18,7 +18,7 @@ from manifed.experiment.schema import Experiment
 from manifed.experiment.views import Views, check_reporting_delta, passed_target, reporting_delta
 from manifed.privacy.account import Account
 from manifed.privacy.accountant import NoValidBound
-from manifed.privacy.charges import Terms, TurnReleases
+from manifed.privacy.charges import ClientReleases, Terms
 from manifed.privacy.ledger import Head, Ledger, read_key
 from manifed.privacy.odometer import NOTE, Odometer
 
@@ -66,7 +66,7 @@ def anchors_of(heads: Iterable[str]) -> tuple[Head, ...]:
 class Treasury:
     """Charges, and prices what was charged."""
 
-    def __init__(self, config: Experiment, turns: tuple[TurnReleases, ...]) -> None:
+    def __init__(self, config: Experiment, turns: tuple[ClientReleases, ...]) -> None:
         self._config, self._turns = config, turns
         self._account: Account | None = None
         self.odometer = Odometer()
@@ -94,7 +94,7 @@ class Treasury:
         for i, size in enumerate(sizes):
             by_size.setdefault(size, []).append(i)
         turns = tuple(
-            TurnReleases(
+            ClientReleases(
                 partitions=tuple(owners), releases=config.training.releases(mechanism, size)
             )
             for size, owners in by_size.items()

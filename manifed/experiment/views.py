@@ -18,7 +18,7 @@ from manifed.experiment.evaluation import oracle_is_on
 from manifed.experiment.noise_level import check_delta
 from manifed.experiment.pricing import price_server
 from manifed.experiment.schema import Experiment
-from manifed.privacy.charges import TurnReleases
+from manifed.privacy.charges import ClientReleases
 from manifed.privacy.events import GaussianRelease
 
 Releases = tuple[GaussianRelease, ...]
@@ -44,7 +44,7 @@ class Views:
     """Prices the turns of a config; ``turns`` groups the clients that release alike."""
 
     config: Experiment
-    turns: tuple[TurnReleases, ...]
+    turns: tuple[ClientReleases, ...]
     delta: float | None
     prices: Prices
 

@@ -1,11 +1,11 @@
-"""What a conversation needs and what it reports: frozen data and two small interfaces."""
+"""What a server loop needs and what it reports: frozen data and two small interfaces."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 from manifed.algorithms.payloads import Payload
-from manifed.algorithms.server_update import ServerHalf, ServerState
+from manifed.algorithms.server_update import ServerState, ServerUpdate
 from manifed.federation.cohorts import Cohort
 from manifed.federation.header import Header
 from manifed.federation.replies import Replies, ReplyPolicy
@@ -47,9 +47,9 @@ class Exchange:
 
 @dataclass(frozen=True)
 class Plan:
-    """All that a conversation needs, frozen."""
+    """All that a server loop needs, frozen."""
 
-    half: ServerHalf
+    half: ServerUpdate
     manifold: Manifold
     exchanges: tuple[Exchange, ...]
     cohort: Cohort

@@ -15,9 +15,9 @@ from manifed.algorithms.broadcast import BadBroadcast, check_broadcast
 from manifed.algorithms.client_update import Memory
 from manifed.algorithms.payloads import Payload
 from manifed.errors import ConfigError
+from manifed.federation.client import ClientSide, Seat, run_update
 from manifed.federation.header import Header
 from manifed.federation.replies import Replies
-from manifed.federation.turn import ClientSide, Seat, take_turn
 from manifed.problems.base import Examples
 
 _CACHE_BYTES = 16 * 2**20
@@ -131,7 +131,7 @@ class CohortGrid:
         )
         memory = self._remember(header, spread, chunk, last_accepted)
         seat = Seat(chunk, header.server_round, header.attempt, header.phase)
-        turn = take_turn(
+        turn = run_update(
             side.half, seat, spread, memory, examples, self._sizes[rows], self._source, self._device
         )
         if turn.memory is not None:

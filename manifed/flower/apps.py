@@ -7,7 +7,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from manifed.experiment.schema import Experiment
-from manifed.flower import client_turn, server_run
+from manifed.flower import client, server_run
 
 
 def server_app_of(experiment: Callable[[Context], Experiment]) -> ServerApp:
@@ -29,11 +29,11 @@ def client_app_of(experiment: Callable[[Context], Experiment]) -> ClientApp:
     @made.query()
     def introduce(message: Message, context: Context) -> Message:
         """Which partition this node holds and how many examples (a public size)."""
-        return client_turn.introduce(message, context, experiment(context))
+        return client.introduce(message, context, experiment(context))
 
     @made.train()
     def train(message: Message, context: Context) -> Message:
         """One client update."""
-        return client_turn.answer(message, context, experiment(context))
+        return client.answer(message, context, experiment(context))
 
     return made

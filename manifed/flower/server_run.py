@@ -1,4 +1,4 @@
-"""A run as the server sees it: folder, ledger, conversation, evaluation, final numbers.
+"""A run as the server sees it: folder, ledger, server loop, evaluation, final numbers.
 
 Results leave a ServerApp as files only (Flower hands nothing back), so everything goes into the run
 folder: the manifest before round 1, the charge before the messages, the metrics as they come, the
@@ -27,8 +27,8 @@ from manifed.experiment.load import dump, sha256, to_toml
 from manifed.experiment.schema import Experiment
 from manifed.experiment.treasury import Treasury
 from manifed.federation.plan import Plan, RoundReport, StackedGrid
-from manifed.flower.conversation import Conversation
 from manifed.flower.polling import PollingGrid
+from manifed.flower.strategy import ServerLoop
 from manifed.privacy.ledger import Ledger
 from manifed.runs import checkpoint
 from manifed.runs.checkpoint import Pace
@@ -239,7 +239,7 @@ class _Run:
         self._tally = start.tally
         self._is_declared = _is_elsewhere(grid)
         self._saved_round = self._rounds
-        conversation = Conversation(
+        loop = ServerLoop(
             self._plan,
             start.state,
             self._treasury,
@@ -253,15 +253,15 @@ class _Run:
             if start.first_round == 1:
                 self._tell(0, start.state)
             try:
-                conversation.start(grid, num_rounds=rounds)
+                loop.start(grid, num_rounds=rounds)
             except BudgetExhausted as budget:
                 stopped = str(budget)
                 if self._tally.told < self._rounds:
-                    self._tell(self._rounds, conversation.state)
+                    self._tell(self._rounds, loop.state)
             except BaseException:
                 self._keep_the_newest()
                 raise
-        return self._finish(conversation.state, stopped)
+        return self._finish(loop.state, stopped)
 
     def _after_round(self, report: RoundReport) -> None:
         """The row before the checkpoint: a crash between them leaves a row that is made again."""

@@ -42,7 +42,7 @@ _RELEASES: Final = TypeAdapter(Releases)
 _SAMPLING: Final[TypeAdapter[Sampling]] = TypeAdapter(Sampling)
 
 
-class TurnReleases(Frozen):
+class ClientReleases(Frozen):
     """What each of ``partitions`` releases in one turn of local training."""
 
     partitions: tuple[int, ...]
@@ -54,7 +54,7 @@ class Terms(Frozen):
 
     population: int = Field(ge=1, le=MOST_CLIENTS)
     """Clients are 0 ... population - 1."""
-    turns: tuple[TurnReleases, ...] = ()
+    turns: tuple[ClientReleases, ...] = ()
     """Must cover every cohort; for the external view everyone who could be drawn."""
     sampling: Sampling = Unsampled()
     """How cohorts are drawn."""
@@ -100,7 +100,7 @@ class Terms(Frozen):
         if not 1 <= population <= MOST_CLIENTS:
             raise ValueError(f"Expected 1 to {MOST_CLIENTS} clients, got {population}")
         turns = tuple(
-            TurnReleases(
+            ClientReleases(
                 partitions=tuple(cohorts.decode(turn["cohort"], population).tolist()),
                 releases=_RELEASES.validate_python(turn["releases"]),
             )
@@ -220,7 +220,7 @@ class Charge(Frozen):
     attempt: int = Field(default=0, ge=0)
     partitions: tuple[int, ...]
     """The cohort: who was sent a message."""
-    turns: tuple[TurnReleases, ...] = ()
+    turns: tuple[ClientReleases, ...] = ()
     """Must cover the cohort; for the external view it should cover everyone who could be drawn."""
     sampling: Sampling = Unsampled()
     """How the cohort was drawn."""

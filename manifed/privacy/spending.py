@@ -9,15 +9,15 @@ from collections.abc import Iterable
 
 from manifed.privacy.adversaries import ADVERSARIES, PrivacySpent, View
 from manifed.privacy.chain import Entry
-from manifed.privacy.charges import CHARGE, Charge, TurnReleases, charges
+from manifed.privacy.charges import CHARGE, Charge, ClientReleases, charges
 from manifed.privacy.odometer import Odometer
 
 __all__ = [
     "ADVERSARIES",
     "CHARGE",
     "Charge",
+    "ClientReleases",
     "PrivacySpent",
-    "TurnReleases",
     "View",
     "charges",
     "external_spent",

@@ -52,7 +52,7 @@ def _displacement(training: RSGD | RSVRG, shard: Examples, x: Tensor, draws: Dra
     problem = PrincipalEigenvector()
     mechanism = ExampleMechanism(l2_norm_clip=2.0, noise=PublishedNoise(coefficient=3.0))
     oracle = Oracle(problem, shard, torch.tensor(len(shard)), mechanism, draws)
-    up, _ = training.turn("train", Point(x), None, oracle, problem.manifold, draws)
+    up, _ = training.update("train", Point(x), None, oracle, problem.manifold, draws)
     assert isinstance(up, Displacement)
     return up.u
 

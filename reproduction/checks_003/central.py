@@ -19,7 +19,7 @@ from manifed.experiment.assembly import load_shards, starting_point
 from manifed.experiment.load import load
 from manifed.experiment.noise_level import example_mechanism
 from manifed.experiment.schema import Experiment
-from manifed.federation.turn import ClientHalf, Seat, take_turn
+from manifed.federation.client import ClientSetup, Seat, run_update
 from manifed.privacy.mechanism import ExampleMechanism, PublishedNoise
 from manifed.privacy.noise import NoiseSource
 from manifed.problems.base import Examples
@@ -101,7 +101,7 @@ def _run(
     least: float,
 ) -> Curve:
     rows, training = len(seeds), config.training
-    half = ClientHalf(problem, training, mechanism)
+    half = ClientSetup(problem, training, mechanism)
     stacked = Shared(
         {k: t.expand(rows, *t.shape) for k, t in data.tensors.items()}, data.feature_ndim
     )
@@ -111,7 +111,7 @@ def _run(
     spent, excess = [0.0], [_costs(problem, x, data) - least]
     for r in range(1, config.federation.num_rounds + 1):
         seat = Seat(tuple(seeds), r, 0, "train")
-        turn = take_turn(half, seat, Point(x), None, stacked, [len(data)] * rows, source)
+        turn = run_update(half, seat, Point(x), None, stacked, [len(data)] * rows, source)
         x = problem.manifold.expmap(x, turn.up.tensors()["u"])
         if r % config.evaluation.every == 0 or r == config.federation.num_rounds:
             spent.append(r * gradients_a_round(config, len(data)))

@@ -9,7 +9,7 @@ from torch import Tensor
 from benchmarks.stopwatch import cpu_seconds, race
 from manifed.algorithms.payloads import Point
 from manifed.algorithms.rsgd import RSGD
-from manifed.federation.turn import ClientHalf, Seat, take_turn
+from manifed.federation.client import ClientSetup, Seat, run_update
 from manifed.manifolds import SPD, Lorentz, Manifold, Sphere, Stiefel
 from manifed.manifolds.sampling import Metropolis, normals_from
 from manifed.oracles.minibatch import WithoutReplacement
@@ -191,7 +191,7 @@ def step_share(problem: FiniteSum, data: Examples, x: Tensor) -> float:
     """Share of a DP-RSGD step (one example) that its noise takes, in the product's half."""
     training = RSGD(step_size=1e-3, local_steps=100, minibatch=WithoutReplacement(batch_size=1))
     half = {
-        name: ClientHalf(
+        name: ClientSetup(
             problem,
             training,
             ExampleMechanism(
@@ -204,7 +204,7 @@ def step_share(problem: FiniteSum, data: Examples, x: Tensor) -> float:
     }
     source, seat = NoiseSource.from_seed(1), Seat(0, 1, 0, "train")
     turns: dict[str, Work] = {
-        name: lambda h=h: take_turn(h, seat, Point(x), None, data, len(data), source)
+        name: lambda h=h: run_update(h, seat, Point(x), None, data, len(data), source)
         for name, h in half.items()
     }
     seconds = race(turns, rounds=5, slice_=0.1)

@@ -6,7 +6,7 @@ import torch
 from manifed.algorithms.payloads import MeanGradient
 from manifed.algorithms.rfedsvrg import RFedSVRG
 from manifed.algorithms.variance_reduced import VarianceReduced
-from manifed.federation.turn import ClientHalf, Seat, take_turn
+from manifed.federation.client import ClientSetup, Seat, run_update
 from manifed.manifolds.stiefel import Stiefel
 from manifed.oracles.minibatch import WithoutReplacement
 from manifed.privacy.mechanism import ExampleMechanism
@@ -67,7 +67,7 @@ def test_minibatches_take_the_reference_off_the_same_point():
 
 def test_a_client_that_missed_the_first_phase_says_so():
     problem, shards = KPCA(3), pca_shards()
-    x, half = start(problem, shards), ClientHalf(KPCA(3), HALF, ExampleMechanism())
+    x, half = start(problem, shards), ClientSetup(KPCA(3), HALF, ExampleMechanism())
     down = MeanGradient(torch.zeros_like(x))
     with pytest.raises(ValueError, match="phase 'gradient'"):
-        take_turn(half, Seat(0, 1, 0, "train"), down, HALF.initial_memory(x), shards[0], 8, SOURCE)
+        run_update(half, Seat(0, 1, 0, "train"), down, HALF.initial_memory(x), shards[0], 8, SOURCE)

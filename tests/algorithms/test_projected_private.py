@@ -8,7 +8,7 @@ from scipy import stats
 
 from manifed.algorithms.projected import Projected, ProjectedPartial
 from manifed.algorithms.projection_mean import ProjectionMean, ProjectionMeanPartial
-from manifed.federation.turn import ClientHalf, Seat, take_turn
+from manifed.federation.client import ClientSetup, Seat, run_update
 from manifed.privacy.mechanism import ExampleMechanism, RelativeNoise
 from manifed.privacy.noise import NoiseSource
 from manifed.problems.base import Examples
@@ -27,9 +27,9 @@ def test_a_turn_asks_for_as_many_noised_gradients_as_it_declares(training, strat
     problem, shards = KPCA(3), pca_shards()
     x = start(problem, shards)
     down = strategy.down(strategy.initial(x), "train")
-    half = ClientHalf(problem, training, LENS)
+    half = ClientSetup(problem, training, LENS)
     seat, source = Seat(0, 1, 0, "train"), NoiseSource.from_seed(0)
-    turn = take_turn(half, seat, down, training.initial_memory(x), shards[0], 8, source)
+    turn = run_update(half, seat, down, training.initial_memory(x), shards[0], 8, source)
     (release,) = training.releases(LENS, 8)
     assert turn.queries == {"gradient": release.count} == {"gradient": 5}
     assert release.noise_multiplier == pytest.approx(2.0, rel=1e-12)

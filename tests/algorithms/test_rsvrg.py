@@ -9,7 +9,7 @@ import torch
 
 from manifed.algorithms.payloads import Point
 from manifed.algorithms.rsvrg import RSVRG
-from manifed.federation.turn import ClientHalf, Seat, take_turn
+from manifed.federation.client import ClientSetup, Seat, run_update
 from manifed.manifolds import Sphere
 from manifed.oracles.minibatch import Full, Minibatch, Poisson, WithoutReplacement
 from manifed.privacy.mechanism import ExampleMechanism, RelativeNoise
@@ -61,10 +61,10 @@ def mechanism_of(relation, multiplier=1.5):
 
 
 def turn_of(training, mechanism, source=None, server_round=1):
-    half = ClientHalf(PrincipalEigenvector(), training, mechanism)
+    half = ClientSetup(PrincipalEigenvector(), training, mechanism)
     seat, shard = Seat(0, server_round, 0, "train"), shards()[0]
     source = source or NoiseSource.from_seed(3)
-    return take_turn(half, seat, Point(start()), None, shard, len(shard), source)
+    return run_update(half, seat, Point(start()), None, shard, len(shard), source)
 
 
 def drawn_noise(training, mechanism):

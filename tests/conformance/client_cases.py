@@ -7,14 +7,14 @@ from typing import Literal
 
 import torch
 
-from manifed.algorithms.client_update import LocalTraining, Memory, Phase
+from manifed.algorithms.client_update import ClientUpdate, Memory, Phase
 from manifed.algorithms.payloads import MeanGradient, Payload, Point, PointAndDisplacement
 from manifed.algorithms.projected import Projected, ProjectedPartial
 from manifed.algorithms.rfedprox import RFedProx
 from manifed.algorithms.rfedsvrg import RFedSVRG
 from manifed.algorithms.rsgd import RSGD
 from manifed.algorithms.rsvrg import RSVRG
-from manifed.federation.turn import ClientHalf, Seat, take_turn
+from manifed.federation.client import ClientSetup, Seat, run_update
 from manifed.oracles.minibatch import Full, Poisson, WithoutReplacement
 from manifed.privacy.mechanism import ExampleMechanism, RelativeNoise
 from manifed.privacy.noise import NoiseSource
@@ -28,7 +28,7 @@ class ClientCase:
     """A half, with a mechanism that it is charged for."""
 
     name: str
-    training: LocalTraining
+    training: ClientUpdate
     mechanism: ExampleMechanism
     space: Literal["tangent", "ambient"] = "tangent"
 
@@ -119,8 +119,8 @@ CASES = [
 SIZES = (12, 9, 7)
 
 
-def half_of(case: ClientCase) -> ClientHalf:
-    return ClientHalf(PrincipalEigenvector(), case.training, case.mechanism)
+def half_of(case: ClientCase) -> ClientSetup:
+    return ClientSetup(PrincipalEigenvector(), case.training, case.mechanism)
 
 
 def shards(dim: int = 6) -> list[Examples]:
@@ -176,7 +176,7 @@ def play(
     for phase in case.training.phases:
         seat = Seat(partition, server_round, attempt, phase.name)
         down = broadcast(phase, x)
-        turn = take_turn(half_of(case), seat, down, memory, examples, sizes, source)
+        turn = run_update(half_of(case), seat, down, memory, examples, sizes, source)
         up |= {f"{phase.name}.{name}": u for name, u in turn.up.tensors().items()}
         queries.update(turn.queries)
         memory = turn.memory

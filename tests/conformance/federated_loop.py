@@ -6,11 +6,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from manifed.algorithms.client_update import LocalTraining, Memory
+from manifed.algorithms.client_update import ClientUpdate, Memory
 from manifed.algorithms.payloads import Payload
-from manifed.algorithms.server_update import Collected, ServerHalf, ServerState
+from manifed.algorithms.server_update import Collected, ServerState, ServerUpdate
 from manifed.federation.aggregation import ServerDraws, private_mean, weighted_mean
-from manifed.federation.turn import ClientHalf, Seat, take_turn
+from manifed.federation.client import ClientSetup, Seat, run_update
 from manifed.manifolds.base import Manifold
 from manifed.privacy.mechanism import ClientMechanism, ExampleMechanism
 from manifed.privacy.noise import NoiseSource
@@ -32,8 +32,8 @@ class Played:
 def federate(
     problem: Problem,
     shards: Sequence[Examples],
-    training: LocalTraining,
-    strategy: ServerHalf,
+    training: ClientUpdate,
+    strategy: ServerUpdate,
     x: Tensor,
     num_rounds: int,
     *,
@@ -44,7 +44,7 @@ def federate(
     source: NoiseSource = SOURCE,
 ) -> Iterator[Played]:
     """The rounds, one by one; ``cohort(server_round)`` says who takes part (default: all)."""
-    half = ClientHalf(problem, training, mechanism or ExampleMechanism())
+    half = ClientSetup(problem, training, mechanism or ExampleMechanism())
     manifold, n = half.manifold, len(shards)
     stacked, sizes = Examples.stack(list(shards)), torch.tensor([len(s) for s in shards])
     state = strategy.initial(x)
@@ -59,7 +59,7 @@ def federate(
             down = strategy.down(state, phase.name)
             spread = type(down)(*[t.expand(len(rows), *t.shape) for t in down.tensors().values()])
             seat = Seat(members, r, 0, phase.name)
-            turn = take_turn(half, seat, spread, mine, examples, sizes[rows].tolist(), source)
+            turn = run_update(half, seat, spread, mine, examples, sizes[rows].tolist(), source)
             mine = turn.memory
             draws = ServerDraws(source, r, 0, index)
             if client_mechanism is None:

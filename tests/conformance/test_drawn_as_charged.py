@@ -61,7 +61,7 @@ def added(name):
                 for mechanism in (case.mechanism, quiet)
             ]
             down = broadcast(phase, x)
-            _, memory = case.training.turn(
+            _, memory = case.training.update(
                 phase.name, down, memory, Twin(*pair, seen), problem.manifold, draws
             )
     return seen

@@ -14,10 +14,10 @@ from manifed.experiment.load import load
 from manifed.federation.replies import Replies, ReplyPolicy
 from manifed.federation.stacked import CohortGrid
 from manifed.flower.apps import client_app_of
-from manifed.flower.conversation import Conversation
 from manifed.flower.inline import InlineGrid
 from manifed.flower.records import tensors_to_record
 from manifed.flower.rounds import CLIP, Rounds
+from manifed.flower.strategy import ServerLoop
 from manifed.privacy.mechanism import ClientMechanism
 
 QUICKSTART = Path(__file__).resolve().parents[2] / "configs" / "quickstart.toml"
@@ -91,7 +91,7 @@ def outsider_sees(config, how, plan=None):
 def watched(plan, config, grid):
     start = plan.half.initial(initial_point(config))
     reports = []
-    Conversation(plan, start, Purse(), reports.append).start(grid, num_rounds=ROUNDS)
+    ServerLoop(plan, start, Purse(), reports.append).start(grid, num_rounds=ROUNDS)
     seen = [(report.state["x"], report.state.tensors.get(CLIP)) for report in reports]
     return seen, reports
 
@@ -164,16 +164,16 @@ def test_a_stacked_cohort_does_alike(how, monkeypatch):
 
     config = config_of(PRIVATE, COHORTS["poisson"])
     (zero, _), _ = outsider_sees(config, "zero")
-    plain = rsgd.RSGD.turn
+    plain = rsgd.RSGD.update
 
-    def turn(self, phase, down, memory, oracle, manifold, draws):
+    def update(self, phase, down, memory, oracle, manifold, draws):
         up, after = plain(self, phase, down, memory, oracle, manifold, draws)
         if how == "error" and VICTIM in draws.partition:
             raise RuntimeError("boom\n\x1b[2J")
         bad = torch.tensor([i == VICTIM for i in draws.partition]).unsqueeze(-1)
         return type(up)(torch.where(bad, torch.nan, up.tensors()["u"])), after
 
-    monkeypatch.setattr(rsgd.RSGD, "turn", turn)
+    monkeypatch.setattr(rsgd.RSGD, "update", update)
     grid = CohortGrid(client_side(config), device="cpu", memory_budget_mb=64)
     seen, reports = watched(plan_of(config), config, grid)
     assert_equal_views(zero, seen, atol=1e-12)
@@ -244,12 +244,12 @@ def upload_of(length):
     """A grid whose victim uploads a tangent vector of that length in the metric."""
 
     class Long(InlineGrid):
-        conversation: Conversation
+        loop: ServerLoop
 
         def send_and_receive(self, messages, *, timeout=None):
             for reply in super().send_and_receive(messages, timeout=timeout):
                 if reply.metadata.src_node_id == 2 + VICTIM and not reply.has_error():
-                    plan, x = self.conversation.plan, self.conversation.state["x"]
+                    plan, x = self.loop.plan, self.loop.state["x"]
                     shape = plan.manifold.coords_shape(tuple(x.shape))
                     u = plan.manifold.from_coords(x, torch.ones(shape, dtype=torch.float64))
                     u = u / plan.manifold.norm(x, u) * length
@@ -275,8 +275,8 @@ def test_an_upload_that_overflows_the_step_is_that_clients_failure(name, length,
     plan = plan_of(config)
     grid = upload_of(length)(client_app_of(lambda _: config), 4, {})
     start, reports = plan.half.initial(initial_point(config)), []
-    grid.conversation = Conversation(plan, start, Purse(), reports.append)
-    grid.conversation.start(grid, num_rounds=3)
+    grid.loop = ServerLoop(plan, start, Purse(), reports.append)
+    grid.loop.start(grid, num_rounds=3)
     assert len(reports) == 3
     is_borderline = name == "stiefel" and length < 1e4
     for report in reports:
@@ -313,19 +313,19 @@ def test_a_normal_part_below_the_tolerance_cannot_push_the_model_off_its_manifol
     plan = plan_of(config)
 
     class Oblique(InlineGrid):
-        conversation: Conversation
+        loop: ServerLoop
 
         def send_and_receive(self, messages, *, timeout=None):
             for reply in super().send_and_receive(messages, timeout=timeout):
                 if reply.metadata.src_node_id == 2 + VICTIM and not reply.has_error():
-                    x = self.conversation.state["x"]
+                    x = self.loop.state["x"]
                     reply.content["payload"] = tensors_to_record({"u": 9e-7 * x})
                 yield reply
 
     grid, reports = Oblique(client_app_of(lambda _: config), 4, {}), []
     start = plan.half.initial(initial_point(config))
-    grid.conversation = Conversation(plan, start, Purse(), reports.append)
-    grid.conversation.start(grid, num_rounds=8)
+    grid.loop = ServerLoop(plan, start, Purse(), reports.append)
+    grid.loop.start(grid, num_rounds=8)
     for report in reports:
         assert set(report.failures) == {VICTIM}
         assert float(plan.manifold.membership_defect(report.state["x"])) < 1e-12

@@ -89,14 +89,14 @@ def test_the_chunk_obeys_the_memory_budget():
 def test_one_client_that_breaks_a_batched_kernel_is_isolated(monkeypatch):
     from manifed.algorithms import rsgd
 
-    plain = rsgd.RSGD.turn
+    plain = rsgd.RSGD.update
 
     def breaks_with_client_2(self, phase, down, memory, oracle, manifold, draws):
         if 2 in draws.partition:
             raise torch.linalg.LinAlgError("no factor")
         return plain(self, phase, down, memory, oracle, manifold, draws)
 
-    monkeypatch.setattr(rsgd.RSGD, "turn", breaks_with_client_2)
+    monkeypatch.setattr(rsgd.RSGD, "update", breaks_with_client_2)
     replies = exchange(CohortGrid(side_of(), device="cpu", memory_budget_mb=64), (0, 1, 2, 5))
     assert replies.partitions == (0, 1, 5)
     assert list(replies.failures) == [2]

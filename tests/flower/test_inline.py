@@ -12,7 +12,7 @@ from manifed.cli.launch import Request, launch
 from manifed.errors import RoundFailed
 from manifed.experiment.assembly import initial_point, load_shards, mechanism_of
 from manifed.experiment.load import load
-from manifed.federation.turn import ClientHalf, Seat, take_turn
+from manifed.federation.client import ClientSetup, Seat, run_update
 from manifed.flower.inline import InlineGrid
 from manifed.privacy.noise import NoiseSource
 
@@ -32,7 +32,7 @@ def run(tmp_path, *sets, name="run"):
 def reference_loop(config):
     """PriRFed in twenty lines: Algorithm 1 over Algorithm 2, no Flower."""
     found = load_shards(config)
-    half = ClientHalf(found.problem, config.training, mechanism_of(config))
+    half = ClientSetup(found.problem, config.training, mechanism_of(config))
     manifold, source = found.problem.manifold, NoiseSource.from_seed(config.federation.seed)
     x = initial_point(config)
     for t in range(1, config.federation.num_rounds + 1):
@@ -40,7 +40,7 @@ def reference_loop(config):
         total, weight = torch.zeros_like(x), 0
         for i in cohort:
             shard, seat = found.examples[i], Seat(i, t, 0, "train")
-            turn = take_turn(half, seat, Point(x), None, shard, len(shard), source)
+            turn = run_update(half, seat, Point(x), None, shard, len(shard), source)
             total, weight = total + len(shard) * turn.up.tensors()["u"], weight + len(shard)
         if cohort:
             x = manifold.expmap(x, total / weight)
@@ -127,7 +127,7 @@ def test_a_client_that_diverges_is_left_out_or_ends_the_run_as_the_policy_says(
 ):
     from manifed.algorithms import rsgd
 
-    plain = rsgd.RSGD.turn
+    plain = rsgd.RSGD.update
 
     def breaks_for_client_1(self, phase, down, memory, oracle, manifold, draws):
         up, after = plain(self, phase, down, memory, oracle, manifold, draws)
@@ -137,7 +137,7 @@ def test_a_client_that_diverges_is_left_out_or_ends_the_run_as_the_policy_says(
         u = torch.where(bad.unsqueeze(-1), torch.nan, up.tensors()["u"])
         return type(up)(u), after
 
-    monkeypatch.setattr(rsgd.RSGD, "turn", breaks_for_client_1)
+    monkeypatch.setattr(rsgd.RSGD, "update", breaks_for_client_1)
     sets = (f"engine.execution={execution}",)
     folder = run(tmp_path, *sets, name="proceed")
     assert folder.metrics()["bytes_up"][-1] == 3 * 64 * 8

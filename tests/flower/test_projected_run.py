@@ -90,7 +90,7 @@ def test_one_missing_client_ends_a_projected_run_whatever_the_policy(
 ):
     from manifed.algorithms import projected
 
-    plain = projected.Projected.turn
+    plain = projected.Projected.update
 
     def breaks(self, phase, down, memory, oracle, manifold, draws):
         owners = draws.partition if isinstance(draws.partition, tuple) else (draws.partition,)
@@ -98,7 +98,7 @@ def test_one_missing_client_ends_a_projected_run_whatever_the_policy(
             raise RuntimeError("client 2 is gone")
         return plain(self, phase, down, memory, oracle, manifold, draws)
 
-    monkeypatch.setattr(projected.Projected, "turn", breaks)
+    monkeypatch.setattr(projected.Projected, "update", breaks)
     policy = "federation.replies={on_failure='proceed',min_fraction=0.1}"
     with pytest.raises(RoundFailed, match="client 2"):
         run(tmp_path, "projected", policy, f"engine.execution={execution}")
@@ -159,7 +159,7 @@ def test_corrected_uploads_at_client_level_are_refused_in_one_line_before_anythi
 def test_the_benchmark_counts_the_bytes_of_the_messages_that_flower_serialises(
     tmp_path, monkeypatch
 ):
-    from manifed.flower import client_turn, rounds
+    from manifed.flower import client, rounds
 
     sizes = []
 
@@ -172,7 +172,7 @@ def test_the_benchmark_counts_the_bytes_of_the_messages_that_flower_serialises(
     for kind in ("projected", "federated-svrg"):
         sizes.clear()
         with monkeypatch.context() as patch:
-            for module in (client_turn, rounds):
+            for module in (client, rounds):
                 patch.setattr(module, "pack", weighed)
             run(tmp_path, kind, name=kind)
         config = load(write(tmp_path, kind))

@@ -8,7 +8,7 @@ import torch
 from manifed.experiment.assembly import client_side, initial_point, plan_of
 from manifed.experiment.load import load
 from manifed.federation.stacked import CohortGrid
-from manifed.flower.conversation import Conversation
+from manifed.flower.strategy import ServerLoop
 from manifed.manifolds.hyperbolic import Lorentz
 from manifed.manifolds.spd import SPD
 from manifed.manifolds.sphere import Sphere
@@ -153,15 +153,13 @@ def test_a_private_run_stays_on_its_manifold_for_a_thousand_rounds(space):
     config = load(EXPERIMENTS / f"{name}.toml", sets)
     plan = plan_of(config)
     worst: list[float] = []
-    conversation = Conversation(
+    loop = ServerLoop(
         plan,
         plan.half.initial(initial_point(config)),
         Free(),
         lambda report: worst.append(infeasibility(plan.manifold, report.state["x"])),
     )
-    conversation.start(
-        CohortGrid(client_side(config), device="cpu", memory_budget_mb=256), num_rounds=1000
-    )
+    loop.start(CohortGrid(client_side(config), device="cpu", memory_budget_mb=256), num_rounds=1000)
     assert len(worst) == 1000
     assert max(worst) <= 1e-10
 

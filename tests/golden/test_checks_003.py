@@ -6,7 +6,7 @@ import torch
 from manifed.experiment.assembly import client_side, initial_point, plan_of
 from manifed.experiment.load import load
 from manifed.federation.stacked import CohortGrid
-from manifed.flower.conversation import Conversation
+from manifed.flower.strategy import ServerLoop
 from reproduction.checks_003 import CHECKS, accounting, convergence, laws
 from reproduction.checks_003.central import experiment, gradients_a_round, solve
 from reproduction.checks_003.settings import centrally, cloud, example_level, rsvrg
@@ -58,14 +58,14 @@ def test_a_central_solver_is_a_federation_of_one_client(curve):
     """The federation averages log, then exp: equal to rounding."""
     config = experiment(f"{TREE}_{curve}", "federation.num_rounds=2")
     plan, points = plan_of(config), []
-    conversation = Conversation(
+    loop = ServerLoop(
         plan,
         plan.half.initial(initial_point(config)),
         Free(),
         lambda report: points.append(report.state["x"]),
     )
     grid = CohortGrid(client_side(config), device="cpu", memory_budget_mb=64)
-    conversation.start(grid, num_rounds=2)
+    loop.start(grid, num_rounds=2)
     torch.testing.assert_close(points[-1], solve(config, (0,)).points[0], rtol=1e-9, atol=1e-12)
 
 

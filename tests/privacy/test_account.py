@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from manifed.privacy import accountant, cohorts
 from manifed.privacy.account import Account
-from manifed.privacy.charges import Charge, Consumption, Reservation, Terms, TurnReleases
+from manifed.privacy.charges import Charge, ClientReleases, Consumption, Reservation, Terms
 from manifed.privacy.events import PoissonSampled, SampledWithoutReplacement, repeated
 from manifed.privacy.ledger import Ledger, LedgerDamaged
 from manifed.privacy.odometer import Odometer
@@ -213,8 +213,8 @@ def test_a_client_whose_terms_change_pays_for_both(tmp_path):
     path, turned = (
         tmp_path / "ledger.jsonl",
         (
-            TurnReleases(partitions=(3, 4), releases=SMALL),
-            TurnReleases(partitions=(0, 1, 2), releases=LARGE),
+            ClientReleases(partitions=(3, 4), releases=SMALL),
+            ClientReleases(partitions=(0, 1, 2), releases=LARGE),
         ),
     )
     with (account := opened(path)).ledger as ledger:

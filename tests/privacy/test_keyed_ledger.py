@@ -15,13 +15,13 @@ from benchmarks.ledger import append
 from manifed.experiment.pricing import audit_ledger
 from manifed.privacy import chain, storage
 from manifed.privacy.account import Account
-from manifed.privacy.charges import Terms, TurnReleases
+from manifed.privacy.charges import ClientReleases, Terms
 from manifed.privacy.ledger import Head, Ledger, LedgerDamaged, LedgerTorn, read_key
 from manifed.privacy.odometer import Odometer
 from tests.privacy.test_spending import SMALL
 
 KEY, OTHER = b"k" * 32, b"o" * 32
-TERMS = Terms(population=3, turns=(TurnReleases(partitions=(0, 1, 2), releases=SMALL),))
+TERMS = Terms(population=3, turns=(ClientReleases(partitions=(0, 1, 2), releases=SMALL),))
 
 
 def written(path, key=None, rounds=3):
@@ -244,7 +244,8 @@ def test_an_append_is_bounded_in_memory_and_bytes_at_ten_thousand_clients(tmp_pa
     monkeypatch.setattr(os, "fsync", lambda _: None)
     clients, rng = 10_000, random.Random(0)
     terms = Terms(
-        population=clients, turns=(TurnReleases(partitions=tuple(range(clients)), releases=SMALL),)
+        population=clients,
+        turns=(ClientReleases(partitions=tuple(range(clients)), releases=SMALL),),
     )
     path = tmp_path / "ledger.jsonl"
     with Ledger.create(path, {}) as ledger:

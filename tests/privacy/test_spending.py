@@ -18,7 +18,7 @@ from manifed.privacy.ledger import Ledger
 from manifed.privacy.participation import external_epsilon, external_epsilon_of_rounds
 from manifed.privacy.spending import (
     Charge,
-    TurnReleases,
+    ClientReleases,
     charges,
     external_spent,
     spent,
@@ -43,8 +43,8 @@ def release(z, sampling=None, count=1, unit="example"):
 
 SMALL, LARGE = (release(5.0, count=2),), (release(9.0, count=2),)
 TURNS = (
-    TurnReleases(partitions=(0, 1, 2), releases=SMALL),
-    TurnReleases(partitions=(3, 4), releases=LARGE),
+    ClientReleases(partitions=(0, 1, 2), releases=SMALL),
+    ClientReleases(partitions=(3, 4), releases=LARGE),
 )
 PAIRS = SampledWithoutReplacement(sample_size=2, population=5)
 
@@ -106,8 +106,8 @@ def test_a_retry_with_the_same_cohort_is_one_coin():
 
 
 def test_charges_that_name_only_their_cohort_are_completed_where_one_turn_fits():
-    alike = TurnReleases(partitions=(0,), releases=SMALL)
-    other = TurnReleases(partitions=(1,), releases=SMALL)
+    alike = ClientReleases(partitions=(0,), releases=SMALL)
+    other = ClientReleases(partitions=(1,), releases=SMALL)
     coin = PoissonSampled(sampling_probability=0.3)
     paid = [
         charge(1, (0,), turns=(alike,), sampling=coin),
@@ -119,10 +119,10 @@ def test_charges_that_name_only_their_cohort_are_completed_where_one_turn_fits()
 
 
 def test_an_external_view_that_the_charges_leave_open_is_refused_by_name():
-    turns = (TurnReleases(partitions=(0,), releases=SMALL),)
+    turns = (ClientReleases(partitions=(0,), releases=SMALL),)
     others = (
-        TurnReleases(partitions=(1,), releases=LARGE),
-        TurnReleases(partitions=(2,), releases=SMALL),
+        ClientReleases(partitions=(1,), releases=LARGE),
+        ClientReleases(partitions=(2,), releases=SMALL),
     )
     paid = [charge(1, (0,), turns=turns), charge(2, (1, 2), turns=others)]
     with pytest.raises(NoValidBound, match=r"round 2 .* client 0 .* Charge.turns"):

@@ -14,7 +14,7 @@ from manifed.errors import ConfigError
 from manifed.experiment.assembly import check_shard, load_shards
 from manifed.experiment.load import sha256
 from manifed.experiment.schema import Experiment
-from manifed.flower import client_turn
+from manifed.flower import client as node
 from manifed.flower.apps import client_app_of
 from manifed.flower.handshake import HandshakeFailed, meet
 from manifed.flower.inline import InlineGrid
@@ -117,8 +117,8 @@ def plant(fault: Fault, config: Experiment, patch: pytest.MonkeyPatch) -> tuple[
 
 @pytest.fixture(autouse=True)
 def fresh():
-    client_turn._side.cache_clear()
-    client_turn._check_once.cache_clear()
+    node._side.cache_clear()
+    node._check_once.cache_clear()
     yield
     forget()
 
@@ -169,9 +169,9 @@ def test_a_turn_that_fails_tells_the_server_nothing_of_its_data(monkeypatch):
         raise ValueError(f"the leading minor of order {BAD} is not positive")
 
     config = experiment({"kind": "kpca"})
-    monkeypatch.setattr(client_turn, "take_turn", fails)
-    with pytest.raises(client_turn.Absent) as caught, client_turn._absent_if_it_fails("x"):
-        client_turn.take_turn(config)
+    monkeypatch.setattr(node, "run_update", fails)
+    with pytest.raises(node.Absent) as caught, node._absent_if_it_fails("x"):
+        node.run_update(config)
     assert str(caught.value) == ABSENT
 
 

@@ -14,7 +14,7 @@ from manifed.experiment import assembly
 from manifed.experiment.evaluation import oracle_is_on
 from manifed.experiment.load import load
 from manifed.experiment.treasury import Treasury
-from manifed.federation.turn import ClientSide
+from manifed.federation.client import ClientSide
 from manifed.flower import keys
 from manifed.flower.apps import client_app_of
 from manifed.flower.inline import InlineGrid

@@ -8,7 +8,7 @@ from manifed.experiment.load import load
 from manifed.experiment.pricing import audit_ledger
 from manifed.experiment.treasury import Treasury
 from manifed.privacy import accountant
-from manifed.privacy.charges import TurnReleases
+from manifed.privacy.charges import ClientReleases
 from manifed.privacy.events import GaussianRelease
 from tests.runs.test_cli import QUICKSTART, ROOT
 
@@ -71,7 +71,7 @@ def test_the_statement_counts_what_stands_in_the_ledger_and_nothing_else(tmp_pat
     noisier = GaussianRelease(
         unit="example", neighboring_relation="add-or-remove", noise_multiplier=0.5
     )
-    turn = TurnReleases(partitions=tuple(range(6)), releases=(noisier,))
+    turn = ClientReleases(partitions=tuple(range(6)), releases=(noisier,))
     other = Treasury(config, (turn,))
     with other.open_ledger(tmp_path / "ledger.jsonl", resumed_at=None):
         other.charge(1, 0, (0, 1))

@@ -14,7 +14,7 @@ from manifed.algorithms.rsvrg import RSVRG
 from manifed.algorithms.server_update import Collected
 from manifed.algorithms.tangent_mean import TangentMean
 from manifed.algorithms.variance_reduced import VarianceReduced
-from manifed.federation.turn import ClientHalf, Seat, take_turn
+from manifed.federation.client import ClientSetup, Seat, run_update
 from manifed.manifolds.stiefel import Stiefel
 from manifed.oracles.minibatch import Full, WithoutReplacement
 from manifed.privacy.mechanism import ExampleMechanism
@@ -78,7 +78,7 @@ def counting_problem():
 def one_round(training, strategy):
     """(calls of one client, calls of the server, matrices up, matrices down) in round 1."""
     problem, shards = counting_problem(), pca_shards()
-    half, manifold = ClientHalf(problem, training, ExampleMechanism()), problem.manifold
+    half, manifold = ClientSetup(problem, training, ExampleMechanism()), problem.manifold
     x = start(KPCA(3), shards)
     state, client, server = strategy.initial(x), Counter(), Counter()
     memory, up, down = training.initial_memory(x), 0, 0
@@ -86,7 +86,7 @@ def one_round(training, strategy):
         sent = strategy.down(state, phase.name)
         manifold.calls = client
         seat = Seat(0, 1, 0, phase.name)
-        turn = take_turn(half, seat, sent, memory, shards[0], 8, NoiseSource.from_seed(0))
+        turn = run_update(half, seat, sent, memory, shards[0], 8, NoiseSource.from_seed(0))
         client["gradients"] += sum(turn.queries.values())
         memory, up, down = turn.memory, up + len(turn.up.names()), down + len(sent.names())
         manifold.calls = server

@@ -8,7 +8,7 @@ from flwr.app import Context, RecordDict
 from flwr.clientapp import ClientApp
 
 from manifed.experiment.load import load
-from manifed.flower import client_turn
+from manifed.flower import client
 from manifed.flower.apps import client_app_of
 from manifed.flower.handshake import HandshakeFailed, meet
 from manifed.flower.inline import InlineGrid
@@ -26,7 +26,7 @@ def test_a_node_without_a_place_among_the_shards_says_so(partition):
     node = {} if partition is None else {"partition-id": partition}
     context = Context(run_id=1, node_id=2, node_config=node, state=RecordDict(), run_config={})
     with pytest.raises(ValueError, match=r"partition-id of this node in .* 0\.\.2, got"):
-        client_turn._mine(context, config_of())
+        client._mine(context, config_of())
 
 
 def quoting(*arguments, **keywords):
@@ -35,12 +35,12 @@ def quoting(*arguments, **keywords):
 
 
 PLACES = {
-    "loading": "manifed.flower.client_turn.client_side",
-    "validating": "manifed.flower.client_turn.check_shard",
-    "the turn": "manifed.flower.client_turn.take_turn",
-    "packing": "manifed.flower.client_turn.pack",
-    "memory": "manifed.flower.client_turn._write",
-    "introducing": "manifed.flower.client_turn.ConfigRecord",
+    "loading": "manifed.flower.client.client_side",
+    "validating": "manifed.flower.client.check_shard",
+    "the turn": "manifed.flower.client.run_update",
+    "packing": "manifed.flower.client.pack",
+    "memory": "manifed.flower.client._write",
+    "introducing": "manifed.flower.client.ConfigRecord",
 }
 
 
@@ -87,10 +87,10 @@ def test_no_error_that_travels_quotes_a_record(place, monkeypatch):
             "training={kind='projected',step_size=0.1,local_steps=1}",
             "strategy={kind='projection-mean'}",
         )
-    client_turn._side.cache_clear()
+    client._side.cache_clear()
     monkeypatch.setattr(PLACES[place], quoting)
     texts = replies_of(config)
-    client_turn._side.cache_clear()
+    client._side.cache_clear()
     assert texts
     assert not any(MARKER in text for text in texts)
 

@@ -1,6 +1,6 @@
 """One turn of one client, or of a stacked cohort: from what came down to what goes up.
 
-`take_turn` is pure: the same call serves a Flower message and ten thousand stacked clients.
+`run_update` is pure: the same call serves a Flower message and ten thousand stacked clients.
 """
 
 from collections import Counter
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from manifed.algorithms.client_update import LocalTraining, Memory, Phase
+from manifed.algorithms.client_update import ClientUpdate, Memory, Phase
 from manifed.algorithms.payloads import Payload
 from manifed.algorithms.rsvrg import RSVRG
 from manifed.manifolds.base import Manifold
@@ -22,11 +22,11 @@ from manifed.problems.base import Examples, Problem, ProblemBase
 
 
 @dataclass(frozen=True)
-class ClientHalf:
+class ClientSetup:
     """All a client needs besides its shard: the problem, the algorithm and its own mechanism."""
 
     problem: Problem
-    training: LocalTraining
+    training: ClientUpdate
     mechanism: ExampleMechanism
 
     @property
@@ -66,8 +66,8 @@ class Turn:
     queries: Counter[str]
 
 
-def take_turn(
-    half: ClientHalf,
+def run_update(
+    half: ClientSetup,
     seat: Seat,
     down: Payload,
     memory: Memory | None,
@@ -83,7 +83,7 @@ def take_turn(
     draws = Draws(source, seat.partition, seat.server_round, seat.attempt, index, device)
     counts = torch.as_tensor(num_examples, device=device)
     oracle = Oracle(half.problem, examples, counts, half.mechanism, draws)
-    up, after = half.training.turn(seat.phase, down, memory, oracle, half.manifold, draws)
+    up, after = half.training.update(seat.phase, down, memory, oracle, half.manifold, draws)
     return Turn(up, after, oracle.queries)
 
 
@@ -91,7 +91,7 @@ def take_turn(
 class ClientSide:
     """What a client's process holds: its half, the shards, and the rehearsal's noise source."""
 
-    half: ClientHalf
+    half: ClientSetup
     shards: Sequence[Examples]
     point_shape: tuple[int, ...]
     source: NoiseSource | None

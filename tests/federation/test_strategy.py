@@ -1,4 +1,4 @@
-"""The conversation as a Flower Strategy, and the order of what a round does."""
+"""The server loop as a Flower Strategy, and the order of what a round does."""
 
 from pathlib import Path
 
@@ -10,9 +10,9 @@ from app.client_app import app as client_app
 from manifed.errors import RoundFailed
 from manifed.experiment.assembly import initial_point, plan_of
 from manifed.experiment.load import load, save
-from manifed.flower.conversation import Conversation
 from manifed.flower.inline import InlineGrid
 from manifed.flower.records import tensors_from_record
+from manifed.flower.strategy import ServerLoop
 
 QUICKSTART = Path(__file__).resolve().parents[2] / "configs" / "quickstart.toml"
 SETS = ["federation.num_clients=4", "federation.cohort={kind='fixed-size',cohort_size=2}"]
@@ -40,16 +40,16 @@ def parts(tmp_path):
     plan, purse = plan_of(config), Purse()
     start = plan.half.initial(initial_point(config))
 
-    def conversation(policy=plan.policy):
+    def loop(policy=plan.policy):
         changed = type(plan)(**{**vars(plan), "policy": policy})
-        return Conversation(changed, start, purse, lambda _: None, attempts=purse.attempts)
+        return ServerLoop(changed, start, purse, lambda _: None, attempts=purse.attempts)
 
-    return conversation, grid, purse
+    return loop, grid, purse
 
 
 def test_flowers_own_calls_give_the_rounds_that_start_runs(parts):
-    conversation, grid, purse = parts
-    story, by_hand = conversation(), conversation()
+    loop, grid, purse = parts
+    story, by_hand = loop(), loop()
     expected = tensors_from_record(story.start(grid, num_rounds=3).arrays)["x"]
     purse.charged.clear()
     arrays = ArrayRecord()
@@ -61,13 +61,13 @@ def test_flowers_own_calls_give_the_rounds_that_start_runs(parts):
 
 
 def test_aggregate_without_configure_is_refused(parts):
-    conversation, _, _ = parts
+    loop, _, _ = parts
     with pytest.raises(RoundFailed, match="configure_train"):
-        conversation().aggregate_train(1, [])
+        loop().aggregate_train(1, [])
 
 
 def test_a_round_is_charged_before_its_messages_leave(parts, monkeypatch):
-    conversation, grid, purse = parts
+    loop, grid, purse = parts
     seen = []
     deliver = grid._deliver
 
@@ -76,15 +76,15 @@ def test_a_round_is_charged_before_its_messages_leave(parts, monkeypatch):
         return deliver(message)
 
     monkeypatch.setattr(grid, "_deliver", noting)
-    talk = conversation()
+    talk = loop()
     talk.start(grid, num_rounds=2)
     handshake = 4
     assert seen[handshake:] == [1, 1, 2, 2]
 
 
 def test_a_retry_is_a_charge_of_its_own_with_another_cohort_draw(parts, monkeypatch):
-    conversation, grid, purse = parts
-    policy = conversation().plan.policy.model_copy(update={"on_failure": "retry"})
+    loop, grid, purse = parts
+    policy = loop().plan.policy.model_copy(update={"on_failure": "retry"})
     deliver, broken = grid._deliver, []
 
     def fails_once(message):
@@ -94,12 +94,12 @@ def test_a_retry_is_a_charge_of_its_own_with_another_cohort_draw(parts, monkeypa
         return deliver(message)
 
     monkeypatch.setattr(grid, "_deliver", fails_once)
-    conversation(policy).start(grid, num_rounds=1)
+    loop(policy).start(grid, num_rounds=1)
     assert [(r, a) for r, a, _ in purse.charged] == [(1, 0), (1, 1)]
 
 
 def test_bad_replies_end_a_round_when_too_few_are_left(parts, monkeypatch):
-    conversation, grid, _ = parts
+    loop, grid, _ = parts
     deliver = grid._deliver
 
     def spoils(message):
@@ -109,12 +109,12 @@ def test_bad_replies_end_a_round_when_too_few_are_left(parts, monkeypatch):
 
     monkeypatch.setattr(grid, "_deliver", spoils)
     with pytest.raises(RoundFailed, match=r"Round 1: Expected replies from 2 clients.*config"):
-        conversation().start(grid, num_rounds=1)
+        loop().start(grid, num_rounds=1)
 
 
 def test_a_round_by_hand_is_used_once_and_only_with_its_own_replies(parts):
-    conversation, grid, _ = parts
-    by_hand = conversation()
+    loop, grid, _ = parts
+    by_hand = loop()
     arrays = ArrayRecord()
     first = list(by_hand.configure_train(1, arrays, ConfigRecord(), grid))
     replies = list(grid.send_and_receive(first))
@@ -129,8 +129,8 @@ def test_a_round_by_hand_is_used_once_and_only_with_its_own_replies(parts):
 def test_a_round_that_is_repeated_reports_the_bytes_and_failures_of_both_attempts(
     parts, monkeypatch
 ):
-    conversation, grid, _ = parts
-    policy = conversation().plan.policy.model_copy(update={"on_failure": "retry"})
+    loop, grid, _ = parts
+    policy = loop().plan.policy.model_copy(update={"on_failure": "retry"})
     deliver, broken = grid._deliver, []
 
     def fails_once(message):
@@ -139,7 +139,7 @@ def test_a_round_that_is_repeated_reports_the_bytes_and_failures_of_both_attempt
             message.content["header"]["config-sha256"] = "another"
         return deliver(message)
 
-    talk = conversation(policy)
+    talk = loop(policy)
     talk._meet(grid)
     monkeypatch.setattr(grid, "_deliver", fails_once)
     report = talk.run_round(1, grid)

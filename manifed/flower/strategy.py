@@ -1,6 +1,6 @@
 """A federation as Flower runs it: all rounds of a plan, and Flower's own names for their parts.
 
-A `Conversation` is a `flwr.serverapp.strategy.Strategy`: `start` runs the whole story (rounds.py),
+A `ServerLoop` is a `flwr.serverapp.strategy.Strategy`: `start` runs the whole story (rounds.py),
 and who prefers a loop of their own calls `configure_train` and `aggregate_train`.
 """
 
@@ -22,7 +22,7 @@ from manifed.flower.records import tensors_from_record, tensors_to_record
 from manifed.flower.rounds import Rounds
 
 
-class Conversation(Rounds, Strategy):
+class ServerLoop(Rounds, Strategy):
     """Runs the rounds of one plan, from the handshake to the result."""
 
     def __init__(

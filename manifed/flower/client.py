@@ -21,8 +21,8 @@ from manifed.algorithms.payloads import Payload
 from manifed.experiment.assembly import check_shard, client_side
 from manifed.experiment.load import sha256
 from manifed.experiment.schema import Experiment
+from manifed.federation.client import ClientSide, Seat, run_update
 from manifed.federation.header import Header
-from manifed.federation.turn import ClientSide, Seat, take_turn
 from manifed.flower import keys
 from manifed.flower.records import (
     BadMessage,
@@ -114,7 +114,7 @@ def answer(message: Message, context: Context, config: Experiment) -> Message:
     seat = Seat(partition, header.server_round, header.attempt, header.phase)
     with _absent_if_it_fails("its turn failed"):
         source = side.turn_source()
-        turn = take_turn(side.half, seat, down, memory, examples, len(examples), source)
+        turn = run_update(side.half, seat, down, memory, examples, len(examples), source)
     reply = Message(pack(header, turn.up, noise_origin=source.origin), reply_to=message)
     if turn.memory is not None:
         _write(turn.memory, header, context)
