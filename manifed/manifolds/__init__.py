@@ -9,8 +9,7 @@ from manifed.manifolds.oblique import Oblique
 from manifed.manifolds.poincare import PoincareBall
 from manifed.manifolds.product import Product
 from manifed.manifolds.rotations import SpecialOrthogonal
-from manifed.manifolds.spd import SPD
-from manifed.manifolds.spd_bures import SPDBuresWasserstein
+from manifed.manifolds.spd import SPD, SPDBuresWasserstein
 from manifed.manifolds.spd_flat import SPDLogCholesky, SPDLogEuclidean
 from manifed.manifolds.sphere import Sphere
 from manifed.manifolds.stiefel import Stiefel

@@ -21,10 +21,10 @@ from manifed.manifolds.linalg import (
     expm,
     identity_like,
     minus_product,
+    polar,
     quotient,
     standard_normal,
 )
-from manifed.manifolds.polar_factor import polar
 
 
 class Grassmann(Manifold):

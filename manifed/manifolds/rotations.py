@@ -20,11 +20,11 @@ from manifed.manifolds.linalg import (
     expm,
     identity_like,
     logm_rotation,
+    polar,
     skew,
     standard_normal,
     sym,
 )
-from manifed.manifolds.polar_factor import polar
 
 
 class SpecialOrthogonal(Manifold):

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from manifed.manifolds.linalg import EXP, LOG, divided_differences, sym, sym_function, whiten
-from manifed.manifolds.spd_set import SPDSet, factor_norms
+from manifed.manifolds.spd import SPDSet, factor_norms
 
 
 class SPDLogEuclidean(SPDSet):

@@ -4,7 +4,14 @@ Edelman, Arias and Smith (SIMAX 1998). A tangent vector u = x A + x_perp B has t
 beta |A|^2 + |B|^2: beta = 1 is the Euclidean metric, beta = 1/2 the canonical one (Hüper, Markina
 and Silva Leite's family). n = k is the orthogonal group.
 
-Symbols: A = x^T u, G = u^T u, M = x^T y, beta metric weight of the skew part.
+Retractions: Absil and Malick (SIOPT 2012) for polar and QR, Wen and Yin (2013) for Cayley; their
+inverses: Kaneko, Fiori and Tanaka (2013), Siegel (2021). Logarithms: Zimmermann and Hüper (SIMAX
+2022, arXiv 2103.12046), batched iterations on 2k x 2k matrices: Algorithm 4 for the canonical
+metric, p-shooting in the reduced problem for the Euclidean one.
+
+Symbols: A = x^T u, G = u^T u, M = x^T y, beta metric weight of the skew part. In the logarithms:
+target = blocks of y in the frame (x, Q), V completed, Phi rotation, A, B, C blocks of log V, Gamma
+the Sylvester update.
 """
 
 import math
@@ -17,23 +24,215 @@ from torch import Tensor
 from manifed.manifolds.base import Manifold, safe_sqrt, verdict
 from manifed.manifolds.defects import gram_defect
 from manifed.manifolds.linalg import (
+    RSQRT,
     expm,
     identity_like,
+    logm_rotation,
     minus_product,
+    polar,
     positive_qr,
     skew,
     standard_normal,
     sym,
+    sym_function,
 )
-from manifed.manifolds.polar_factor import polar
-from manifed.manifolds.stiefel_log import tangent_of_logarithm
-from manifed.manifolds.stiefel_retractions import CAYLEY, POLAR, QR
 
 Metric = Literal["euclidean", "canonical"]
 RetractionName = Literal["polar", "qr", "cayley"]
 
+TOLERANCE = 4e-15
+RESIDUAL = 1e-10
+"""Largest distance of the end of a logarithm's geodesic from its target."""
+MAX_ITERATIONS = 300
+GEODESIC_STEPS = 3
+
+
+# -- retractions and their inverses: (x, ·) -> (..., n, k), by k x k matrices ------------------
+def polar_retraction(x: Tensor, u: Tensor) -> Tensor:
+    """(x + u)(I + G)^{-1/2}, of second order for the Euclidean metric."""
+    y = u + x  # u first: its rows are contiguous, those of a QR factor x are not
+    return y @ sym_function(y.mT @ y, RSQRT)
+
+
+def inverse_polar_retraction(x: Tensor, y: Tensor) -> Tensor:
+    """Y S - x with symmetric S from the Lyapunov equation M S + S M^T = 2 I (k^2 unknowns)."""
+    m = x.mT @ y
+    k, eye = m.shape[-1], identity_like(m)
+    kronecker = torch.einsum("...ij,kl->...ikjl", m, eye) + torch.einsum(
+        "ij,...kl->...ikjl", eye, m
+    )
+    system = kronecker.reshape(*m.shape[:-2], k * k, k * k)
+    s = torch.linalg.solve(system, 2 * eye.reshape(k * k)).reshape(m.shape)
+    return y @ s - x
+
+
+def qr_retraction(x: Tensor, u: Tensor) -> Tensor:
+    """The Q factor of x + u, by Cholesky (its Gram matrix is at least I); of first order."""
+    y = u + x  # u first: its rows are contiguous, those of a QR factor x are not
+    gram = y.mT @ y
+    factor = torch.linalg.cholesky_ex(gram)[0]
+    return y @ torch.linalg.solve_triangular(factor, identity_like(gram), upper=False).mT
+
+
+def inverse_qr_retraction(x: Tensor, y: Tensor) -> Tensor:
+    """Y R - x with upper triangular R, column by column from tangency (M R + R^T M^T = 2 I)."""
+    m = x.mT @ y
+    k = m.shape[-1]
+    columns: list[Tensor] = []
+    for j in range(k):
+        known = [-(m[..., j, :] * column).sum(-1) for column in columns]
+        right = torch.stack([*known, torch.ones_like(m[..., 0, 0])], -1)
+        head = torch.linalg.solve(m[..., : j + 1, : j + 1], right)
+        columns.append(torch.nn.functional.pad(head, (0, k - j - 1)))
+    return y @ torch.stack(columns, -1) - x
+
+
+def cayley_retraction(x: Tensor, u: Tensor) -> Tensor:
+    """Cayley transform of W = P u x^T - x u^T P, P = I - x x^T / 2, times x.
+
+    The Woodbury system of 2k unknowns reduces to Z = (I - Om / 2 + (G + Om^2) / 4)^{-1}:
+    y = u Z + x ((2 I - Om) Z - I). Of second order for the canonical metric.
+    """
+    om, g = x.mT @ u, u.mT @ u
+    eye = identity_like(om)
+    z = torch.linalg.inv(eye - om / 2 + (g + om @ om) / 4)
+    return u @ z + x @ ((2 * eye - om) @ z - eye)
+
+
+def inverse_cayley_retraction(x: Tensor, y: Tensor) -> Tensor:
+    """2 y (I + M)^{-1} + 2 x (I + M^T)^{-1} - 2 x."""
+    m = x.mT @ y
+    eye = identity_like(m)
+    half = torch.linalg.inv(eye + m)
+    return 2 * (y @ half + x @ (half.mT - eye))
+
+
+# -- logarithms --------------------------------------------------------------------------------
+def tangent_of_logarithm(x: Tensor, y: Tensor, beta: float) -> Tensor:
+    """The tangent vector u at ``x`` with expmap(x, u) = y to `RESIDUAL`, shape (..., n, k).
+
+    Raises:
+        ArithmeticError: no logarithm found (y is too far from x), with the residual.
+    """
+    x, y = torch.broadcast_tensors(x, y)
+    n, k = x.shape[-2:]
+    across = min(k, n - k)
+    m = x.mT @ y
+    q = torch.linalg.qr(torch.cat((x, y - x @ m), -1))[0][..., k : k + across]
+    target = torch.cat((m, q.mT @ y), -2)
+    if across == 0:
+        a, b = logm_rotation(_same_component(m)), target[..., k:, :]
+    elif beta == 0.5:
+        a, b = _zimmermann_hueper(target)
+    else:
+        a, b = _shoot(target, beta)
+    residual = _largest_norm(reduced_geodesic(a, b, beta, 1)[0] - target)
+    if not residual <= RESIDUAL:
+        raise ArithmeticError(
+            f"Stiefel logarithm did not converge: residual = {residual:.3g} > {RESIDUAL:.3g}; "
+            "y is too far from x (injectivity radius: about 0.89 pi); use invretr instead"
+        )
+    return x @ a + q @ b
+
+
+def reduced_geodesic(a: Tensor, b: Tensor, beta: float, steps: int) -> list[Tensor]:
+    """Points t = 1 / steps, ..., 1 of the geodesic [I; 0] -> [A; B], each (..., k + p, k)."""
+    corner = torch.zeros_like(b @ b.mT)
+    rows = (torch.cat((2 * beta * a, -b.mT), -1), torch.cat((b, corner), -1))
+    step = expm(torch.cat(rows, -2) / steps)
+    points = [step[..., : a.shape[-1]]]
+    if beta == 0.5:
+        for _ in range(steps - 1):
+            points.append(step @ points[-1])
+        return points
+    twist = expm((1 - 2 * beta) * a / steps)
+    points[0] = points[0] @ twist
+    for _ in range(steps - 1):
+        points.append(step @ points[-1] @ twist)
+    return points
+
+
+def _same_component(m: Tensor) -> Tensor:
+    """Square ``m`` itself, where it is a rotation.
+
+    Raises:
+        ArithmeticError: determinant -1 (the other component of O(n)).
+    """
+    if bool((torch.linalg.det(m) < 0).any()):
+        raise ArithmeticError("No Stiefel logarithm: Expected det(x^T y) = 1, got -1 (n = k)")
+    return m
+
+
+def _completion(target: Tensor) -> Tensor:
+    """The last columns of a rotation that starts with ``target`` and has a positive corner."""
+    k = target.shape[-1]
+    rest = torch.linalg.qr(target, mode="complete")[0][..., k:]
+    d, _, rt = torch.linalg.svd(rest[..., k:, :])  # Procrustes preprocessing, line 3
+    rest = rest @ rt.mT @ d.mT
+    determinant = torch.linalg.det(torch.cat((target, rest), -1)).unsqueeze(-1).unsqueeze(-1)
+    last = d[..., :, -1:]
+    return torch.where(determinant < 0, rest - 2 * (rest @ last) @ last.mT, rest)
+
+
+def _zimmermann_hueper(target: Tensor) -> tuple[Tensor, Tensor]:
+    """A and B with log V = [[A, -B^T], [B, 0]] for a completion V of ``target``."""
+    k, previous = target.shape[-1], float("inf")
+    rest = _completion(target)
+    a = b = target
+    for _ in range(MAX_ITERATIONS):
+        log = logm_rotation(torch.cat((target, rest), -1))  # line 5
+        c = log[..., k:, k:]
+        size = _largest_norm(c)
+        a, b = log[..., :k, :k], log[..., k:, :k]
+        if size <= TOLERANCE or (size <= RESIDUAL and size >= previous):  # line 6
+            break
+        previous = size
+        rest = rest @ expm(_sylvester(b, c))  # lines 8-10
+    return a, b
+
+
+def _sylvester(b: Tensor, c: Tensor) -> Tensor:
+    """Skew Gamma with S Gamma + Gamma S = C, S = B B^T / 12 - I / 2 (lines 7-8)."""
+    w, v = torch.linalg.eigh(b @ b.mT / 12 - identity_like(c) / 2)
+    divisor = (w.unsqueeze(-1) + w.unsqueeze(-2)).clamp_max(-0.1)
+    return skew(v @ ((v.mT @ c @ v) / divisor) @ v.mT)
+
+
+def _shoot(target: Tensor, beta: float) -> tuple[Tensor, Tensor]:
+    """A and B by p-shooting: the miss is carried back along the geodesic by projections."""
+    k, previous = target.shape[-1], float("inf")
+    a, b = skew(target[..., :k, :]), target[..., k:, :]
+    best = (a, b)
+    for _ in range(MAX_ITERATIONS):
+        points = reduced_geodesic(a, b, beta, GEODESIC_STEPS)
+        miss = points[-1] - target
+        size = torch.linalg.matrix_norm(miss, keepdim=True)
+        worst = float(size.max())
+        if worst <= RESIDUAL and worst >= previous:
+            break
+        if worst < previous:
+            best, previous = (a, b), worst
+        if worst <= TOLERANCE:
+            break
+        for point in reversed(points):
+            miss = miss - point @ sym(point.mT @ miss)
+            length = torch.linalg.matrix_norm(miss, keepdim=True).clamp_min(1e-300)
+            miss = miss * (size / length)
+        a, b = a - skew(miss[..., :k, :]), b - miss[..., k:, :]
+    return best
+
+
+def _largest_norm(a: Tensor) -> float:
+    return float(torch.linalg.matrix_norm(a).max()) if a.numel() else 0.0
+
+
+# -- the manifold ------------------------------------------------------------------------------
 _BETA = {"euclidean": 1.0, "canonical": 0.5}
-_RETRACTIONS = {"polar": POLAR, "qr": QR, "cayley": CAYLEY}
+_RETRACTIONS = {
+    "polar": (polar_retraction, inverse_polar_retraction),
+    "qr": (qr_retraction, inverse_qr_retraction),
+    "cayley": (cayley_retraction, inverse_cayley_retraction),
+}
 
 
 class Stiefel(Manifold):
@@ -61,7 +260,7 @@ class Stiefel(Manifold):
         self.retraction: RetractionName = retraction
         self._beta = _BETA[metric]
         self._turn = 0.5 / math.sqrt(self._beta)  # S + (1 - beta^{-1/2}) K as one lerp
-        self._retraction = _RETRACTIONS[retraction]
+        self._retract, self._invert = _RETRACTIONS[retraction]
 
     def settings(self) -> tuple[object, ...]:
         """The metric and the retraction."""
@@ -114,11 +313,11 @@ class Stiefel(Manifold):
 
     def retr(self, x: Tensor, u: Tensor) -> Tensor:
         """The chosen retraction; orthonormal to rounding times 1 + |u|^2."""
-        return self._retraction.forward(x, u)
+        return self._retract(x, u)
 
     def invretr(self, x: Tensor, y: Tensor) -> Tensor:
         """The inverse of the chosen retraction, for y near x (x^T y + y^T x positive)."""
-        return self._retraction.inverse(x, y)
+        return self._invert(x, y)
 
     def expmap(self, x: Tensor, u: Tensor) -> Tensor:
         """The geodesic [x K] exp([[2 beta A, -K^T K], [I, 0]]) [I; 0] exp((1 - 2 beta) A).
@@ -138,7 +337,7 @@ class Stiefel(Manifold):
         return x @ (turned[..., :k, :] - a @ across) + u @ across
 
     def logmap(self, x: Tensor, y: Tensor) -> Tensor:
-        """The tangent vector u with expmap(x, u) = y, by iteration (see stiefel_log).
+        """The tangent vector u with expmap(x, u) = y, by iteration.
 
         Raises:
             ArithmeticError: y is too far from x, with the residual.

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from manifed.manifolds.base import Manifold
-from manifed.manifolds.spd_set import SPDSet
+from manifed.manifolds.spd import SPDSet
 from manifed.problems.base import Examples
 
 LARGEST_ENTRY = 1e60

@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from manifed.manifolds.fixed_rank import FixedRank
-from manifed.manifolds.low_rank import truncate
+from manifed.manifolds.fixed_rank import FixedRank, truncate
 
 M = FixedRank(7, 5, 2)
 

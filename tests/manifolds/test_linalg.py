@@ -14,13 +14,13 @@ from manifed.manifolds.linalg import (
     divided_differences,
     expm,
     logm_rotation,
+    polar,
     positive_qr,
     skew,
     standard_normal,
     sym,
     sym_function,
 )
-from manifed.manifolds.polar_factor import polar
 
 
 def normals(seed: int, *size: int) -> torch.Tensor:

@@ -5,8 +5,7 @@ import math
 import pytest
 import torch
 
-from manifed.manifolds.linalg import positive_qr, standard_normal
-from manifed.manifolds.polar_factor import polar
+from manifed.manifolds.linalg import polar, positive_qr, standard_normal
 
 
 def frames(condition: float, *lead: int, seed: int = 1):

@@ -9,8 +9,7 @@ from manifed.manifolds.base import Manifold
 from manifed.manifolds.hyperbolic import Lorentz
 from manifed.manifolds.poincare import PoincareBall
 from manifed.manifolds.sampling import metric_basis
-from manifed.manifolds.spd import SPD
-from manifed.manifolds.spd_bures import SPDBuresWasserstein
+from manifed.manifolds.spd import SPD, SPDBuresWasserstein
 from manifed.manifolds.spd_flat import SPDLogEuclidean
 from manifed.manifolds.sphere import Sphere
 from reproduction import printed_samplers as paper

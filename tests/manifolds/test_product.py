@@ -8,7 +8,7 @@ from manifed.manifolds.fixed_rank import FixedRank
 from manifed.manifolds.grassmann import Grassmann
 from manifed.manifolds.poincare import PoincareBall
 from manifed.manifolds.product import Product
-from manifed.manifolds.spd_bures import SPDBuresWasserstein
+from manifed.manifolds.spd import SPDBuresWasserstein
 
 PARTS = {
     "basis": (Grassmann(), (6, 2)),

@@ -22,8 +22,7 @@ from manifed.manifolds.sampling import (
     metric_basis,
     normals_from,
 )
-from manifed.manifolds.spd import SPD
-from manifed.manifolds.spd_bures import SPDBuresWasserstein
+from manifed.manifolds.spd import SPD, SPDBuresWasserstein
 from manifed.manifolds.sphere import Sphere
 from manifed.manifolds.stiefel import Stiefel
 from tests.conformance.manifold_cases import CASES

@@ -6,10 +6,8 @@ import scipy.linalg
 import torch
 
 from manifed.manifolds.base import Manifold
-from manifed.manifolds.spd import SPD
-from manifed.manifolds.spd_bures import SPDBuresWasserstein
+from manifed.manifolds.spd import SPD, SPDBuresWasserstein, SPDSet
 from manifed.manifolds.spd_flat import SPDLogCholesky, SPDLogEuclidean
-from manifed.manifolds.spd_set import SPDSet
 
 FLAT = pytest.mark.parametrize(
     "manifold", [SPDLogEuclidean(), SPDLogCholesky()], ids=lambda m: m.name
