@@ -22,12 +22,11 @@ from typing import Any
 import numpy as np
 
 from manifed.privacy.account import Account
-from manifed.privacy.chain import Entry
+from manifed.privacy.chain import GENESIS, Entry
 from manifed.privacy.charges import Charge, ClientReleases, Terms
 from manifed.privacy.events import GaussianRelease, SampledWithoutReplacement
-from manifed.privacy.ledger import Ledger
+from manifed.privacy.ledger import Head, Ledger, write_head
 from manifed.privacy.odometer import Odometer
-from manifed.privacy.storage import GENESIS, Head, write_head
 
 DELTA = 1e-5
 AUDIT = """

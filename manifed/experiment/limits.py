@@ -3,13 +3,13 @@
 from manifed.algorithms.rsvrg import RSVRG
 from manifed.experiment.halves import AnyTraining
 from manifed.oracles.draws import STEPS_PER_PHASE
-from manifed.privacy.addresses import BITS
+from manifed.privacy.noise import BITS
 
 
 def check_limits(
     training: AnyTraining, *, num_clients: int, num_rounds: int, max_attempts: int
 ) -> None:
-    """Refuse counts whose noise no address could hold (manifed/privacy/addresses.py).
+    """Refuse counts whose noise no address could hold (manifed/privacy/noise.py).
 
     Raises:
         ValueError: naming the field, its value and its bound.

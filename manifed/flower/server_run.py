@@ -20,6 +20,7 @@ from flwr.serverapp import Grid
 from torch import Tensor
 
 from manifed.algorithms.server_update import ServerState
+from manifed.durable import remove_drafts, write_atomically
 from manifed.errors import BudgetExhausted, ConfigError, RoundFailed
 from manifed.experiment.assembly import Shards, initial_point, load_shards, plan_of
 from manifed.experiment.evaluation import Evaluator, client_shares, oracle_is_on
@@ -32,7 +33,6 @@ from manifed.flower.strategy import ServerLoop
 from manifed.privacy.ledger import Ledger
 from manifed.runs import checkpoint
 from manifed.runs.checkpoint import Pace
-from manifed.runs.durable import remove_drafts, write_atomically
 from manifed.runs.manifest import manifest_of
 from manifed.runs.progress import progress_of
 from manifed.runs.resume import Past, experiment_digest, held_or_refused, read_past

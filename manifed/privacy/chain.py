@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
-from manifed.privacy import storage
-
+GENESIS: Final = "0" * 64
+"""The hash that the first line is bound to."""
 RESTORE: Final = "restore it from a backup; without it nobody can say what was spent"
 HEADER: Final = "header"
 RECOVERED: Final = "recovered"
@@ -42,6 +42,32 @@ class LedgerTorn(LedgerDamaged):
 
 class LedgerLocked(LedgerDamaged):
     """Another process holds the ledger."""
+
+
+@dataclass(frozen=True)
+class Head:
+    """The last acknowledged line of a ledger; as text ``sequence:sha256``, an anchor to keep."""
+
+    sequence: int
+    sha256: str
+
+    def __str__(self) -> str:
+        return f"{self.sequence}:{self.sha256}"
+
+    @classmethod
+    def parse(cls, text: str) -> "Head":
+        """The head that ``str`` wrote.
+
+        Raises:
+            ValueError: for any other text.
+        """
+        found = re.fullmatch(r"([0-9]{1,18}):([0-9a-f]{64})", text.strip())
+        if found is None:
+            raise ValueError(
+                f"Expected a ledger head like '41:<64 hex digits>', got {text[:80]!r}; "
+                "copy it from the end of the run's output"
+            )
+        return cls(int(found[1]), found[2])
 
 
 @dataclass(frozen=True)
@@ -91,7 +117,7 @@ def lines(path: Path, file: BinaryIO, key: bytes | None) -> Iterator[Line]:
         LedgerDamaged: with the first line that is not what `Ledger.append` wrote, for a wrong key,
             and for a key where the ledger has none.
     """
-    previous, key_id, number = storage.GENESIS, None, 0
+    previous, key_id, number = GENESIS, None, 0
     for raw in file:
         if not raw.endswith(b"\n"):
             break
@@ -147,7 +173,7 @@ def line_tag(key: bytes | None, sha256: str) -> str | None:
     return None if key is None else _mac(key, "line", sha256)
 
 
-def head_tag(key: bytes | None, head: storage.Head) -> str | None:
+def head_tag(key: bytes | None, head: Head) -> str | None:
     """The tag of a head; None without a key."""
     return None if key is None else _mac(key, "head", str(head))
 

@@ -19,6 +19,7 @@ an older copy of both, keyed or not: the first needs a key to detect, the second
 
 import fcntl
 import hmac
+import json
 import os
 import re
 import secrets
@@ -28,22 +29,25 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Literal, Self
 
-from manifed.privacy import chain, storage
+from manifed.durable import append_durably, create_atomically, sync_folder, write_atomically
+from manifed.privacy import chain
 from manifed.privacy.chain import (
     FORMAT,
+    GENESIS,
     HEADER,
     RECOVERED,
     RESTORE,
     Entry,
+    Head,
     LedgerDamaged,
     LedgerLocked,
     LedgerTorn,
     read_key,
 )
-from manifed.privacy.storage import Head
 
 __all__ = [
     "RECOVERED",
+    "RESTORE",
     "Entry",
     "Head",
     "Ledger",
@@ -51,7 +55,11 @@ __all__ = [
     "LedgerLocked",
     "LedgerTorn",
     "Verified",
+    "head_file",
+    "read_head",
     "read_key",
+    "torn_file",
+    "write_head",
 ]
 
 Feed = Callable[[Entry], None]
@@ -64,6 +72,8 @@ _NO_CHARGE: Final = (
 """What a body that no run wrote may raise where it is counted."""
 _RECOVER: Final = "resume the run, or call Ledger.recover with the charge it was writing"
 _RESERVED_NAMES: Final = {"format", "run_id", "key_id"}
+_LONGEST_HEAD: Final = 4096
+"""Bytes; a head has about 200."""
 
 
 @dataclass(frozen=True)
@@ -128,14 +138,14 @@ class Ledger:
             "run_id": secrets.token_hex(16),
             "key_id": None if key is None else chain.key_id_of(chain.checked_key(key)),
         }
-        first = Entry.make(0, HEADER, {**own, **header}, storage.GENESIS, key)
+        first = Entry.make(0, HEADER, {**own, **header}, GENESIS, key)
         if path.exists():
             raise FileExistsError(f"{path} exists; resume that run, or choose another folder")
-        if (left := storage.read_head(path)) is not None and left[0].sequence > 0:
+        if (left := read_head(path)) is not None and left[0].sequence > 0:
             raise LedgerDamaged(path, 1, "the ledger is gone and only its head is left", RESTORE)
         head = Head(0, first.sha256)
-        storage.write_head(path, head, chain.head_tag(key, head))
-        storage.create_durably(path, first.line())
+        write_head(path, head, chain.head_tag(key, head))
+        create_atomically(path, first.line())
         authenticity = "unkeyed" if key is None else "verified"
         found = Verified(
             first.body, head, len(first.line()), is_torn=False, authenticity=authenticity
@@ -166,7 +176,7 @@ class Ledger:
             if found.is_torn:
                 raise found.torn_error(path)
             _refuse_without_key(path, found)
-            storage.write_head(path, found.head, chain.head_tag(key, found.head))
+            write_head(path, found.head, chain.head_tag(key, found.head))
         except BaseException:
             os.close(descriptor)
             raise
@@ -190,7 +200,7 @@ class Ledger:
             LedgerDamaged: as `open`; a keyed ledger without the key is read, its tags unchecked.
         """
         path = Path(path)
-        acknowledged = storage.read_head(path)  # before the lines: a running ledger only grows
+        acknowledged = read_head(path)  # before the lines: a running ledger only grows
         wanted = [(anchor, "an anchor") for anchor in anchors]
         if acknowledged is not None:
             wanted.append((acknowledged[0], "its head"))
@@ -226,7 +236,7 @@ class Ledger:
                     RESTORE,
                 )
         try:
-            is_torn |= storage.check_torn(path)
+            is_torn |= _check_torn(path)
         except ValueError as error:
             raise LedgerDamaged(path, head.sequence + 2, str(error), RESTORE) from None
         authenticity = "verified" if key is not None else "not checked"
@@ -272,8 +282,8 @@ class Ledger:
             _refuse_without_key(path, found)
             with path.open("rb") as file:
                 file.seek(found.length)
-                torn = storage.Torn(found.head.sequence + 2, file.read())
-            kept = storage.set_aside(path, descriptor, found.length, torn)
+                torn = Torn(found.head.sequence + 2, file.read())
+            kept = _set_aside(path, descriptor, found.length, torn)
             ledger = cls(path, descriptor, found, key)
             if kept is not None:
                 is_lost = kept.line > found.head.sequence + 1
@@ -282,7 +292,7 @@ class Ledger:
                     entry = ledger.append(RECOVERED, {"torn": kept.data.hex(), "charge": body})
                     if feed is not None:
                         feed(entry)
-                storage.forget_torn(path)
+                _forget_torn(path)
         except BaseException:
             os.close(descriptor)
             raise
@@ -327,8 +337,8 @@ class Ledger:
         entry = Entry.make(self._head.sequence + 1, kind, body, self._head.sha256, self._key)
         head = Head(entry.sequence, entry.sha256)
         self._is_broken = True
-        storage.append_durably(self._descriptor, entry.line())
-        storage.write_head(self._path, head, chain.head_tag(self._key, head))
+        append_durably(self._descriptor, entry.line())
+        write_head(self._path, head, chain.head_tag(self._key, head))
         self._head = head
         self._is_broken = False
         return entry
@@ -405,9 +415,9 @@ def _check_head(
     key: bytes | None,
 ) -> None:
     """Refuse a missing head, and one that was not signed by the key."""
-    name = storage.head_file(path).name
+    name = head_file(path).name
     if acknowledged is None:
-        is_there = os.path.lexists(storage.head_file(path))
+        is_there = os.path.lexists(head_file(path))
         what = "no head that a run writes" if is_there else "missing"
         raise LedgerDamaged(path, last.sequence + 1, f"its head {name} is {what}", RESTORE)
     head, tag = acknowledged
@@ -422,3 +432,90 @@ def _check_head(
         raise LedgerDamaged(
             path, last.sequence + 1, f"its head {name} was rewritten without the key", RESTORE
         )
+
+
+# -- the head beside it -----------------------------------------------------------------------
+def head_file(path: Path) -> Path:
+    """Where the head of the ledger at ``path`` lies."""
+    return path.with_name(f"{path.name}.head")
+
+
+def read_head(path: Path) -> tuple[Head, str | None] | None:
+    """The head of the ledger at ``path`` and its tag; None when none is there or can be read."""
+    try:
+        file = head_file(path)
+        if not file.is_file() or file.stat().st_size > _LONGEST_HEAD:
+            return None
+        found = json.loads(file.read_bytes())
+        tag = found.get("tag")
+        head = Head.parse(f"{found['sequence']}:{found['sha256']}")
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return None
+    return head, None if tag is None else str(tag)
+
+
+def write_head(path: Path, head: Head, tag: str | None = None) -> None:
+    """Replace the head, atomically; ``tag`` signs it."""
+    found: dict[str, int | str] = {"sequence": head.sequence, "sha256": head.sha256}
+    if tag is not None:
+        found["tag"] = tag
+    write_atomically(head_file(path), json.dumps(found).encode("ascii") + b"\n")
+
+
+# -- the end that a crash tore ----------------------------------------------------------------
+@dataclass(frozen=True)
+class Torn:
+    """The bytes of a line that a crash left unfinished."""
+
+    line: int
+    data: bytes
+
+
+def torn_file(path: Path) -> Path:
+    """Where a recovery keeps the torn end of the ledger until it is paid for."""
+    return path.with_name(f"{path.name}.torn")
+
+
+def _set_aside(path: Path, descriptor: int, length: int, torn: Torn) -> Torn | None:
+    """Cut the file to ``length``, its torn end safe in `torn_file` first.
+
+    Returns what lies in `torn_file`, from this call or an interrupted one; None when nothing does.
+    """
+    earlier = _read_torn(path)
+    if torn.data:
+        if earlier is not None and earlier.line == torn.line:
+            torn = Torn(torn.line, earlier.data + torn.data)
+        write_atomically(torn_file(path), b"%d\n" % torn.line + torn.data)
+        os.ftruncate(descriptor, length)
+        os.fsync(descriptor)
+        return torn
+    return earlier
+
+
+def _read_torn(path: Path) -> Torn | None:
+    """What an interrupted `_set_aside` kept.
+
+    Raises:
+        ValueError: it is not what that wrote.
+    """
+    try:
+        line, _, data = torn_file(path).read_bytes().partition(b"\n")
+    except FileNotFoundError:
+        return None
+    if re.fullmatch(rb"[0-9]{1,18}", line) is None:
+        raise ValueError(f"Expected a line's number in {torn_file(path)}, got {line[:40]!r}")
+    return Torn(int(line), data)
+
+
+def _check_torn(path: Path) -> bool:
+    """Whether an interrupted recovery left something; errors as `_read_torn`."""
+    try:
+        return _read_torn(path) is not None
+    except OSError as error:
+        raise ValueError(f"Expected bytes in {torn_file(path)}, got {error.strerror}") from None
+
+
+def _forget_torn(path: Path) -> None:
+    """Remove what `_set_aside` kept."""
+    torn_file(path).unlink()
+    sync_folder(path.parent)

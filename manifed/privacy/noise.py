@@ -11,7 +11,10 @@ Every field is range-checked, so two addresses never meet in one block (injectiv
 each block holds two 64-bit words. AES-256 of explicit counter blocks is counter mode, and a whole
 cohort is one vectorised call. Integers are little-endian on every machine.
 
-The laws of the numbers are in ``manifed/privacy/words.py``.
+A word w gives the uniform u = (k + 1/2) 2^-52 with k = w >> 12: odd multiples of 2^-53, never 0
+or 1, symmetric about 1/2. It gives the normal z = Phi^-1((k + 1/2) 2^-53) with k = w >> 11 the
+top 53 bits, evaluated as sqrt(2) erfinv(2u - 1): 2u - 1 is exact in float64, where u itself would
+round to 1. Normals lie in [-8.30, 8.30].
 
 Guarantees: under the usual assumption that AES-256 is a pseudo-random permutation, draws at
 distinct addresses are indistinguishable from independent ones. *Not* guaranteed: float64 normals
@@ -26,31 +29,203 @@ import hashlib
 import hmac
 import math
 import secrets
+import struct
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from enum import IntEnum
 from functools import cached_property
-from typing import Any, Final, Literal
+from itertools import pairwise
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from torch import Tensor
-
-from manifed.privacy.addresses import Address, BlockRange, Stream, reused
-from manifed.privacy.words import NORMALS, UNIFORMS, WORD, WORDS, Array, Reading, few_normals
-
-__all__ = ["BlockRange", "NoiseSource", "Stream", "reused"]
 
 Precision = Literal["single", "summed"]
 Origin = Literal["seed", "os"]
 """Where a key came from: anybody's config, or the operating system of whoever draws."""
 
+BITS: Final = {"stream": 8, "attempt": 16, "step": 24, "server_round": 24, "partition": 24}
+BLOCK_BITS: Final = 32
+_ENDS: Final = tuple(1 << bits for bits in BITS.values())
+
+Array = npt.NDArray[Any]
+SUMMANDS: Final = 4
+WORD: Final = np.dtype("<u8")
+_SQRT2: Final = math.sqrt(2.0)
 _TILE_BLOCKS: Final = 8192
 _FEW: Final = 16
 _INDEX: Final = np.arange(_TILE_BLOCKS, dtype=WORD)
 
 
+class Stream(IntEnum):
+    """What a number is for; two purposes never share a number."""
+
+    DATA = 0
+    INITIAL_POINT = 1
+    PARTITION = 2
+    COHORT = 3
+    MINIBATCH = 4
+    GRADIENT_NOISE = 5
+    SERVER_NOISE = 6
+    ITERATE_CHOICE = 7
+    CLIP_QUANTILE = 8
+    MASK = 9
+    AUDIT = 10
+
+
+# -- where a number lives -----------------------------------------------------------------------
+@dataclass(frozen=True, order=True)
+class BlockRange:
+    """The counter blocks ``first <= block < stop`` of one address, as drawn."""
+
+    stream: Stream
+    partition: int
+    server_round: int
+    attempt: int
+    step: int
+    first: int
+    stop: int
+
+
+class Address(NamedTuple):
+    """The part of an address that a whole cohort shares."""
+
+    stream: Stream
+    server_round: int
+    attempt: int
+    step: int
+
+    def check(self, partitions: tuple[int, ...], stop: int) -> None:
+        """Refuse fields out of range, partitions that repeat, and blocks beyond 2^32.
+
+        Raises:
+            ValueError: naming the field, its value and its bound.
+        """
+        if len(partitions) == 1:
+            least = most = partitions[0]
+        elif partitions:
+            least, most = min(partitions), max(partitions)
+        else:
+            least = most = 0
+        fields = (self.stream, self.attempt, self.step, self.server_round, most)
+        if least < 0 or any(map(int.__ge__, fields, _ENDS)) or min(fields) < 0:
+            self._refuse(least, most)
+        if len(partitions) > 1 and len(set(partitions)) != len(partitions):
+            raise ValueError(f"Expected distinct partitions (noise is never reused): {partitions}")
+        if stop > 1 << BLOCK_BITS:
+            raise ValueError(
+                f"Expected at most 2**{BLOCK_BITS} blocks at one address, got {stop}; "
+                "use another step or a smaller shape"
+            )
+
+    def _refuse(self, least: int, most: int) -> None:
+        values = (self.stream, self.attempt, self.step, self.server_round, least)
+        for name, value in [*zip(BITS, values, strict=True), ("partition", most)]:
+            if not 0 <= value < 1 << BITS[name]:
+                raise ValueError(f"Expected 0 <= {name} < 2**{BITS[name]}, got {value}")
+
+    def high(self) -> int:
+        """The upper 64 bits: stream 8 | attempt 16 | step 24 | upper 16 of server_round."""
+        upper = (self.stream << 16 | self.attempt) << 24 | self.step
+        return upper << 16 | self.server_round >> 8
+
+    def low(self, partition: int) -> int:
+        """The lower 64 bits at block 0: lower 8 of server_round | partition 24 | block 32."""
+        return ((self.server_round & 255) << 24 | partition) << BLOCK_BITS
+
+    def counters(self, partition: int, first: int, stop: int) -> bytes:
+        """The counter blocks ``first <= block < stop`` of one partition, 16 bytes each."""
+        base = self.high() << 64 | self.low(partition)
+        return b"".join([(base + block).to_bytes(16, "little") for block in range(first, stop)])
+
+    def blocks(self, partition: int, first: int, stop: int) -> BlockRange:
+        """What a recorder is told about them."""
+        return BlockRange(
+            self.stream, partition, self.server_round, self.attempt, self.step, first, stop
+        )
+
+
+def reused(ranges: Iterable[BlockRange]) -> list[tuple[BlockRange, BlockRange]]:
+    """Pairs of draws that share a block; empty when no counter was ever used twice."""
+    return [(a, b) for a, b in pairwise(sorted(ranges)) if _overlap(a, b)]
+
+
+def _overlap(a: BlockRange, b: BlockRange) -> bool:
+    same = (a.stream, a.partition, a.server_round, a.attempt, a.step) == (
+        b.stream, b.partition, b.server_round, b.attempt, b.step
+    )  # fmt: skip
+    return same and a.first < b.stop and b.first < a.stop
+
+
+# -- what a word says ---------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Reading:
+    """How 64-bit words become numbers: ``words`` of them make one."""
+
+    words: int
+    read: Callable[[Array, Array], None]
+
+    def block(self, start: int) -> int:
+        """The block in which number ``start`` begins."""
+        if start < 0 or start * self.words % 2:
+            raise ValueError(
+                f"Expected an even start >= 0 (a block holds two numbers), got start={start}"
+            )
+        return start * self.words // 2
+
+
+def _read_normals(words: Array, out: Array) -> None:
+    """Phi^-1((k + 1/2) 2^-53), k the top 53 bits of each word (words are overwritten)."""
+    z = out if out.flags.c_contiguous else np.empty(out.shape)
+    np.right_shift(words, np.uint64(11), out=words)  # k
+    np.multiply(words, 2.0**-52, out=z)
+    np.add(z, 2.0**-53 - 1.0, out=z)  # 2u - 1, exact
+    tensor = torch.as_tensor(z)
+    torch.erfinv(tensor, out=tensor)
+    np.multiply(z, _SQRT2, out=out)
+
+
+def _read_summed_normals(words: Array, out: Array) -> None:
+    """(z1 + z2 + z3 + z4) / 2, standard normal again (Holohan and Braghin 2021)."""
+    z = np.empty(words.shape)
+    _read_normals(words, z)
+    z = z.reshape(*out.shape, SUMMANDS)
+    np.add(z[..., 0] + z[..., 1], z[..., 2] + z[..., 3], out=out)
+    np.multiply(out, 1.0 / math.sqrt(SUMMANDS), out=out)
+
+
+def _read_uniforms(words: Array, out: Array) -> None:
+    """(k + 1/2) 2^-52, k the top 52 bits of each word: exact in float64, never 0 or 1."""
+    np.multiply(words >> np.uint64(12), 2.0**-52, out=out)
+    np.add(out, 2.0**-53, out=out)
+
+
+def _read_words(words: Array, out: Array) -> None:
+    """The words themselves, as bit patterns."""
+    np.copyto(out.view(WORD), words)
+
+
+NORMALS: Final = {
+    "single": Reading(1, _read_normals),
+    "summed": Reading(SUMMANDS, _read_summed_normals),
+}
+UNIFORMS: Final = Reading(1, _read_uniforms)
+WORDS: Final = Reading(1, _read_words)
+
+
+def few_normals(cipher: bytes, count: int) -> Tensor:
+    """The first ``count`` normals of a short cipher text, bit for bit as ``NORMALS`` reads them."""
+    words = struct.unpack(f"<{len(cipher) // 8}Q", cipher)[:count]
+    centred = [(word >> 11) * 2.0**-52 + (2.0**-53 - 1.0) for word in words]
+    packed = bytearray(struct.pack(f"={count}d", *centred))
+    return torch.frombuffer(packed, dtype=torch.float64).erfinv_().mul_(_SQRT2)
+
+
+# -- the source ---------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class NoiseSource:
     """Normals and uniforms by address, from one 256-bit key.

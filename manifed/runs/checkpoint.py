@@ -17,7 +17,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from manifed.runs.durable import tensor_bytes, write_atomically
+from manifed.durable import write_atomically
 from manifed.runs.reading import (
     CheckpointMeta,
     FolderDamaged,
@@ -62,6 +62,17 @@ def save(
     metadata = {"round": str(server_round), "meta": text}
     metadata["sha256"] = _digest(tensors, metadata)
     write_atomically(path, tensor_bytes(tensors, metadata))
+
+
+def tensor_bytes(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> bytes:
+    """The safetensors encoding of ``tensors``; views and device tensors are copied to the CPU."""
+    from safetensors.torch import save
+
+    plain = {
+        name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
+        for name, tensor in tensors.items()
+    }
+    return save(plain, dict(metadata) if metadata else None)
 
 
 def load(path: Path) -> Checkpoint:

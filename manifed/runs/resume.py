@@ -16,18 +16,16 @@ from typing import Any
 
 from torch import Tensor
 
+from manifed.durable import held, is_draft
 from manifed.errors import ConfigError
 from manifed.experiment.assembly import initial_point, plan_of
 from manifed.experiment.load import sha256
 from manifed.experiment.schema import Experiment
 from manifed.experiment.treasury import anchors_of, ledger_key
-from manifed.privacy import storage
-from manifed.privacy.chain import RESTORE
-from manifed.privacy.ledger import Ledger, LedgerDamaged
+from manifed.privacy.ledger import RESTORE, Ledger, LedgerDamaged, head_file, torn_file
 from manifed.privacy.odometer import Odometer
 from manifed.runs import checkpoint
 from manifed.runs.checkpoint import Checkpoint
-from manifed.runs.durable import held, is_draft
 from manifed.runs.manifest import FORMAT
 from manifed.runs.reading import FolderDamaged, check_regular, is_there
 from manifed.runs.run_folder import RunFolder
@@ -52,7 +50,7 @@ class Past:
 
 
 def read_past(directory: Path, config: Experiment) -> Past:
-    """The past of the run in ``directory``, which the caller holds (`manifed.runs.durable.held`).
+    """The past of the run in ``directory``, which the caller holds (`manifed.durable.held`).
 
     Raises:
         ConfigError: it is no run folder, or the run is finished, of another config, or edited.
@@ -165,7 +163,7 @@ def _check_kinds(folder: RunFolder) -> None:
     """Refuse what no write of a run can replace or remove: a folder, a pipe, a link to nothing."""
     named = [
         folder.experiment_path, folder.manifest_path, folder.metrics_path, folder.ledger_path,
-        storage.head_file(folder.ledger_path), storage.torn_file(folder.ledger_path),
+        head_file(folder.ledger_path), torn_file(folder.ledger_path),
         folder.checkpoint_path, folder.directory / "model.safetensors",
     ]  # fmt: skip
     for path in [*named, *filter(is_draft, folder.directory.iterdir())]:

@@ -25,14 +25,14 @@ from typing import Any
 
 from torch import Tensor
 
-from manifed.runs.durable import (
+from manifed.durable import (
     append_line,
     is_draft,
     sync_file,
     sync_folder,
-    tensor_bytes,
     write_atomically,
 )
+from manifed.runs.checkpoint import tensor_bytes
 from manifed.runs.reading import (
     FolderDamaged,
     Manifest,

@@ -13,10 +13,21 @@ import pytest
 
 from benchmarks.ledger import append
 from manifed.experiment.pricing import audit_ledger
-from manifed.privacy import chain, storage
+from manifed.privacy import chain
 from manifed.privacy.account import Account
+from manifed.privacy.chain import GENESIS
 from manifed.privacy.charges import ClientReleases, Terms
-from manifed.privacy.ledger import Head, Ledger, LedgerDamaged, LedgerTorn, read_key
+from manifed.privacy.ledger import (
+    Head,
+    Ledger,
+    LedgerDamaged,
+    LedgerTorn,
+    head_file,
+    read_head,
+    read_key,
+    torn_file,
+    write_head,
+)
 from manifed.privacy.odometer import Odometer
 from tests.privacy.test_spending import SMALL
 
@@ -35,7 +46,7 @@ def written(path, key=None, rounds=3):
 
 def rewritten(path, change, *, drop_last=0, keep_tags=True):
     """The forger: every body changed, hashes and head made right again, tags as they were."""
-    previous, lines = storage.GENESIS, []
+    previous, lines = GENESIS, []
     old = [json.loads(line) for line in path.read_bytes().splitlines()]
     for found in old[: len(old) - drop_last]:
         tag = found.get("tag") if keep_tags else None
@@ -46,9 +57,9 @@ def rewritten(path, change, *, drop_last=0, keep_tags=True):
         lines.append(line)
         previous = entry.sha256
     path.write_bytes(b"".join(lines))
-    head = storage.read_head(path)
+    head = read_head(path)
     tag = head[1] if keep_tags else None
-    storage.write_head(path, Head(len(lines) - 1, previous), tag)
+    write_head(path, Head(len(lines) - 1, previous), tag)
 
 
 def cheaper(body):
@@ -73,7 +84,7 @@ def test_a_keyed_ledger_is_verified_with_its_key_and_read_without(tmp_path):
     assert counted(written(tmp_path / "plain.jsonl")) == (3, "unkeyed")
     header = Ledger.read(path)[0].body
     assert header["key_id"] == chain.key_id_of(KEY) != chain.key_id_of(OTHER)
-    everything = path.read_bytes() + storage.head_file(path).read_bytes()
+    everything = path.read_bytes() + head_file(path).read_bytes()
     for secret in (KEY, KEY.hex().encode(), hashlib.sha256(KEY).hexdigest().encode()):
         assert secret not in everything
     with Ledger.open(path, key=KEY) as ledger:
@@ -121,7 +132,7 @@ def test_no_rewrite_of_a_keyed_ledger_passes_with_the_key(tmp_path):
 
     def forged(name):
         shutil.copy(good, path := tmp_path / name)
-        shutil.copy(storage.head_file(good), storage.head_file(path))
+        shutil.copy(head_file(good), head_file(path))
         return path
 
     def unkeyed(body):
@@ -141,7 +152,7 @@ def test_no_rewrite_of_a_keyed_ledger_passes_with_the_key(tmp_path):
     mixed = forged("lines of another run")
     mixed.write_bytes(b"".join([lines[0], *other.read_bytes().splitlines(keepends=True)[1:]]))
     forged("head of another run")
-    shutil.copy(storage.head_file(other), storage.head_file(tmp_path / "head of another run"))
+    shutil.copy(head_file(other), head_file(tmp_path / "head of another run"))
     assert counted(good, key=KEY) == (3, "verified")
     names = [p.name for p in tmp_path.iterdir() if not p.suffix and " " in p.name]
     assert len(names) == 7
@@ -154,14 +165,14 @@ def test_no_rewrite_of_a_keyed_ledger_passes_with_the_key(tmp_path):
 def test_a_rolled_back_pair_is_found_by_an_anchor_and_by_nothing_else(tmp_path):
     for key in (None, KEY):
         path = written(tmp_path / f"{key is None}.jsonl", key)
-        old = path.read_bytes(), storage.head_file(path).read_bytes()
+        old = path.read_bytes(), head_file(path).read_bytes()
         earlier = Ledger.verify(path, key=key).head
         with Ledger.open(path, key=key) as ledger:
             ledger.append("note", {"text": "later"})
             anchor = ledger.head
         assert Ledger.verify(path, key=key, anchors=[earlier, anchor]).head == anchor
         path.write_bytes(old[0])
-        storage.head_file(path).write_bytes(old[1])
+        head_file(path).write_bytes(old[1])
         assert Ledger.verify(path, key=key, anchors=[earlier]).head == earlier
         for take in (Ledger.verify, Ledger.open):
             with pytest.raises(LedgerDamaged, match=r"line 6: is missing: 6 lines .*rolled back"):
@@ -203,7 +214,7 @@ def test_a_write_torn_at_every_byte_counts_all_that_was_acknowledged(tmp_path, k
     """The last line cut at each of its bytes, the head before or after it."""
     path = tmp_path / "ledger.jsonl"
     account = Account(Ledger.create(path, {}, key=key), Odometer(), TERMS, block=block)
-    head = storage.head_file(path)
+    head = head_file(path)
     account.charge(1, 0, (0, 1))
     for server_round in range(2, block + 1):
         account.charge(server_round, 0, (0,))
@@ -231,7 +242,7 @@ def test_a_write_torn_at_every_byte_counts_all_that_was_acknowledged(tmp_path, k
         if length > len(acknowledged):
             assert found.attempts(block + 1) == 1
             assert (found.participations_by_client() >= real).all()
-        storage.torn_file(path).unlink(missing_ok=True)
+        torn_file(path).unlink(missing_ok=True)
     path.write_bytes(whole[:-1])
     head.write_bytes(after)
     with pytest.raises(LedgerDamaged, match="is missing") as caught:

@@ -10,10 +10,10 @@ from itertools import pairwise
 
 import pytest
 
-from manifed.privacy import storage
+import manifed.privacy.ledger as ledger_module
 from manifed.privacy.chain import RECOVERED, LedgerDamaged, LedgerLocked, LedgerTorn
 from manifed.privacy.charges import Charge, charges
-from manifed.privacy.ledger import Ledger
+from manifed.privacy.ledger import Head, Ledger, head_file, write_head
 
 BODY = {"server_round": 1, "attempt": 0, "partitions": [0, 2]}
 
@@ -95,7 +95,7 @@ def test_swapped_lines_and_a_rewritten_end_are_found(path):
 
 
 def test_a_ledger_without_its_head_or_without_lines_is_refused(path):
-    storage.head_file(path).unlink()
+    head_file(path).unlink()
     with pytest.raises(LedgerDamaged, match="head"):
         Ledger.open(path)
     path.write_bytes(b"")
@@ -121,14 +121,14 @@ def test_a_torn_last_line_is_told_apart_and_paid_for(path):
 
 def test_a_recovery_that_was_interrupted_can_be_done_again(path, monkeypatch):
     whole = path.read_bytes()
-    for interrupted in ("append_durably", "forget_torn"):
+    for interrupted in ("append_durably", "_forget_torn"):
         path.write_bytes(path.read_bytes() + b"torn")
         with monkeypatch.context() as patch:
 
             def die(*_):
                 raise KeyboardInterrupt
 
-            patch.setattr(storage, interrupted, die)
+            patch.setattr(ledger_module, interrupted, die)
             with pytest.raises(KeyboardInterrupt):
                 Ledger.recover(path, charge=BODY)
         with pytest.raises(LedgerTorn):
@@ -167,7 +167,7 @@ def test_a_ledger_is_never_overwritten(path):
 
 def test_creation_that_was_interrupted_can_be_done_again(tmp_path):
     path = tmp_path / "ledger.jsonl"
-    storage.write_head(path, storage.Head(0, "0" * 64))
+    write_head(path, Head(0, "0" * 64))
     Ledger.create(path, {"a": 1}).close()
     assert Ledger.read(path)[0].body["a"] == 1
 
@@ -210,7 +210,7 @@ def test_append_returns_after_the_line_the_head_and_the_directory_are_synced(pat
         monkeypatch.setattr(os, "fsync", fsync)
         ledger.append("charge", BODY)
     assert synced[0] == str(path)
-    assert synced[1].startswith(str(storage.head_file(path)))
+    assert synced[1].startswith(str(path.parent / f".{head_file(path).name}"))
     assert synced[2] == str(path.parent)
 
 

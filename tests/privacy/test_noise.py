@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import ndtri
 
-from manifed.privacy.addresses import BITS, Address, BlockRange, reused
-from manifed.privacy.noise import NoiseSource, Stream
+from manifed.privacy.noise import BITS, Address, BlockRange, NoiseSource, Stream, reused
 
 SOURCE = NoiseSource.from_seed(7)
 FIELDS = st.tuples(

@@ -14,8 +14,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from manifed.privacy import storage
-from manifed.privacy.ledger import Entry, Head, Ledger
+from manifed.privacy.chain import GENESIS
+from manifed.privacy.ledger import Entry, Head, Ledger, write_head
 from manifed.runs import checkpoint
 
 MANIFEST, METRICS, EXPERIMENT = "manifest.json", "metrics.csv", "experiment.toml"
@@ -204,14 +204,14 @@ def consistent(change: Callable[[int, str, dict], tuple[str, object]]) -> Change
     """A chain and head of the bodies that ``change`` gives; the hashes are right."""
 
     def spoil(path):
-        previous, lines = storage.GENESIS, []
+        previous, lines = GENESIS, []
         for entry in Ledger.read(path):
             kind, body = change(entry.sequence, entry.kind, json.loads(json.dumps(entry.body)))
             made = Entry.make(len(lines), kind, body, previous)
             lines.append(made)
             previous = made.sha256
         path.write_bytes(b"".join(line.line() for line in lines))
-        storage.write_head(path, Head(len(lines) - 1, previous))
+        write_head(path, Head(len(lines) - 1, previous))
 
     return spoil
 

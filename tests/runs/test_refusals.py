@@ -7,12 +7,12 @@ import shutil
 import pytest
 
 from manifed.cli.launch import Request, launch, launch_or_exit
+from manifed.durable import held
 from manifed.experiment.treasury import Treasury
 from manifed.flower import server_run
-from manifed.privacy import storage
-from manifed.privacy.ledger import Entry, Head, Ledger
+from manifed.privacy.chain import GENESIS
+from manifed.privacy.ledger import Entry, Head, Ledger, write_head
 from manifed.runs import checkpoint
-from manifed.runs.durable import held
 from manifed.runs.resume import experiment_digest
 from manifed.runs.run_folder import RunFolder
 from tests.runs.test_cli import QUICKSTART
@@ -108,14 +108,14 @@ def tear_the_rows(folder):
 
 def rewritten(folder, change):
     """A consistent chain of the bodies that ``change`` gives, with its head: a forger's work."""
-    run, previous, lines = RunFolder(folder), storage.GENESIS, []
+    run, previous, lines = RunFolder(folder), GENESIS, []
     for entry in Ledger.read(run.ledger_path):
         if (body := change(entry)) is not None:
             made = Entry.make(len(lines), entry.kind, body, previous)
             lines.append(made)
             previous = made.sha256
     run.ledger_path.write_bytes(b"".join(line.line() for line in lines))
-    storage.write_head(run.ledger_path, Head(len(lines) - 1, previous))
+    write_head(run.ledger_path, Head(len(lines) - 1, previous))
     return Head(len(lines) - 1, previous)
 
 

@@ -1,14 +1,14 @@
 import csv
 import json
 import math
+import os
 import subprocess
 from pathlib import Path
 
 import pytest
 import torch
 
-from manifed.privacy import storage
-from manifed.runs.durable import is_draft, remove_drafts, write_atomically
+from manifed.durable import create_atomically, is_draft, remove_drafts, write_atomically
 from manifed.runs.manifest import git_state, manifest_of
 from manifed.runs.run_folder import FINAL_KEYS, RunFolder
 
@@ -247,11 +247,15 @@ def test_git_state_tells_commit_and_dirt_and_ignores_enclosing_repositories(tmp_
     assert git_state(tmp_path / "inner") is None
 
 
-@pytest.mark.parametrize("name", ["ledger.jsonl", "ledger.jsonl.head", "ledger.jsonl.torn"])
-def test_what_a_crash_left_of_a_ledgers_write_is_a_draft(tmp_path, name):
-    storage.replace_durably(tmp_path / name, b"1\n")
-    left = storage._draft(tmp_path / name, b"2\n")
-    (tmp_path / "other.new-1").write_bytes(b"")
+@pytest.mark.parametrize("write", [write_atomically, create_atomically])
+def test_what_a_crash_left_of_a_write_is_a_draft(tmp_path, write, monkeypatch):
+    for name in ("replace", "link", "unlink"):  # the process is gone: nothing is cleaned up
+        monkeypatch.setattr(os, name, lambda *_, **__: None)
+    write(tmp_path / "ledger.jsonl", b"2\n")
+    monkeypatch.undo()
+    (left,) = tmp_path.iterdir()
     assert is_draft(left)
+    for name in ("ledger.jsonl.new-7", "ledger.jsonl.head.new-7", "other.new-1"):  # the old way
+        (tmp_path / name).write_bytes(b"")
     remove_drafts(tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == [name, "other.new-1"]
+    assert [path.name for path in tmp_path.iterdir()] == ["other.new-1"]

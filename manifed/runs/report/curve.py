@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from manifed.runs.durable import write_atomically
+from manifed.durable import write_atomically
 
 
 def draw_curve(rows: Sequence[Mapping[str, Any]], out: Path, *, title: str) -> None:

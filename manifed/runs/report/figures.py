@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from manifed.runs.durable import write_atomically
+from manifed.durable import write_atomically
 from manifed.runs.reading import one_line
 from manifed.runs.report.runs import Column, Curve, Run, curves_of
 

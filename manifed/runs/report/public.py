@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from manifed.durable import write_atomically
 from manifed.errors import ConfigError
 from manifed.experiment.budget import Prices
 from manifed.experiment.load import parse
@@ -28,7 +29,6 @@ from manifed.experiment.schema import Experiment
 from manifed.experiment.views import reporting_delta
 from manifed.privacy.ledger import Ledger
 from manifed.privacy.odometer import Odometer
-from manifed.runs.durable import write_atomically
 from manifed.runs.places import check_new
 from manifed.runs.reading import FolderDamaged
 from manifed.runs.report.runs import Run, read

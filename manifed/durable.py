@@ -1,31 +1,24 @@
 """Writing files so that a crash at any moment leaves the old bytes or the new ones.
 
-New bytes go to a draft in the same folder, are fsynced, renamed over the file, and the folder's
-entry is fsynced too. A draft that a crash left behind has one known name, so the next write takes
-its place and `remove_drafts` finds it.
+New bytes go to a draft in the same folder, are fsynced and given their name at once, and the
+folder's entry is fsynced too. `is_draft` knows a draft that a crash left behind.
 """
 
 import fcntl
 import os
-from collections.abc import Generator, Mapping
+import re
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
 
-import torch
-from torch import Tensor
-
-from manifed.privacy import storage
-
-
-def draft_of(path: Path) -> Path:
-    """Where the next content of ``path`` is prepared."""
-    return path.with_name(f".{path.name}.draft")
+_DRAFT: Final = re.compile(r"\..*\.draft|.*\.jsonl(\.head|\.torn)?\.new-\d+")
+"""What a draft is called; the second way is that of ledgers by earlier versions."""
 
 
 def is_draft(path: Path) -> bool:
-    """Whether a file is what an unfinished write, of this module or of the ledger, left behind."""
-    name = path.name
-    return (name.startswith(".") and name.endswith(".draft")) or storage.is_draft(path)
+    """Whether a file is what an unfinished write of this module left behind."""
+    return _DRAFT.fullmatch(path.name) is not None
 
 
 def remove_drafts(folder: Path) -> None:
@@ -41,19 +34,36 @@ def write_atomically(path: Path, content: bytes) -> None:
     Raises:
         OSError: the folder is missing or not writable, or the disk is full.
     """
-    draft = draft_of(path)
+    draft = path.with_name(f".{path.name}.draft")  # one name: the next write takes its place
     try:
-        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-        try:
-            write_whole(descriptor, content)
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        _write_draft(draft, content)
         draft.replace(path)
     except BaseException:
         draft.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
+
+
+def create_atomically(path: Path, content: bytes) -> None:
+    """A new file with all of ``content``, or none.
+
+    Raises:
+        FileExistsError: it exists, or another process made it meanwhile.
+        OSError: as `write_atomically`.
+    """
+    draft = path.with_name(f".{path.name}.{os.getpid()}.draft")
+    try:
+        _write_draft(draft, content)
+        os.link(draft, path)
+    finally:
+        draft.unlink(missing_ok=True)
+    sync_folder(path.parent)
+
+
+def append_durably(descriptor: int, data: bytes) -> None:
+    """``data`` at the end of an open file, on disk; a crash may leave a part of it."""
+    _write_whole(descriptor, data)
+    os.fsync(descriptor)
 
 
 def append_line(path: Path, line: bytes) -> None:
@@ -69,7 +79,7 @@ def append_line(path: Path, line: bytes) -> None:
     try:
         length = os.fstat(descriptor).st_size
         try:
-            write_whole(descriptor, line)
+            _write_whole(descriptor, line)
         except OSError:
             os.ftruncate(descriptor, length)
             raise
@@ -77,16 +87,15 @@ def append_line(path: Path, line: bytes) -> None:
         os.close(descriptor)
 
 
-def write_whole(descriptor: int, data: bytes) -> None:
-    """All of ``data``, in as many writes as the system wants."""
-    while data:
-        data = data[os.write(descriptor, data) :]
-
-
 def sync_file(path: Path) -> None:
     """Make what was appended to ``path``, and its name, survive a power cut."""
     _sync(path)
     _sync(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the entries of ``folder`` (new names, renames) survive a power cut."""
+    _sync(folder)
 
 
 @contextmanager
@@ -104,9 +113,17 @@ def held(folder: Path) -> Generator[None, None, None]:
         os.close(descriptor)
 
 
-def sync_folder(folder: Path) -> None:
-    """Make the entries of ``folder`` (new names, renames) survive a power cut."""
-    _sync(folder)
+def _write_whole(descriptor: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(descriptor, data) :]
+
+
+def _write_draft(path: Path, content: bytes) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    try:
+        append_durably(descriptor, content)
+    finally:
+        os.close(descriptor)
 
 
 def _sync(path: Path) -> None:
@@ -115,14 +132,3 @@ def _sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def tensor_bytes(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> bytes:
-    """The safetensors encoding of ``tensors``; views and device tensors are copied to the CPU."""
-    from safetensors.torch import save
-
-    plain = {
-        name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
-        for name, tensor in tensors.items()
-    }
-    return save(plain, dict(metadata) if metadata else None)
