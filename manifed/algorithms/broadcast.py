@@ -9,7 +9,7 @@ show nothing else.
 
 from torch import Tensor
 
-from manifed.algorithms.client_update import Phase
+from manifed.algorithms.interface import Phase
 from manifed.algorithms.payloads import Payload
 from manifed.manifolds.ambient import nearest
 from manifed.manifolds.base import Manifold

@@ -24,8 +24,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from manifed.algorithms.client_update import Memory, Phase
 from manifed.algorithms.gradient_steps import GradientSteps
+from manifed.algorithms.interface import Memory, Phase
 from manifed.algorithms.payloads import Displacement, Payload, Point, PointAndDisplacement
 from manifed.manifolds.ambient import ambient_point, ambient_vector, nearest
 from manifed.manifolds.base import Manifold

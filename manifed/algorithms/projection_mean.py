@@ -19,8 +19,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from manifed.algorithms.interface import Collected, ServerState, Space
 from manifed.algorithms.payloads import Payload, Point, PointAndDisplacement
-from manifed.algorithms.server_update import Collected, ServerState, Space
 from manifed.errors import RoundFailed
 from manifed.manifolds.ambient import ambient_point, nearest, point_of, reach
 from manifed.manifolds.base import Manifold

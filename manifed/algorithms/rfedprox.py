@@ -15,8 +15,8 @@ from typing import Literal
 from pydantic import Field
 from torch import Tensor
 
-from manifed.algorithms.client_update import Memory, Phase
 from manifed.algorithms.gradient_steps import GradientSteps
+from manifed.algorithms.interface import Memory, Phase
 from manifed.algorithms.payloads import Displacement, Payload, Point
 from manifed.manifolds.base import Manifold
 from manifed.manifolds.maps import MapChoice, maps_of

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from manifed.algorithms.broadcast import check_tangent
-from manifed.algorithms.client_update import Memory, Phase
 from manifed.algorithms.gradient_steps import GradientSteps
+from manifed.algorithms.interface import Memory, Phase
 from manifed.algorithms.payloads import Displacement, LocalGradient, MeanGradient, Payload, Point
 from manifed.manifolds.base import Manifold
 from manifed.manifolds.maps import MapChoice, maps_of

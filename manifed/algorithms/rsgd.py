@@ -15,7 +15,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from manifed.algorithms.client_update import Memory, Phase
+from manifed.algorithms.interface import Memory, Phase
 from manifed.algorithms.payloads import Displacement, DisplacementAndIterate, Payload, Point
 from manifed.manifolds.base import Manifold
 from manifed.manifolds.maps import MapChoice, maps_of

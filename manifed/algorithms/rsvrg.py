@@ -27,7 +27,7 @@ from typing import Literal
 from pydantic import Field
 from torch import Tensor
 
-from manifed.algorithms.client_update import Memory, Phase
+from manifed.algorithms.interface import Memory, Phase
 from manifed.algorithms.payloads import Displacement, DisplacementAndIterate, Payload, Point
 from manifed.algorithms.rsgd import Option, upload
 from manifed.manifolds.base import Manifold

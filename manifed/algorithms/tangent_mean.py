@@ -16,8 +16,8 @@ from typing import Literal
 from pydantic import Field
 from torch import Tensor
 
+from manifed.algorithms.interface import Collected, ServerState, Space
 from manifed.algorithms.payloads import Payload, Point
-from manifed.algorithms.server_update import Collected, ServerState, Space
 from manifed.manifolds.base import Manifold
 from manifed.manifolds.maps import MapChoice, maps_of
 from manifed.privacy.events import Frozen

@@ -13,8 +13,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from manifed.algorithms.interface import Collected, ServerState, Space
 from manifed.algorithms.payloads import MeanGradient, Payload, Point
-from manifed.algorithms.server_update import Collected, ServerState, Space
 from manifed.algorithms.tangent_mean import tangent_mean
 from manifed.manifolds.base import Manifold
 from manifed.manifolds.maps import MapChoice

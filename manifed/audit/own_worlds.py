@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from manifed.algorithms.client_update import ClientUpdate
+from manifed.algorithms.interface import ClientUpdate
 from manifed.algorithms.payloads import Point
 from manifed.federation.client import ClientSetup, Seat, run_update
 from manifed.manifolds.base import Manifold

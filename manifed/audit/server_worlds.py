@@ -8,9 +8,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from manifed.algorithms.interface import Space
 from manifed.algorithms.payloads import Displacement
 from manifed.algorithms.rsgd import RSGD
-from manifed.algorithms.server_update import Space
 from manifed.audit.worlds import SHORT_STEP, ExampleWorlds, pole
 from manifed.federation.aggregation import ServerDraws, private_mean
 from manifed.federation.cohorts import FixedSize, PoissonCohort

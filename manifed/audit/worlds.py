@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from manifed.algorithms.client_update import ClientUpdate
+from manifed.algorithms.interface import ClientUpdate
 from manifed.algorithms.payloads import Payload, Point
 from manifed.algorithms.rsvrg import RSVRG
 from manifed.federation.client import ClientSetup, Seat, run_update

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from manifed.algorithms.interface import Space
 from manifed.algorithms.payloads import Payload
-from manifed.algorithms.server_update import Space
 from manifed.manifolds.base import Manifold
 from manifed.manifolds.euclidean import Euclidean
 from manifed.privacy.clipping import clipped

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from manifed.algorithms.client_update import ClientUpdate, Memory, Phase
+from manifed.algorithms.interface import ClientUpdate, Memory, Phase
 from manifed.algorithms.payloads import Payload
 from manifed.algorithms.rsvrg import RSVRG
 from manifed.manifolds.base import Manifold

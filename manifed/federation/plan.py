@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
+from manifed.algorithms.interface import ServerState, ServerUpdate
 from manifed.algorithms.payloads import Payload
-from manifed.algorithms.server_update import ServerState, ServerUpdate
 from manifed.federation.cohorts import Cohort
 from manifed.federation.header import Header
 from manifed.federation.replies import Replies, ReplyPolicy

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from manifed.algorithms.broadcast import BadBroadcast, check_broadcast
-from manifed.algorithms.client_update import Memory
+from manifed.algorithms.interface import Memory
 from manifed.algorithms.payloads import Payload
 from manifed.errors import ConfigError
 from manifed.federation.client import ClientSide, Seat, run_update

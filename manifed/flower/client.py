@@ -16,7 +16,7 @@ from flwr.common.logger import log
 from torch import Tensor
 
 from manifed.algorithms.broadcast import BadBroadcast, check_broadcast
-from manifed.algorithms.client_update import Memory
+from manifed.algorithms.interface import Memory
 from manifed.algorithms.payloads import Payload
 from manifed.experiment.assembly import check_shard, client_side
 from manifed.experiment.load import sha256

@@ -9,8 +9,8 @@ from flwr.common.constant import SUPERLINK_NODE_ID
 from flwr.common.logger import log
 from torch import Tensor
 
+from manifed.algorithms.interface import Space
 from manifed.algorithms.payloads import Payload
-from manifed.algorithms.server_update import Space
 from manifed.federation.header import Header
 from manifed.federation.replies import Replies, plain
 from manifed.flower.records import (

@@ -17,8 +17,8 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 from torch import Tensor
 
+from manifed.algorithms.interface import Collected, ServerState
 from manifed.algorithms.payloads import Payload
-from manifed.algorithms.server_update import Collected, ServerState
 from manifed.errors import RoundFailed
 from manifed.federation.aggregation import PrivateMean, ServerDraws, private_mean, weighted_mean
 from manifed.federation.header import Header

@@ -19,7 +19,7 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 from torch import Tensor
 
-from manifed.algorithms.server_update import ServerState
+from manifed.algorithms.interface import ServerState
 from manifed.durable import remove_drafts, write_atomically
 from manifed.errors import BudgetExhausted, ConfigError, RoundFailed
 from manifed.experiment.assembly import Shards, initial_point, load_shards, plan_of

@@ -11,7 +11,7 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from manifed.algorithms.server_update import ServerState
+from manifed.algorithms.interface import ServerState
 from manifed.errors import RoundFailed
 from manifed.federation.aggregation import ServerDraws
 from manifed.federation.header import Header

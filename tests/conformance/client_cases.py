@@ -7,7 +7,7 @@ from typing import Literal
 
 import torch
 
-from manifed.algorithms.client_update import ClientUpdate, Memory, Phase
+from manifed.algorithms.interface import ClientUpdate, Memory, Phase
 from manifed.algorithms.payloads import MeanGradient, Payload, Point, PointAndDisplacement
 from manifed.algorithms.projected import Projected, ProjectedPartial
 from manifed.algorithms.rfedprox import RFedProx

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from manifed.algorithms.client_update import ClientUpdate, Memory
+from manifed.algorithms.interface import ClientUpdate, Collected, Memory, ServerState, ServerUpdate
 from manifed.algorithms.payloads import Payload
-from manifed.algorithms.server_update import Collected, ServerState, ServerUpdate
 from manifed.federation.aggregation import ServerDraws, private_mean, weighted_mean
 from manifed.federation.client import ClientSetup, Seat, run_update
 from manifed.manifolds.base import Manifold

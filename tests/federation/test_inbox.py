@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from manifed.algorithms.interface import Space
 from manifed.algorithms.payloads import Displacement
-from manifed.algorithms.server_update import Space
 from manifed.federation.header import Header
 from manifed.federation.replies import Replies
 from manifed.flower.inbox import Expectation, refuse_bad_rows

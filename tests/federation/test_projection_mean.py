@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from manifed.algorithms.interface import Collected
 from manifed.algorithms.payloads import Displacement
 from manifed.algorithms.projection_mean import ProjectionMean, ProjectionMeanPartial, corrections
-from manifed.algorithms.server_update import Collected
 from manifed.errors import ConfigError, RoundFailed
 from manifed.experiment.load import parse
 from manifed.manifolds.sphere import Sphere

@@ -2,8 +2,8 @@
 
 import torch
 
+from manifed.algorithms.interface import Collected
 from manifed.algorithms.payloads import Displacement, DisplacementAndIterate
-from manifed.algorithms.server_update import Collected
 from manifed.algorithms.tangent_mean import TangentMean, tangent_mean
 from manifed.federation.aggregation import weighted_mean
 from manifed.manifolds.euclidean import Euclidean

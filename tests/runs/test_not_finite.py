@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from manifed.algorithms.server_update import ServerState
+from manifed.algorithms.interface import ServerState
 from manifed.algorithms.tangent_mean import TangentMean
 from manifed.cli.launch import Request, launch
 from manifed.errors import RoundFailed

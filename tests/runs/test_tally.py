@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from manifed.algorithms.server_update import ServerState
+from manifed.algorithms.interface import ServerState
 from manifed.cli.launch import Request, RunEnded, launch
 from manifed.federation.plan import RoundReport
 from manifed.flower import server_run

@@ -5,13 +5,13 @@ from collections import Counter
 import pytest
 import torch
 
+from manifed.algorithms.interface import Collected
 from manifed.algorithms.projected import Projected, ProjectedPartial
 from manifed.algorithms.projection_mean import ProjectionMean, ProjectionMeanPartial
 from manifed.algorithms.rfedprox import RFedProx
 from manifed.algorithms.rfedsvrg import RFedSVRG
 from manifed.algorithms.rsgd import RSGD
 from manifed.algorithms.rsvrg import RSVRG
-from manifed.algorithms.server_update import Collected
 from manifed.algorithms.tangent_mean import TangentMean
 from manifed.algorithms.variance_reduced import VarianceReduced
 from manifed.federation.client import ClientSetup, Seat, run_update
