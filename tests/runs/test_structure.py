@@ -1,0 +1,59 @@
+"""How the library hangs together: imports go one way, and a round takes a straight way."""
+
+import grimp
+import pytest
+
+from benchmarks import calls
+
+CEILINGS = {"round": {"calls": 290, "modules": 46}, "update": {"calls": 45, "modules": 20}}
+"""What one round of the quickstart and one client update may take; only ever lowered."""
+
+CIRCLES = [
+    {
+        "manifed.experiment.assembly",
+        "manifed.experiment.budget",
+        "manifed.experiment.noise_level",
+        "manifed.experiment.pricing",
+        "manifed.experiment.treasury",
+        "manifed.experiment.views",
+    },
+    {"manifed.cli.commands", "manifed.cli.main"},
+]
+"""Modules that still import each other in a circle; only ever fewer."""
+
+
+def test_a_round_and_a_client_update_go_through_no_more_modules_than_they_need():
+    found = {name: window.numbers() for name, window in calls.measure().items()}
+    for name, ceiling in CEILINGS.items():
+        assert found[name]["calls"] <= ceiling["calls"], (name, found)
+        assert found[name]["modules"] <= ceiling["modules"], (name, found)
+
+
+def test_a_window_that_was_never_entered_says_which_function_it_looked_for():
+    with pytest.raises(ValueError, match="a function 'no_such', got 0"):
+        calls.Window("no_such", 1).numbers()
+
+
+def circles(imports):
+    """The sets of modules that import each other in a circle, given ``{module: its imports}``."""
+    reached = {module: set(targets) for module, targets in imports.items()}
+    for middle, further in reached.items():
+        for targets in reached.values():
+            targets.update(further if middle in targets else ())
+    together = {frozenset(m for m in reached[n] if n in reached[m]) for n in reached}
+    return [set(circle) for circle in together if circle]
+
+
+def test_circles_are_found():
+    chain = {"a": {"b"}, "b": {"c"}, "c": set()}
+    assert circles(chain) == []
+    assert circles(chain | {"c": {"b"}}) == [{"b", "c"}]
+    assert circles(chain | {"c": {"a"}}) == [{"a", "b", "c"}]
+
+
+@pytest.mark.parametrize("package", ["manifed", "app", "reproduction"])
+def test_no_modules_import_each_other_in_a_circle_also_not_within_functions(package):
+    graph = grimp.build_graph(package, cache_dir=None)
+    imports = {m: graph.find_modules_directly_imported_by(m) for m in graph.modules}
+    new = [c for c in circles(imports) if not any(c <= known for known in CIRCLES)]
+    assert new == []
