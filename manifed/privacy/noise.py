@@ -5,11 +5,13 @@ step, index), never on the order of the draws or on how clients are grouped in a
 
 Address. The 128-bit counter block of AES is, from the most significant bit,
 
-    stream 8 | attempt 16 | step 24 | server_round 24 | partition 24 | block 32
+    clients  stream 8 | attempt 16 | step 24 | server_round 24 | partition 24 | block 32
+    edges    stream 8 | attempt 16 | step 16 | server_round 24 | lesser 20 | greater 20 | block 24
 
-Every field is range-checked, so two addresses never meet in one block (injective by construction);
-each block holds two 64-bit words. AES-256 of explicit counter blocks is counter mode, and a whole
-cohort is one vectorised call. Integers are little-endian on every machine.
+where the streams of clients lie below 128 and those of edges from 128 on: the first bit tells the
+layouts apart. Every field is range-checked, so two addresses never meet in one block (injective by
+construction); each block holds two 64-bit words. AES-256 of explicit counter blocks is counter
+mode, and a whole cohort is one vectorised call. Integers are little-endian on every machine.
 
 A word w gives the uniform u = (k + 1/2) 2^-52 with k = w >> 12: odd multiples of 2^-53, never 0
 or 1, symmetric about 1/2. It gives the normal z = Phi^-1((k + 1/2) 2^-53) with k = w >> 11 the
@@ -31,7 +33,7 @@ import math
 import secrets
 import struct
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from functools import cached_property
@@ -48,9 +50,15 @@ Precision = Literal["single", "summed"]
 Origin = Literal["seed", "os"]
 """Where a key came from: anybody's config, or the operating system of whoever draws."""
 
-BITS: Final = {"stream": 8, "attempt": 16, "step": 24, "server_round": 24, "partition": 24}
-BLOCK_BITS: Final = 32
-_ENDS: Final = tuple(1 << bits for bits in BITS.values())
+BITS: Final = {
+    "stream": 8, "attempt": 16, "step": 24, "server_round": 24, "partition": 24, "block": 32,
+}  # fmt: skip
+EDGE_BITS: Final = {
+    "stream": 8, "attempt": 16, "step": 16, "server_round": 24, "lesser": 20, "greater": 20,
+    "block": 24,
+}  # fmt: skip
+_EDGES: Final = 128
+"""The first stream of edges."""
 
 Array = npt.NDArray[Any]
 SUMMANDS: Final = 4
@@ -62,19 +70,23 @@ _INDEX: Final = np.arange(_TILE_BLOCKS, dtype=WORD)
 
 
 class Stream(IntEnum):
-    """What a number is for; two purposes never share a number."""
+    """What a number of a client or of the server is for; two purposes never share a number.
 
-    DATA = 0
+    A stream's number is part of every address: it never changes, and none is given twice.
+    """
+
     INITIAL_POINT = 1
-    PARTITION = 2
     COHORT = 3
     MINIBATCH = 4
     GRADIENT_NOISE = 5
     SERVER_NOISE = 6
     ITERATE_CHOICE = 7
-    CLIP_QUANTILE = 8
-    MASK = 9
-    AUDIT = 10
+
+
+class EdgeStream(IntEnum):
+    """What a number that both ends of an edge draw is for."""
+
+    PAIR_NOISE = 128
 
 
 # -- where a number lives -----------------------------------------------------------------------
@@ -82,8 +94,9 @@ class Stream(IntEnum):
 class BlockRange:
     """The counter blocks ``first <= block < stop`` of one address, as drawn."""
 
-    stream: Stream
+    stream: Stream | EdgeStream
     partition: int
+    """Of an edge lesser * 2^20 + greater, as in the block."""
     server_round: int
     attempt: int
     step: int
@@ -94,7 +107,7 @@ class BlockRange:
 class Address(NamedTuple):
     """The part of an address that a whole cohort shares."""
 
-    stream: Stream
+    stream: Stream | EdgeStream
     server_round: int
     attempt: int
     step: int
@@ -111,22 +124,31 @@ class Address(NamedTuple):
             least, most = min(partitions), max(partitions)
         else:
             least = most = 0
-        fields = (self.stream, self.attempt, self.step, self.server_round, most)
-        if least < 0 or any(map(int.__ge__, fields, _ENDS)) or min(fields) < 0:
-            self._refuse(least, most)
+        fields = (self.stream, self.attempt, self.step, self.server_round, most, stop - 1)
+        if least < 0 or any(map(int.__ge__, fields, _ENDS)) or min(fields[:-1]) < 0:
+            self._refuse({"partition": least}, stop, BITS, 0)
+            self._refuse({"partition": most}, stop, BITS, 0)
         if len(partitions) > 1 and len(set(partitions)) != len(partitions):
             raise ValueError(f"Expected distinct partitions (noise is never reused): {partitions}")
-        if stop > 1 << BLOCK_BITS:
+
+    def _refuse(
+        self, place: Mapping[str, int], stop: int, bits: Mapping[str, int], first_stream: int
+    ) -> None:
+        """Raises for the first field that is out of its range."""
+        if not first_stream <= self.stream < first_stream + _EDGES:
             raise ValueError(
-                f"Expected at most 2**{BLOCK_BITS} blocks at one address, got {stop}; "
+                f"Expected {first_stream} <= stream < {first_stream + _EDGES} (below {_EDGES} are "
+                f"those of clients, from there on those of edges), got {int(self.stream)}"
+            )
+        shared = {"attempt": self.attempt, "step": self.step, "server_round": self.server_round}
+        for name, value in {**shared, **place}.items():
+            if not 0 <= value < 1 << bits[name]:
+                raise ValueError(f"Expected 0 <= {name} < 2**{bits[name]}, got {value}")
+        if stop > 1 << bits["block"]:
+            raise ValueError(
+                f"Expected at most 2**{bits['block']} blocks at one address, got {stop}; "
                 "use another step or a smaller shape"
             )
-
-    def _refuse(self, least: int, most: int) -> None:
-        values = (self.stream, self.attempt, self.step, self.server_round, least)
-        for name, value in [*zip(BITS, values, strict=True), ("partition", most)]:
-            if not 0 <= value < 1 << BITS[name]:
-                raise ValueError(f"Expected 0 <= {name} < 2**{BITS[name]}, got {value}")
 
     def high(self) -> int:
         """The upper 64 bits: stream 8 | attempt 16 | step 24 | upper 16 of server_round."""
@@ -135,7 +157,7 @@ class Address(NamedTuple):
 
     def low(self, partition: int) -> int:
         """The lower 64 bits at block 0: lower 8 of server_round | partition 24 | block 32."""
-        return ((self.server_round & 255) << 24 | partition) << BLOCK_BITS
+        return ((self.server_round & 255) << 24 | partition) << 32
 
     def counters(self, partition: int, first: int, stop: int) -> bytes:
         """The counter blocks ``first <= block < stop`` of one partition, 16 bytes each."""
@@ -147,6 +169,46 @@ class Address(NamedTuple):
         return BlockRange(
             self.stream, partition, self.server_round, self.attempt, self.step, first, stop
         )
+
+
+_ENDS: Final = (_EDGES, *(1 << bits for bits in list(BITS.values())[1:]))
+
+
+class EdgeAddress(Address):
+    """The part of an address that all edges share; in place of a partition stands `edge_place`."""
+
+    def check(self, partitions: tuple[int, ...], stop: int) -> None:
+        """Refuse fields out of range, edges that repeat, and blocks beyond 2^24.
+
+        Raises:
+            ValueError: naming the field, its value and its bound.
+        """
+        self._refuse({}, stop, EDGE_BITS, _EDGES)
+        if len(set(partitions)) != len(partitions):
+            edges = [(place >> 20, place & 0xFFFFF) for place in partitions]
+            raise ValueError(f"Expected distinct edges (noise is never reused): {edges}")
+
+    def high(self) -> int:
+        """The upper 64 bits: stream 8 | attempt 16 | step 16 | server_round 24."""
+        return ((self.stream << 16 | self.attempt) << 16 | self.step) << 24 | self.server_round
+
+    def low(self, partition: int) -> int:
+        """The lower 64 bits at block 0: lesser 20 | greater 20 | block 24."""
+        return partition << 24
+
+
+def edge_place(ends: tuple[int, int]) -> int:
+    """What stands for an edge in its address, whichever end comes first: lesser 20 | greater 20.
+
+    Raises:
+        ValueError: for two ends that are one, or an end out of range.
+    """
+    lesser, greater = min(ends), max(ends)
+    if not 0 <= lesser < greater < 1 << 20:
+        raise ValueError(
+            f"Expected an edge of two different partitions, 0 <= each < 2**20, got {ends}"
+        )
+    return lesser << 20 | greater
 
 
 def reused(ranges: Iterable[BlockRange]) -> list[tuple[BlockRange, BlockRange]]:
@@ -231,7 +293,7 @@ class NoiseSource:
     """Normals and uniforms by address, from one 256-bit key.
 
     ``is_release`` says whether the key is a secret (from the operating system) or can be computed
-    by anybody from a seed (a rehearsal: reproducible and *not private*). ``recorder`` receives
+    by anybody from a seed (a seeded run: reproducible and *not private*). ``recorder`` receives
     every range of counter blocks that is drawn.
     """
 
@@ -248,7 +310,7 @@ class NoiseSource:
 
     @classmethod
     def from_seed(cls, seed: int, *, precision: Precision = "single") -> "NoiseSource":
-        """The rehearsal source of ``seed`` (0 <= seed < 2^64): reproducible, not private."""
+        """The source of a seeded run, ``seed`` (0 <= seed < 2^64): reproducible, not private."""
         if not 0 <= seed < 2**64:
             raise ValueError(f"Expected 0 <= seed < 2**64, got {seed}")
         key = hashlib.sha256(b"manifed rehearsal key\0" + seed.to_bytes(8, "little")).digest()
@@ -304,6 +366,34 @@ class NoiseSource:
         """Uniforms of (0, 1), float64, odd multiples of 2^-53; shapes and errors as ``normals``."""
         address = Address(stream, server_round, attempt, step)
         return self._draw(shape, address, partition, start, UNIFORMS)
+
+    def edge_normals(
+        self,
+        shape: tuple[int, ...],
+        *,
+        stream: EdgeStream,
+        edge: tuple[int, int] | Sequence[tuple[int, int]],
+        server_round: int,
+        attempt: int = 0,
+        step: int = 0,
+        start: int = 0,
+    ) -> Tensor:
+        """Standard normals that both ends of an edge draw alike from the source the pair shares.
+
+        ``edge`` names two partitions in either order; E edges give ``(E, *shape)``, row e bit for
+        bit what ``edge[e]`` alone would give. Float64; ``start`` as in `normals`. No address of an
+        edge is one of a client.
+
+        Raises:
+            ValueError: for a field out of range, ends that are one, a repeated edge, an odd start.
+        """
+        address = EdgeAddress(stream, server_round, attempt, step)
+        reading = NORMALS[self.precision]
+        match edge:
+            case (int(), int()):
+                return self._draw(shape, address, edge_place(edge), start, reading)
+            case _:
+                return self._draw(shape, address, [edge_place(e) for e in edge], start, reading)
 
     def generator(
         self, *, stream: Stream, partition: int, server_round: int = 0, attempt: int = 0

@@ -11,7 +11,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import ndtri
 
-from manifed.privacy.noise import BITS, Address, BlockRange, NoiseSource, Stream, reused
+from manifed.privacy.noise import (
+    BITS,
+    EDGE_BITS,
+    Address,
+    BlockRange,
+    EdgeAddress,
+    EdgeStream,
+    NoiseSource,
+    Stream,
+    edge_place,
+    reused,
+)
 
 SOURCE = NoiseSource.from_seed(7)
 FIELDS = st.tuples(
@@ -22,19 +33,38 @@ FIELDS = st.tuples(
     st.integers(0, 2**24 - 1),
     st.integers(0, 2**32 - 1),
 )
+EDGES = st.tuples(
+    st.sampled_from(list(EdgeStream)),
+    st.integers(0, 2**24 - 1),
+    st.integers(0, 2**16 - 1),
+    st.integers(0, 2**16 - 1),
+    st.integers(0, 2**20 - 2).flatmap(
+        lambda i: st.tuples(st.just(i), st.integers(i + 1, 2**20 - 1))
+    ),
+    st.integers(0, 2**24 - 1),
+)
 settings.register_profile("privacy", derandomize=True, deadline=None, max_examples=50)
 settings.load_profile("privacy")
 
 
-def block(fields: tuple[Stream, int, int, int, int, int]) -> int:
-    stream, server_round, attempt, step, partition, index = fields
-    address = Address(stream, server_round, attempt, step)
-    return int.from_bytes(address.counters(partition, index, index + 1), "little")
+def block(fields) -> int:
+    stream, server_round, attempt, step, place, index = fields
+    if isinstance(place, tuple):
+        address, place = EdgeAddress(stream, server_round, attempt, step), edge_place(place)
+        address.check((place,), index + 1)
+    else:
+        address = Address(stream, server_round, attempt, step)
+        address.check((place,), index + 1)
+    return int.from_bytes(address.counters(place, index, index + 1), "little")
 
 
-def unpacked(counter: int) -> tuple[int, ...]:
-    """The documented layout, read back: stream, round, attempt, step, partition, block."""
+def unpacked(counter: int) -> tuple:
+    """The documented layouts, read back: stream, round, attempt, step, partition(s), block."""
     stream, attempt = counter >> 120, counter >> 104 & 0xFFFF
+    if stream >= 128:
+        step, server_round = counter >> 88 & 0xFFFF, counter >> 64 & 0xFFFFFF
+        edge = counter >> 44 & 0xFFFFF, counter >> 24 & 0xFFFFF
+        return stream, server_round, attempt, step, edge, counter & 0xFFFFFF
     step, server_round = counter >> 80 & 0xFFFFFF, counter >> 56 & 0xFFFFFF
     return stream, server_round, attempt, step, counter >> 32 & 0xFFFFFF, counter & 0xFFFFFFFF
 
@@ -49,13 +79,62 @@ def words(counter_blocks: list[int], key: bytes) -> np.ndarray:
     return np.frombuffer(out, dtype="<u8")
 
 
-@given(FIELDS)
-def test_every_field_can_be_read_back_from_the_counter_block(fields):
+@given(st.one_of(FIELDS, EDGES))
+def test_one_map_reads_every_field_of_clients_and_edges_back_from_the_counter_block(fields):
     assert unpacked(block(fields)) == fields
 
 
+@pytest.mark.parametrize("end", [0, -1])
+def test_the_corners_of_both_layouts_are_blocks_of_their_own(end):
+    most = [tuple((1 << bits) - 1 for bits in widths.values()) for widths in (BITS, EDGE_BITS)]
+    (_, attempt, step, server_round, partition, last), edge = most
+    stream = (min(Stream), max(Stream))[end]
+    client = (stream, server_round & end, attempt & end, step & end, partition & end, last & end)
+    ends = (edge[4] - 1, edge[5]) if end else (0, 1)
+    pair = (EdgeStream.PAIR_NOISE, edge[3] & end, edge[1] & end, edge[2] & end, ends, edge[6] & end)
+    assert unpacked(block(client)) == client
+    assert unpacked(block(pair)) == pair
+
+
 def test_field_widths_fill_the_block_exactly():
-    assert sum(BITS.values()) + 32 == 128
+    assert sum(BITS.values()) == sum(EDGE_BITS.values()) == 128
+
+
+def test_both_ends_of_an_edge_draw_the_same_numbers_and_no_others_do():
+    place = {"stream": EdgeStream.PAIR_NOISE, "server_round": 3}
+    one = SOURCE.edge_normals((2, 25), edge=(7, 4), **place)
+    assert torch.equal(one, SOURCE.edge_normals((2, 25), edge=(4, 7), **place))
+    ring = [(0, 1), (4, 7), (2**20 - 1, 0)]
+    many = SOURCE.edge_normals((2, 25), edge=ring, **place)
+    assert torch.equal(many[1], one)
+    others = [
+        SOURCE.edge_normals((2, 25), edge=(4, 7), **{**place, name: 1})
+        for name in ("server_round", "attempt", "step")
+    ]
+    client = SOURCE.normals((2, 25), stream=Stream.SERVER_NOISE, partition=4, server_round=3)
+    drawn = torch.stack([*many, *others, client])
+    assert drawn.unique().numel() == drawn.numel()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"edge": (3, 3)}, r"two different partitions, .*got \(3, 3\)"),
+        ({"edge": (0, 2**20)}, r"each < 2\*\*20, got \(0, 1048576\)"),
+        ({"edge": (-1, 2)}, r"0 <= each"),
+        ({"edge": [(0, 1), (1, 0)]}, r"distinct edges"),
+        ({"server_round": 2**24}, r"server_round < 2\*\*24"),
+        ({"attempt": -1}, r"0 <= attempt"),
+        ({"step": 2**16}, r"step < 2\*\*16"),
+        ({"start": 2**25}, r"2\*\*24 blocks"),
+        ({"stream": Stream.SERVER_NOISE}, r"128 <= stream < 256"),
+    ],
+)
+def test_an_edge_out_of_range_is_refused_by_name_in_one_line(change, message):
+    place = {"stream": EdgeStream.PAIR_NOISE, "edge": (0, 1), "server_round": 0}
+    with pytest.raises(ValueError, match=message) as refused:
+        SOURCE.edge_normals((2,), **{**place, **change})
+    assert "\n" not in str(refused.value)
 
 
 @given(FIELDS)
@@ -100,7 +179,7 @@ def test_a_draw_in_two_parts_is_the_draw_in_one(precision):
 
 
 def test_changing_any_field_of_the_address_changes_every_number():
-    base = {"stream": Stream.DATA, "partition": 0, "server_round": 0, "attempt": 0, "step": 0}
+    base = {"stream": Stream.COHORT, "partition": 0, "server_round": 0, "attempt": 0, "step": 0}
     seen = [SOURCE.uniforms((8,), **base)]
     for name in base:
         seen.extend(SOURCE.uniforms((8,), **{**base, name: value}) for value in (1, 2, 7))
@@ -122,12 +201,13 @@ def test_changing_any_field_of_the_address_changes_every_number():
         ({"partition": -1}, "partition"),
         ({"partition": [3, 3]}, "distinct"),
         ({"start": 2**33}, "blocks"),
+        ({"stream": EdgeStream.PAIR_NOISE}, "0 <= stream < 128"),
         ({"start": 1}, "start"),
         ({"start": -2}, "start"),
     ],
 )
 def test_a_field_out_of_range_is_refused_by_name(change, message):
-    place = {"stream": Stream.DATA, "partition": 0, "server_round": 0}
+    place = {"stream": Stream.COHORT, "partition": 0, "server_round": 0}
     with pytest.raises(ValueError, match=message):
         SOURCE.normals((2,), **{**place, **change})
 
@@ -168,16 +248,16 @@ def test_a_recorder_hears_of_every_block_and_reuse_is_found():
 def test_summed_precision_draws_four_times_the_blocks():
     heard: list[BlockRange] = []
     source = NoiseSource(SOURCE.key, is_release=False, recorder=heard.append, precision="summed")
-    drawn = source.normals((5,), stream=Stream.DATA, partition=0, server_round=0)
+    drawn = source.normals((5,), stream=Stream.COHORT, partition=0, server_round=0)
     assert [(r.first, r.stop) for r in heard] == [(0, 10)]
-    place = {"stream": Stream.DATA, "partition": 0, "server_round": 0}
+    place = {"stream": Stream.COHORT, "partition": 0, "server_round": 0}
     four = SOURCE.normals((5, 4), **place)
     assert (drawn - four.sum(-1) / 2).abs().max() <= 1e-15
 
 
 def test_a_source_survives_pickling_and_threads():
     copy = pickle.loads(pickle.dumps(SOURCE))
-    place = {"stream": Stream.DATA, "server_round": 0}
+    place = {"stream": Stream.COHORT, "server_round": 0}
     expected = SOURCE.normals((99,), partition=4, **place)
     assert torch.equal(copy.normals((99,), partition=4, **place), expected)
     results: dict[int, torch.Tensor] = {}
