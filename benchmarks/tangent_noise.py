@@ -39,8 +39,8 @@ from manifed.manifolds import (
     Sphere,
     Stiefel,
 )
-from manifed.manifolds.sampling import Basis, Metropolis, normals_from
 from reproduction import printed_samplers as paper
+from reproduction.tangent_samplers import Basis, Metropolis, normals_from
 
 CHAIN_STEPS = 10_010
 MEASURED_STEPS = 100
@@ -117,8 +117,9 @@ def eigendecomposition(case: Case) -> Callable[[], object]:
 
 def chain(case: Case) -> Callable[[], object]:
     """100 Metropolis steps, none of which is ever refused."""
-    strategy = Metropolis(burn_in=MEASURED_STEPS - 1, thinning=1, step=1.0)
-    return draw(strategy.model_copy(update={"min_acceptance_rate": -1.0}), case, case.shape)
+    steps = MEASURED_STEPS - 1
+    unguarded = Metropolis(burn_in=steps, thinning=1, step=1.0, min_acceptance_rate=-1.0)
+    return draw(unguarded, case, case.shape)
 
 
 def measure(case: Case, jitted: dict[str, Callable[[], object]]) -> dict[str, float]:

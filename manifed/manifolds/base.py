@@ -6,8 +6,8 @@ what differential privacy and federated averaging need on top:
 * ``dim(shape)``: the dimension of the manifold whose points have that shape;
 * ``coords_shape(shape)`` and ``from_coords(x, c)``: a linear map R^m -> T_xM whose matrix J in a
   metric-orthonormal basis satisfies J J^T = I, so i.i.d. standard normals become the isotropic
-  tangent Gaussian of the metric (Utpala et al. 2023, Claim 2);
-* ``invretr``: the inverse of ``retr``;
+  tangent Gaussian of the metric (Utpala et al. 2023, Claim 2), ``tangent_gaussian``;
+* ``invretr``: the inverse of ``retr``; ``geodesic(t, x, y)``;
 * ``frechet_mean``; capabilities as data (``has_logmap``, ``is_transp_isometric``).
 
 Conventions: float64; every method broadcasts over leading dimensions (shape ``(..., *point)``);
@@ -16,13 +16,14 @@ nothing mutates its arguments; points `x, y`, tangents `u, v`.
 
 import math
 from abc import abstractmethod
-from typing import Any, ClassVar
+from typing import Any
 
 import geoopt
 import torch
 from torch import Tensor
 
 from manifed.manifolds.defects import frobenius, largest_entry, or_infinite
+from manifed.manifolds.linalg import standard_normal
 
 SAFE_NORMS = 1e-140, 1e140
 """Norms between these neither overflow nor vanish when they are squared, in float64."""
@@ -34,11 +35,11 @@ class Manifold(geoopt.Manifold):
     name: str = "manifold"
     ndim: int = 1
     reversible: bool = False
-    has_logmap: ClassVar[bool] = True
+    has_logmap: bool = True
     """Whether ``expmap``, ``logmap`` and ``dist`` exist (fixed-rank matrices: no)."""
-    is_transp_isometric: ClassVar[bool] = True
+    is_transp_isometric: bool = True
     """Whether ``transp(x, y, ·)`` is a linear isometry T_xM -> T_yM."""
-    is_transp_parallel: ClassVar[bool] = True
+    is_transp_parallel: bool = True
     """Whether it is parallel transport along the minimising geodesic."""
 
     # -- what privacy and averaging add ------------------------------------------------------
@@ -57,6 +58,26 @@ class Manifold(geoopt.Manifold):
         Guarantees: in any metric-orthonormal basis of T_xM its matrix J has J J^T = I, so for
         c ~ N(0, I) the result is N_x(0, 1) and ``stddev * from_coords(x, c)`` is N_x(0, stddev^2).
         """
+
+    def tangent_gaussian(self, x: Tensor, stddev: float, generator: torch.Generator) -> Tensor:
+        """One draw of N_x(0, stddev^2) per point of x (..., *point), the same shape and dtype.
+
+        In every orthonormal coordinate of the metric at x the standard deviation is ``stddev``. The
+        normals are drawn in float64, whatever the dtype of x.
+
+        Raises:
+            ValueError: without a generator (no global randomness).
+        """
+        lead, shape = x.shape[: x.dim() - self.ndim], tuple(x.shape[x.dim() - self.ndim :])
+        normals = standard_normal((*lead, *self.coords_shape(shape)), generator).to(x)
+        return stddev * self.from_coords(x, normals)
+
+    def geodesic(self, t: float | Tensor, x: Tensor, y: Tensor) -> Tensor:
+        """The point at time t of the shortest geodesic from x (t = 0) to y (t = 1).
+
+        ``t`` is a number or a tensor that broadcasts against points (..., *point), as in geoopt.
+        """
+        return self.expmap(x, t * self.logmap(x, y))
 
     def invretr(self, x: Tensor, y: Tensor) -> Tensor:
         """The tangent vector u at x with ``retr(x, u) = y``, shape ``(..., *point)``."""
@@ -189,7 +210,9 @@ class Manifold(geoopt.Manifold):
 
     def __eq__(self, other: object) -> bool:
         """Same class and settings: manifolds have no state."""
-        return type(self) is type(other) and self.settings() == other.settings()  # type: ignore[attr-defined]
+        if not isinstance(other, Manifold) or type(self) is not type(other):
+            return False
+        return self.settings() == other.settings()
 
     def __hash__(self) -> int:
         """Consistent with equality."""

@@ -1,4 +1,4 @@
-"""R^n (ndim 1) and matrices R^{n x m} (ndim 2) with the Frobenius metric."""
+"""Flat space: vectors, matrices or tensors of any order with the Frobenius metric."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ class Euclidean(Manifold):
     """Flat space; every map is the linear one.
 
     Args:
-        ndim: trailing dimensions of one point, 1 (vectors) or 2 (matrices).
+        ndim: trailing dimensions of one point: 1 for vectors, 2 for matrices, and so on.
     """
 
     name = "Euclidean"
@@ -23,8 +23,8 @@ class Euclidean(Manifold):
 
     def __init__(self, ndim: int = 1) -> None:
         super().__init__()
-        if ndim not in (1, 2):
-            raise ValueError(f"Expected ndim of 1 or 2, got {ndim}")
+        if ndim < 1:
+            raise ValueError(f"Expected ndim >= 1, got {ndim}; a number is a vector of one entry")
         self.ndim = ndim
 
     def settings(self) -> tuple[object, ...]:

@@ -37,6 +37,23 @@ class Factor:
         """Number of normals that one draw of noise consumes."""
         return prod(self.manifold.coords_shape(self.shape))
 
+    def check(self) -> None:
+        """Refuse a shape that no single point of the manifold has.
+
+        Raises:
+            ValueError: naming the factor, the dimensions and the shape.
+        """
+        manifold = self.manifold
+        if len(self.shape) != manifold.ndim:
+            raise ValueError(
+                f"Expected factor {self.name!r} of {manifold.ndim} dimensions ({manifold.name}), "
+                f"got shape {self.shape}; give the shape of one point, without leading dimensions"
+            )
+        shape: Any = self.shape  # geoopt declares a tuple of one number
+        checked: Any = manifold._check_shape(shape, "shape")
+        if not checked[0]:
+            raise ValueError(f"factor {self.name!r}: {checked[1]}")
+
 
 class Product(Manifold):
     """M_1 x ... x M_k with the sum of the metrics; points have shape ``(..., total size)``."""
@@ -50,26 +67,15 @@ class Product(Manifold):
         if not factors:
             raise ValueError("Expected at least one factor, got none")
         self.factors = tuple(Factor(key, m, tuple(shape)) for key, (m, shape) in factors.items())
+        for f in self.factors:
+            f.check()
+        self.has_logmap = all(f.manifold.has_logmap for f in self.factors)
+        self.is_transp_isometric = all(f.manifold.is_transp_isometric for f in self.factors)
+        self.is_transp_parallel = all(f.manifold.is_transp_parallel for f in self.factors)
 
     def settings(self) -> tuple[object, ...]:
         """The factors."""
         return self.factors
-
-    # -- capabilities ------------------------------------------------------------------------
-    @property
-    def has_logmap(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Whether every factor has ``expmap``, ``logmap`` and ``dist``."""
-        return all(f.manifold.has_logmap for f in self.factors)
-
-    @property
-    def is_transp_isometric(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Whether ``transp`` is isometric on every factor."""
-        return all(f.manifold.is_transp_isometric for f in self.factors)
-
-    @property
-    def is_transp_parallel(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Whether ``transp`` is parallel on every factor."""
-        return all(f.manifold.is_transp_parallel for f in self.factors)
 
     # -- packing -----------------------------------------------------------------------------
     @property

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from scipy import stats
@@ -18,11 +19,11 @@ from manifed.manifolds import (
     Sphere,
     Stiefel,
 )
-from manifed.manifolds.sampling import Metropolis, StuckChainError, normals_from
 from manifed.privacy.clipping import clipped
 from manifed.privacy.noise import NoiseSource, Stream
 from reproduction import printed_samplers as paper
 from reproduction.findings import Finding, verdict_of
+from reproduction.tangent_samplers import Metropolis, StuckChainError, normals_from
 
 DRAWS = 20_000
 SQUARE = ((3, 3), (5, 5), (11, 11))
@@ -191,7 +192,7 @@ def check_h21() -> Finding:
     found: dict[str, float | str] = {}
     for m, stddev in ((2, 1.0), (2, 0.02), (11, 1.0)):
         key = f"SPD({m}), sigma {stddev}"
-        unguarded = chain.model_copy(update={"min_acceptance_rate": -1.0})
+        unguarded = replace(chain, min_acceptance_rate=-1.0)
         draw = unguarded.sample(SPD(), torch.eye(m).double(), stddev, normals_from(generator(6)))
         found[key] = float(draw.norm()) / (stddev * math.sqrt(m * (m + 1) / 2))
     refused = False

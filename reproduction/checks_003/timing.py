@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -11,7 +12,6 @@ from manifed.algorithms.payloads import Point
 from manifed.algorithms.rsgd import RSGD
 from manifed.federation.client import ClientSetup, Seat, run_update
 from manifed.manifolds import SPD, Lorentz, Manifold, Sphere, Stiefel
-from manifed.manifolds.sampling import Metropolis, normals_from
 from manifed.oracles.minibatch import WithoutReplacement
 from manifed.privacy.mechanism import ExampleMechanism, RelativeNoise
 from manifed.privacy.noise import NoiseSource
@@ -23,6 +23,7 @@ from manifed.problems.spd_mean import SPDMean
 from reproduction import printed_samplers as paper
 from reproduction.checks_003.laws import MANIFOLDS, generator
 from reproduction.findings import Finding, log_slope, verdict_of
+from reproduction.tangent_samplers import Metropolis, normals_from
 
 Work = Callable[[], object]
 
@@ -147,7 +148,7 @@ def check_h5() -> Finding:
     """Table 2, SPD(11): the chain of 10 010 steps."""
     steps = 60
     chain = Metropolis(burn_in=steps - 1, thinning=1, step=1.0)
-    chain = chain.model_copy(update={"min_acceptance_rate": -1.0})
+    chain = replace(chain, min_acceptance_rate=-1.0)
     x, normals = SPD().random_point(11, 11, generator=generator(1)), normals_from(generator(2))
     seconds = race({"ours": ours(SPD(), (11, 11))}, rounds=3)["ours"]
     slow = min(cpu_seconds(lambda: chain.sample(SPD(), x, 1.0, normals), 1) for _ in range(3))

@@ -178,7 +178,7 @@ class ManifoldCase:
 
 CASES = [
     ManifoldCase("euclidean-vector", Euclidean(), (5,), radius=10.0, is_inner_ambient=True),
-    ManifoldCase("euclidean-matrix", Euclidean(ndim=2), (4, 3), radius=10.0),
+    ManifoldCase("euclidean-tensor", Euclidean(ndim=3), (2, 3, 2), radius=10.0),
     ManifoldCase(
         "stiefel-euclidean",
         Stiefel(),

@@ -59,6 +59,17 @@ def test_dist_is_a_metric_distance(case: ManifoldCase, seed, lead):
 
 
 @WITH_LOG
+def test_a_geodesic_divides_the_distance(case: ManifoldCase):
+    m, x = case.manifold, case.points(31, 3)
+    y = m.expmap(x, case.tangents(x, 32, 3, scale=0.8 * case.radius))
+    times = m.expand_scalar(torch.tensor([0.0, 0.25, 1.0], dtype=torch.float64))
+    z = m.geodesic(times, x, y)
+    close(m.dist(x, z) / (0.8 * case.radius), times.flatten(), 1e-9)
+    close(m.dist(z, y) / (0.8 * case.radius), 1 - times.flatten(), 1e-9)
+    close(m.geodesic(0.25, x, y)[1], z[1], 1e-12 * case.tolerance)
+
+
+@WITH_LOG
 @pytest.mark.parametrize("exponent", [-9, -6, -3])
 def test_small_distances_keep_their_relative_accuracy(case: ManifoldCase, exponent: int):
     m, x = case.manifold, case.points(3)

@@ -17,6 +17,10 @@ def close(actual: torch.Tensor, expected: torch.Tensor | float, tolerance: float
     assert gap <= tolerance, f"gap {gap:.3g} > {tolerance:.3g}"
 
 
+def generator(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
 def orthonormal_basis(case: ManifoldCase, x: torch.Tensor, seed: int) -> list[torch.Tensor]:
     """A metric-orthonormal basis of T_xM by Gram-Schmidt, twice, on projected ambient normals."""
     m = case.manifold
@@ -54,11 +58,20 @@ def test_from_coords_is_an_isometry_onto_the_tangent_space(case: ManifoldCase, s
 def test_squared_tangent_noise_is_chi_square_and_rejects_wrong_stddevs(case: ManifoldCase):
     m, x, dim = case.manifold, case.points(21), case.manifold.dim(case.shape)
     count = -(-130_000 // dim)
-    generator = torch.Generator().manual_seed(22)
-    size = (count, *m.coords_shape(case.shape))
-    c = torch.randn(size, generator=generator, dtype=torch.float64)
-    total = float(m.inner(x, m.from_coords(x, c)).sum())
+    places = x.expand(count, *case.shape)
+    total = float(m.inner(x, m.tangent_gaussian(places, 0.3, generator(22))).sum()) / 0.3**2
     low, high = stats.chi2.ppf([0.5e-6, 1 - 0.5e-6], count * dim)
     assert low <= total <= high
     for mutant in (0.98, 1.02):
         assert not low <= mutant**2 * total <= high, f"stddev x {mutant} was accepted"
+
+
+@ALL
+def test_tangent_noise_has_the_shape_of_the_points_and_its_own_generator(case: ManifoldCase):
+    m, x = case.manifold, case.points(23, 2)
+    u = m.tangent_gaussian(x, 0.3, generator(24))
+    assert torch.equal(u, m.tangent_gaussian(x, 0.3, generator(24)))
+    assert u.shape == x.shape
+    assert m.check_vector_on_tangent(x, u, atol=1e-11, rtol=1e-11)
+    with pytest.raises(ValueError, match="Generator"):
+        m.tangent_gaussian(x, 0.3, None)

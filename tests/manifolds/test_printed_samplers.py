@@ -8,11 +8,11 @@ import torch
 from manifed.manifolds.base import Manifold
 from manifed.manifolds.hyperbolic import Lorentz
 from manifed.manifolds.poincare import PoincareBall
-from manifed.manifolds.sampling import metric_basis
 from manifed.manifolds.spd import SPD, SPDBuresWasserstein
 from manifed.manifolds.spd_flat import SPDLogEuclidean
 from manifed.manifolds.sphere import Sphere
 from reproduction import printed_samplers as paper
+from reproduction.tangent_samplers import metric_basis
 
 CORRECTED = [
     (SPD(), (4, 4), paper.corrected_affine_invariant),

@@ -84,3 +84,17 @@ def test_errors_name_the_factor_and_the_sizes():
     assert reason.startswith("basis:")
     with pytest.raises(ValueError, match="at least one factor"):
         Product({})
+
+
+@pytest.mark.parametrize(
+    ("factor", "shape", "message"),
+    [
+        (Grassmann(), (6,), r"'a' of 2 dimensions \(Grassmann\), got shape \(6,\)"),
+        (Grassmann(), (5, 6, 2), r"'a' of 2 dimensions \(Grassmann\), got shape \(5, 6, 2\)"),
+        (Euclidean(), (3, 2), r"'a' of 1 dimensions \(Euclidean\), got shape \(3, 2\)"),
+        (Grassmann(), (2, 6), r"factor 'a': Expected shape of shape .*n >= k, got \(2, 6\)"),
+    ],
+)
+def test_a_factor_of_another_shape_than_its_manifolds_is_refused(factor, shape, message):
+    with pytest.raises(ValueError, match=message):
+        Product({"bias": (Euclidean(), (4,)), "a": (factor, shape)})

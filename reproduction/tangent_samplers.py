@@ -1,10 +1,10 @@
-r"""Strategies for drawing the isotropic tangent Gaussian N_x(0, stddev^2), for comparison.
+"""Other ways to draw the isotropic tangent Gaussian N_x(0, stddev^2), for comparison.
 
 Utpala, Han, Jawanpuria, Mishra: Improved Differentially Private Riemannian Optimization (2023);
 Han, Mishra, Jawanpuria, Gao: Differentially Private Riemannian Optimization (2022, the MCMC
-route). All strategies sample the same law; they differ in cost and in what can go wrong:
+route). Both sample the law of ``manifold.tangent_gaussian`` (Algorithm 2 of the former: i.i.d.
+normals through an isometry); they differ in cost and in what can go wrong:
 
-    Isometry    Algorithm 2: iid normals through ``manifold.from_coords``; exact, the default
     Basis       Algorithm 1: an explicit basis by metric Gram-Schmidt; exact, O(dim^2) memory
     Metropolis  a random-walk chain; only asymptotically exact
 
@@ -14,11 +14,11 @@ Randomness is one function ``normals(shape)`` of iid standard normals (a keyed s
 
 import math
 from collections.abc import Callable
-from typing import Annotated, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
-from scipy.linalg.lapack import dpstrf  # pyright: ignore[reportAttributeAccessIssue]
+from scipy.linalg.lapack import dpstrf  # pyright: ignore[reportAttributeAccessIssue]  # untyped
 from torch import Tensor
 
 from manifed.manifolds.base import Manifold
@@ -36,25 +36,9 @@ def normals_from(generator: torch.Generator) -> Normals:
     return lambda shape: torch.randn(shape, generator=generator, dtype=torch.float64)
 
 
-class _Strategy(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-
-class Isometry(_Strategy):
-    """Algorithm 2 of Utpala et al.: a linear isometry applied to iid normals."""
-
-    kind: Literal["isometry"] = "isometry"
-
-    def sample(self, manifold: Manifold, x: Tensor, stddev: float, normals: Normals) -> Tensor:
-        """One draw of N_x(0, stddev^2) per point of x (..., *point), same shape."""
-        lead, shape = _split_shape(manifold, x)
-        return stddev * manifold.from_coords(x, normals((*lead, *manifold.coords_shape(shape))))
-
-
-class Basis(_Strategy):
+@dataclass(frozen=True)
+class Basis:
     """Algorithm 1 of Utpala et al.: normals times an explicit metric-orthonormal basis."""
-
-    kind: Literal["basis"] = "basis"
 
     def sample(self, manifold: Manifold, x: Tensor, stddev: float, normals: Normals) -> Tensor:
         """One draw of N_x(0, stddev^2) per point of x (..., *point), same shape."""
@@ -66,7 +50,8 @@ class Basis(_Strategy):
         return stddev * draws.reshape(*lead, *shape)
 
 
-class Metropolis(_Strategy):
+@dataclass(frozen=True)
+class Metropolis:
     """Random-walk Metropolis on T_xM, target exp(-|v|_x^2 / (2 stddev^2)), one chain per point.
 
     A proposal adds ``step * P_x(z)`` with ambient normals z. With ``step=1.0`` this is the
@@ -75,12 +60,11 @@ class Metropolis(_Strategy):
     freezes it.
     """
 
-    kind: Literal["metropolis"] = "metropolis"
-    burn_in: PositiveInt = 10_000
-    thinning: PositiveInt = 10
-    step: PositiveFloat | Literal["adaptive"] = "adaptive"
-    target_acceptance_rate: float = Field(default=0.234, gt=0, lt=1)
-    min_acceptance_rate: float = Field(default=0.01, gt=0, lt=1)
+    burn_in: int = 10_000
+    thinning: int = 10
+    step: float | Literal["adaptive"] = "adaptive"
+    target_acceptance_rate: float = 0.234
+    min_acceptance_rate: float = 0.01
 
     def sample(self, manifold: Manifold, x: Tensor, stddev: float, normals: Normals) -> Tensor:
         """The last state of one chain per point of x (..., *point), same shape.
@@ -118,12 +102,8 @@ class Metropolis(_Strategy):
             raise StuckChainError(
                 f"Expected acceptance_rate >= {self.min_acceptance_rate}, got {rate:.2g} over "
                 f"{steps} steps (step={self.step}, stddev={stddev}): the chain has not mixed and "
-                "its state is not Gaussian noise; use step='adaptive' or kind='isometry'"
+                "its state is not Gaussian noise; use step='adaptive' or tangent_gaussian"
             )
-
-
-Sampler = Annotated[Isometry | Basis | Metropolis, Field(discriminator="kind")]
-"""A sampling strategy as configuration: the parsed table is the object that samples."""
 
 
 def metric_basis(manifold: Manifold, x: Tensor) -> Tensor:
