@@ -64,12 +64,12 @@ reproduce: $(VENV)/.installed ## Run every curve of a figure and draw it: FIG=00
 	$(RUN) -m manifed.runs.report $(RUNS)/$(FIG)/*/ --out $(RUNS)/$(FIG) --server-view
 
 bench: $(VENV)/.installed-dev ## Run the benchmarks, one script per claim
-	@set -e; for script in $(filter-out benchmarks/evidence_%,$(wildcard benchmarks/*.py)); do \
+	@set -e; for script in $(wildcard benchmarks/*.py); do \
 	  echo "== $$script"; $(RUN) "$$script"; done
 
 evidence: $(VENV)/.installed-dev ## Write the tables that take longer than the gate (half an hour)
-	@set -e; for script in $(wildcard benchmarks/evidence_*.py); do \
-	  echo "== $$script"; $(RUN) "$$script" --out benchmarks/results; done
+	@set -e; for name in hostile_replies kills; do \
+	  echo "== $$name"; $(RUN) -m tests.robustness.$$name --out tests/robustness/results; done
 
 # -- tests and checks ------------------------------------------------------------------------
 .PHONY: test check portable mutants stats slow ray deployment gpu golden

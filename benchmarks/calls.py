@@ -22,8 +22,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from benchmarks.quiet import flower_says_only
-from benchmarks.stopwatch import table
+from benchmarks.common.quiet import flower_says_only
+from benchmarks.common.stopwatch import table
 
 PRODUCT = ("manifed", "app", "strategies", "clients")
 QUICKSTART = Path(__file__).resolve().parents[1] / "configs" / "quickstart.toml"

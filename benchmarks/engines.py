@@ -3,7 +3,7 @@
     python benchmarks/engines.py [--clients 10 100 1000] [--cases ...] [--no-ray] [--json]
     python benchmarks/engines.py --cases spd_10 --out benchmarks/results   # adds to what is there
 
-Every engine runs the same experiment of benchmarks/engine_cases.py, with its ledger, its checks and
+Every engine runs the same experiment of benchmarks/common/cases.py, with its ledger, its checks and
 its byte accounting; evaluation is off. In-process rivals are interleaved and the median round is
 kept; Ray runs once per case, its first round (start-up) dropped. The floor of a kPCA case is the
 flops of its gradients and polar factors over the rate of the bare products, measured on the same
@@ -23,9 +23,9 @@ from typing import Any
 
 import torch
 
-from benchmarks.engine_cases import CASES, STEPS, experiment
-from benchmarks.engine_loops import round_of
-from benchmarks.engines_report import Results, flat_ratios, report, write
+from benchmarks.common.cases import CASES, STEPS, experiment
+from benchmarks.common.numpy_loops import round_of
+from benchmarks.common.stopwatch import table
 from manifed.experiment.assembly import client_side, initial_point, load_shards, plan_of
 from manifed.experiment.load import save
 from manifed.experiment.schema import Experiment
@@ -34,6 +34,8 @@ from manifed.federation.stacked import CohortGrid
 from manifed.flower.strategy import ServerLoop
 
 INTERLEAVED = 5
+Results = dict[str, dict[str, float]]
+"""Seconds of a round by rival, by "case clients"; "memory" is the peak of the process in MiB."""
 
 
 def stepper(config: Experiment, folder: Path) -> Callable[[], None]:
@@ -149,6 +151,77 @@ def measure(case: str, clients: int, *, with_ray: bool, most: float) -> dict[str
     if with_ray:
         found["ray"] = ray_seconds(case, clients, 5)
     return found
+
+
+# -- report ------------------------------------------------------------------------------------
+def flat_ratios(results: Results) -> dict[str, float]:
+    """Every ratio by one name: case_clients_cohort_over_rival, case_clients_over_floor."""
+    flat: dict[str, float] = {}
+    for key, seconds in results.items():
+        name, mine = key.replace(" ", "_"), seconds["cohort"]
+        for rival in ("messages", "numpy", "ray"):
+            if rival in seconds:
+                flat[f"{name}_cohort_over_{rival}"] = seconds[rival] / mine
+        if "floor" in seconds:
+            flat[f"{name}_over_floor"] = mine / seconds["floor"]
+    aliases = {
+        "kpca_784x5_cohort_over_ray": "kpca_784x5_1000_cohort_over_ray",
+        "kpca_784x5_over_floor": "kpca_784x5_100_over_floor",
+    }
+    return flat | {short: flat[long] for short, long in aliases.items() if long in flat}
+
+
+def report(results: Results) -> str:
+    """A Markdown table."""
+    flat, rows = flat_ratios(results), []
+    for key, seconds in results.items():
+        case, clients = key.split(" ")
+        name, mine = f"{case}_{clients}", seconds["cohort"]
+        ratios = [flat.get(f"{name}_cohort_over_{n}") for n in ("messages", "numpy", "ray")]
+        rows.append(
+            [case, clients, f"{int(clients) / mine:,.0f}", f"{mine * 1e3:.3g}"]
+            + ["" if ratio is None else f"{ratio:.1f}" for ratio in ratios]
+            + [f"{flat[f'{name}_over_floor']:.2f}" if "floor" in seconds else ""]
+            + [f"{seconds['memory']:.0f}"]
+        )
+    header = ["case", "clients", "cohort turns/s", "ms a round"]
+    header += ["x messages", "x numpy loop", "x Ray", "over floor", "peak MiB"]
+    return table(header, rows)
+
+
+def plot(results: Results, path: Path) -> None:
+    """Client turns per second of every engine, a bar each, for the largest cohort Ray ran."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    shown = {key: seconds for key, seconds in results.items() if "ray" in seconds}
+    figure, axis = pyplot.subplots(figsize=(8, 3.2))
+    for place, rival in enumerate(("cohort", "numpy", "messages", "ray")):
+        heights = [int(key.split(" ")[1]) / seconds[rival] for key, seconds in shown.items()]
+        axis.bar([i + place * 0.2 for i in range(len(shown))], heights, 0.19, label=rival)
+    axis.set_xticks([i + 0.3 for i in range(len(shown))], list(shown), fontsize=7)
+    axis.set_yscale("log")
+    axis.set_ylabel("client turns a second")
+    axis.legend(fontsize=7)
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
+
+
+def write(results: Results, out: Path) -> None:
+    """engines.json (what later commands add to), engines.md and engines.png."""
+    (out / "engines.json").write_text(json.dumps(results, indent=1) + "\n")
+    heading = (
+        "# Client turns a second, engine by engine\n\n`python benchmarks/engines.py --out "
+        "benchmarks/results`, case by case with `--cases`\n\nTwo cores, "
+        f"{torch.get_num_threads()} torch threads, ten local steps, full gradients. Ratios are wall"
+        " times of a round over the cohort engine's, medians of interleaved rounds (Ray: its own "
+        "rounds, in the same command). Peak memory is that of the benchmark's process.\n\n"
+    )
+    (out / "engines.md").write_text(heading + report(results) + "\n")
+    plot(results, out / "engines.png")
 
 
 def main() -> None:

@@ -12,16 +12,12 @@ have a summary line of their own, and the second table says what they buy.
 
 import argparse
 import json
-import sys
 import warnings
 from collections.abc import Mapping
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from benchmarks.geometry_cases import PLACES, Inputs, Place, rivals
-from benchmarks.stable_accuracy import accuracy_tables
-from benchmarks.stopwatch import prepare, race, table
+from benchmarks.common.geometry_cases import PLACES, Inputs, Place, rivals
+from benchmarks.common.stable_accuracy import accuracy_tables
+from benchmarks.common.stopwatch import prepare, race, table
 
 HEADER = ["place", "operation", "batch", "ours us/item", "geoopt/ours", "pymanopt/ours"]
 Timings = Mapping[tuple[str, str, int], Mapping[str, float]]

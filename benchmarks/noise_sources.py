@@ -9,11 +9,10 @@ normals, rounds interleaved so that both meet the same machine; higher is better
 import argparse
 import json
 import statistics
-import time
-from collections.abc import Callable
 
 import torch
 
+from benchmarks.common.stopwatch import Work, cpu_seconds
 from manifed.privacy.noise import NoiseSource, Stream
 
 COUNT = 1_000_000
@@ -22,22 +21,14 @@ FEW = 10
 ROUNDS = 41
 
 
-def timed(action: Callable[[], object], repeats: int = 1) -> float:
-    """Seconds of processor time of one call."""
-    began = time.process_time()
-    for _ in range(repeats):
-        action()
-    return (time.process_time() - began) / repeats
-
-
-def interleaved(actions: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
+def interleaved(actions: dict[str, Work], repeats: int) -> dict[str, float]:
     """Median seconds of every action, one of each in turn."""
     seconds: dict[str, list[float]] = {name: [] for name in actions}
     for action in actions.values():
         action()
     for _ in range(ROUNDS):
         for name, action in actions.items():
-            seconds[name].append(timed(action, repeats))
+            seconds[name].append(cpu_seconds(action, repeats))
     return {name: statistics.median(values) for name, values in seconds.items()}
 
 

@@ -49,7 +49,7 @@ class Curve:
 
 def with_size(case: str, over: str, size: int) -> dict[str, Any]:
     """The table of a case with one size changed."""
-    from benchmarks.engine_cases import CASES
+    from benchmarks.common.cases import CASES
 
     clients = size if over == "clients" else 100
     table = CASES[case](clients, 1000)
@@ -184,7 +184,7 @@ def main() -> None:
     given = parser.parse_args()
     import torch
 
-    from benchmarks.stopwatch import table
+    from benchmarks.common.stopwatch import table
 
     curves = [measured(*sweep) for sweep in SWEEPS]
     rows = [[c.case, c.over, c.milliseconds(), f"{c.slope:.2f}"] for c in curves]

@@ -15,18 +15,14 @@ thread; all rivals of a row are interleaved.
 
 import argparse
 import json
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 
-from benchmarks.paper_in_jax import jax_samplers
-from benchmarks.stopwatch import milliseconds, prepare, race, table
+from benchmarks.common.jax_samplers import jax_samplers
+from benchmarks.common.stopwatch import milliseconds, prepare, race, table
 from manifed.manifolds import (
     SPD,
     Grassmann,

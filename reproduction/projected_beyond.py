@@ -7,7 +7,6 @@ configs/experiments/001_partial-*.toml and 001_private-*.toml.
 from statistics import mean
 from typing import Any
 
-from benchmarks.federation_race import Result, run
 from manifed.experiment.assembly import load_shards
 from manifed.experiment.evaluation import client_shares
 from manifed.experiment.load import parse
@@ -15,6 +14,7 @@ from manifed.experiment.pricing import planned_statement
 from manifed.experiment.schema import Experiment
 from manifed.federation.cohorts import FixedSize
 from reproduction.projected_experiments import Verdict, table
+from reproduction.race import Result, run
 
 SEEDS = (0, 1, 2)
 

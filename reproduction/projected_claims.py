@@ -14,19 +14,16 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 
-from benchmarks.federation_race import Result, run
 from manifed.experiment.assembly import load_shards
 from manifed.experiment.evaluation import client_shares
 from manifed.experiment.load import parse
 from reproduction.projected_beyond import partial, private_client, private_example
 from reproduction.projected_experiments import Verdict, best_point, table
+from reproduction.race import Result, run
 
 ROUNDING = 1e-12
 """A gradient this much shorter than the first is a sum of what cancelled."""

@@ -18,16 +18,13 @@ import json
 import math
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from statistics import median
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 import torch
 
-from benchmarks.federation_race import Result, run
-from benchmarks.stopwatch import circumstances, table
+from benchmarks.common.stopwatch import circumstances, table
+from reproduction.race import Result, run
 
 TARGETS = (1e-2, 1e-4)
 PAPER_STEP_SIZE = 4e-3

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file
 from torch import Tensor
 
-from benchmarks.quiet import flower_says_only
+from benchmarks.common.quiet import flower_says_only
 from manifed.cli.launch import Request, launch
 from manifed.runs.report.runs import read
 from reproduction.experiment_files import experiment_path

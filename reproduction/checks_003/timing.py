@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from benchmarks.stopwatch import cpu_seconds, race
+from benchmarks.common.stopwatch import cpu_seconds, race
 from manifed.algorithms.payloads import Point
 from manifed.algorithms.rsgd import RSGD
 from manifed.federation.client import ClientSetup, Seat, run_update

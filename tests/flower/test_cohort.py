@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.engine_cases import CASES
+from benchmarks.common.cases import CASES
 from manifed.algorithms.payloads import Point
 from manifed.cli.launch import Request, launch
 from manifed.experiment.assembly import client_side

@@ -23,7 +23,7 @@ def test_shards_and_a_round_stay_under_the_budget(case, clients, budget):
 
 
 def test_a_budget_that_cannot_hold_the_data_is_refused_in_one_line(tmp_path):
-    from benchmarks.engine_cases import CASES
+    from benchmarks.common.cases import CASES
     from manifed.cli.main import main
     from manifed.experiment.load import parse, save
 

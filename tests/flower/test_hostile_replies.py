@@ -1,4 +1,4 @@
-"""A part of benchmarks/evidence_hostile_replies.py, and faults that it must catch."""
+"""A part of tests/robustness/hostile_replies.py, and faults that it must catch."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,6 @@ import torch
 from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from benchmarks.evidence_hostile_replies import HOSTILE, cases, run, verdict
 from manifed.algorithms.payloads import Displacement
 from manifed.federation.header import Header
 from manifed.federation.replies import LONGEST_REASON, Replies, plain
@@ -15,6 +14,7 @@ from manifed.flower.inbox import Expectation, refuse_bad_rows
 from manifed.flower.inline import InlineGrid
 from manifed.flower.records import BadMessage, tensors_from_record
 from manifed.manifolds.sphere import Sphere
+from tests.robustness.hostile_replies import HOSTILE, cases, run, verdict
 
 ALL = {f"{case.family}: {case.name}": case for case in cases()}
 HERE = [

@@ -7,7 +7,6 @@ import pytest
 import torch
 from flwr.common.serde import recorddict_to_proto
 
-from benchmarks.federation_race import wire_bytes
 from manifed.cli.launch import Request, launch
 from manifed.errors import ConfigError, RoundFailed
 from manifed.experiment.assembly import initial_point, load_shards
@@ -15,6 +14,7 @@ from manifed.experiment.load import load
 from manifed.experiment.pricing import audit_ledger
 from manifed.flower.records import pack
 from manifed.privacy.noise import NoiseSource
+from reproduction.race import wire_bytes
 from tests.conformance import federated_loop
 
 BASE = """

@@ -1,6 +1,6 @@
 """Runs that crash at a chosen call of the file system are gone on with, and the judge sees faults.
 
-benchmarks/evidence_kills.py crashes runs at every such call; here are the few that once hurt.
+tests/robustness/kills.py crashes runs at every such call; here are the few that once hurt.
 """
 
 import json
@@ -8,9 +8,9 @@ import shutil
 
 import pytest
 
-from benchmarks.crash_points import Crash, attempt, judge, points
-from benchmarks.evidence_kills import CASES, trials_of
 from manifed.runs.run_folder import RunFolder
+from tests.robustness.crash_points import Crash, attempt, judge, points
+from tests.robustness.kills import CASES, trials_of
 
 PRIVATE = CASES[0]
 

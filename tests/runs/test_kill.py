@@ -1,7 +1,7 @@
 """kill -9 from outside, at random moments of a run: what is left is gone on with and judged.
 
 The kill comes when the run has begun a drawn number of client turns, and a few milliseconds later,
-so a slow machine is killed at the same places as a fast one. benchmarks/crash_points.py judges.
+so a slow machine is killed at the same places as a fast one. `crash_points.judge` judges.
 """
 
 import os
@@ -11,9 +11,9 @@ import time
 
 import pytest
 
-from benchmarks import crash_points
-from benchmarks.crash_points import Case, judge, witnessed
-from benchmarks.evidence_kills import QUICKSTART
+from tests.robustness import crash_points
+from tests.robustness.crash_points import Case, judge, witnessed
+from tests.robustness.kills import QUICKSTART
 
 KILLS = 24
 ROUNDS = 12

@@ -1,9 +1,15 @@
 """How the library hangs together: imports go one way, and a round takes a straight way."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import grimp
 import pytest
 
 from benchmarks import calls
+
+ROOT = Path(__file__).parents[2]
 
 CEILINGS = {"round": {"calls": 290, "modules": 46}, "update": {"calls": 45, "modules": 20}}
 """What one round of the quickstart and one client update may take; only ever lowered."""
@@ -57,3 +63,18 @@ def test_no_modules_import_each_other_in_a_circle_also_not_within_functions(pack
     imports = {m: graph.find_modules_directly_imported_by(m) for m in graph.modules}
     new = [c for c in circles(imports) if not any(c <= known for known in CIRCLES)]
     assert new == []
+
+
+SCRIPTS = [
+    *([str(path.relative_to(ROOT))] for path in sorted((ROOT / "benchmarks").glob("*.py"))),
+    ["-m", "tests.robustness.hostile_replies"],
+    ["-m", "tests.robustness.kills"],
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda words: words[-1])
+def test_every_script_beside_the_product_explains_itself(script):
+    command = [sys.executable, "-W", "ignore", *script, "--help"]
+    done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+    assert "--json" in done.stdout or "--out" in done.stdout

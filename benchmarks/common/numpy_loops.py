@@ -9,7 +9,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.engine_cases import STEPS
+from benchmarks.common.cases import STEPS
 from manifed.experiment.assembly import load_shards
 from manifed.experiment.schema import Experiment
 

@@ -1,6 +1,6 @@
 """400 crashed runs: at every call that changes files, gone on with, and compared with the truth.
 
-python -m benchmarks.evidence_kills [--out benchmarks/results] [--trials 400]
+python -m tests.robustness.kills [--out tests/robustness/results] [--trials 400]
 
 A run is killed (SIGKILL) before, half-way through or after each of its writes, renames, fsyncs,
 truncations, links and unlinks, or finds the disk full there; trials beyond that crash twice, also
@@ -22,10 +22,10 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from benchmarks.crash_points import Case, Crash, Trial, attempt, crashes_of, points, warm_up
-from benchmarks.stopwatch import circumstances, table
+from benchmarks.common.stopwatch import circumstances, table
+from tests.robustness.crash_points import Case, Crash, Trial, attempt, crashes_of, points, warm_up
 
-PROJECT = Path(__file__).resolve().parent.parent
+PROJECT = Path(__file__).resolve().parents[2]
 QUICKSTART = str(PROJECT / "configs" / "quickstart.toml")
 SMALL = (
     "federation.num_clients=3",
@@ -58,7 +58,7 @@ _EARLY = 30
 def trials_of(names: Sequence[Sequence[str]], count: int) -> list[tuple[int, tuple[Crash, ...]]]:
     """``count`` trials as (case, crashes): every single crash first, then seeded pairs."""
     single = [(i, (crash,)) for i, calls in enumerate(names) for crash in crashes_of(calls)]
-    draw = random.Random(0)  # noqa: S311 - which crashes, no secret
+    draw = random.Random(0)
     if len(single) > count:
         return sorted(draw.sample(single, count), key=single.index)
     pairs = []
@@ -96,7 +96,7 @@ def report(trials: Sequence[tuple[str, Trial]], names: Sequence[Sequence[str]], 
 def main(arguments: Sequence[str] | None = None) -> int:
     """0 when no run showed an anomaly."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, help="folder for evidence_kills.md")
+    parser.add_argument("--out", type=Path, help="folder for kills.md")
     parser.add_argument("--trials", type=int, default=400)
     given = parser.parse_args(arguments)
     began, done = time.perf_counter(), list[tuple[str, Trial]]()
@@ -119,7 +119,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     page = report(done, names, head)
     if given.out is not None:
         given.out.mkdir(parents=True, exist_ok=True)
-        (given.out / "evidence_kills.md").write_text(page, encoding="utf-8")
+        (given.out / "kills.md").write_text(page, encoding="utf-8")
     print(page)
     return int(any(trial.findings for _, trial in done))
 

@@ -6,8 +6,8 @@ import geoopt
 import torch
 from torch import Tensor
 
-from benchmarks.geometry_cases import unit
-from benchmarks.stopwatch import table
+from benchmarks.common.geometry_cases import unit
+from benchmarks.common.stopwatch import table
 from manifed.manifolds import Lorentz, PoincareBall, Sphere
 
 COUNT, DIM = 200, 5

@@ -1,6 +1,6 @@
 """128 hostile replies through Flower's own messages: no crash, no NaN, the right client named.
 
-    python -m benchmarks.evidence_hostile_replies --out benchmarks/results
+    python -m tests.robustness.hostile_replies --out tests/robustness/results
 
 Four clients look for a principal eigenvector over two rounds; client 2 (or a fifth node that nobody
 invited) is hostile. A case passes when the run ends by itself, the model is finite, exactly the
@@ -45,7 +45,7 @@ from manifed.flower.strategy import ServerLoop
 
 CLIENTS, ROUNDS, HOSTILE = 4, 2, 2
 FIRST_NODE, STRANGER = 2, 6
-QUICKSTART = Path(__file__).resolve().parent.parent / "configs" / "quickstart.toml"
+QUICKSTART = Path(__file__).resolve().parents[2] / "configs" / "quickstart.toml"
 
 Answers = list[Message]
 Spoil = Callable[[Message], Answers]
@@ -491,7 +491,7 @@ def main() -> None:
         f"{datetime.now(UTC):%Y-%m-%d}, commit {commit}, {time.perf_counter() - began:.0f} s: "
         f"**{passed} of {len(found)}** end without a server crash, with a finite model, with the "
         "right client named, and with the model of a run in which that client is silent "
-        "(`python -m benchmarks.evidence_hostile_replies --out benchmarks/results`).",
+        "(`python -m tests.robustness.hostile_replies --out tests/robustness/results`).",
         "",
         "| family | what is sent | must be | result |",
         "|---|---|---|---|",
@@ -501,7 +501,7 @@ def main() -> None:
         ),
     ]
     out.mkdir(parents=True, exist_ok=True)
-    (out / "evidence_hostile_replies.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    (out / "hostile_replies.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
     if passed < len(found):
         raise SystemExit(
             f"{len(found) - passed} of {len(found)} hostile replies are not dealt with"

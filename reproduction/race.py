@@ -10,7 +10,7 @@ from typing import Any
 from flwr.common.serde import recorddict_to_proto
 from torch import Tensor
 
-from benchmarks.quiet import flower_says_only
+from benchmarks.common.quiet import flower_says_only
 from manifed.algorithms.payloads import Payload
 from manifed.errors import RoundFailed
 from manifed.experiment.assembly import client_side, initial_point, load_shards, plan_of
