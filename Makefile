@@ -14,6 +14,8 @@ PIP := $(RUN) -m pip --disable-pip-version-check install --quiet --no-compile
 # Numbers are reproducible and cores are not oversubscribed with one thread per test process. Many
 # tests start a process that imports torch: from bytecode, which pip was told not to write.
 PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(RUN) -m pytest -q
+# The Pythons beside 3.11 that pyproject.toml promises; where one is installed it compiles the code.
+NEWER := 3.12 3.13
 # Each worker begins with one half of the files, so that what a file caches is computed once.
 PARALLEL := -n $(WORKERS) --dist worksteal
 HERE := not ray and not deployment and not gpu$(if $(MANIFED_DATA),, and not data)
@@ -72,7 +74,7 @@ evidence: $(VENV)/.installed-dev ## Write the tables that take longer than the g
 	  echo "== $$name"; $(RUN) -m tests.robustness.$$name --out tests/robustness/results; done
 
 # -- tests and checks ------------------------------------------------------------------------
-.PHONY: test check portable mutants stats slow ray deployment gpu golden
+.PHONY: test check versions portable mutants stats slow ray deployment gpu golden
 test: $(VENV)/.installed-dev ## The whole fast suite (MANIFED_DATA=DIR adds the data tests)
 	$(PYTEST) -m '$(FAST)' $(PARALLEL) $(ARGS)
 
@@ -81,6 +83,15 @@ check: $(VENV)/.installed-dev ## Format, lint, types and the import contracts
 	$(RUN) -m ruff check .
 	$(VENV)/bin/pyright --pythonpath $(RUN)
 	$(VENV)/bin/lint-imports
+
+versions: $(VENV)/.installed-dev ## Types and bytecode under the newer Pythons
+	@set -e; for version in $(NEWER); do \
+	  $(VENV)/bin/pyright --pythonpath $(RUN) --pythonversion $$version; \
+	  export PYENV_VERSION=$$version PYTHONPYCACHEPREFIX=$(abspath $(VENV))/bytecode; \
+	  if python$$version --version 2> /dev/null; then \
+	    python$$version -W error -m compileall -qf manifed app simulation.py; \
+	  else echo "Python $$version is not installed: types only"; fi; \
+	done
 
 portable: $(VENV)/.installed-dev ## The fast suite with the digits of another processor
 	$(PLAIN) $(PYTEST) -m '$(FAST)' $(PARALLEL) $(ARGS)

@@ -1,1 +1,1 @@
-"""Flower's doors, assembly, engines, run folder and reports (floor 4)."""
+"""The Flower application: its two apps, and the engines that run them from the command line."""

@@ -140,7 +140,8 @@ def _certificate(
     if not is_authority:
         names = x509.SubjectAlternativeName([_alternative(host) for host in hosts])
         purpose = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH])
-        builder = builder.add_extension(names, False).add_extension(purpose, False)  # noqa: FBT003
+        builder = builder.add_extension(names, critical=False)
+        builder = builder.add_extension(purpose, critical=False)
     return builder.sign(issuer_key, hashes.SHA384())
 
 

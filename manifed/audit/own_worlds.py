@@ -167,7 +167,8 @@ class OwnWorlds:
             {key: t.expand(count, *t.shape) for key, t in examples.tensors.items()},
             examples.feature_ndim,
         )
-        half = ClientSetup(Masked(self.problem), self.training, mechanism)
+        masked = Masked(self.problem)  # no losses: a client update asks for gradients only
+        half = ClientSetup(masked, self.training, mechanism)  # pyright: ignore[reportArgumentType]
         (phase,) = self.training.phases
         x = self.x.expand(count, *self.x.shape)
         seat = Seat(tuple(range(offset, offset + count)), server_round, 0, phase.name)

@@ -185,7 +185,11 @@ def _inline(plan: Launch) -> None:
         grid = CohortGrid(side, device=engine.device, memory_budget_mb=engine.memory_budget_mb)
     else:
         grid = InlineGrid(client_app_of(lambda _: config), clients, {})
-    run_app(server_app_of(lambda _: config), grid, {})
+    run_app(
+        server_app_of(lambda _: config),
+        grid,  # pyright: ignore[reportArgumentType]  # a stacked grid carries no Flower messages
+        {},
+    )
 
 
 def _networked(plan: Launch, kind: str) -> None:

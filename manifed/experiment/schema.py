@@ -4,7 +4,7 @@ No registry and no factory: every part is a discriminated union on ``kind``. Ext
 Cross-checks between parts name the field, the value and the bound.
 """
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -185,6 +185,10 @@ class Experiment(Frozen):
     evaluation: Evaluation = Evaluation()
     engine: Engine = Engine()
     output: Output = Output()
+
+    if TYPE_CHECKING:  # pydantic hashes what is frozen; a type checker cannot see it
+
+        def __hash__(self) -> int: ...
 
     @model_validator(mode="after")
     def _parts_fit(self) -> "Experiment":

@@ -72,7 +72,7 @@ def run_update(
     down: Payload,
     memory: Memory | None,
     examples: Examples,
-    num_examples: Sequence[int] | int,
+    num_examples: Sequence[int] | torch.Tensor | int,
     source: NoiseSource,
     device: str = "cpu",
 ) -> Turn:

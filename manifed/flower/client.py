@@ -148,10 +148,11 @@ def _remember(header: Header, context: Context, blank: Memory | None) -> Memory 
 
 
 def _write(memory: Memory, header: Header, context: Context) -> None:
-    tag = {
-        keys.CONFIG_SHA256: header.config_sha256,
-        keys.SERVER_ROUND: header.server_round,
-        keys.ATTEMPT: header.attempt,
-    }
     context.state[keys.MEMORY] = tensors_to_record(memory.tensors())
-    context.state[keys.MEMORY_TAG] = ConfigRecord(tag)
+    context.state[keys.MEMORY_TAG] = ConfigRecord(
+        {
+            keys.CONFIG_SHA256: header.config_sha256,
+            keys.SERVER_ROUND: header.server_round,
+            keys.ATTEMPT: header.attempt,
+        }
+    )

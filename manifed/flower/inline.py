@@ -114,7 +114,9 @@ class InlineGrid(Grid):
             return Message(Error(ErrorCode.NODE_UNAVAILABLE, reason), reply_to=message)
         context = self._contexts[node]
         before = _own_containers(context.state)
-        own = Message(_own_containers(message.content), metadata=message.metadata)
+        own = Message(  # pyright: ignore[reportCallIssue]  # a form without an overload
+            _own_containers(message.content), metadata=message.metadata
+        )
         try:
             reply = self._app(own, context)
             if not isinstance(reply, Message):

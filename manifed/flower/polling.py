@@ -76,7 +76,9 @@ class PollingGrid(Grid):
         identities = list(self._grid.push_messages(sent))
         for identity, message in zip(identities, sent, strict=False):
             if identity:
-                self._asked[identity] = Message(RecordDict(), metadata=message.metadata)
+                self._asked[identity] = Message(  # pyright: ignore[reportCallIssue]  # no overload
+                    RecordDict(), metadata=message.metadata
+                )
         return identities
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:

@@ -146,7 +146,9 @@ def _check_manifest(folder: RunFolder, manifest: Mapping[str, Any], config: Expe
         )
 
 
-def _check_checkpoint(directory: Path, config: Experiment, saved: Checkpoint, run_id: str) -> None:
+def _check_checkpoint(
+    directory: Path, config: Experiment, saved: Checkpoint, run_id: str | None
+) -> None:
     theirs, run = saved.meta.get("config_sha256"), saved.meta.get("ledger_run_id")
     if theirs != sha256(config):
         raise refused(directory, "expected a checkpoint of this config", f"one of {theirs}")

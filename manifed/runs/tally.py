@@ -10,7 +10,7 @@ from typing import Any
 from manifed.federation.plan import RoundReport
 from manifed.runs.checkpoint import Checkpoint
 
-COLUMNS = ("bytes_down", "bytes_up", "participants", "failures")
+COLUMNS: tuple[str, ...] = ("bytes_down", "bytes_up", "participants", "failures")
 """Columns of metrics.csv; each is a sum over the rounds since the row before."""
 REASONS_A_CLIENT = 8
 """Different reasons kept for one client; all others count as ``OTHER``."""

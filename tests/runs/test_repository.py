@@ -47,6 +47,14 @@ def test_the_pinned_versions_are_those_that_the_project_admits():
         assert Version(pins[canonicalize_name(requirement.name)]) in requirement.specifier
 
 
+def test_the_promised_pythons_are_those_that_are_checked():
+    project = PROJECT["project"]
+    promised = re.findall(r":: Python :: (3\.\d+)", "\n".join(project["classifiers"]))
+    (newer,) = re.findall(r"^NEWER := (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert promised == [PROJECT["tool"]["pyright"]["pythonVersion"], *newer.split()]
+    assert project["requires-python"] == f">={promised[0]}"
+
+
 def test_make_explains_each_target_that_the_pages_name():
     shown = subprocess.run(["make", "-C", ROOT], check=True, capture_output=True, text=True).stdout
     for page in PAGES:

@@ -179,7 +179,7 @@ def _privacy(privacy: Mapping[str, Any], config: Experiment, ledger: Path) -> di
             cost = max(cost, odometer.epsilon(name, delta))
         remark = f"before any cohort is drawn, {planned} draws"
         views.append(shown | {"epsilon": cost, "remark": remark})
-    notes = list(_NOTES)
+    notes: list[str] = [*_NOTES]
     if _shows_oracle(config):
         notes.append(
             "cost, gap and gradient norm were computed on all data without noise; with real data "

@@ -1,0 +1,125 @@
+"""The wheel, installed beside what it depends on, in a folder that has packages of its own."""
+
+import json
+import os
+import subprocess
+import sys
+import tomllib
+import venv
+from pathlib import Path
+from zipfile import ZipFile
+
+import pytest
+import tomli_w
+
+ROOT = Path(__file__).parents[2]
+QUICKSTART = ROOT / "configs" / "quickstart.toml"
+OWN = ("app", "clients", "configs", "strategies", "privacy", "runs")
+PINNED = ["OMP_NUM_THREADS", "PATH", "HOME", "LANG", "TMPDIR"]
+
+
+def _python(interpreter, *words, cwd):
+    """What a program of this interpreter says, without our repository on its path."""
+    done = subprocess.run(
+        [interpreter, "-W", "ignore", *words],
+        cwd=cwd,
+        env={name: os.environ[name] for name in PINNED if name in os.environ},
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("wheel")
+    words = ["wheel", "-q", "--no-deps", "--no-build-isolation", "--no-index", "-w", folder, ROOT]
+    subprocess.run([sys.executable, "-m", "pip", *words], check=True, cwd=folder)
+    (found,) = folder.glob("*.whl")
+    return found
+
+
+@pytest.fixture(scope="module")
+def installed(wheel, tmp_path_factory):
+    """(interpreter, site-packages) of an environment that has the wheel, and our dependencies."""
+    folder = tmp_path_factory.mktemp("environment")
+    venv.EnvBuilder(with_pip=False).create(folder)
+    (packages,) = folder.glob("lib/python3*/site-packages")
+    assert list(packages.iterdir()) == []
+    python = folder / "bin" / "python"
+    pip = [sys.executable, "-m", "pip", "--python", str(python)]
+    subprocess.run([*pip, "install", "-q", "--no-deps", "--no-index", wheel], check=True)
+    names = {path.name for path in packages.iterdir()}
+    assert names == {"manifed", f"manifed-{_version()}.dist-info"}
+    borrowed = [path for path in sys.path if path.endswith("site-packages")]
+    (packages / "borrowed.pth").write_text("\n".join(borrowed) + "\n")
+    return python, packages
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A user's own folder, whose packages have names that a library might have taken."""
+    for name in OWN:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text(f"MINE = {name!r}\n")
+    (tmp_path / "app" / "engines.py").write_text("ENGINES = {}\n")
+    table = tomllib.loads(QUICKSTART.read_text())
+    table["federation"] |= {"num_rounds": 2}
+    (tmp_path / "own.toml").write_text(tomli_w.dumps(table))
+    return tmp_path
+
+
+def _version():
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+
+
+@pytest.mark.slow
+def test_the_wheel_holds_the_library_and_says_that_it_is_typed(wheel):
+    names = ZipFile(wheel).namelist()
+    info = f"manifed-{_version()}.dist-info"
+    assert {name.split("/")[0] for name in names} == {"manifed", info}
+    in_tree = {p.relative_to(ROOT).as_posix() for p in (ROOT / "manifed").rglob("*.py")}
+    assert {name for name in names if name.startswith("manifed/")} == in_tree | {"manifed/py.typed"}
+
+
+@pytest.mark.slow
+def test_the_library_works_beside_packages_of_ones_own(installed, folder):
+    python, packages = installed
+    program = (
+        "import json, sys, manifed.flower.apps, manifed.cli.main\n"
+        f"own = [__import__(name).MINE for name in {OWN!r}]\n"
+        "print(json.dumps([own, manifed.__file__, sys.path]))"
+    )
+    code, out, err = _python(python, "-c", program, cwd=folder)
+    assert (code, err) == (0, "")
+    own, where, path = json.loads(out)
+    assert own == list(OWN)
+    assert where == str(packages / "manifed" / "__init__.py")
+    assert str(ROOT) not in path
+
+
+@pytest.mark.slow
+def test_its_command_needs_no_clone_but_for_flowers_engines(installed, folder):
+    python, _ = installed
+    command = str(python.parent / "manifed")
+    assert _python(python, "-m", "manifed", "--help", cwd=folder)[0] == 0
+    target = ["--target-epsilon", "1", "--target-delta", "1e-5", "--steps", "10"]
+    code, out, _ = _python(python, command, "privacy", "calibrate", *target, cwd=folder)
+    assert code == 0
+    assert out.startswith("noise multiplier ")
+    code, out, err = _python(python, command, "run", "own.toml", "--json", cwd=folder)
+    assert code == 0, err
+    last = json.loads(out.splitlines()[-1])
+    assert last["rounds"] == 2
+    assert Path(last["directory"]).parent == folder / "runs"
+    before = sorted(folder.rglob("*"))
+    for engine in ("ray", "deployment"):
+        code, out, err = _python(python, command, "run", "own.toml", "--engine", engine, cwd=folder)
+        assert (code, out) == (2, "")
+        assert err == (
+            f"error: engine.kind: {engine!r} runs the Flower application, which the installed "
+            "library does not hold; run it from a clone: python simulation.py CONFIG --engine "
+            f"{engine}\n"
+        )
+    assert sorted(folder.rglob("*")) == before
