@@ -1,6 +1,22 @@
 """What can go wrong, by whose fault it is: each error is one line with field, value and bound."""
 
 
+def one_line(text: str, most: int = 600) -> str:
+    """``text`` on one line of any terminal, without its middle if it is long."""
+    flat = " ".join(text.split())
+    flat = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in flat)
+    return flat if len(flat) <= most else f"{flat[: most // 2]} ... {flat[-most // 3 :]}"
+
+
+def short(value: object) -> str:
+    """A value of any size as an error shows it: at most 80 characters on one line."""
+    if isinstance(value, int) and abs(value) >= 10**18:
+        return f"an integer of {value.bit_length()} bits"
+    if isinstance(value, dict | list):
+        return f"a {'table' if isinstance(value, dict) else 'list'} of {len(value)}"
+    return one_line(repr(value), 80)
+
+
 class ConfigError(ValueError):
     """Input that cannot run; one line naming the field, its value and the bound."""
 

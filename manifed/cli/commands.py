@@ -296,7 +296,7 @@ def export(
 ) -> None:
     """Write what may be published of a run: no cohorts, no traffic, no checksum of the data."""
     from manifed.cli.launch import guarded
-    from manifed.runs.reading import one_line
+    from manifed.errors import one_line
     from manifed.runs.report.public import export as write
 
     def written() -> list[Path]:

@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from manifed.cli.application import engine
-from manifed.errors import ConfigError, EngineFailed
+from manifed.errors import ConfigError, EngineFailed, one_line
 from manifed.experiment.load import load
 from manifed.experiment.schema import Experiment
 from manifed.flower.run_config import APP_FOLDER, find, run_config_of
 from manifed.flower.server_run import named_directory
 from manifed.runs.interrupt import INTERRUPTED, Ended, ending_signals
 from manifed.runs.places import check_new, real
-from manifed.runs.reading import FolderDamaged, one_line
+from manifed.runs.reading import FolderDamaged
 from manifed.runs.resume import held_or_refused, read_past, refused
 from manifed.runs.run_folder import RunFolder, is_fresh
 

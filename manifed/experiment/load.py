@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticSerializationError
 
-from manifed.errors import ConfigError
+from manifed.errors import ConfigError, short
 from manifed.experiment.paths import Location, Place, kind_of, leaves, nearest, place_of, scalars
 from manifed.experiment.schema import Experiment
 
@@ -191,10 +191,10 @@ def _one_line(error: ValidationError) -> str:
         case "union_tag_invalid":
             meant = nearest(str(context["tag"]), _kinds(place))
             hint = f"; did you mean {meant!r}?" if meant else ""
-            expected = f"expected one of {_kinds(place)}, got {_short(context['tag'])}"
+            expected = f"expected one of {_kinds(place)}, got {short(context['tag'])}"
             text = f"{where}.kind: {expected}{hint}"
         case _:
-            text = f"{where}: {message}, got {_short(first.get('input'))}"
+            text = f"{where}: {message}, got {short(first.get('input'))}"
     return " ".join(f"{text}{more}".split())
 
 
@@ -220,14 +220,6 @@ def _kinds(place: Place) -> list[str]:
     return [str(kind_of(model)) for model in place.models]
 
 
-def _short(value: Any) -> str:
-    """A value as shown in one line of an error."""
-    if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() > 200:
-        return f"an integer of {value.bit_length()} bits"
-    shown = repr(value)
-    return shown if len(shown) <= 80 else shown[:77] + "..."
-
-
 def _check_scalars(table: Mapping[str, Any]) -> None:
     """Refuse what a lax parser would turn into something else: True for 1, "5" for 5, 1 for True.
 
@@ -241,7 +233,7 @@ def _check_scalars(table: Mapping[str, Any]) -> None:
                 raise ConfigError(f"{path}: expected a number, got {item!r}")
             if isinstance(item, str) and str not in admitted and admitted & {int, float}:
                 what = "an integer" if float not in admitted else "a number"
-                raise ConfigError(f"{path}: expected {what}, got {_short(item)}")
+                raise ConfigError(f"{path}: expected {what}, got {short(item)}")
             if isinstance(item, int | float) and not isinstance(item, bool):
                 _check_number(path, admitted, item, is_bounded=_has_upper_bound(field))
 
@@ -253,9 +245,9 @@ def _has_upper_bound(field: FieldInfo) -> bool:
 
 def _check_number(path: str, admitted: set[type], item: float, *, is_bounded: bool) -> None:
     if bool in admitted and not admitted & {int, float}:
-        raise ConfigError(f"{path}: expected true or false, got {_short(item)}")
+        raise ConfigError(f"{path}: expected true or false, got {short(item)}")
     if isinstance(item, int) and item.bit_length() > _LONGEST_INTEGER:
-        raise ConfigError(f"{path}: expected an integer below 2^63, got {_short(item)}")
+        raise ConfigError(f"{path}: expected an integer below 2^63, got {short(item)}")
     if is_bounded or item == 0 or not math.isfinite(item) or not isinstance(item, float):
         return  # bounds of its own, or refused by the parser
     if not _SMALLEST <= abs(item) <= 1 / _SMALLEST:

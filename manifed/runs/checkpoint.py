@@ -18,13 +18,13 @@ import torch
 from torch import Tensor
 
 from manifed.durable import write_atomically
+from manifed.errors import one_line
 from manifed.runs.reading import (
     CheckpointMeta,
     FolderDamaged,
     check_regular,
     checked,
     object_of,
-    one_line,
 )
 
 
@@ -90,7 +90,7 @@ def load(path: Path) -> Checkpoint:
         check_regular(path, "a whole checkpoint", most=1 << 40)
         with safe_open(path, framework="pt") as file:
             metadata: dict[str, str] = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no dict
     except FolderDamaged as error:
         raise CheckpointError(str(error)) from None
     except (SafetensorError, OSError, ValueError, TypeError, RuntimeError, MemoryError) as error:

@@ -1,6 +1,6 @@
 """The manifest: what ran, on what, with which code, written before round 1.
 
-Nothing secret enters it: a release's key never does, and a rehearsal's seed is public by nature.
+Nothing secret enters it: a release's key never does, and a seed is public by nature.
 """
 
 import importlib.metadata
@@ -25,7 +25,8 @@ PACKAGES = (
 )
 FORMAT = 2
 """Of run folders; 1 had no such key, no bound checkpoints, and is read but not resumed."""
-PROJECT = Path(__file__).resolve().parent.parent
+PROJECT = Path(__file__).resolve().parents[2]
+"""The checkout, where the code runs from one."""
 
 
 def manifest_of(
@@ -54,8 +55,8 @@ def manifest_of(
         argv: the command line, program first.
         name: what figures and tables call the run (the config's file name without suffix).
         engine: "inline", "ray" or "deployment".
-        seed: of the sampling and, in a rehearsal, of the noise; None when none was given.
-        randomness_source: "seed" (a rehearsal, not private) or "os" (a release).
+        seed: of the sampling and, in a seeded run, of the noise; None when none was given.
+        randomness_source: "seed" (a seeded run, not private) or "os" (a release).
         data_checksums: data file or recipe to SHA-256; None with privacy, where it would be a
             membership test.
         privacy: the privacy statement as data; None when privacy is off.
@@ -113,7 +114,8 @@ def versions() -> dict[str, str | None]:
             found[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             found[package] = None
-    blas = numpy.show_config(mode="dicts")["Build Dependencies"]["blas"]  # type: ignore[index]
+    build: Any = numpy.show_config(mode="dicts")
+    blas = build["Build Dependencies"]["blas"]
     found["numpy-blas"] = f"{blas['name']} {blas['version']}"
     built = torch.__config__.show()
     found["torch-blas"] = built.partition("BLAS_INFO=")[2].partition(",")[0] or None

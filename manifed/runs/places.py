@@ -7,10 +7,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from manifed.errors import ConfigError
+from manifed.errors import ConfigError, one_line
 
 _LONGEST = len(".checkpoint.safetensors.draft")
-"""Letters of the longest name in a run folder."""
+"""Characters of the longest name in a run folder."""
 
 
 def real(option: str, path: Path) -> Path:
@@ -95,6 +95,5 @@ def _reason(error: Exception) -> str:
 
 
 def _refused(option: str, path: Path, expected: str, found: str) -> ConfigError:
-    shown = repr(str(path))
-    shown = shown if len(shown) <= 300 else f"{shown[:150]}...{shown[-100:]}"
-    return ConfigError(" ".join(f"{option}: expected {expected}, got {shown}: {found}".split()))
+    shown = one_line(repr(str(path)), 300)
+    return ConfigError(one_line(f"{option}: expected {expected}, got {shown}: {found}"))

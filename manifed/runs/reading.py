@@ -11,6 +11,8 @@ from typing import Annotated, Any, Literal, NoReturn
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
+from manifed.errors import one_line, short
+
 MOST_BYTES = 1 << 30
 """Of a file that is read whole."""
 _DEEPEST = 64
@@ -22,13 +24,6 @@ class FolderDamaged(ValueError):
 
     def __init__(self, path: Path, expected: str, found: str) -> None:
         super().__init__(one_line(f"{path}: expected {expected}, got {found}"))
-
-
-def one_line(text: str, most: int = 600) -> str:
-    """``text`` on one line of any terminal, without its middle if it is long."""
-    flat = " ".join(text.split())
-    flat = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in flat)
-    return flat if len(flat) <= most else f"{flat[: most // 2]} ... {flat[-most // 3 :]}"
 
 
 def is_there(path: Path) -> bool:
@@ -95,7 +90,7 @@ def object_of(content: bytes | str, path: Path) -> dict[str, Any]:
     except ValueError as error:  # no JSON, no UTF-8, an integer of thousands of digits
         raise FolderDamaged(path, "JSON", str(error)) from None
     if not isinstance(found, dict):
-        raise FolderDamaged(path, "a JSON object", _short(found))
+        raise FolderDamaged(path, "a JSON object", short(found))
     level: list[Any] = [found]
     for _ in range(_DEEPEST):
         level = [
@@ -119,8 +114,8 @@ def checked(table: Mapping[str, Any], shape: type[BaseModel], path: Path) -> Non
         shape.model_validate(table)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=True)[0]
-        where = ".".join(_short(part, plain=True) for part in first["loc"])
-        found = "none" if first["type"] == "missing" else _short(first["input"])
+        where = ".".join(one_line(str(part), 80) for part in first["loc"])
+        found = "none" if first["type"] == "missing" else short(first["input"])
         message = first["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
         wanted = "a value" if first["type"] == "missing" else message
         raise FolderDamaged(path, f"for {where} {wanted}", found) from None
@@ -139,16 +134,6 @@ def _once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     if len(table) < len(pairs):
         raise ValueError("one key twice in a table")
     return table
-
-
-def _short(value: Any, *, plain: bool = False) -> str:
-    """A value of any size, in a few letters."""
-    if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= 10**18:
-        return f"an integer of {value.bit_length()} bits"
-    if isinstance(value, dict | list):
-        return f"a {'table' if isinstance(value, dict) else 'list'} of {len(value)}"
-    text = str(value) if plain else repr(value)
-    return one_line(text, 80)
 
 
 # -- what a manifest is --------------------------------------------------------------------------

@@ -2,11 +2,15 @@
 
     experiment.toml         the resolved config, the first file: from it a run is resumed
     manifest.json           what ran (runs/manifest.py); its last key is "final" once the run ended
-    metrics.csv             one row per evaluated round; see ``COLUMNS`` for the names reports know
+    metrics.csv             one row per evaluated round (below)
     ledger.jsonl            what was released, charged before use (manifed/privacy/ledger.py)
     model.safetensors       the final model
     checkpoint.safetensors  where to resume (manifed/runs/checkpoint.py)
     *.png                   figures, drawn from this folder alone (runs/report)
+
+A row has the round, what was measured (cost, gaps, gradient norm), epsilon, and sums over the
+rounds since the row before: bytes of usable uploads and of broadcasts, usable replies, clients that
+were asked and dropped, seconds without evaluation.
 
 JSON knows neither NaN nor infinity: NaN is written as null, infinities as the strings "infinity"
 and "-infinity" (an epsilon of "infinity" means that no noise was added).
@@ -32,6 +36,7 @@ from manifed.durable import (
     sync_folder,
     write_atomically,
 )
+from manifed.errors import one_line
 from manifed.runs.checkpoint import tensor_bytes
 from manifed.runs.reading import (
     FolderDamaged,
@@ -40,28 +45,10 @@ from manifed.runs.reading import (
     checked,
     is_there,
     json_object,
-    one_line,
 )
 
 FINAL_KEYS = ("relative_cost_gap", "gradient_norm", "epsilon", "delta", "rounds", "seconds")
 """Keys of the manifest's "final", in order; null where one does not apply."""
-
-COLUMNS = (
-    "round",
-    "cost",
-    "cost_gap",
-    "relative_cost_gap",
-    "gradient_norm",
-    "epsilon",
-    "bytes_up",
-    "bytes_down",
-    "participants",
-    "failures",
-    "seconds",
-)
-"""Columns known by name, each where present. From ``bytes_up`` on a cell is the sum over the rounds
-since the row before: bytes of usable uploads and of broadcasts, usable replies, clients that were
-asked and dropped, seconds without evaluation."""
 
 Cell = float | int | None
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import manifed.runs.manifest as manifest_module
 from manifed.durable import create_atomically, is_draft, remove_drafts, write_atomically
 from manifed.runs.manifest import git_state, manifest_of
 from manifed.runs.run_folder import FINAL_KEYS, RunFolder
@@ -60,6 +61,8 @@ def test_the_manifest_says_what_ran_where_and_with_which_code(folder):
     assert written["seed"] == 7
     assert written["randomness_source"] == "seed"
     assert written["started"].endswith("+00:00")
+    assert Path(__file__).parents[2] == manifest_module.PROJECT
+    assert written["git"] == git_state(manifest_module.PROJECT)
     for package in ("python", "torch", "flwr", "geoopt", "numpy", "scipy", "dp-accounting"):
         assert written["versions"][package], package
     assert written["versions"]["numpy-blas"]

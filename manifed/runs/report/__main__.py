@@ -8,8 +8,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from manifed.errors import one_line
 from manifed.runs.places import check_file, check_new
-from manifed.runs.reading import is_there, one_line
+from manifed.runs.reading import is_there
 from manifed.runs.report.figures import FIGURES, draw
 from manifed.runs.report.runs import read
 from manifed.runs.report.tables import table_of

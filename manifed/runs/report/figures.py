@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from manifed.durable import write_atomically
-from manifed.runs.reading import one_line
+from manifed.errors import one_line
 from manifed.runs.report.runs import Column, Curve, Run, curves_of
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from manifed.runs.reading import one_line
+from manifed.errors import one_line
 from manifed.runs.report.runs import Run
 
 HEADER = (
