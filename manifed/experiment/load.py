@@ -5,7 +5,7 @@ import json
 import math
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from pydantic_core import PydanticSerializationError
 
 from manifed.errors import ConfigError, short
 from manifed.experiment.paths import Location, Place, kind_of, leaves, nearest, place_of, scalars
+from manifed.experiment.plugins import check_allowed, plugin_of, plugins_in
 from manifed.experiment.schema import Experiment
 
 _NOT_IN_THE_HASH = {"output", "engine", "description"}
@@ -32,7 +33,10 @@ _DEEPEST = 32
 
 
 def load(
-    path: str | Path, overrides: Sequence[str] = (), settings: Mapping[str, Any] | None = None
+    path: str | Path,
+    overrides: Sequence[str] = (),
+    settings: Mapping[str, Any] | None = None,
+    plugins: Collection[str] | None = None,
 ) -> Experiment:
     """The experiment of ``path`` with ``overrides``, then ``settings``, applied in order.
 
@@ -40,6 +44,7 @@ def load(
         path: a TOML file.
         overrides: items ``a.b=VALUE`` as a person types them; a bare word is a string.
         settings: dotted field to a plain value, which no parser sees.
+        plugins: the packages that a kind may name classes of; None for any.
 
     Raises:
         ConfigError: in one line, for a missing or malformed file, an unknown key, a wrong type, a
@@ -52,11 +57,13 @@ def load(
         _put(table, key, value)
     _check_depth(table, "the overrides")
     table.setdefault("name", Path(path).stem)
-    return parse(table)
+    return parse(table, plugins)
 
 
-def parse(table: dict[str, Any]) -> Experiment:
-    """The experiment of a parsed table (see `load` for errors)."""
+def parse(table: dict[str, Any], plugins: Collection[str] | None = None) -> Experiment:
+    """The experiment of a parsed table (see `load` for arguments and errors)."""
+    if plugins is not None:
+        check_allowed(table, plugins)
     _check_scalars(table)
     try:
         return Experiment.model_validate(table)
@@ -182,6 +189,8 @@ def _one_line(error: ValidationError) -> str:
     match first["type"]:
         case "value_error":
             text = f"{where}: {message}" if where else message
+        case "plugin":
+            text = f"{where}.kind: {message}"
         case "extra_forbidden":
             text = _unknown_key(first["loc"])
         case "missing":
@@ -281,10 +290,10 @@ def to_toml(config: Experiment) -> str:
     return text
 
 
-def from_toml(text: str) -> Experiment:
-    """The experiment of a resolved config's text (see `load` for errors)."""
+def from_toml(text: str, plugins: Collection[str] | None = None) -> Experiment:
+    """The experiment of a resolved config's text (see `load` for arguments and errors)."""
     try:
-        return parse(tomllib.loads(text))
+        return parse(tomllib.loads(text), plugins)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"Expected a resolved config in TOML: {error}") from None
 
@@ -295,7 +304,12 @@ def save(config: Experiment, path: Path) -> None:
 
 
 def sha256(config: Experiment) -> str:
-    """Hash of everything that decides the trajectory and the privacy of a run."""
+    """Hash of everything that decides the trajectory and the privacy of a run.
+
+    The source of plug-ins is part of it.
+    """
     table = config.model_dump(mode="json", exclude=_NOT_IN_THE_HASH)
+    if sources := {kind: plugin_of(kind).sha256 for _, kind in plugins_in(table)}:
+        table["plugins"] = sources
     canonical = json.dumps(table, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()

@@ -6,12 +6,15 @@ list of names has to.
 """
 
 import difflib
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
+
+from manifed.experiment.plugins import NotAPlugin, is_plugin, plugin_of
 
 Model = type[BaseModel]
 Location = Sequence[int | str]
@@ -34,9 +37,10 @@ def place_of(location: Location, root: Model) -> Place:
     models: tuple[Model, ...] = (root,)
     kinds: tuple[Model, ...] = (root,)
     for part in location:
-        chosen = next((m for m in models if len(models) > 1 and kind_of(m) == part), None)
-        if chosen is not None:
-            models = (chosen,)
+        chosen = _chosen(models, part) if _is_known(part) else ()
+        if chosen:
+            models = chosen
+            kinds = chosen if is_plugin(part) else kinds
             continue
         parts.append(str(part))
         if isinstance(part, int) or len(models) != 1:
@@ -44,6 +48,21 @@ def place_of(location: Location, root: Model) -> Place:
         field = models[0].model_fields.get(part)
         kinds = models = () if field is None else tuple(tables(field.annotation))
     return Place(".".join(parts), models, kinds)
+
+
+def _is_known(part: object) -> bool:
+    """Whether a part of a location can be a kind; what parsing did not import is a key."""
+    return not is_plugin(part) or str(part).partition(":")[0] in sys.modules
+
+
+def _chosen(kinds: tuple[Model, ...], kind: object) -> tuple[Model, ...]:
+    """The table that ``kind`` selects, alone: one of several, or a plug-in's."""
+    if is_plugin(kind) and kinds:
+        try:
+            return (plugin_of(str(kind)).model,)
+        except NotAPlugin:
+            return ()
+    return tuple(model for model in kinds if kind_of(model) == kind)[:1] if len(kinds) > 1 else ()
 
 
 def tables(annotation: Any) -> Iterator[Model]:
@@ -60,7 +79,9 @@ def tables(annotation: Any) -> Iterator[Model]:
 def kind_of(model: Model) -> str | None:
     """The value of ``kind`` that selects ``model``; None for a table without kinds."""
     field = model.model_fields.get("kind")
-    return None if field is None else get_args(field.annotation)[0]
+    if field is None:
+        return None
+    return next(iter(get_args(field.annotation)), field.default)
 
 
 def leaves(
@@ -78,8 +99,8 @@ def leaves(
             yield place, field, value
             continue
         kinds = tuple(tables(field.annotation))
-        if len(kinds) > 1:
-            kinds = tuple(kind for kind in kinds if kind_of(kind) == value.get("kind"))
+        if len(kinds) > 1 or is_plugin(value.get("kind")):
+            kinds = _chosen(kinds, value.get("kind"))
         for kind in kinds[:1]:
             yield from leaves(kind, value, place)
 

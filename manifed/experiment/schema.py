@@ -1,6 +1,7 @@
 """The schema of an experiment: parsing a TOML table yields the frozen objects that run.
 
 No registry and no factory: every part is a discriminated union on ``kind``. Extra keys are refused.
+Problem, data and partition may also be plug-ins (plugins.py).
 Cross-checks between parts name the field, the value and the bound.
 """
 
@@ -18,10 +19,14 @@ from manifed.algorithms.tangent_mean import TangentMean
 from manifed.algorithms.variance_reduced import VarianceReduced
 from manifed.experiment.halves import check_halves, check_manifold, check_private_halves
 from manifed.experiment.limits import check_limits
+from manifed.experiment.plugins import OrPlugin, says_nothing_of_mixing
 from manifed.federation.cohorts import Cohort, Everyone
 from manifed.federation.replies import ReplyPolicy
 from manifed.privacy.events import Frozen, NeighboringRelation
 from manifed.privacy.mechanism import AdaptiveClip
+from manifed.problems.dataset import DataSource
+from manifed.problems.partition_specs import PartitionRule
+from manifed.problems.problem_specs import ProblemSource
 from manifed.problems.spec import DataSpec, EqualSpec, PartitionSpec, ProblemSpec
 
 View = Literal["server", "external", "client-level"]
@@ -119,7 +124,7 @@ class Federation(Frozen):
     num_clients: int = Field(ge=1)
     num_rounds: int = Field(ge=1)
     seed: int = Field(default=0, ge=0, lt=1 << 63)
-    partition: PartitionSpec = Field(default_factory=EqualSpec)
+    partition: Annotated[PartitionSpec, OrPlugin(PartitionRule)] = Field(default_factory=EqualSpec)
     cohort: Cohort = Everyone()
     replies: ReplyPolicy = ReplyPolicy()
 
@@ -176,8 +181,8 @@ class Experiment(Frozen):
 
     name: str = Field(min_length=1, pattern=r"^[A-Za-z0-9._-]+$")
     description: str = ""
-    problem: ProblemSpec
-    data: DataSpec
+    problem: Annotated[ProblemSpec, OrPlugin(ProblemSource)]
+    data: Annotated[DataSpec, OrPlugin(DataSource)]
     federation: Federation
     training: Training
     strategy: Strategy = TangentMean()
@@ -229,15 +234,30 @@ class Experiment(Frozen):
                 f"strategy.output_rule = 'uniform', got {self.strategy.output_rule!r}"
             )
 
+    def _mixes_records(self) -> str | None:
+        """What lets a record change another one, or leaves open whether it can; None: nothing."""
+        parts: list[tuple[str, DataSpec | ProblemSpec, str, type]] = [
+            ("data", self.data, "load", DataSource)
+        ]
+        if self.privacy.kind == "example-level":
+            parts.append(("problem", self.problem, "prepare", ProblemSource))
+        for field, part, maker, base in parts:
+            if says_nothing_of_mixing(part, maker, base):
+                return (
+                    f"{field}.kind: {part.kind!r} has a {maker} of its own; with privacy it needs "
+                    "mixes_records() too, which says whether a record can change another there "
+                    "(None: it cannot)"
+                )
+            if (mixed := part.mixes_records()) is not None:
+                return mixed
+        return None
+
     def _check_privacy(self) -> None:
         privacy, training = self.privacy, self.training
         if privacy.kind == "none":
             return
         check_private_halves(training, privacy.kind, privacy.noise.kind)
-        mixed = self.data.mixes_records()
-        if mixed is None and privacy.kind == "example-level":
-            mixed = self.problem.mixes_records()
-        if mixed is not None:
+        if (mixed := self._mixes_records()) is not None:
             raise ValueError(mixed)
         if privacy.kind == "client-level":
             self.federation.replies.check_client_level()

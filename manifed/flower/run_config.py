@@ -4,6 +4,10 @@
 who type ``flwr run``. A program that has resolved an experiment already sends the whole of it as
 the TOML text ``resolved``, so that every process reads the very object that was checked. A
 relative path is looked up in the current folder, then in the app's own.
+
+A run config comes from whoever submitted the run. It may name classes of other packages
+(``kind = "package.module:Class"``), and reading it imports them: only those that the environment
+variable MANIFED_PLUGINS of this process allows.
 """
 
 from collections.abc import Mapping
@@ -12,6 +16,7 @@ from pathlib import Path
 
 from manifed.errors import ConfigError
 from manifed.experiment.load import from_toml, load, parse_overrides, to_toml
+from manifed.experiment.plugins import allowed_here
 from manifed.experiment.schema import Experiment
 from manifed.flower import keys
 
@@ -25,19 +30,21 @@ def experiment_of(run_config: RunConfig) -> Experiment:
     """The experiment that a run config carries (see `manifed.experiment.load.load` for errors)."""
     resolved = str(run_config.get(keys.RUN_RESOLVED, ""))
     given = [str(run_config.get(k, "")) for k in (keys.RUN_EXPERIMENT, keys.RUN_OVERRIDES)]
-    return _experiment(resolved, *given)
+    return _experiment(resolved, *given, allowed_here())
 
 
 @lru_cache(maxsize=8)
-def _experiment(resolved: str, experiment: str, overrides: str) -> Experiment:
+def _experiment(
+    resolved: str, experiment: str, overrides: str, plugins: frozenset[str]
+) -> Experiment:
     if not resolved:
-        return load(find(experiment), settings=parse_overrides(overrides))
+        return load(find(experiment), settings=parse_overrides(overrides), plugins=plugins)
     if experiment or overrides:
         raise ConfigError(
             "resolved: expected empty experiment and overrides beside it, got "
             f"{experiment!r} and {overrides!r}"
         )
-    return from_toml(resolved)
+    return from_toml(resolved, plugins)
 
 
 def run_config_of(config: Experiment) -> dict[str, str]:

@@ -1,5 +1,6 @@
 """A loaded data set, and the base of the frozen models that describe one."""
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -51,6 +52,7 @@ class DataSource(Frozen):
     provides: ClassVar[ExampleKind]
     """The kind of its examples."""
 
+    @abstractmethod
     def load(self, data_dir: Path | None, seed: int) -> Dataset:
         """The data set; ``data_dir`` is read by real data only, ``seed`` by random data only.
 

@@ -1,5 +1,6 @@
 """Configuration of the partitions (laws: manifed/problems/partition.py)."""
 
+from abc import abstractmethod
 from typing import Any, Literal
 
 import numpy as np
@@ -14,6 +15,7 @@ from manifed.problems.partition import Indices
 class PartitionRule(Frozen):
     """What every partition's configuration can do."""
 
+    @abstractmethod
     def split(
         self, dataset: Dataset, num_partitions: int, rng: np.random.Generator
     ) -> list[Indices]:

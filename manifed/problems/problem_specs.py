@@ -1,5 +1,6 @@
 """The configuration of problems: frozen models, discriminated on ``kind``."""
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
@@ -37,6 +38,7 @@ class ProblemSource(Frozen):
     largest_entry: float = Field(default=LARGEST_ENTRY, gt=0, le=LARGEST_ENTRY)
     """Public bound on every |entry| of a prepared record; others are refused at loading."""
 
+    @abstractmethod
     def build(self) -> FiniteSum:
         """The problem, without data."""
         raise NotImplementedError
@@ -60,6 +62,7 @@ class ProblemSource(Frozen):
         return None
 
     @property
+    @abstractmethod
     def needs(self) -> ExampleKind:
         """The kind of examples that the problem reads."""
         raise NotImplementedError

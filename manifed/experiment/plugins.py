@@ -1,0 +1,273 @@
+"""Parts that live in packages of their own: a table whose kind is ``package.module:Class``.
+
+Nothing is registered. The string names a class, the table is an object of that class, and the class
+has the interface of the union in which its name stands: a frozen pydantic model, or a frozen
+dataclass. What it is made of is part of the experiment: the hash of its source goes into the hash
+of the config.
+"""
+
+import dataclasses
+import hashlib
+import importlib
+import inspect
+import os
+import re
+import sys
+import typing
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, GetCoreSchemaHandler, SerializationInfo, create_model
+from pydantic_core import CoreSchema, PydanticCustomError, SchemaValidator, core_schema
+
+from manifed.errors import ConfigError
+from manifed.privacy.events import Frozen
+
+_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+
+
+class NotAPlugin(ValueError):
+    """A string that names no class that a table can be; the text says why, in one line."""
+
+
+@dataclass(frozen=True)
+class Plugin:
+    """A class that a kind names, the model of its table, and the hash of its source."""
+
+    cls: type
+    model: type[BaseModel]
+    sha256: str
+
+
+def is_plugin(kind: object) -> bool:
+    """Whether a kind names a class instead of a part of this library."""
+    return isinstance(kind, str) and ":" in kind
+
+
+@lru_cache(maxsize=64)
+def plugin_of(kind: str) -> Plugin:
+    """The class that ``kind`` names, imported.
+
+    Raises:
+        NotAPlugin: not of that form, not importable, no class, not frozen, or without ``kind``.
+    """
+    if not _NAME.fullmatch(kind):
+        raise NotAPlugin(f"expected 'package.module:Class', got {kind!r}")
+    where, _, name = kind.partition(":")
+    try:
+        module = importlib.import_module(where)
+    except Exception as error:
+        raise NotAPlugin(
+            f"expected a module that can be imported, got {where!r} ({_said(error)}); install its "
+            "package where this runs"
+        ) from None
+    cls = getattr(module, name, None)
+    if not isinstance(cls, type):
+        raise NotAPlugin(f"expected a class, got {kind!r}, which is {type(cls).__name__}")
+    try:
+        model = _model_of(cls, kind)
+    except NotAPlugin:
+        raise
+    except Exception as error:
+        raise NotAPlugin(f"{kind!r}: no fields that a table can hold ({_said(error)})") from None
+    if "kind" not in model.model_fields:
+        raise NotAPlugin(f"{kind!r} needs the field kind: Literal[{kind!r}] = {kind!r}")
+    return Plugin(cls, model, _source_sha256(cls))
+
+
+def _said(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())
+
+
+def _model_of(cls: type, kind: str) -> type[BaseModel]:
+    """The pydantic model that reads the table of a class."""
+    if issubclass(cls, BaseModel):
+        if cls.model_config.get("frozen") and cls.model_config.get("extra") == "forbid":
+            return cls
+        raise NotAPlugin(
+            f"expected a frozen model that forbids unknown keys, got {kind!r}; derive it from "
+            "manifed.privacy.events.Frozen"
+        )
+    if not dataclasses.is_dataclass(cls) or not cls.__dataclass_params__.frozen:  # pyright: ignore[reportAttributeAccessIssue] (no stub)
+        raise NotAPlugin(f"expected a frozen pydantic model or a frozen dataclass, got {kind!r}")
+    types = typing.get_type_hints(cls, include_extras=True)
+    fields: dict[str, Any] = {f.name: (types[f.name], _default(f)) for f in dataclasses.fields(cls)}
+    return create_model(cls.__name__, __base__=Frozen, **fields)
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return ... if field.default is dataclasses.MISSING else field.default
+
+
+def _source_sha256(cls: type) -> str:
+    """Hash of the modules of the class's package, by name; of its own file where it has none.
+
+    The package is the outermost folder with an ``__init__.py``.
+    """
+    file = getattr(sys.modules[cls.__module__], "__file__", None)
+    if file is None:
+        raise NotAPlugin(f"expected a module with a file, got {cls.__module__!r}")
+    root = Path(file)
+    while (root.parent / "__init__.py").exists():
+        root = root.parent
+    files = sorted(root.rglob("*.py")) if root.is_dir() else [root]
+    digest = hashlib.sha256()
+    for path in files:
+        digest.update(f"{path.relative_to(root.parent).as_posix()}\0".encode())
+        digest.update(hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()
+
+
+# -- which plug-ins a table names -----------------------------------------------------------------
+VARIABLE = "MANIFED_PLUGINS"
+"""The environment variable that lists the packages a run config may name classes of."""
+
+
+def allowed_here() -> frozenset[str]:
+    """The packages in this process's `VARIABLE`, separated by commas; none where it is not set."""
+    named = os.environ.get(VARIABLE, "").split(",")
+    return frozenset(package.strip() for package in named) - {""}
+
+
+def plugins_in(table: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """(path, kind) of every kind in raw tables that names a class."""
+    waiting: list[tuple[str, Any]] = [("", table)]
+    while waiting:
+        path, node = waiting.pop()
+        if is_plugin(kind := node.get("kind")):
+            yield f"{path}kind", kind
+        waiting += [(f"{path}{k}.", v) for k, v in node.items() if isinstance(v, Mapping)]
+
+
+def check_allowed(table: Mapping[str, Any], packages: Collection[str]) -> None:
+    """Refuse a table that names a class outside of ``packages``, before anything is imported.
+
+    Raises:
+        ConfigError: naming field and kind, and the variable that would allow it.
+    """
+    for path, kind in plugins_in(table):
+        package = kind.partition(":")[0].partition(".")[0]
+        if package not in packages:
+            raise ConfigError(
+                f"{path}: expected a plug-in that this node allows ({VARIABLE}="
+                f"{','.join(sorted(packages))}), got {kind[:200]!r}; install it here and add its "
+                f"package to {VARIABLE}"
+            )
+
+
+# -- what a class must have -----------------------------------------------------------------------
+def check_interface(cls: type, interface: type) -> None:
+    """Refuse a class that lacks members of an interface, or has them in another shape.
+
+    Raises:
+        NotAPlugin: naming all members that are missing, or the first that differs.
+    """
+    wanted = _members(interface)
+    fields = getattr(cls, "model_fields", None) or getattr(cls, "__dataclass_fields__", {})
+    abstract: frozenset[str] = getattr(cls, "__abstractmethods__", frozenset())
+    name = f"{cls.__module__}:{cls.__qualname__}"
+    missing = sorted(n for n in wanted if n in abstract or not (n in fields or hasattr(cls, n)))
+    if missing:
+        raise NotAPlugin(f"{name!r} is no {interface.__name__}: it lacks {', '.join(missing)}")
+    for member in sorted(wanted):
+        expected, own = getattr(interface, member, None), getattr(cls, member, None)
+        if callable(expected) != callable(own):
+            what = "a method" if callable(expected) else "a property or a field"
+            raise NotAPlugin(f"{name!r} is no {interface.__name__}: {member} must be {what}")
+        if callable(expected) and callable(own):
+            _check_parameters(f"{name!r}: {member}", expected, own)
+
+
+def _members(interface: type) -> set[str]:
+    """The public names of a protocol, or of a base class and its bases."""
+    found = set[str]()
+    for base in interface.__mro__:
+        if base.__module__.startswith("manifed."):
+            found |= {*vars(base), *base.__annotations__}
+    return {n for n in found if not n.startswith(("_", "model_"))}
+
+
+def _check_parameters(what: str, expected: Callable[..., Any], own: Callable[..., Any]) -> None:
+    names = list(inspect.signature(expected).parameters)
+    try:
+        inspect.signature(own).bind(*names)
+    except TypeError:
+        raise NotAPlugin(
+            f"{what} must take ({', '.join(names)}), got {inspect.signature(own)}"
+        ) from None
+
+
+def says_nothing_of_mixing(part: Any, maker: str, base: Any) -> bool:
+    """Whether a part makes records by a method of its own and only inherits ``mixes_records``.
+
+    Args:
+        part: a problem or data set of a config.
+        maker: its method that makes records ("prepare", "load").
+        base: the class whose ``mixes_records`` says no, for this library's own parts.
+    """
+    cls: Any = type(part)
+    is_own = not getattr(cls, maker).__module__.startswith("manifed.")
+    return is_own and cls.mixes_records is base.mixes_records
+
+
+# -- a plug-in in a field of the schema -----------------------------------------------------------
+@dataclass(frozen=True)
+class OrPlugin:
+    """Annotation of a union: or an object of a class that its kind names, with ``interface``."""
+
+    interface: type
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        """The union's own schema; a plug-in never reaches it."""
+        return core_schema.no_info_wrap_validator_function(
+            self._read,
+            handler(source),
+            serialization=core_schema.wrap_serializer_function_ser_schema(_written, info_arg=True),
+        )
+
+    def _read(self, value: Any, known: Callable[[Any], Any]) -> Any:
+        is_table = isinstance(value, Mapping)
+        kind = value.get("kind") if is_table else getattr(value, "kind", None)
+        if not is_plugin(kind):
+            return known(value)
+        try:
+            found = plugin_of(kind)
+            check_interface(found.cls, self.interface)
+            if not is_table and type(value) is not found.cls:
+                raise NotAPlugin(f"expected a {kind!r}, got an object of {type(value).__name__}")
+            return _made(found, kind, value) if is_table else value
+        except NotAPlugin as error:
+            raise PydanticCustomError("plugin", "{text}", {"text": str(error)}) from None
+
+
+def _made(found: Plugin, kind: str, table: Mapping[str, Any]) -> Any:
+    """The object of a table; errors carry the kind in their location, as those of unions do."""
+    choices = {kind: found.model.__pydantic_core_schema__}
+    validator = SchemaValidator(core_schema.tagged_union_schema(choices, "kind"))
+    try:
+        made = validator.validate_python(dict(table))
+        if found.model is not found.cls:
+            made = found.cls(**{name: getattr(made, name) for name in found.model.model_fields})
+        hash(made)
+    except ValueError:
+        raise
+    except Exception as error:
+        raise NotAPlugin(f"{kind!r}: expected fields that make one ({_said(error)})") from None
+    return made
+
+
+def _written(value: Any, known: Callable[[Any], Any], info: SerializationInfo) -> Any:
+    if not is_plugin(getattr(value, "kind", None)):
+        return known(value)
+    found = plugin_of(value.kind)
+    fields = {name: getattr(value, name) for name in found.model.model_fields}
+    return found.model.model_construct(**fields).model_dump(
+        mode=info.mode, exclude_none=info.exclude_none
+    )

@@ -1,0 +1,207 @@
+"""Parts of other packages: named by their class, checked at load, part of the hash."""
+
+import sys
+from textwrap import dedent
+
+import pytest
+
+from manifed.errors import ConfigError
+from manifed.experiment.load import dump, from_toml, load, parse, sha256, to_toml
+from manifed.experiment.plugins import VARIABLE, plugin_of
+from manifed.flower.run_config import experiment_of, run_config_of
+from tests.experiment.test_load import QUICKSTART
+
+PARTS = '''
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from pydantic import Field
+
+from manifed.oracles.minibatch import Full, Minibatch
+from manifed.problems.partition_specs import EqualSpec, PartitionRule
+from manifed.problems.problem_specs import PrincipalEigenvectorSpec
+from manifed.privacy.events import Frozen
+
+
+class Halves(PartitionRule):
+    """A pydantic model."""
+
+    kind: Literal["orchard.parts:Halves"] = "orchard.parts:Halves"
+    share: float = Field(default=0.5, gt=0, lt=1)
+    minibatch: Minibatch = Full()
+
+    def split(self, dataset, num_partitions, rng):
+        return EqualSpec().split(dataset, num_partitions, rng)
+
+
+@dataclass(frozen=True)
+class Thirds:
+    """A frozen dataclass with the same interface."""
+
+    share: float
+    kind: str = "orchard.parts:Thirds"
+
+    def split(self, dataset, num_partitions, rng):
+        return EqualSpec().split(dataset, num_partitions, rng)
+
+
+@dataclass
+class Loose:
+    pass
+
+
+class Lists(Halves):
+    kind: Literal["orchard.parts:Lists"] = "orchard.parts:Lists"
+    sizes: list[int] = []
+
+
+class Unfinished(PartitionRule):
+    kind: Literal["orchard.parts:Unfinished"] = "orchard.parts:Unfinished"
+
+
+class Nameless(Frozen):
+    def split(self, dataset, num_partitions, rng):
+        raise AssertionError
+
+
+class TwoArguments(Halves):
+    kind: Literal["orchard.parts:TwoArguments"] = "orchard.parts:TwoArguments"
+
+    def split(self, dataset, num_partitions):
+        raise AssertionError
+
+
+class Centred(PrincipalEigenvectorSpec):
+    """Subtracts the client's mean, and so mixes records, and does not say so."""
+
+    kind: Literal["orchard.parts:Centred"] = "orchard.parts:Centred"
+
+    def prepare(self, shard, meta):
+        return super().prepare(shard, meta)
+
+
+class Honest(Centred):
+    kind: Literal["orchard.parts:Honest"] = "orchard.parts:Honest"
+
+    def mixes_records(self):
+        return "problem.kind: the mean of all records is taken from each"
+
+
+class Renamed(PrincipalEigenvectorSpec):
+    kind: Literal["orchard.parts:Renamed"] = "orchard.parts:Renamed"
+
+
+ELSEWHERE = 3
+'''
+
+
+@pytest.fixture
+def orchard(tmp_path, monkeypatch):
+    """A package outside of this repository; the folder that holds it."""
+    folder = tmp_path / "orchard"
+    folder.mkdir()
+    (folder / "__init__.py").write_text("")
+    (folder / "parts.py").write_text(dedent(PARTS))
+    (folder / "broken.py").write_text("1 / 0")
+    monkeypatch.syspath_prepend(tmp_path)
+    yield folder
+    for name in [name for name in sys.modules if name.split(".")[0] == "orchard"]:
+        del sys.modules[name]
+    plugin_of.cache_clear()
+
+
+def with_partition(table):
+    return dump(load(QUICKSTART)) | {"federation": {
+        "num_clients": 10, "num_rounds": 2, "partition": table}}  # fmt: skip
+
+
+@pytest.mark.usefixtures("orchard")
+@pytest.mark.parametrize("name", ["Halves", "Thirds"])
+def test_a_class_of_another_package_is_read_written_and_hashed(name):
+    config = parse(with_partition({"kind": f"orchard.parts:{name}", "share": 0.25}))
+    rule = config.federation.partition
+    assert (type(rule).__module__, type(rule).__name__) == ("orchard.parts", name)
+    assert rule.share == 0.25
+    assert dump(config)["federation"]["partition"]["kind"] == f"orchard.parts:{name}"
+    assert from_toml(to_toml(config)) == config
+    other = parse(with_partition({"kind": f"orchard.parts:{name}", "share": 0.75}))
+    assert sha256(other) != sha256(config)
+
+
+@pytest.mark.usefixtures("orchard")
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        ({"kind": "orchard.parts:halves"}, ["partition.kind", "expected a class", ":halves"]),
+        ({"kind": "orchard.parts:ELSEWHERE"}, ["partition.kind", "expected a class", "int"]),
+        ({"kind": "orchard:parts:x"}, ["partition.kind", "'package.module:Class'"]),
+        ({"kind": "orchards.parts:Halves"}, ["partition.kind", "No module", "install"]),
+        ({"kind": "orchard.broken:Halves"}, ["partition.kind", "ZeroDivisionError"]),
+        ({"kind": "orchard.parts:Loose"}, ["partition.kind", "frozen dataclass"]),
+        ({"kind": "orchard.parts:Nameless"}, ["partition.kind", "needs the field kind"]),
+        ({"kind": "orchard.parts:Unfinished"}, ["partition.kind", "lacks split"]),
+        ({"kind": "orchard.parts:TwoArguments"}, ["split", "must take", "rng"]),
+        ({"kind": "orchard.parts:Lists"}, ["partition.kind", "unhashable"]),
+        ({"kind": "orchard.parts:Thirds"}, ["federation.partition.share", "required"]),
+        ({"kind": "orchard.parts:Halves", "share": 2.0}, ["federation.partition.share", "2.0"]),
+        ({"kind": "orchard.parts:Halves", "share": True}, ["federation.partition.share", "True"]),
+        ({"kind": "orchard.parts:Thirds", "shares": 1.0, "share": 0.5}, ["did you mean 'share'?"]),
+        (
+            {"kind": "orchard.parts:Halves", "minibatch": {"kind": "poisson", "batch_size": -1.0}},
+            ["federation.partition.minibatch.batch_size: ", "greater than 0"],
+        ),
+    ],
+)
+def test_a_plugin_that_cannot_be_is_refused_in_one_line(table, words):
+    with pytest.raises(ConfigError) as caught:
+        parse(with_partition(table))
+    text = str(caught.value)
+    assert "\n" not in text
+    assert [word for word in words if word not in text] == []
+
+
+@pytest.mark.usefixtures("orchard")
+def test_a_plugin_of_another_interface_is_refused():
+    with pytest.raises(ConfigError, match=r"^problem\.kind: .*is no ProblemSource: it lacks build"):
+        parse(dump(load(QUICKSTART)) | {"problem": {"kind": "orchard.parts:Halves"}})
+
+
+@pytest.mark.usefixtures("orchard")
+def test_with_privacy_a_plugin_says_whether_it_mixes_records():
+    table = dump(load(QUICKSTART))
+    for name, words in (("Centred", r"needs mixes_records\(\)"), ("Honest", "the mean of all")):
+        theirs = table | {"problem": {"kind": f"orchard.parts:{name}"}}
+        with pytest.raises(ConfigError, match=rf"^problem\.kind: .*{words}"):
+            parse(theirs)
+        assert parse(theirs | {"privacy": {"kind": "none"}}).problem.kind.endswith(name)
+    assert parse(table | {"problem": {"kind": "orchard.parts:Renamed"}}).privacy.kind != "none"
+
+
+def test_the_hash_follows_the_source_of_the_package(orchard):
+    table, hashes = with_partition({"kind": "orchard.parts:Halves"}), set()
+    for text in ("", "# another way to cut"):
+        (orchard / "cuts.py").write_text(text)
+        plugin_of.cache_clear()
+        hashes.add(sha256(parse(table)))
+    assert len(hashes) == 2
+
+
+# -- a run config comes from somebody else ----------------------------------------------------
+def test_a_run_config_imports_only_what_this_node_allows(orchard, monkeypatch):
+    config = parse(with_partition({"kind": "orchard.parts:Halves"}))
+    text = run_config_of(config)
+    (orchard / "other.py").write_text("raise SystemExit('imported')")
+    hostile = {**text, "resolved": text["resolved"].replace("orchard.parts:", "orchard.other:")}
+    for allowed in ("", "orchards,numpy"):
+        monkeypatch.setenv(VARIABLE, allowed)
+        for given in (text, hostile):
+            with pytest.raises(ConfigError, match=r"^federation\.partition\.kind: .*MANIFED_PLUGI"):
+                experiment_of(given)
+        with pytest.raises(ConfigError, match=r"^problem\.kind: .*MANIFED_PLUGINS"):
+            experiment_of(
+                {"experiment": str(QUICKSTART), "overrides": "problem.kind='orchard.other:X'"}
+            )
+    assert "orchard.other" not in sys.modules
+    monkeypatch.setenv(VARIABLE, "numpy, orchard")
+    assert experiment_of(text) == config
