@@ -55,15 +55,7 @@ quickstart: $(VENV)/.installed ## Run configs/quickstart.toml (another one: CONF
 
 reproduce: $(VENV)/.installed ## Run every curve of a figure and draw it: FIG=000-1 (seed-figure)
 	@test -n "$(FIG)" || { echo 'Expected FIG=<seed>-<figure>, for example: make reproduce FIG=000-1'; exit 2; }
-	@set -e; found=0; \
-	for config in configs/experiments/$(subst -,_,$(FIG))_*.toml; do \
-	  test -e "$$config" || continue; found=1; \
-	  out="$(RUNS)/$(FIG)/$$(basename "$$config" .toml)"; \
-	  if grep -qs '"final"' "$$out/manifest.json"; then echo "kept: $$out"; \
-	  else $(RUN) simulation.py "$$config" --out "$$out"; fi; \
-	done; \
-	test $$found = 1 || { echo 'Expected configs/experiments/$(subst -,_,$(FIG))_*.toml, got no such file'; exit 2; }; \
-	$(RUN) -m manifed.runs.report $(RUNS)/$(FIG)/*/ --out $(RUNS)/$(FIG) --server-view
+	$(RUN) -m reproduction.figure $(FIG) --out $(RUNS)/$(FIG)
 
 bench: $(VENV)/.installed-dev ## Run the benchmarks, one script per claim
 	@set -e; for script in $(wildcard benchmarks/*.py); do \

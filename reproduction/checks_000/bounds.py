@@ -14,9 +14,9 @@ import numpy as np
 from manifed.experiment.assembly import initial_point, load_shards
 from manifed.experiment.load import load
 from manifed.problems.base import Examples
-from reproduction.checks_000.trials import Trial, mean, trial, trials
-from reproduction.experiment_files import experiment_path
+from reproduction.experiments import experiment_path
 from reproduction.findings import Finding, log_slope, verdict_of
+from reproduction.trials import Trial, mean, trial, trials
 
 LOCAL_DELTA = 1e-4
 SEEDS = (0, 1, 2)
@@ -73,7 +73,7 @@ def check_6() -> Finding:
         measured = least_mean_square(runs)
         numbers[f"epsilon {epsilon}"] = {"min mean |grad f|^2": measured, "bound": bound}
     return Finding(
-        6,
+        "6",
         "Theorem 5.1 holds on the sphere (digits, N=10, N_i=179, b=N_i, alpha=1/(2L_g), T=100)",
         verdict_of(
             as_printed=all(n["min mean |grad f|^2"] <= n["bound"] for n in numbers.values())
@@ -169,7 +169,7 @@ def check_7() -> Finding:
         numbers[f"T={t}"] = {"excess risk": mean(measured[t]), "bound": mean(bounds[t])}
     holds = all(n["excess risk"] <= n["bound"] for n in numbers.values())
     return Finding(
-        7,
+        "7",
         "Theorem 5.3 holds on SPD (N=20, N_i=250, K=1, alpha=1/(2L_g), epsilon=0.15); "
         "its bound is least at some T in between",
         verdict_of(as_printed=holds and interior),
@@ -196,7 +196,7 @@ def check_14() -> Finding:
         excess[epsilon] = mean(tails)
     slope = log_slope(list(excess), list(excess.values()))
     return Finding(
-        14,
+        "14",
         "excess risk falls as epsilon^-2 at fixed T where noise dominates",
         verdict_of(as_printed=abs(slope + 2) <= 0.25),
         {"slope": slope, "excess": {str(k): v for k, v in excess.items()}},

@@ -142,7 +142,7 @@ def check_13() -> Finding:
         row["at least (exact event)"] <= row["stated"] for row in rsvrg.values()
     )
     return Finding(
-        13,
+        "13",
         "sigma_i with constants set to one gives the stated (epsilon, delta)",
         verdict_of(as_printed=honest),
         {"DP-RSGD, full batch": rsgd, "DP-RSVRG": rsvrg},

@@ -2,8 +2,8 @@
 
 from itertools import pairwise
 
-from reproduction.checks_000.trials import mean, trials
 from reproduction.findings import Finding, verdict_of
+from reproduction.trials import mean, trials
 
 EPSILONS = ("0.08", "0.15", "0.3")
 SEEDS = {1: (0, 1, 2), 2: (0, 1, 2), 3: (0, 1)}
@@ -40,7 +40,7 @@ def check_4() -> Finding:
     as_printed = all(falls(values) for both in literal.values() for values in both.values())
     in_regime = all(falls(v["relative gap"]) for v in regime.values())
     return Finding(
-        4,
+        "4",
         "Figure 1: larger epsilon, better cost and smaller gradient (epsilon = 0.08, 0.15, 0.3)",
         verdict_of(as_printed=as_printed, in_regime=in_regime),
         {

@@ -3,8 +3,8 @@
 import os
 from itertools import pairwise
 
-from reproduction.checks_000.trials import mean, trials
 from reproduction.findings import Finding, verdict_of
+from reproduction.trials import mean, trials
 
 SEEDS = (0, 1)
 DIGITS, MNIST = (3, 6, 12), (8, 16)
@@ -49,7 +49,7 @@ def check_11() -> Finding:
     speed = speed_at_epsilon_one()
     better = all(improves(costs) for both in printed.values() for costs in both.values())
     return Finding(
-        11,
+        "11",
         'Figure 2: more agents at a fixed total are better, and "DP-RSVRG is faster"',
         verdict_of(as_printed=better, in_regime=improves(fixed) and speed["rsvrg"] < speed["rsgd"]),
         {"final cost": printed, "sigma fixed": fixed, "epsilon 1, t=5": speed},

@@ -8,9 +8,9 @@ import torch
 from manifed.experiment.assembly import load_shards
 from manifed.experiment.load import load
 from reproduction.checks_000.bounds import Ball, ball_of
-from reproduction.checks_000.trials import NON_PRIVATE, mean, trial
-from reproduction.experiment_files import experiment_path
+from reproduction.experiments import experiment_path
 from reproduction.findings import Finding, verdict_of
+from reproduction.trials import NON_PRIVATE, mean, trial
 
 NAME = "000_3_wishart-rsgd-N-20"
 CLIENTS, SHARD, STEP = 20, 25, 0.05
@@ -100,7 +100,7 @@ def check_8() -> Finding:
     decays = all(m.rate <= m.contraction for m in seeds)
     holds = max(of_bound.values()) <= 1 and whole < ROUNDING and decays
     return Finding(
-        8,
+        "8",
         "Theorem 5.4 on SPD, no noise: decay at rate <= P to a floor ~ (N-S)/(S(N-1)), 0 at S=N",
         verdict_of(as_printed=holds and spread <= 2, in_regime=holds),
         {

@@ -4,8 +4,8 @@ import os
 
 import numpy as np
 
-from reproduction.checks_000.trials import Trial, mean, trials
 from reproduction.findings import Finding, verdict_of
+from reproduction.trials import Trial, mean, trials
 
 SEEDS = (0, 1, 2)
 CURVES = ("rsgd", "dp-rsgd", "rsvrg", "dp-rsvrg")
@@ -45,7 +45,7 @@ def check_12() -> Finding:
     faster = found["dp-rsvrg"]["round of least"] < found["dp-rsgd"]["round of least"]
     private = reaches and faster and leaves["dp-rsvrg"]
     return Finding(
-        12,
+        "12",
         "Figure 5: DP methods reach the embedding, RSVRG faster; both RSVRG leave it again",
         verdict_of(as_printed=private and leaves["rsvrg"], in_regime=private),
         {**found, "leaves": leaves, "where RSGD ends": optimum},

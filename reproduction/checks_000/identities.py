@@ -109,7 +109,7 @@ def check_15() -> Finding:
         "K=1, s=N round against one noised gradient step": one_full_batch_step(),
     }
     return Finding(
-        15,
+        "15",
         "m=1 RSVRG = full-batch RSGD; s=1 returns the client's point; K=1, s=N is a gradient step",
         verdict_of(as_printed=max(numbers.values()) <= 1e-9),
         numbers,
@@ -148,7 +148,7 @@ def check_16() -> Finding:
     slopes = {name: log_slope(SPREADS, values) for name, values in differences.items()}
     holds = all(abs(slope - 3) < 0.3 for slope in slopes.values()) and max(flat) < EXACT
     return Finding(
-        16,
+        "16",
         "tangent mean - Fréchet mean = O(spread^3) on curved manifolds, 0 on flat ones",
         verdict_of(as_printed=holds),
         {

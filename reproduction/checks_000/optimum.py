@@ -1,7 +1,7 @@
 """Check 5 (and the same on the other two problems): without noise both algorithms reach f*."""
 
-from reproduction.checks_000.trials import NON_PRIVATE, trial
 from reproduction.findings import Finding, verdict_of
+from reproduction.trials import NON_PRIVATE, trial
 
 SEED = 0
 EVERYONE = 'federation.cohort={ kind = "all" }'
@@ -55,7 +55,7 @@ def check_5() -> Finding:
     """Relative gap below 1e-3 for RSGD and RSVRG on sphere, SPD and hyperboloid."""
     gaps = {name: relative_gap(name) for name in RUNS}
     return Finding(
-        5,
+        "5",
         "without noise RSGD and RSVRG reach f* on all three problems (relative gap < 1e-3)",
         verdict_of(as_printed=all(gap < 1e-3 for gap in gaps.values())),
         gaps,

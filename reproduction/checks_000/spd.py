@@ -1,7 +1,7 @@
 """Checks 9 and 10: DP-RSVRG against DP-RSGD on SPD (Figures 3 and 4)."""
 
-from reproduction.checks_000.trials import Trial, mean, trials
 from reproduction.findings import Finding, verdict_of
+from reproduction.trials import Trial, mean, trials
 
 SEEDS = (0, 1)
 EARLY, ROUNDS = 5, 100
@@ -83,7 +83,7 @@ def check_9() -> Finding:
     ahead = all(n["t=5"]["rsvrg"] < n["t=5"]["rsgd"] for n in numbers.values())
     stays = all(n["floor"]["rsvrg"] < n["floor"]["rsgd"] for n in numbers.values())
     return Finding(
-        9,
+        "9",
         "DP-RSVRG outperforms DP-RSGD on SPD",
         verdict_of(as_printed=ahead and stays, in_regime=ahead),
         {**numbers, "equal privacy (4, 1e-4)": privacy},
@@ -96,7 +96,7 @@ def check_10() -> Finding:
     """N_i from 250 to 100 raises both floors alike, so DP-RSVRG is not less sensitive."""
     growth = {a: floor(a, 50) / floor(a, 20) for a in ("rsgd", "rsvrg")}
     return Finding(
-        10,
+        "10",
         "DP-RSVRG is less sensitive to the noise than DP-RSGD (N_i from 250 to 100)",
         verdict_of(as_printed=growth["rsvrg"] < 0.8 * growth["rsgd"]),
         {"growth of the floor": growth, "growth of sigma^2": (250 / 100) ** 2},

@@ -43,7 +43,7 @@ def check_1() -> Finding:
         deviations.append(abs(found[1] / row["delta"] - 1))
     worst = max(deviations)
     return Finding(
-        1,
+        "1",
         "Table 1 follows from Theorem 4.2 (96 numbers, 0.5 %)",
         verdict_of(as_printed=len(deviations) == 96 and worst <= 5e-3),
         {"numbers": len(deviations), "largest_relative_deviation": worst},
@@ -62,7 +62,7 @@ def check_2() -> Finding:
         row["epsilon"] < row["num_rounds"] * _one_round(row) * (1 + 5e-3) for row in table_1()
     )
     return Finding(
-        2,
+        "2",
         "epsilon' grows with T, s, epsilon; advanced <= basic in Table 1; rho = 1 gives s epsilon",
         verdict_of(as_printed=grows and below_basic and abs(whole / (10 * LOCAL[0]) - 1) < 1e-9),
         {"by_rounds": rounds, "by_cohort": cohorts, "by_local_epsilon": locals_, "rho_1": whole},
@@ -90,7 +90,7 @@ def check_3() -> Finding:
     ordered = all(_is_ordered(s, views) for (_, s, _), views in pairs.items())
     example, first, last = pairs[300, 10, 500], pairs[100, 1, 50], pairs[100, 1, 500]
     return Finding(
-        3,
+        "3",
         "parallel composition across clients is never worse, equal iff s = 1",
         verdict_of(as_printed=ordered),
         {

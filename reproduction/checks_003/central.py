@@ -24,7 +24,7 @@ from manifed.privacy.mechanism import ExampleMechanism, PublishedNoise
 from manifed.privacy.noise import NoiseSource
 from manifed.problems.base import Examples
 from manifed.problems.finite_sum import FiniteSum
-from reproduction.experiment_files import experiment_path
+from reproduction.experiments import experiment_path
 
 
 class Shared(Examples):

@@ -10,7 +10,7 @@ from manifed.flower.strategy import ServerLoop
 from reproduction.checks_003 import CHECKS, accounting, convergence, laws
 from reproduction.checks_003.central import experiment, gradients_a_round, solve
 from reproduction.checks_003.settings import centrally, cloud, example_level, rsvrg
-from reproduction.experiment_files import EXPERIMENTS
+from reproduction.experiments import EXPERIMENTS
 from reproduction.findings import log_slope
 
 pytestmark = pytest.mark.golden

@@ -31,12 +31,16 @@ FIGURES = (
 
 LABELS = {
     "cost": "cost $f(x)$",
+    "cost_gap": "excess risk $f(x) - f(x^*)$",
     "relative_cost_gap": "relative cost gap $(f(x) - f(x^*))\\,/\\,|f(x^*)|$",
+    "distance_to_truth": "distance to the true embedding",
     "gradient_norm": "gradient norm $\\|\\mathrm{grad}\\,f(x)\\|$",
     "round": "round",
     "uploads": "matrices sent by a client",
     "epsilon": "$\\varepsilon$ spent",
 }
+LINEAR = {"cost", "distance_to_truth"}
+"""Columns y on a linear axis; all others have a logarithmic one."""
 Numbered = Sequence[tuple[int, Curve]]
 """Curves with their place in the whole report, so that each keeps its colour in every figure."""
 
@@ -72,8 +76,7 @@ def draw(runs: Sequence[Run], out: Path) -> list[Path]:
         with rc_context(rc=STYLE):
             figure = Figure(figsize=(6.4, 4.2), layout="constrained")
             axes = figure.add_subplot()
-            _draw_curves(axes, shown, x, y)
-            _draw_frame(axes, shown, x, y)
+            draw_axes(axes, shown, x, y)
             content = io.BytesIO()
             figure.savefig(content, format="png", dpi=160, metadata={"Software": None})
         drawn[out / f"{y}-by-{x}.png".replace("_", "-")] = content.getvalue()
@@ -107,12 +110,18 @@ def _is_drawable(curve: Curve, x: str, y: str) -> bool:
     """Whether at least two different x have a y (for logarithms: a positive one)."""
     first, rows = curve.values(x, y)
     mean = rows.mean(axis=0) if rows.size else first
-    return len(np.unique(first[mean > 0] if y != "cost" else first)) > 1
+    return len(np.unique(first if y in LINEAR else first[mean > 0])) > 1
 
 
 def _words(label: str) -> str:
     """A label that matplotlib reads as words, not as mathematics."""
     return one_line(label).replace("$", r"\$")
+
+
+def draw_axes(axes: "Axes", curves: Numbered, x: str, y: str) -> None:
+    """The curves of column y against column x, with labels, scales and legend."""
+    _draw_curves(axes, curves, x, y)
+    _draw_frame(axes, curves, x, y)
 
 
 def _draw_curves(axes: "Axes", curves: Numbered, x: str, y: str) -> None:
@@ -148,7 +157,7 @@ def _draw_optimum(axes: "Axes", curves: Numbered) -> None:
 def _draw_frame(axes: "Axes", curves: Numbered, x: str, y: str) -> None:
     axes.set_xlabel(LABELS[x] + (_delta(curves) if x == "epsilon" else ""))
     axes.set_ylabel(LABELS[y])
-    if y != "cost":
+    if y not in LINEAR:
         axes.set_yscale("log")
     if x == "epsilon":
         axes.set_xlim(left=0)
@@ -172,7 +181,7 @@ def _delta(curves: Numbered) -> str:
 
 
 def _positive(values: Column, y: str) -> Column:
-    return values if y == "cost" else np.where(values > 0, values, np.nan)
+    return values if y in LINEAR else np.where(values > 0, values, np.nan)
 
 
 def _optimum(run: Run) -> float | None:

@@ -1,7 +1,7 @@
 """What goes beyond the paper as measured checks: partial participation and private training.
 
-Run by reproduction/projected_claims.py as PARTIAL, EXAMPLE and CLIENT, on the data of
-configs/experiments/001_partial-*.toml and 001_private-*.toml.
+PARTIAL, EXAMPLE and CLIENT, on the data of configs/experiments/001_partial-*.toml and
+001_private-*.toml.
 """
 
 from statistics import mean
@@ -13,7 +13,8 @@ from manifed.experiment.load import parse
 from manifed.experiment.pricing import planned_statement
 from manifed.experiment.schema import Experiment
 from manifed.federation.cohorts import FixedSize
-from reproduction.projected_experiments import Verdict, table
+from reproduction.experiments import table
+from reproduction.findings import Finding, verdict_of
 from reproduction.race import Result, run
 
 SEEDS = (0, 1, 2)
@@ -32,8 +33,8 @@ def gap_of(config: Experiment) -> float:
     return cost_gap(config, run(config))
 
 
-def partial() -> Verdict:
-    """Ten of thirty a round: the books converge as with everybody, stale corrections do not."""
+def check_partial() -> Finding:
+    """Ten of thirty a round: with control variates as with everybody, stale ones never."""
     numbers: dict[str, Any] = {}
     is_true = True
     for seed in SEEDS[:2]:
@@ -42,23 +43,29 @@ def partial() -> Verdict:
         naive = table("001_6_projected", **changes)
         naive["strategy"]["tube_radius"] = 1e9
         ends = {
-            "books": run(table("001_partial-books", **changes)),
+            "control variates": run(table("001_partial-books", **changes)),
             "stale": run(naive, cohort=FixedSize(cohort_size=10), patience=100),
             "rfedavg": run(table("001_partial-rfedavg", **changes), patience=100),
             "everybody": run(whole),
         }
         final = {name: end.final for name, end in ends.items()}
         numbers[f"seed {seed}, |grad|"] = final
-        is_true &= final["books"] <= 2 * final["everybody"]
-        is_true &= min(final["stale"], final["rfedavg"]) >= 30 * final["books"]
+        is_true &= final["control variates"] <= 2 * final["everybody"]
+        is_true &= min(final["stale"], final["rfedavg"]) >= 30 * final["control variates"]
     price = run(table("001_partial-books"), [1e-2], stops=True).reached[1e-2]
     full = run(table("001_6_projected", step_size=2e-3), [1e-2], stops=True).reached[1e-2]
     numbers["messages up to 1e-2, seed 0"] = [10 * price.rounds, 30 * full.rounds]
     numbers["MB both ways to 1e-2, seed 0"] = [price.wire_bytes / 1e6, full.wire_bytes / 1e6]
-    return Verdict("partial participation", is_true, numbers)
+    return Finding(
+        "PARTIAL",
+        "ten of thirty a round: with control variates at the server it converges as with all",
+        verdict_of(as_printed=is_true),
+        numbers,
+        SEEDS[:2],
+    )
 
 
-def private_example() -> Verdict:
+def check_example() -> Finding:
     """At (4, 1e-5) for every image, even against the server, ours ends below RFedAvg."""
     names = ("projected", "rfedavg")
     gaps = {
@@ -67,10 +74,16 @@ def private_example() -> Verdict:
     }
     is_true = all(a < b for a, b in zip(gaps["projected"], gaps["rfedavg"], strict=True))
     numbers = {"relative cost gap": gaps, "epsilon": _epsilons("example", "server")}
-    return Verdict("private training, example level", is_true, numbers)
+    return Finding(
+        "EXAMPLE",
+        "(4, 1e-5) for every image, even against the server: ours ends below RFedAvg",
+        verdict_of(as_printed=is_true),
+        numbers,
+        SEEDS,
+    )
 
 
-def private_client() -> Verdict:
+def check_client() -> Finding:
     """At (8, 1e-3) for every client plain uploads keep up with RFedAvg, corrected ones do not."""
     numbers: dict[str, Any] = {}
     is_true = True
@@ -88,7 +101,13 @@ def private_client() -> Verdict:
         is_true &= mean(gaps["plain"]) <= 1.02 * mean(gaps["rfedavg"])
         is_true &= mean(gaps["corrected"]) >= (2 if rounds == 20 else 8) * mean(gaps["plain"])
     numbers["epsilon"] = _epsilons("client", "client-level")
-    return Verdict("private training, client level", is_true, numbers)
+    return Finding(
+        "CLIENT",
+        "(8, 1e-3) for every client: plain uploads keep up with RFedAvg, corrected do not",
+        verdict_of(as_printed=is_true),
+        numbers,
+        SEEDS,
+    )
 
 
 def _epsilons(unit: str, view: str) -> dict[str, float]:

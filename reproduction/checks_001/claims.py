@@ -1,19 +1,10 @@
-"""The claims of the projected federated learning paper as measured checks (spec 001 §8, C3-C13).
+"""C3 to C13: the claims of the projected federated learning paper, measured (spec 001 §8).
 
-    python reproduction/projected_claims.py [C4 C9 PARTIAL ...] [--json]
-
-Each claim is a function from nothing to numbers and a verdict; the runs are those of
-configs/experiments/001_*.toml, shortened where a claim needs fewer rounds, and ended on their
-plateau where the gradient norm has not fallen by 1 % in ``patience`` rounds. C1, C2 and C11 are
-equalities and bounds: test_projected.py in tests/clients, test_projected_theory.py in
-tests/strategies.
-PARTIAL, EXAMPLE and CLIENT go beyond the paper: reproduction/projected_beyond.py.
+The runs are those of configs/experiments/001_*.toml, shortened where a claim needs fewer rounds,
+and ended on their plateau where the gradient norm has not fallen by 1 % in ``patience`` rounds.
 """
 
-import argparse
-import json
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -21,8 +12,8 @@ import torch
 from manifed.experiment.assembly import load_shards
 from manifed.experiment.evaluation import client_shares
 from manifed.experiment.load import parse
-from reproduction.projected_beyond import partial, private_client, private_example
-from reproduction.projected_experiments import Verdict, best_point, table
+from reproduction.experiments import best_point, table
+from reproduction.findings import Finding, verdict_of
 from reproduction.race import Result, run
 
 ROUNDING = 1e-12
@@ -46,15 +37,20 @@ def endings(results: Mapping[str, Result]) -> dict[str, float | str]:
     return {name: ending(result) for name, result in results.items()}
 
 
-def c3() -> Verdict:
+def check_c3() -> Finding:
     """From the optimum with zero corrections RFedAvg leaves for good, Algorithm 1 comes back."""
     ours = run(table("001_6_projected", step_size=2e-3, rounds=400), start=best_point)
     averaged = run(table("001_6_rfedavg", step_size=2e-3, rounds=100), start=best_point)
     shown = {"projected": at(ours, 0, 1, 10, 100, 400), "rfedavg": at(averaged, 0, 10, 100)}
-    return Verdict("no drift", ours.final < 1e-3 and averaged.final > 0.3, shown)
+    return Finding(
+        "C3",
+        "no client drift: from the optimum Algorithm 1 comes back, RFedAvg leaves for good",
+        verdict_of(as_printed=ours.final < 1e-3 and averaged.final > 0.3),
+        shown,
+    )
 
 
-def c4() -> Verdict:
+def check_c4() -> Finding:
     """Synthetic kPCA: both drift-corrected algorithms converge, averaging stalls."""
     numbers: dict[str, Any] = {}
     is_true = True
@@ -68,10 +64,15 @@ def c4() -> Verdict:
         is_true &= final["projected"] <= min(5e-3, 1.5 * final["rfedsvrg"])
         is_true &= min(final["rfedavg"], final["rfedprox"]) >= 0.5
         is_true &= final["rfedavg"] / final["projected"] >= 100
-    return Verdict("synthetic kPCA at equal step size", is_true, numbers)
+    return Finding(
+        "C4",
+        "synthetic kPCA, equal eta: ours and RFedSVRG converge, RFedAvg and RFedProx stall",
+        verdict_of(as_printed=is_true),
+        numbers,
+    )
 
 
-def c5() -> Verdict:
+def check_c5() -> Finding:
     """Ours needs at most 0.55 times the uploads of RFedSVRG at equal step size."""
     numbers: dict[str, Any] = {}
     for name, target in (("001_6", 1e-2), ("001_4_exact", 1e-4)):
@@ -86,10 +87,15 @@ def c5() -> Verdict:
             "ratio": ratio,
         }
     is_true = all(entry["ratio"] <= 0.55 for entry in numbers.values())
-    return Verdict("uploads to a target", is_true, numbers)
+    return Finding(
+        "C5",
+        "at most 0.55 times the uploads of RFedSVRG at equal eta",
+        verdict_of(as_printed=is_true),
+        numbers,
+    )
 
 
-def c6() -> Verdict:
+def check_c6() -> Finding:
     """More local steps: fewer uploads for Algorithm 1, a higher plateau for RFedAvg."""
     ours = {tau: run(table(f"001_7_projected-tau-{tau}", rounds=1000), [1e-2]) for tau in TAUS}
     flat = {
@@ -100,13 +106,18 @@ def c6() -> Verdict:
     is_true = uploads[0] > uploads[1] > uploads[2] and flat[10] < flat[15] < flat[20]
     is_true &= ends[1] < ends[0] / 10 and ends[2] < ends[1] / 10
     numbers = {"uploads to 1e-2": uploads, "|grad| at 1000": ends, "rfedavg plateau": flat}
-    return Verdict("local steps help", is_true, numbers)
+    return Finding(
+        "C6",
+        "more local steps: fewer uploads for ours, a higher plateau for RFedAvg",
+        verdict_of(as_printed=is_true),
+        numbers,
+    )
 
 
 TAUS = (10, 15, 20)
 
 
-def c7() -> Verdict:
+def check_c7() -> Finding:
     """Digits: after 1000 rounds the corrected algorithms are far below averaging's plateau."""
     ends = {a: run(table(f"001_1_digits-{a}"), patience=250) for a in ("projected", *RIVALS)}
     final = {name: result.final for name, result in ends.items()}
@@ -121,10 +132,15 @@ def c7() -> Verdict:
     plateau = min(final["rfedavg"], final["rfedprox"])
     is_true = 30 * max(final["projected"], final["rfedsvrg"]) <= plateau
     is_true &= 50 * max(gaps["projected"], gaps["rfedsvrg"]) <= gaps["rfedavg"]
-    return Verdict("digits kPCA", is_true, {"|grad|": final, "f - f*": gaps, "angle": angle})
+    return Finding(
+        "C7",
+        "digits: after 1000 rounds the corrected algorithms are far below averaging's plateau",
+        verdict_of(as_printed=is_true),
+        {"|grad|": final, "f - f*": gaps, "angle": angle},
+    )
 
 
-def c8() -> Verdict:
+def check_c8() -> Finding:
     """Stochastic gradients: a floor whose mean square falls like the sampling variance."""
     floors: dict[str, float] = {}
     for b in (9, 18, 45, 90):
@@ -138,10 +154,15 @@ def c8() -> Verdict:
     ]
     is_true = all(0.5 <= r <= 2 for r in ratios) and full < 0.05 * floors["90"] ** 0.5
     numbers = {"mean square": floors, "relative to sampling variance": ratios, "full": full}
-    return Verdict("batch size", is_true, numbers)
+    return Finding(
+        "C8",
+        "minibatches end in a floor whose mean square falls like the sampling variance",
+        verdict_of(as_printed=is_true),
+        numbers,
+    )
 
 
-def c9() -> Verdict:
+def check_c9() -> Finding:
     """Matrix completion: as many rounds as RFedSVRG, half the uploads; RFedAvg needs conflict."""
     numbers: dict[str, Any] = {}
     is_true = True
@@ -162,19 +183,29 @@ def c9() -> Verdict:
         "noisy, |grad| at 80": endings(noisy),
         "heterogeneous, |grad| at 200": endings(mixed),
     }
-    return Verdict("matrix completion", is_true, numbers)
+    return Finding(
+        "C9",
+        "matrix completion: as many rounds as RFedSVRG, half the uploads",
+        verdict_of(as_printed=is_true),
+        numbers,
+    )
 
 
-def c10() -> Verdict:
+def check_c10() -> Finding:
     """Matrix completion: more local steps, fewer uploads."""
     uploads = [
         run(table(f"001_9_projected-tau-{tau}"), [1e-4], stops=True).uploads(1e-4) for tau in TAUS
     ]
     is_true = uploads[0] > uploads[1] > uploads[2]
-    return Verdict("local steps help matrix completion", is_true, {"uploads to 1e-4": uploads})
+    return Finding(
+        "C10",
+        "matrix completion: more local steps, fewer uploads",
+        verdict_of(as_printed=is_true),
+        {"uploads to 1e-4": uploads},
+    )
 
 
-def c12() -> Verdict:
+def check_c12() -> Finding:
     """CPU time a round: ours is fastest and RFedProx slowest, with exact maps and without."""
     numbers: dict[str, Any] = {}
     for maps in ("exact", "retraction"):
@@ -190,10 +221,15 @@ def c12() -> Verdict:
         and max(t, key=lambda name: t[name]) == "rfedprox"
         for t in numbers.values()
     )
-    return Verdict("run time", is_true, numbers)
+    return Finding(
+        "C12",
+        "ours is the cheapest round and RFedProx the dearest, with exact maps and without",
+        verdict_of(as_printed=is_true),
+        numbers,
+    )
 
 
-def c13() -> Verdict:
+def check_c13() -> Finding:
     """Limits: a narrower window than RFedSVRG's, its edge at eta = 4e-3, and centred data."""
     window = {
         f"{eta:g}": {
@@ -221,32 +257,9 @@ def c13() -> Verdict:
         "synthetic, eta 4e-3, |grad| at 500, seeds 0-3": edge,
         "centred digits, |grad| at 300": {step: endings(ends) for step, ends in centred.items()},
     }
-    return Verdict("limits", is_true, numbers)
-
-
-CLAIMS: dict[str, Callable[[], Verdict]] = {
-    "C3": c3, "C4": c4, "C5": c5, "C6": c6, "C7": c7, "C8": c8, "C9": c9, "C10": c10, "C12": c12,
-    "C13": c13, "PARTIAL": partial, "EXAMPLE": private_example, "CLIENT": private_client,
-}  # fmt: skip
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Print a verdict a claim; exit code 1 when one does not hold."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("claims", nargs="*", metavar="CLAIM", help=", ".join(CLAIMS))
-    parser.add_argument("--json", action="store_true")
-    given = parser.parse_args(argv)
-    torch.set_num_threads(1)
-    found = {name: CLAIMS[name]() for name in (given.claims or CLAIMS)}
-    for name, verdict in found.items():
-        print(f"{name:4} {'holds' if verdict.holds else 'FAILS'}  {verdict.claim}")
-        for key, value in verdict.numbers.items():
-            print(f"       {key}: {json.dumps(value)}")
-    if given.json:
-        numbers = {n: {"holds": v.holds, **v.numbers} for n, v in found.items()}
-        print(json.dumps(numbers))
-    return 0 if all(verdict.holds for verdict in found.values()) else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return Finding(
+        "C13",
+        "limits: a narrower window of eta than RFedSVRG's, its edge at 4e-3, centred data",
+        verdict_of(as_printed=is_true),
+        numbers,
+    )

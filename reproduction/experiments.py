@@ -1,7 +1,7 @@
-"""The experiments configs/experiments/001_*.toml as tables to change, and what a claim returns."""
+"""The checked-in experiments: where they lie, and their tables to change."""
 
 import tomllib
-from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -9,16 +9,14 @@ import torch
 from manifed.experiment.assembly import load_shards
 from manifed.experiment.evaluation import client_shares
 from manifed.experiment.schema import Experiment
-from reproduction.experiment_files import experiment_path
+
+ROOT = Path(__file__).resolve().parents[1]
+EXPERIMENTS = ROOT / "configs" / "experiments"
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """What was measured, and whether the claim holds as stated."""
-
-    claim: str
-    holds: bool
-    numbers: dict[str, Any]
+def experiment_path(name: str) -> Path:
+    """configs/experiments/NAME.toml, or NAME itself where it is a path to a config."""
+    return Path(name) if name.endswith(".toml") else EXPERIMENTS / f"{name}.toml"
 
 
 def table(name: str, **changes: Any) -> dict[str, Any]:
@@ -30,8 +28,6 @@ def table(name: str, **changes: Any) -> dict[str, Any]:
         found["federation"]["seed"] = changes["seed"]
     if "step_size" in changes:
         found["training"]["step_size"] = changes["step_size"]
-    if "batch" in changes:
-        found["training"]["minibatch"] = changes["batch"]
     if changes.get("centred"):
         found["data"]["is_centred"] = True
     return found

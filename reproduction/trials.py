@@ -18,7 +18,7 @@ from torch import Tensor
 from benchmarks.common.quiet import flower_says_only
 from manifed.cli.launch import Request, launch
 from manifed.runs.report.runs import read
-from reproduction.experiment_files import experiment_path
+from reproduction.experiments import experiment_path
 
 NON_PRIVATE = 'privacy={ kind = "none" }'
 """Override: neither clipping nor noise."""
