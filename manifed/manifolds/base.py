@@ -23,10 +23,12 @@ import torch
 from torch import Tensor
 
 from manifed.manifolds.defects import frobenius, largest_entry, or_infinite
-from manifed.manifolds.linalg import standard_normal
+from manifed.manifolds.linalg import above_zero, standard_normal
 
 SAFE_NORMS = 1e-140, 1e140
 """Norms between these neither overflow nor vanish when they are squared, in float64."""
+SAFE_NORMS_OF_SHORTER = 1e-15, 1e15
+"""The same in float32."""
 
 
 class Manifold(geoopt.Manifold):
@@ -107,8 +109,10 @@ class Manifold(geoopt.Manifold):
             points: the points, along the first dimension.
             weights: their weights (n,), normalised here; equal where absent.
             max_iterations: iterations at most.
-            tolerance: norm of the weighted mean of logarithms at which to stop.
+            tolerance: norm of the weighted mean of logarithms at which to stop; at least eight
+                units of rounding.
         """
+        tolerance = max(tolerance, 8 * torch.finfo(points.dtype).eps)
         count = points.shape[0]
         if weights is None:
             weights = points.new_full((count,), 1.0 / count)
@@ -131,7 +135,7 @@ class Manifold(geoopt.Manifold):
         carried = self.transp(x, y, u)
         square = self.inner(y, carried, carried, keepdim=True)
         change = square - self.inner(y, carried, v, keepdim=True)
-        return (step * square / change.clamp_min(square / 4).clamp_min(1e-300)).clamp(0.02, 10.0)
+        return (step * square / above_zero(change.clamp_min(square / 4), power=2)).clamp(0.02, 10.0)
 
     # -- where tensors lie -------------------------------------------------------------------
     def membership_defect(self, x: Tensor) -> Tensor:
@@ -179,7 +183,8 @@ class Manifold(geoopt.Manifold):
         ``norm_slack`` at most; NaN or infinite where u is not finite.
         """
         norms = self.norm(x, u)
-        is_safe = (norms > SAFE_NORMS[0]) & (norms < SAFE_NORMS[1])
+        low, high = SAFE_NORMS if norms.dtype == torch.float64 else SAFE_NORMS_OF_SHORTER
+        is_safe = (norms > low) & (norms < high)
         if not bool(is_safe.all()):
             scale = u.abs().amax(self.point_dims(), keepdim=True)
             scale = torch.where(scale > 0, scale, 1.0)

@@ -17,7 +17,7 @@ from torch import Tensor
 from manifed.manifolds.base import Manifold, verdict
 from manifed.manifolds.defects import gram_defect
 from manifed.manifolds.linalg import (
-    TINY,
+    above_zero,
     expm,
     identity_like,
     minus_product,
@@ -96,12 +96,12 @@ class Grassmann(Manifold):
     def logmap(self, x: Tensor, y: Tensor) -> Tensor:
         """The horizontal vector at x of the shortest geodesic to span y, |u| <= pi/2 sqrt(k)."""
         angles, sines, height, right, _ = _principal(x, y)
-        return height @ (angles / sines.clamp_min(TINY) * right).mT
+        return height @ (angles / above_zero(sines) * right).mT
 
     def transp(self, x: Tensor, y: Tensor, v: Tensor) -> Tensor:
         """Parallel transport along the geodesic, as the horizontal lift at the basis y."""
         angles, sines, height, right, turn = _principal(x, y)
-        u = height @ (angles / sines.clamp_min(TINY) * right).mT
+        u = height @ (angles / above_zero(sines) * right).mT
         t, along = angles.squeeze(-2), u.mT @ v
         fall = _function(right, quotient(torch.sin, t)) @ along
         back = _function(right, 0.5 * quotient(torch.sin, t / 2).square()) @ along

@@ -15,10 +15,7 @@ from geoopt.utils import size2shape
 from torch import Tensor
 
 from manifed.manifolds.base import Manifold, safe_sqrt, verdict
-from manifed.manifolds.linalg import TINY, standard_normal
-
-TINY_SQUARE = TINY * TINY
-EPS = torch.finfo(torch.float64).eps
+from manifed.manifolds.linalg import above_zero, standard_normal
 
 
 def _dot(u: Tensor, v: Tensor) -> Tensor:
@@ -49,12 +46,12 @@ def _parts(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     rise = (b - a) + (y[..., :1] - x[..., :1])
     radial = torch.log1p(rise.abs() / torch.minimum(a + x[..., :1], b + y[..., :1]))
     chord = _length(b * x[..., 1:] - a * y[..., 1:])
-    angular = chord.square() / (4 * a * b).clamp_min(TINY_SQUARE)
+    angular = chord.square() / above_zero(4 * a * b, power=2)
     return radial.copysign(rise), angular
 
 
 class Lorentz(Manifold):
-    """Hyperbolic space H^d in R^{d+1}; usable up to radius 25 in float64."""
+    """Hyperbolic space H^d in R^{d+1}; usable up to radius 25 in float64, 9 in float32."""
 
     name = "Lorentz"
     ndim = 1
@@ -102,7 +99,7 @@ class Lorentz(Manifold):
         (u_s)_across . (v_s)_across + (x_s.u_s)(x_s.v_s) / (r^2 x_0^2), across x_s.
         """
         space = x[..., 1:]
-        square = _dot(space, space).clamp_min(TINY_SQUARE)
+        square = above_zero(_dot(space, space), power=2)
         along_u = _dot(space, u[..., 1:])
         across_u = u[..., 1:] - along_u / square * space
         if v is None or v is u:
@@ -119,7 +116,12 @@ class Lorentz(Manifold):
 
     def norm_slack(self, x: Tensor) -> Tensor:
         """16 eps x_0: a rounding of u_s along x_s counts x_0 times across it."""
-        return 16 * EPS * x[..., 1:].abs().amax(-1).clamp_min(1.0) * x.shape[-1] ** 0.5
+        return (
+            16
+            * torch.finfo(x.dtype).eps
+            * x[..., 1:].abs().amax(-1).clamp_min(1.0)
+            * x.shape[-1] ** 0.5
+        )
 
     def tangent_part(self, x: Tensor, u: Tensor) -> Tensor:
         """The vector of the same space part (``proju`` subtracts terms of size cosh^2 r)."""
@@ -135,12 +137,12 @@ class Lorentz(Manifold):
 
     def expmap(self, x: Tensor, u: Tensor) -> Tensor:
         """cosh|u| x + sinh|u| u / |u|, its time recomputed."""
-        t = self.norm(x, u, keepdim=True).clamp_min(TINY)
+        t = above_zero(self.norm(x, u, keepdim=True))
         return _with_time(t.cosh() * x[..., 1:] + (t.sinh() / t) * u[..., 1:])
 
     def logmap(self, x: Tensor, y: Tensor) -> Tensor:
         """The vector d / sinh d ((y - x) - 2 sinh^2(d / 2) x), its time recomputed."""
-        d = self.dist(x, y, keepdim=True).clamp_min(TINY)
+        d = above_zero(self.dist(x, y, keepdim=True))
         space, excess = x[..., 1:], 2 * torch.sinh(d / 2).square()
         return _tangent(x, (d / d.sinh()) * ((y[..., 1:] - space) - excess * space))
 
@@ -157,7 +159,7 @@ class Lorentz(Manifold):
         is_tracked = torch.is_grad_enabled() and (x.requires_grad or y.requires_grad)
         d = 2 * self._half_sinh(x.detach(), y.detach()).asinh()
         if is_tracked:
-            slope = torch.where(d > 0, 1 / d.sinh().clamp_min(TINY), 0.0)
+            slope = torch.where(d > 0, 1 / above_zero(d.sinh()), 0.0)
             cosh = x[..., :1] * y[..., :1] - _dot(x[..., 1:], y[..., 1:])
             d = d + slope * (cosh - cosh.detach())
         return d if keepdim else d.squeeze(-1)
@@ -170,7 +172,7 @@ class Lorentz(Manifold):
         """
         space, target = x[..., 1:], y[..., 1:]
         radial, angular = _parts(x, y)
-        a = _length(space).clamp_min(TINY)
+        a = above_zero(_length(space))
         unit = space / a
         along = _dot(unit, v[..., 1:])
         shortfall = 2 * angular * (x[..., :1] / a)
@@ -191,7 +193,7 @@ class Lorentz(Manifold):
         shape = size2shape(*size)
         u = standard_normal((*shape[:-1], shape[-1] - 1), generator, dtype, device)
         u = u / u.shape[-1] ** 0.5
-        t = _length(u).clamp_min(TINY)
+        t = above_zero(_length(u))
         return _with_time((t.sinh() / t) * u)
 
     def origin(

@@ -17,6 +17,8 @@ from torch import Tensor
 
 TINY = 1e-150
 """Lower bound of a divisor whose quotient (sin t / t, ...) is exact there in float64."""
+TINY_OF_SHORTER = 1e-18
+"""The same in a shorter type: its square is still a normal number."""
 
 
 def standard_normal(
@@ -34,6 +36,11 @@ def standard_normal(
         raise ValueError("Expected a torch.Generator, got None: pass generator=...")
     where = generator.device if device is None else device
     return torch.randn(size, generator=generator, dtype=dtype, device=where)
+
+
+def above_zero(t: Tensor, power: int = 1) -> Tensor:
+    """T >= 0, at least `TINY` to that power: a divisor of quotients that are exact there."""
+    return t.clamp_min((TINY if t.dtype == torch.float64 else TINY_OF_SHORTER) ** power)
 
 
 def sym(a: Tensor) -> Tensor:
@@ -60,7 +67,7 @@ def minus_product(c: Tensor, x: Tensor, s: Tensor, scale: float = 1.0) -> Tensor
 
 def quotient(numerator: Callable[[Tensor], Tensor], t: Tensor) -> Tensor:
     """numerator(t) / t for an odd numerator of slope 1 at 0, such as sin or sinh; 1 at t = 0."""
-    t = t.abs().clamp_min(TINY)
+    t = above_zero(t.abs())
     return numerator(t) / t
 
 
@@ -202,7 +209,7 @@ def logm_rotation(r: Tensor) -> Tensor:
     """
     turn = skew(r)
     cosine, v = torch.linalg.eigh(sym(r))
-    sine = torch.linalg.vector_norm(turn @ v, dim=-2).clamp_min(TINY)
+    sine = above_zero(torch.linalg.vector_norm(turn @ v, dim=-2))
     return skew((v * (torch.atan2(sine, cosine) / sine).unsqueeze(-2)) @ (v.mT @ turn))
 
 

@@ -12,7 +12,7 @@ from geoopt.utils import size2shape
 from torch import Tensor
 
 from manifed.manifolds.base import Manifold, verdict
-from manifed.manifolds.linalg import TINY, standard_normal
+from manifed.manifolds.linalg import above_zero, standard_normal
 
 
 class Oblique(Manifold):
@@ -32,7 +32,7 @@ class Oblique(Manifold):
         lengths = _lengths(x)
         first = torch.zeros_like(x)
         first[..., :1, :] = 1.0
-        return torch.where(lengths > 0, x / lengths.clamp_min(TINY), first)
+        return torch.where(lengths > 0, x / above_zero(lengths), first)
 
     def proju(self, x: Tensor, u: Tensor) -> Tensor:
         """Columns of u minus their components along the columns of x."""
@@ -77,13 +77,13 @@ class Oblique(Manifold):
     def expmap(self, x: Tensor, u: Tensor) -> Tensor:
         """cos|u_j| x_j + sinc|u_j| u_j per column, normalised."""
         angle = _lengths(u)
-        safe = angle.clamp_min(TINY)
+        safe = above_zero(angle)
         return self.projx(torch.cos(angle) * x + torch.sin(safe) / safe * u)
 
     def logmap(self, x: Tensor, y: Tensor) -> Tensor:
         """v_j atan2(|v_j|, x_j·y_j)/|v_j| with v = P_x(y - x) per column."""
         v = self.proju(x, y - x)
-        size = _lengths(v).clamp_min(TINY)
+        size = above_zero(_lengths(v))
         return v * torch.atan2(size, _dots(x, y)) / size
 
     def transp(self, x: Tensor, y: Tensor, v: Tensor) -> Tensor:

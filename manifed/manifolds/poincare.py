@@ -12,8 +12,8 @@ their digits near the boundary, om(x) = (1 - |x|)(1 + |x|) and n = |y - x|:
     PT x->y = om(y)/om(x) H_w H_p                      (two Householder reflections,
               w = (y - x)/n,  p = direction of (-x) + y at x)
 
-Points are kept at |x| <= 1 - 1e-15 (distance 35.2 from the origin); the error of a point at
-distance r from the origin is eps e^r, as it is for the stored coordinates themselves.
+Points are kept at |x| <= 1 - 1e-15 (distance 35.2 from the origin; in float32 1 - 1e-6); the error
+of a point at distance r from the origin is eps e^r, as it is for the stored coordinates themselves.
 """
 
 from typing import Any
@@ -23,11 +23,12 @@ from geoopt.utils import size2shape
 from torch import Tensor
 
 from manifed.manifolds.base import Manifold, verdict
-from manifed.manifolds.linalg import TINY, standard_normal
+from manifed.manifolds.linalg import above_zero, standard_normal
 
 BOUNDARY = 1e-15
-"""Smallest 1 - |x| of a stored point."""
-EPS = torch.finfo(torch.float64).eps
+"""Smallest 1 - |x| of a stored point in float64."""
+BOUNDARY_OF_SHORTER = 1e-6
+"""The same in float32, at distance 14.5 from the origin."""
 
 
 class PoincareBall(Manifold):
@@ -43,9 +44,9 @@ class PoincareBall(Manifold):
 
     # -- sets and projections ----------------------------------------------------------------
     def projx(self, x: Tensor) -> Tensor:
-        """x, or the point of radius 1 - 1e-15 on its ray when it lies beyond."""
-        radius = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-        return x * ((1 - BOUNDARY) / radius.clamp_min(1 - BOUNDARY)).clamp_max(1.0)
+        """x, or the point of radius 1 - 1e-15 (1 - 1e-6 in float32) on its ray, if x is beyond."""
+        largest = 1 - _boundary(x)
+        return x * (largest / _length(x).clamp_min(largest)).clamp_max(1.0)
 
     def proju(self, x: Tensor, u: Tensor) -> Tensor:
         """u: every vector of R^d is tangent."""
@@ -85,20 +86,20 @@ class PoincareBall(Manifold):
     def norm_slack(self, x: Tensor) -> Tensor:
         """The ratio om / (om - 8 eps), less 1: rounding of |x|, infinite on the boundary."""
         radius = torch.linalg.vector_norm(x, dim=-1)
-        least = ((1 - radius) * (1 + radius) - 8 * EPS).clamp_min(0.0)
+        least = ((1 - radius) * (1 + radius) - 8 * torch.finfo(x.dtype).eps).clamp_min(0.0)
         return conformal_gap(x).squeeze(-1) / least - 1.0
 
     def dist(self, x: Tensor, y: Tensor, *, keepdim: bool = False) -> Tensor:
         """2 asinh(|y - x| / sqrt(om(x) om(y))), shape ``(...)``."""
         gap = (conformal_gap(x) * conformal_gap(y)).sqrt()
-        value = 2 * torch.asinh(torch.linalg.vector_norm(y - x, dim=-1, keepdim=True) / gap)
+        value = 2 * torch.asinh(_length(y - x) / gap)
         return value if keepdim else value.squeeze(-1)
 
     # -- geodesics ---------------------------------------------------------------------------
     def expmap(self, x: Tensor, u: Tensor) -> Tensor:
         """The point x + tanh(t) u/|u| with t = |u|/om(x) (Möbius addition), shape ``(..., d)``."""
         om_x = conformal_gap(x)
-        length = torch.linalg.vector_norm(u, dim=-1, keepdim=True).clamp_min(TINY)
+        length = above_zero(_length(u))
         t = length / om_x
         total = x + torch.tanh(t) / length * u
         square = total.square().sum(-1, keepdim=True)
@@ -107,7 +108,7 @@ class PoincareBall(Manifold):
     def logmap(self, x: Tensor, y: Tensor) -> Tensor:
         """The tangent vector at x of the geodesic to y, shape ``(..., d)``."""
         om_x, om_y, w = conformal_gap(x), conformal_gap(y), y - x
-        n = torch.linalg.vector_norm(w, dim=-1, keepdim=True).clamp_min(TINY)
+        n = above_zero(_length(w))
         half_dist = torch.asinh(n / (om_x * om_y).sqrt())
         direction = (om_x * w - n.square() * x) / (n.square() + om_x * om_y).sqrt()
         return om_x * half_dist / n * direction
@@ -115,9 +116,9 @@ class PoincareBall(Manifold):
     def transp(self, x: Tensor, y: Tensor, v: Tensor) -> Tensor:
         """Parallel transport of v from x to y along their geodesic (isometric)."""
         om_x, w = conformal_gap(x), y - x
-        w = w / torch.linalg.vector_norm(w, dim=-1, keepdim=True).clamp_min(TINY)
+        w = w / above_zero(_length(w))
         p = om_x * w - (y - x).square().sum(-1, keepdim=True).sqrt() * x
-        p = p / torch.linalg.vector_norm(p, dim=-1, keepdim=True).clamp_min(TINY)
+        p = p / above_zero(_length(p))
         return conformal_gap(y) / om_x * _reflect(w, _reflect(p, v))
 
     def retr(self, x: Tensor, u: Tensor) -> Tensor:
@@ -161,8 +162,16 @@ class PoincareBall(Manifold):
 
 def conformal_gap(x: Tensor) -> Tensor:
     """om(x) = 1 - |x|^2 = 2/lambda(x), never below the boundary's, shape ``(..., 1)``."""
-    radius = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-    return ((1 - radius) * (1 + radius)).clamp_min(BOUNDARY)
+    radius = _length(x)
+    return ((1 - radius) * (1 + radius)).clamp_min(_boundary(x))
+
+
+def _boundary(x: Tensor) -> float:
+    return BOUNDARY if x.dtype == torch.float64 else BOUNDARY_OF_SHORTER
+
+
+def _length(u: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(u, dim=-1, keepdim=True)
 
 
 def _reflect(unit: Tensor, v: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from torch import Tensor
 from manifed.manifolds.base import Manifold, verdict
 from manifed.manifolds.defects import gram_defect
 from manifed.manifolds.linalg import (
-    TINY,
+    above_zero,
     expm,
     identity_like,
     logm_rotation,
@@ -98,7 +98,7 @@ class SpecialOrthogonal(Manifold):
         result = length if keepdim else length[..., 0, 0]
         if not _needs_gradient(x, y):
             return result
-        unit = turn / length.clamp_min(TINY)
+        unit = turn / above_zero(length)
         change = y.detach() @ unit * (y - y.detach()) - x.detach() @ unit * (x - x.detach())
         return result + change.sum((-2, -1), keepdim=keepdim)
 

@@ -42,7 +42,7 @@ from manifed.manifolds.linalg import (
 )
 
 SMALLEST_EIGENVALUE = 1e-12
-EPS = torch.finfo(torch.float64).eps
+"""Of a matrix that `projx` returns; in float32 eight units of rounding."""
 SHORT_STEP = 2 * DEGREE_18_RADIUS
 """1-norm of S_u up to which exp(S_u / 2) is one polynomial, without squaring."""
 MANY_ENTRIES = 2500
@@ -61,8 +61,9 @@ class SPDSet(Manifold):
 
     def projx(self, x: Tensor) -> Tensor:
         """The nearest symmetric matrix with eigenvalues >= 1e-12 (clamped, not mirrored)."""
+        smallest = max(SMALLEST_EIGENVALUE, 8 * torch.finfo(x.dtype).eps)
         w, v = torch.linalg.eigh(sym(x))
-        return sym((v * w.clamp_min(SMALLEST_EIGENVALUE).unsqueeze(-2)) @ v.mT)
+        return sym((v * w.clamp_min(smallest).unsqueeze(-2)) @ v.mT)
 
     def proju(self, x: Tensor, u: Tensor) -> Tensor:
         """The symmetric part of u."""
@@ -71,7 +72,7 @@ class SPDSet(Manifold):
     def norm_slack(self, x: Tensor) -> Tensor:
         """4 m eps tr(x) tr(x^-1), at least the condition number of x times 4 m eps."""
         factor, inverse = factor_norms(x)
-        return 4 * x.shape[-1] * EPS * (factor * inverse).square()
+        return 4 * x.shape[-1] * torch.finfo(x.dtype).eps * (factor * inverse).square()
 
     def _check_shape(self, shape: tuple[int, ...], name: str) -> tuple[bool, str | None]:
         if len(shape) < 2 or shape[-1] != shape[-2]:

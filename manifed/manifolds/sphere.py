@@ -12,7 +12,7 @@ from geoopt.utils import size2shape
 from torch import Tensor
 
 from manifed.manifolds.base import Manifold, verdict
-from manifed.manifolds.linalg import TINY, standard_normal
+from manifed.manifolds.linalg import above_zero, standard_normal
 
 
 def _length(u: Tensor) -> Tensor:
@@ -70,14 +70,14 @@ class Sphere(Manifold):
 
     def expmap(self, x: Tensor, u: Tensor) -> Tensor:
         """The point cos|u| x + sin|u| u / |u|, renormalised."""
-        t = _length(u).clamp_min(TINY)
+        t = above_zero(_length(u))
         return self.projx(t.cos() * x + (t.sin() / t) * u)
 
     def logmap(self, x: Tensor, y: Tensor) -> Tensor:
         """The shortest tangent vector u with expmap(x, u) = y, |u| <= pi."""
         w = y - x
         v = w - _dot(x, w) * x
-        s = _length(v).clamp_min(TINY)
+        s = above_zero(_length(v))
         return v * (torch.atan2(s, _dot(x, y)) / s)
 
     def dist(self, x: Tensor, y: Tensor, *, keepdim: bool = False) -> Tensor:

@@ -25,6 +25,7 @@ from manifed.manifolds.base import Manifold, safe_sqrt, verdict
 from manifed.manifolds.defects import gram_defect
 from manifed.manifolds.linalg import (
     RSQRT,
+    above_zero,
     expm,
     identity_like,
     logm_rotation,
@@ -111,9 +112,15 @@ def inverse_cayley_retraction(x: Tensor, y: Tensor) -> Tensor:
 def tangent_of_logarithm(x: Tensor, y: Tensor, beta: float) -> Tensor:
     """The tangent vector u at ``x`` with expmap(x, u) = y to `RESIDUAL`, shape (..., n, k).
 
+    The iterations run in float64, from the nearest orthonormal points where these are in a shorter
+    type.
+
     Raises:
         ArithmeticError: no logarithm found (y is too far from x), with the residual.
     """
+    if x.dtype != torch.float64:
+        points = (polar(p.to(torch.float64)) for p in (x, y))
+        return tangent_of_logarithm(*points, beta).to(x.dtype)
     x, y = torch.broadcast_tensors(x, y)
     n, k = x.shape[-2:]
     across = min(k, n - k)
@@ -326,7 +333,7 @@ class Stiefel(Manifold):
         """
         a, g = x.mT @ u, u.mT @ u
         k, eye = a.shape[-1], identity_like(a)
-        s = torch.linalg.vector_norm(u, dim=(-2, -1), keepdim=True).clamp_min(1e-150)
+        s = above_zero(torch.linalg.vector_norm(u, dim=(-2, -1), keepdim=True))
         a = skew(a)
         top = torch.cat((2 * self._beta * a, -(g + a @ a) / s), -1)
         bottom = torch.cat((s * eye, torch.zeros_like(a)), -1)
