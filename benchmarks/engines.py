@@ -19,7 +19,6 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -30,8 +29,9 @@ from manifed.experiment.assembly import client_side, initial_point, load_shards,
 from manifed.experiment.load import save
 from manifed.experiment.schema import Experiment
 from manifed.experiment.treasury import Treasury
-from manifed.federation.stacked import CohortGrid
-from manifed.flower.strategy import ServerLoop
+from manifed.federation.rounds import run_rounds
+from manifed.federation.stacked import StackedTransport
+from manifed.federation.transport import Transport
 
 INTERLEAVED = 5
 Results = dict[str, dict[str, float]]
@@ -42,29 +42,29 @@ def stepper(config: Experiment, folder: Path) -> Callable[[], None]:
     """A function that runs the next round of an inline experiment, ledger included."""
     found, plan = load_shards(config), plan_of(config)
     treasury = Treasury.prepare(config, found.sizes)
-    start = plan.half.initial(initial_point(config))
-    talk = ServerLoop(plan, start, treasury, lambda _: None)
-    grid = _grid(config, folder)
+    start = plan.server_update.initial(initial_point(config))
+    transport = _transport(config, folder)
     purse = contextlib.ExitStack()
     purse.enter_context(treasury.open_ledger(folder / "ledger.jsonl", resumed_at=None))
-    talk.start(grid, num_rounds=0)  # the handshake
-    count = iter(range(1, 1_000_000))
+    rounds = run_rounds(plan, start, transport, treasury.charge, num_rounds=1_000_000)
 
     def step(_held: contextlib.ExitStack = purse) -> None:
-        talk.run_round(next(count), grid)
+        next(rounds)
 
     return step
 
 
-def _grid(config: Experiment, folder: Path) -> Any:
+def _transport(config: Experiment, folder: Path) -> Transport:
     if config.engine.execution == "cohort":
-        return CohortGrid(client_side(config), device="cpu", memory_budget_mb=1024)
+        return StackedTransport(client_side(config), device="cpu", memory_budget_mb=1024)
     from app.client_app import app
     from manifed.flower.inline import InlineGrid
+    from manifed.flower.transport import MessageTransport
 
     save(config, folder / "experiment.toml")
     run_config = {"experiment": str(folder / "experiment.toml"), "overrides": ""}
-    return InlineGrid(app, config.federation.num_clients, run_config)
+    grid = InlineGrid(app, config.federation.num_clients, run_config)
+    return MessageTransport.meet(grid, plan_of(config))
 
 
 def numpy_stepper(case: str, config: Experiment) -> Callable[[], None]:
@@ -109,7 +109,7 @@ def ray_seconds(case: str, clients: int, rounds: int) -> float:
 def bare_products(config: Experiment) -> Callable[[], None]:
     """The products Z^T (Z x) of one round of kPCA, stacked as the engine stacks them, alone."""
     side = client_side(config)
-    size = CohortGrid(side, device="cpu", memory_budget_mb=1024).chunk_size
+    size = StackedTransport(side, device="cpu", memory_budget_mb=1024).chunk_size
     z = [shard["z"] for shard in side.shards]
     chunks = [torch.stack(z[i : i + size]) for i in range(0, len(z), size)]
     generator = torch.Generator().manual_seed(0)

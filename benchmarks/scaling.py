@@ -125,24 +125,25 @@ def grow(case: str, clients: int, budget_mb: int) -> dict[str, float]:
     from manifed.experiment.assembly import client_side, initial_point
     from manifed.experiment.load import parse
     from manifed.federation.header import Header
-    from manifed.federation.stacked import CohortGrid
+    from manifed.federation.stacked import StackedTransport
 
     config = parse(with_size(case, "clients", clients))
+    header, phase = Header("", 1, 0, "train", -1), config.training.phases[0]
     side, down = client_side(config), Point(initial_point(config))
-    grid = CohortGrid(side, device="cpu", memory_budget_mb=budget_mb)
-    one = CohortGrid(side, device="cpu", memory_budget_mb=budget_mb)
-    one.exchange_cohort(Header("", 1, 0, "train", -1), down, (0,), {})  # libraries load
+    many = StackedTransport(side, device="cpu", memory_budget_mb=budget_mb)
+    one = StackedTransport(side, device="cpu", memory_budget_mb=budget_mb)
+    one.exchange(header, phase, down, (0,), {})  # libraries load
     del one
     ctypes.CDLL(None).malloc_trim(0)
     Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts anew
     before = _status("VmRSS")
-    replies = grid.exchange_cohort(Header("", 1, 0, "train", -1), down, tuple(range(clients)), {})
+    replies = many.exchange(header, phase, down, tuple(range(clients)), {})
     if replies.failures:
         raise RuntimeError(f"Expected no failures, got {replies.failures}")
     return {
-        "shards_mb": grid.shards_bytes() / 2**20,
+        "shards_mb": many.shards_bytes() / 2**20,
         "growth_mb": _status("VmHWM") - before,
-        "clients_at_a_time": grid.chunk_size,
+        "clients_at_a_time": many.chunk_size,
         "budget_mb": budget_mb,
     }
 

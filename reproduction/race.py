@@ -20,9 +20,9 @@ from manifed.experiment.schema import Experiment
 from manifed.federation.cohorts import Cohort
 from manifed.federation.header import Header
 from manifed.federation.plan import RoundReport
-from manifed.federation.stacked import CohortGrid
+from manifed.federation.rounds import run_rounds
+from manifed.federation.stacked import StackedTransport
 from manifed.flower.records import pack
-from manifed.flower.strategy import ServerLoop
 
 
 @dataclass(frozen=True)
@@ -59,13 +59,6 @@ class Result:
     def uploads(self, target: float) -> float:
         """Matrices a client sent until |grad f| <= target; infinite when never."""
         return self.reached[target].uploads if target in self.reached else math.inf
-
-
-class NoCharge:
-    """The treasurer of runs without privacy."""
-
-    def charge(self, server_round: int, attempt: int, partitions: tuple[int, ...]) -> None:
-        """Nothing is released."""
 
 
 def wire_bytes(config: Experiment, x: Tensor) -> int:
@@ -115,7 +108,7 @@ class _Watch:
         self.seconds += time.process_time() - self.began
         self.bytes += report.bytes_up + report.bytes_down
         self.wire += self.messages * len(report.participants)
-        self.look(self.plan.half.model(report.state, self.plan.manifold))
+        self.look(self.plan.server_update.model(report.state, self.plan.manifold))
         sent = report.server_round * self.plan.matrices_up
         for target in self.targets:
             if self.norms[-1] <= target and target not in self.reached:
@@ -146,15 +139,16 @@ def run(
     """
     config = table if isinstance(table, Experiment) else parse(dict(table))
     watch = _Watch(config, targets, stops=stops, patience=patience)
-    grid = CohortGrid(client_side(config), device="cpu", memory_budget_mb=1024)
+    stacked = StackedTransport(client_side(config), device="cpu", memory_budget_mb=1024)
     x, failure = start(config), ""
     watch.look(x)
     plan = watch.plan if cohort is None else replace(watch.plan, cohort=cohort)
-    talk = ServerLoop(plan, plan.half.initial(x), NoCharge(), watch)
+    state, last = plan.server_update.initial(x), config.federation.num_rounds
     watch.began = time.process_time()
     try:
         with flower_says_only(logging.ERROR):
-            talk.start(grid, num_rounds=config.federation.num_rounds)  # type: ignore[arg-type]
+            for report in run_rounds(plan, state, stacked, num_rounds=last):
+                watch(report)
     except _Stop:
         pass
     except RoundFailed as error:

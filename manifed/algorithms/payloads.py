@@ -86,3 +86,24 @@ class LocalGradient(Payload):
     """Up, first phase of RFedSVRG: the local gradient at the broadcast point."""
 
     u: Tensor
+
+
+@dataclass(frozen=True)
+class PerClient:
+    """What goes down where it differs by client: row k is for the k-th client asked."""
+
+    rows: Payload
+
+
+Down = Payload | PerClient
+"""What goes down in one exchange: the same for everybody, or a row for each client asked."""
+
+
+def down_of(down: Down, row: int) -> Payload:
+    """What the client of ``row`` is sent."""
+    return down.rows.take(row) if isinstance(down, PerClient) else down
+
+
+def down_bytes(down: Down, clients: int) -> int:
+    """Bytes sent to so many clients."""
+    return down.rows.num_bytes() if isinstance(down, PerClient) else down.num_bytes() * clients

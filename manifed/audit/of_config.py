@@ -92,7 +92,9 @@ def _of_server(config: Experiment, source: NoiseSource, trials: int) -> Audited:
     clients = config.federation.num_clients
     rate = None if cohort.kind == "all" else cohort.rate(clients)
     plan, x = plan_of(config), initial_point(config)
-    worlds = ClientWorlds(source, mechanism, rate, plan.manifold, x, plan.half.space, clients)
+    worlds = ClientWorlds(
+        source, mechanism, rate, plan.manifold, x, plan.server_update.space, clients
+    )
     return Audited(
         config.name,
         lambda n, is_present: worlds.scores(n, is_present=is_present),

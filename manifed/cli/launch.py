@@ -15,7 +15,7 @@ from manifed.errors import ConfigError, EngineFailed, one_line
 from manifed.experiment.load import load
 from manifed.experiment.schema import Experiment
 from manifed.flower.run_config import APP_FOLDER, find, run_config_of
-from manifed.flower.server_run import named_directory
+from manifed.runs.driver import named_directory
 from manifed.runs.interrupt import INTERRUPTED, Ended, ending_signals
 from manifed.runs.places import check_new, real
 from manifed.runs.reading import FolderDamaged
@@ -172,24 +172,22 @@ def launch(request: Request) -> RunFolder:
 
 
 def _inline(plan: Launch) -> None:
-    from manifed.flower.apps import client_app_of, server_app_of
-    from manifed.flower.inline import InlineGrid, run_app
-
     config = plan.config
     engine, clients = config.engine, config.federation.num_clients
     if engine.execution == "cohort":
         from manifed.experiment.assembly import client_side
-        from manifed.federation.stacked import CohortGrid
+        from manifed.federation.stacked import StackedTransport
+        from manifed.runs.driver import run
 
-        side = client_side(config)
-        grid = CohortGrid(side, device=engine.device, memory_budget_mb=engine.memory_budget_mb)
-    else:
-        grid = InlineGrid(client_app_of(lambda _: config), clients, {})
-    run_app(
-        server_app_of(lambda _: config),
-        grid,  # pyright: ignore[reportArgumentType]  # a stacked grid carries no Flower messages
-        {},
-    )
+        side, budget = client_side(config), engine.memory_budget_mb
+        stacked = StackedTransport(side, device=engine.device, memory_budget_mb=budget)
+        run(config, lambda _: stacked)
+        return
+    from manifed.flower.apps import client_app_of
+    from manifed.flower.apps import run as run_on
+    from manifed.flower.inline import InlineGrid
+
+    run_on(InlineGrid(client_app_of(lambda _: config), clients, {}), config)
 
 
 def _networked(plan: Launch, kind: str) -> None:

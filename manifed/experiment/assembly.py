@@ -18,7 +18,7 @@ from manifed.experiment.load import sha256
 from manifed.experiment.noise_level import client_mechanism, example_mechanism
 from manifed.experiment.schema import Experiment
 from manifed.federation.client import ClientSetup, ClientSide
-from manifed.federation.plan import Exchange, Plan
+from manifed.federation.plan import Plan
 from manifed.manifolds.base import Manifold
 from manifed.privacy.mechanism import ClientMechanism, ExampleMechanism
 from manifed.privacy.noise import NoiseSource, Stream
@@ -162,9 +162,9 @@ def plan_of(config: Experiment) -> Plan:
     """What the server loop needs."""
     found = load_shards(config)
     return Plan(
-        half=config.strategy,
+        server_update=config.strategy,
         manifold=found.problem.manifold,
-        exchanges=tuple(Exchange(phase.name, phase.up) for phase in config.training.phases),
+        phases=config.training.phases,
         cohort=config.federation.cohort,
         policy=config.federation.replies,
         source=rehearsal_source(config) or release_source(config),

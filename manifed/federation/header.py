@@ -13,3 +13,12 @@ class Header:
     phase: str
     partition_id: int
     last_accepted_round: int = 0
+
+    def continues(self, server_round: int, attempt: int) -> bool:
+        """Whether memory that was written then is the one to go on with.
+
+        It is when it was written in this attempt, or in the last round that the server accepted
+        from this client; else the client starts from its initial memory.
+        """
+        is_this_attempt = (server_round, attempt) == (self.server_round, self.attempt)
+        return is_this_attempt or server_round == self.last_accepted_round

@@ -1,57 +1,23 @@
-"""What a server loop needs and what it reports: frozen data and two small interfaces."""
+"""What a round needs and what it reports: frozen data."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
 
-from manifed.algorithms.interface import ServerState, ServerUpdate
-from manifed.algorithms.payloads import Payload
+from manifed.algorithms.interface import Phase, ServerState, ServerUpdate
 from manifed.federation.cohorts import Cohort
-from manifed.federation.header import Header
-from manifed.federation.replies import Replies, ReplyPolicy
+from manifed.federation.replies import ReplyPolicy
 from manifed.manifolds.base import Manifold
 from manifed.privacy.mechanism import ClientMechanism
 from manifed.privacy.noise import NoiseSource
-
-
-@runtime_checkable
-class StackedGrid(Protocol):
-    """A grid that can run a whole cohort as one stacked call instead of one message a client."""
-
-    def exchange_cohort(
-        self,
-        header: Header,
-        down: Payload,
-        partitions: tuple[int, ...],
-        last_accepted: Mapping[int, int],
-    ) -> Replies:
-        """The uploads of ``partitions``, stacked."""
-        ...
-
-
-class Treasurer(Protocol):
-    """Charges a round before it happens."""
-
-    def charge(self, server_round: int, attempt: int, partitions: tuple[int, ...]) -> None:
-        """Write the charge to disk; raise `BudgetExhausted` when the run may not pay it."""
-        ...
-
-
-@dataclass(frozen=True)
-class Exchange:
-    """One phase as both halves see it: name, what goes down, what comes up."""
-
-    name: str
-    up: type[Payload]
 
 
 @dataclass(frozen=True)
 class Plan:
     """All that a server loop needs, frozen."""
 
-    half: ServerUpdate
+    server_update: ServerUpdate
     manifold: Manifold
-    exchanges: tuple[Exchange, ...]
+    phases: tuple[Phase, ...]
     cohort: Cohort
     policy: ReplyPolicy
     source: NoiseSource
@@ -73,7 +39,7 @@ class Plan:
     @property
     def matrices_up(self) -> int:
         """Number of arrays of the model's shape that a client sends in one round."""
-        return sum(len(exchange.up.names()) for exchange in self.exchanges)
+        return sum(len(phase.up.names()) for phase in self.phases)
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,8 @@ class Replies:
     bytes_up: int = 0
     noise_origins: frozenset[str] = frozenset()
     """Where the keys of the clients' noise came from, as their replies say (flower/records.py)."""
+    nodes: Mapping[int, int] = field(default_factory=dict[int, int])
+    """Which node answers for a client, where there are nodes: failures name it."""
 
     def zero_filled(self, partitions: tuple[int, ...]) -> "Replies":
         """The same replies with a zero row for each of ``partitions`` that has none."""

@@ -1,23 +1,26 @@
-"""Cohort execution: all sampled clients of a round as one stacked call of the same client half.
+"""Cohort execution: all sampled clients of a round as one stacked call of the same client update.
 
 The trajectory, the byte accounting, the ledger and the reply policy are those of the message path
-(tests/flower/test_cohort.py); only the envelopes are missing. Shards are padded and stacked once,
+(tests/flower/test_cohort.py); only the messages are missing. Shards are padded and stacked once,
 noise comes from each client's own address, so a result does not depend on who is stacked with whom.
 """
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from manifed.algorithms.broadcast import BadBroadcast, check_broadcast
-from manifed.algorithms.interface import Memory
-from manifed.algorithms.payloads import Payload
+from manifed.algorithms.interface import Memory, Phase
+from manifed.algorithms.payloads import Down, Payload, PerClient, down_bytes, down_of
 from manifed.errors import ConfigError
 from manifed.federation.client import ClientSide, Seat, run_update
 from manifed.federation.header import Header
 from manifed.federation.replies import Replies
+from manifed.federation.transport import stacked_or_empty
+from manifed.manifolds.base import Manifold
 from manifed.problems.base import Examples
 
 _CACHE_BYTES = 16 * 2**20
@@ -49,14 +52,14 @@ def _clients_at_a_time(side: ClientSide, device: str, memory_budget_mb: int) -> 
     return min(fits, max(1, int(_CACHE_BYTES / working))) if device == "cpu" else fits
 
 
-class CohortGrid:
+class StackedTransport:
     """Runs cohorts of one client side; keeps the stacked shards and the stacked memory."""
 
     def __init__(self, side: ClientSide, *, device: str, memory_budget_mb: int) -> None:
         """``memory_budget_mb`` bounds the stacked shards, memory, uploads and temporaries.
 
         Raises:
-            ConfigError: when it cannot hold one client's turn beside what is kept of all.
+            ConfigError: when it cannot hold one client's update beside what is kept of all.
         """
         self._side, self._device = side, device
         self._source = side.turn_source()
@@ -70,69 +73,53 @@ class CohortGrid:
         """Bytes of the stacked shards."""
         return sum(t.nbytes for t in self._stacked.tensors.values())
 
-    def exchange_cohort(
+    def exchange(
         self,
         header: Header,
-        down: Payload,
+        phase: Phase,
+        down: Down,
         partitions: tuple[int, ...],
         last_accepted: Mapping[int, int],
     ) -> Replies:
-        """The uploads of ``partitions``, stacked in that order; failures by client."""
-        _, phase = self._side.half.phase(header.phase)
-        if not partitions:
-            return Replies((), _empty(phase.up, down))
-        try:
-            check_broadcast(phase, down, self._side.half.manifold)
-        except BadBroadcast as bad:
-            refused = dict.fromkeys(partitions, f"BadBroadcast: {bad}")
-            return Replies((), _empty(phase.up, down), refused, down.num_bytes() * len(partitions))
-        done, failures = _Uploads(len(partitions)), dict[int, str]()
-        for start in range(0, len(partitions), self.chunk_size):
-            chunk = partitions[start : start + self.chunk_size]
-            self._chunk_or_singles(header, down, chunk, last_accepted, done, failures)
-        uploads = done.stacked() or _empty(phase.up, down)
-        down_bytes = down.num_bytes() * len(partitions)
-        origins = frozenset({self._source.origin})
+        """As `Transport.exchange`; a stack that fails is tried again client by client."""
+        failures = _refusals(phase, down, partitions, self._side.half.manifold)
+        rows = [row for row, i in enumerate(partitions) if i not in failures]
+        done, whole = _Uploads(len(rows)), _Asked(header, down, partitions, last_accepted)
+        for start in range(0, len(rows), self.chunk_size):
+            chunk = rows[start : start + self.chunk_size]
+            self._chunk_or_singles(whole, chunk, done, failures)
+        uploads = done.stacked() or stacked_or_empty(phase, down, [])
         return Replies(
-            tuple(done.partitions), uploads, failures, down_bytes, uploads.num_bytes(), origins
+            tuple(done.partitions),
+            uploads,
+            failures,
+            down_bytes(down, len(partitions)),
+            uploads.num_bytes(),
+            frozenset({self._source.origin} if done.partitions else ()),
         )
 
     def _chunk_or_singles(
-        self,
-        header: Header,
-        down: Payload,
-        chunk: tuple[int, ...],
-        last_accepted: Mapping[int, int],
-        done: "_Uploads",
-        failures: dict[int, str],
+        self, whole: "_Asked", rows: list[int], done: "_Uploads", failures: dict[int, str]
     ) -> None:
+        chunk = tuple(whole.partitions[row] for row in rows)
         try:
-            done.add(chunk, self._run(header, down, chunk, last_accepted))
+            done.add(chunk, self._run(whole, rows, chunk))
         except Exception as error:
-            if len(chunk) == 1:
+            if len(rows) == 1:
                 failures[chunk[0]] = f"{type(error).__name__}: {error}"
                 return
-            for i in chunk:
-                self._chunk_or_singles(header, down, (i,), last_accepted, done, failures)
+            for row in rows:
+                self._chunk_or_singles(whole, [row], done, failures)
 
-    def _run(
-        self,
-        header: Header,
-        down: Payload,
-        chunk: tuple[int, ...],
-        last_accepted: Mapping[int, int],
-    ) -> Payload:
-        side, size = self._side, len(chunk)
-        rows = self._rows(chunk)
+    def _run(self, whole: "_Asked", at: list[int], chunk: tuple[int, ...]) -> Payload:
+        side, header, rows = self._side, whole.header, self._rows(chunk)
         picked = {key: tensor[rows] for key, tensor in self._stacked.tensors.items()}
         examples = Examples(picked, self._stacked.feature_ndim)
-        spread = type(down)(
-            *[t.to(self._device).expand(size, *t.shape) for t in down.tensors().values()]
-        )
-        memory = self._remember(header, spread, chunk, last_accepted)
+        down = _spread(whole.down, at).to(self._device)
+        memory = self._remember(whole, down, chunk)
         seat = Seat(chunk, header.server_round, header.attempt, header.phase)
         turn = run_update(
-            side.half, seat, spread, memory, examples, self._sizes[rows], self._source, self._device
+            side.half, seat, down, memory, examples, self._sizes[rows], self._source, self._device
         )
         if turn.memory is not None:
             self._write(turn.memory, header, chunk)
@@ -145,23 +132,12 @@ class CohortGrid:
         return torch.tensor(chunk, device=self._device)
 
     # -- memory ------------------------------------------------------------------------------
-    def _remember(
-        self,
-        header: Header,
-        down: Payload,
-        chunk: tuple[int, ...],
-        last_accepted: Mapping[int, int],
-    ) -> Memory | None:
+    def _remember(self, whole: "_Asked", down: Payload, chunk: tuple[int, ...]) -> Memory | None:
         x: Tensor = next(iter(down.tensors().values()))
         blank = self._side.half.training.initial_memory(x)
         if blank is None or self._memory is None:
             return blank
-        this_turn = (header.server_round, header.attempt)
-        valid = [
-            i in self._tags
-            and (self._tags[i] == this_turn or self._tags[i][0] == last_accepted.get(i, 0))
-            for i in chunk
-        ]
+        valid = [i in self._tags and whole.header_of(i).continues(*self._tags[i]) for i in chunk]
         rows = self._rows(chunk)
         known = [old[rows] for old in self._memory.tensors().values()]
         if not all(valid):
@@ -183,6 +159,43 @@ class CohortGrid:
         ):
             old[rows] = new
         self._tags |= dict.fromkeys(chunk, (header.server_round, header.attempt))
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """One exchange, as `Transport.exchange` was asked for it."""
+
+    header: Header
+    down: Down
+    partitions: tuple[int, ...]
+    last_accepted: Mapping[int, int]
+
+    def header_of(self, client: int) -> Header:
+        """The header of one client's message."""
+        accepted = self.last_accepted.get(client, 0)
+        return replace(self.header, partition_id=client, last_accepted_round=accepted)
+
+
+def _refusals(
+    phase: Phase, down: Down, partitions: tuple[int, ...], manifold: Manifold
+) -> dict[int, str]:
+    """Why clients refuse what comes down; one look is enough where it is the same for all."""
+    failures: dict[int, str] = {}
+    for row, i in enumerate(partitions):
+        try:
+            check_broadcast(phase, down_of(down, row), manifold)
+        except BadBroadcast as bad:
+            failures[i] = f"BadBroadcast: {bad}"
+        if not isinstance(down, PerClient):
+            return dict.fromkeys(partitions, failures[i]) if failures else {}
+    return failures
+
+
+def _spread(down: Down, rows: list[int]) -> Payload:
+    """What goes down to the clients of ``rows``, stacked."""
+    if isinstance(down, PerClient):
+        return down.rows.take(torch.tensor(rows))
+    return type(down)(*[t.expand(len(rows), *t.shape) for t in down.tensors().values()])
 
 
 class _Uploads:
@@ -209,8 +222,3 @@ class _Uploads:
             return None
         count = len(self.partitions)
         return type(self._block)(*[t[:count] for t in self._block.tensors().values()])
-
-
-def _empty(kind: type[Payload], down: Payload) -> Payload:
-    x = next(iter(down.tensors().values()))
-    return kind(*[x.new_zeros(0, *x.shape) for _ in kind.names()])

@@ -1,4 +1,4 @@
-"""Flower's doors: a ServerApp and a ClientApp of an experiment."""
+"""Flower's doors: a ServerApp and a ClientApp of an experiment, and a run over a Grid."""
 
 from collections.abc import Callable
 
@@ -7,7 +7,27 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from manifed.experiment.schema import Experiment
-from manifed.flower import client, server_run
+from manifed.flower import client
+from manifed.flower.inline import InlineGrid
+from manifed.flower.polling import PollingGrid
+from manifed.flower.transport import MessageTransport
+from manifed.runs import driver
+from manifed.runs.run_folder import RunFolder
+
+
+def run(grid: Grid, config: Experiment) -> RunFolder:
+    """The finished run folder of an experiment whose clients are the nodes of ``grid``.
+
+    Flower's own grids sleep between polls; replies are fetched as they come instead.
+    """
+    is_elsewhere = not isinstance(grid, InlineGrid)
+    quick = PollingGrid(grid) if is_elsewhere else grid
+    return driver.run(
+        config,
+        lambda plan: MessageTransport.meet(quick, plan),
+        is_elsewhere=is_elsewhere,
+        is_deployment=is_elsewhere and config.engine.kind != "ray",
+    )
 
 
 def server_app_of(experiment: Callable[[Context], Experiment]) -> ServerApp:
@@ -17,7 +37,7 @@ def server_app_of(experiment: Callable[[Context], Experiment]) -> ServerApp:
     @made.main()
     def main(grid: Grid, context: Context) -> None:
         """Run the experiment."""
-        server_run.run(grid, experiment(context))
+        run(grid, experiment(context))
 
     return made
 

@@ -1,4 +1,4 @@
-"""The inline engine: the same ServerApp and ClientApp in one process, with genuine messages.
+"""The inline engine: the same ClientApp in one process, with genuine messages.
 
 An `InlineGrid` is a Flower Grid that hands each message to the ClientApp itself: no Ray, no server,
 0.2 ms a message. Errors become error replies, state is rolled back when a handler raises (as under
@@ -12,7 +12,7 @@ from itertools import count
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode
-from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
@@ -139,13 +139,3 @@ def _own_containers(content: RecordDict) -> RecordDict:
             twin[name] = value  # type: ignore[assignment]
         own[key] = twin
     return own
-
-
-def run_app(
-    server_app: ServerApp, grid: Grid, run_config: Mapping[str, bool | float | int | str]
-) -> None:
-    """Run a ServerApp on a grid, in this thread; its exceptions propagate."""
-    context = Context(
-        run_id=_RUN_ID, node_id=1, node_config={}, state=RecordDict(), run_config=dict(run_config)
-    )
-    server_app(grid, context)

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from manifed.algorithms.payloads import Payload
 from manifed.federation.header import Header
+from manifed.federation.uploads import flaw
 from manifed.flower import keys
 
 P = TypeVar("P", bound=Payload)
@@ -195,20 +196,7 @@ def read_payload(
             )
     tensors = tensors_from_record(record)
     for name, tensor in tensors.items():
-        check_tensor(name, tensor, shape, dtype)
+        found = flaw(name, tensor, shape, dtype)
+        if found is not None:
+            raise BadMessage(found)
     return kind(**tensors)
-
-
-def check_tensor(name: str, tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    """Refuse another shape, another dtype, or entries that are not finite.
-
-    Raises:
-        BadMessage: naming the tensor, what it has and what was expected.
-    """
-    if tuple(tensor.shape) != tuple(shape):
-        raise BadMessage(f"Expected {name} of shape {tuple(shape)}, got {tuple(tensor.shape)}")
-    if tensor.dtype != dtype:
-        raise BadMessage(f"Expected {name} of dtype {dtype}, got {tensor.dtype}")
-    if not bool(torch.isfinite(tensor).all()):
-        bad = int((~torch.isfinite(tensor)).sum())
-        raise BadMessage(f"Expected finite entries in {name}, got {bad} of {tensor.numel()} not so")

@@ -1,7 +1,7 @@
-"""A federation as Flower runs it: all rounds of a plan, and Flower's own names for their parts.
+"""The server loop as a Flower Strategy: `start` runs it, and so does Flower's own `Strategy.start`.
 
-A `ServerLoop` is a `flwr.serverapp.strategy.Strategy`: `start` runs the whole story (rounds.py),
-and who prefers a loop of their own calls `configure_train` and `aggregate_train`.
+Under Flower's own loop an algorithm with several exchanges takes as many of Flower's rounds for one
+of its own. A failed round raises there, because only this class's `start` knows how to retry.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -13,33 +13,53 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from manifed.algorithms.interface import ServerState
 from manifed.errors import RoundFailed
-from manifed.federation.aggregation import ServerDraws
-from manifed.federation.header import Header
-from manifed.federation.plan import Plan, RoundReport, StackedGrid, Treasurer
+from manifed.federation.plan import Plan, RoundReport
+from manifed.federation.rounds import (
+    Attempt,
+    Charge,
+    Traffic,
+    after,
+    begin,
+    checked,
+    free,
+    report_of,
+    run_rounds,
+)
 from manifed.flower import keys
-from manifed.flower.handshake import meet
 from manifed.flower.records import tensors_from_record, tensors_to_record
-from manifed.flower.rounds import Rounds
+from manifed.flower.transport import MessageTransport
 
 
-class ServerLoop(Rounds, Strategy):
-    """Runs the rounds of one plan, from the handshake to the result."""
+def ignore(report: RoundReport) -> None:
+    """Nothing."""
+
+
+class ServerLoop(Strategy):
+    """The rounds of one plan over a Grid, from the handshake to the result."""
 
     def __init__(
         self,
         plan: Plan,
         state: ServerState,
-        treasurer: Treasurer,
-        on_round: Callable[[RoundReport], None],
+        charge: Charge = free,
+        on_round: Callable[[RoundReport], None] = ignore,
         *,
         first_round: int = 1,
         attempts: Callable[[int], int] = lambda _: 0,
         last_accepted: Mapping[int, int] | None = None,
     ) -> None:
-        """``attempts(round)`` says how often a round was charged before (after a crash)."""
-        super().__init__(plan, state, treasurer, attempts=attempts, last_accepted=last_accepted)
-        self._on_round, self._first_round = on_round, first_round
-        self._configured: tuple[Header, list[Message]] | None = None
+        """``charge`` pays for an attempt before its messages leave, ``on_round`` sees each report.
+
+        ``attempts(round)`` says how often a round was charged before (after a crash).
+        """
+        self.plan, self.state = plan, state
+        self._charge, self._on_round = charge, on_round
+        self._first_round, self._attempts = first_round, attempts
+        self._last_accepted = dict(last_accepted or {})
+        self._transport: MessageTransport | None = None
+        self._open: tuple[Attempt, Traffic] | None = None
+        self._sent: tuple[int, list[Message]] | None = None
+        self._is_fresh = True
 
     def start(
         self,
@@ -51,68 +71,93 @@ class ServerLoop(Rounds, Strategy):
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
     ) -> Result:
-        """All rounds up to ``num_rounds``; the result holds the model's arrays."""
-        if initial_arrays is not None:
-            x = tensors_from_record(initial_arrays)["x"]
-            self.state = self.plan.half.initial(x)
+        """All rounds up to ``num_rounds``; the result holds the model's arrays.
+
+        How long replies are waited for is the plan's: ``plan.policy.timeout``.
+        """
+        self._begin_at(initial_arrays)
         self.summary()
-        self._meet(grid)
         result = Result()
-        for server_round in range(self._first_round, num_rounds + 1):
-            report = self.run_round(server_round, grid)
-            self._on_round(report)
+        for report in run_rounds(
+            self.plan,
+            self.state,
+            self._meet(grid),
+            self._charge,
+            num_rounds=num_rounds,
+            first_round=self._first_round,
+            attempts=self._attempts,
+            last_accepted=self._last_accepted,
+        ):
+            self._finish_round(report)
             if evaluate_fn is not None:
-                metrics = evaluate_fn(server_round, self._arrays())
+                metrics = evaluate_fn(report.server_round, self._arrays())
                 if metrics is not None:
-                    result.evaluate_metrics_serverapp[server_round] = metrics
+                    result.evaluate_metrics_serverapp[report.server_round] = metrics
         result.arrays = self._arrays()
         return result
 
-    def _meet(self, grid: Grid) -> None:
+    def _begin_at(self, arrays: ArrayRecord | None) -> None:
+        """Start from ``arrays`` unless a round was made or they hold nothing."""
+        if self._is_fresh and arrays:
+            x = tensors_from_record(arrays)["x"]
+            self.state = self.plan.server_update.initial(x)
+        self._is_fresh = False
+
+    def _finish_round(self, report: RoundReport) -> None:
+        self.state = report.state
+        self._last_accepted |= dict.fromkeys(report.participants, report.server_round)
+        self._on_round(report)
+
+    def _meet(self, grid: Grid) -> MessageTransport:
         """The handshake, once."""
-        if not self._nodes and not isinstance(grid, StackedGrid):
-            plan = self.plan
-            self._nodes = meet(grid, plan.config_sha256, plan.num_examples, plan.policy.timeout)
+        if self._transport is None:
+            self._transport = MessageTransport.meet(grid, self.plan)
+        return self._transport
 
-    # -- Flower's names ----------------------------------------------------------------------
     def _arrays(self) -> ArrayRecord:
-        return tensors_to_record({"x": self.plan.half.model(self.state, self.plan.manifold)})
+        model = self.plan.server_update.model(self.state, self.plan.manifold)
+        return tensors_to_record({"x": model})
 
+    # -- Flower's own loop -------------------------------------------------------------------
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """The messages of the first phase of a round, charged before they are handed out."""
-        self._meet(grid)
-        plan, attempt = self.plan, self._attempts(server_round)
-        partitions = plan.cohort.draw(plan.num_clients, server_round, attempt, plan.source)
-        self._treasurer.charge(server_round, attempt, partitions)
-        phase = plan.exchanges[0].name
-        header = Header(plan.config_sha256, server_round, attempt, phase, -1)
-        messages = self._messages(header, plan.half.down(self.state, phase), partitions)
-        self._configured = (header, messages)
+        """The messages of the next exchange; a round is charged before its first are handed out."""
+        transport = self._meet(grid)
+        self._begin_at(arrays)
+        if self._open is None:
+            phases = len(self.plan.phases)
+            own = self._first_round + (server_round - 1) // phases
+            attempt = self._attempts(own)
+            self._open = (begin(self.plan, self.state, own, attempt, self._charge), Traffic())
+        now, _ = self._open
+        messages = transport.messages(now.header, now.down, now.asked, self._last_accepted)
+        self._sent = (server_round, messages)
         return messages
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """The model after a single-phase round whose messages `configure_train` made.
+        """The model after the exchange whose messages `configure_train` made.
 
-        A round is used once: its messages were charged once.
+        An exchange is used once: its round was charged once.
+
+        Raises:
+            RoundFailed: without such messages, or as `manifed.federation.rounds.run_round`.
         """
-        plan, exchange = self.plan, self.plan.exchanges[0]
-        if len(plan.exchanges) != 1:
-            raise NotImplementedError(f"{plan.half.kind} has several phases a round; use start()")
-        if self._configured is None or self._configured[0].server_round != server_round:
+        transport, current, sent = self._transport, self._open, self._sent
+        self._open = self._sent = None
+        if transport is None or current is None or sent is None or sent[0] != server_round:
             raise RoundFailed(f"Expected configure_train for round {server_round} first")
-        (header, messages), self._configured = self._configured, None
-        read = self._read(header, exchange, 0, messages, replies)
-        owner = {node: i for i, node in self._nodes.items()}
-        asked = tuple(owner[message.metadata.dst_node_id] for message in messages)
-        judged = self._judged(header, read, asked, len(asked))
-        draws = ServerDraws(plan.source, server_round, header.attempt)
-        self.state = self._step(self.state, exchange, judged, draws)
-        self._last_accepted |= dict.fromkeys(read.partitions, server_round)
-        return self._arrays(), MetricRecord({keys.SERVER_ROUND: server_round})
+        now, seen = current
+        assert now.phase is not None
+        came = checked(now, transport.read(now.header, now.phase, now.down, sent[1], replies))
+        now, seen = after(now, came), seen.plus(came)
+        if now.phase is not None:
+            self._open = (now, seen)
+        else:
+            self._finish_round(report_of(now, seen))
+        return self._arrays(), MetricRecord({keys.SERVER_ROUND: now.server_round})
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -132,7 +177,7 @@ class ServerLoop(Rounds, Strategy):
         log(
             20,
             "manifed: %s on %s, %d clients, cohort %s",
-            plan.half.kind,
+            plan.server_update.kind,
             plan.manifold.name,
             plan.num_clients,
             plan.cohort.kind,

@@ -176,7 +176,7 @@ def _check_kinds(folder: RunFolder) -> None:
 def _state_of(config: Experiment) -> Mapping[str, Tensor]:
     """The tensors of a state of the run, for their names, types and shapes."""
     plan = plan_of(config)
-    return plan.half.initial(initial_point(config)).tensors
+    return plan.server_update.initial(initial_point(config)).tensors
 
 
 def _check_rows(folder: RunFolder, rounds: Sequence[float | None], told: int) -> None:

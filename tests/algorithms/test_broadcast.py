@@ -11,7 +11,7 @@ from manifed.algorithms.payloads import Point
 from manifed.experiment.assembly import client_side
 from manifed.experiment.load import load, sha256
 from manifed.federation.header import Header
-from manifed.federation.stacked import CohortGrid
+from manifed.federation.stacked import StackedTransport
 from manifed.flower.apps import client_app_of
 from manifed.flower.inline import InlineGrid
 from manifed.flower.records import pack
@@ -55,13 +55,13 @@ def test_a_point_on_the_sphere_to_rounding_is_answered(size: float):
 
 
 def test_a_stacked_cohort_refuses_the_same_points():
-    grid = CohortGrid(client_side(CONFIG), device="cpu", memory_budget_mb=256)
-    header = Header("", 1, 0, "train", -1)
-    refused = grid.exchange_cohort(header, Point(1000 * honest()), (0, 2), {})
+    stacked = StackedTransport(client_side(CONFIG), device="cpu", memory_budget_mb=256)
+    header, phase = Header("", 1, 0, "train", -1), CONFIG.training.phases[0]
+    refused = stacked.exchange(header, phase, Point(1000 * honest()), (0, 2), {})
     assert refused.partitions == ()
     assert set(refused.failures) == {0, 2}
     assert refused.failures[0].startswith("BadBroadcast: Expected the broadcast x on Sphere")
-    assert grid.exchange_cohort(header, Point(honest()), (0, 2), {}).partitions == (0, 2)
+    assert stacked.exchange(header, phase, Point(honest()), (0, 2), {}).partitions == (0, 2)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

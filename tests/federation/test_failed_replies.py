@@ -11,13 +11,14 @@ from manifed.algorithms.payloads import Displacement
 from manifed.errors import ConfigError, RoundFailed
 from manifed.experiment.assembly import client_side, initial_point, plan_of
 from manifed.experiment.load import load
+from manifed.federation import rounds
 from manifed.federation.replies import Replies, ReplyPolicy
-from manifed.federation.stacked import CohortGrid
+from manifed.federation.rounds import CLIP, run_rounds
+from manifed.federation.stacked import StackedTransport
 from manifed.flower.apps import client_app_of
 from manifed.flower.inline import InlineGrid
 from manifed.flower.records import tensors_to_record
-from manifed.flower.rounds import CLIP, Rounds
-from manifed.flower.strategy import ServerLoop
+from manifed.flower.transport import MessageTransport
 from manifed.privacy.mechanism import ClientMechanism
 
 QUICKSTART = Path(__file__).resolve().parents[2] / "configs" / "quickstart.toml"
@@ -31,13 +32,6 @@ COHORTS = {
     "poisson": "federation.cohort={kind='poisson',sampling_probability=0.3}",
 }
 ROUNDS = 8
-
-
-class Purse:
-    """Lets every round be paid."""
-
-    def charge(self, server_round, attempt, partitions):
-        """Nothing to note."""
 
 
 def spoiled(reply, how):
@@ -89,9 +83,11 @@ def outsider_sees(config, how, plan=None):
 
 
 def watched(plan, config, grid):
-    start = plan.half.initial(initial_point(config))
-    reports = []
-    ServerLoop(plan, start, Purse(), reports.append).start(grid, num_rounds=ROUNDS)
+    transport = grid
+    if isinstance(grid, InlineGrid):
+        transport = MessageTransport.meet(grid, plan)
+    start = plan.server_update.initial(initial_point(config))
+    reports = list(run_rounds(plan, start, transport, num_rounds=ROUNDS))
     seen = [(report.state["x"], report.state.tensors.get(CLIP)) for report in reports]
     return seen, reports
 
@@ -122,13 +118,14 @@ def test_a_failed_reply_is_the_zero_vector_and_the_round_goes_on(cohort):
 
 
 def test_the_policy_that_looked_at_replies_is_caught(monkeypatch):
-    def judged(self, header, replies, asked, cohort_size):
-        if asked and not self.plan.policy.is_enough(replies, cohort_size, needs_everyone=False):
-            raise RoundFailed(self.plan.policy.explain(replies, cohort_size))
+    def judged(now, replies):
+        policy, size = now.plan.policy, len(now.cohort)
+        if now.asked and not policy.is_enough(replies, size, needs_everyone=False):
+            raise RoundFailed(policy.explain(replies, size))
         return replies
 
     config = config_of(PRIVATE, COHORTS["poisson"])
-    monkeypatch.setattr(Rounds, "_judged", judged)
+    monkeypatch.setattr(rounds, "judged", judged)
     with pytest.raises(RoundFailed, match=r"client 1: Expected finite entries.*\(node 3\)"):
         outsider_sees(config, "nan")
 
@@ -174,7 +171,7 @@ def test_a_stacked_cohort_does_alike(how, monkeypatch):
         return type(up)(torch.where(bad, torch.nan, up.tensors()["u"])), after
 
     monkeypatch.setattr(rsgd.RSGD, "update", update)
-    grid = CohortGrid(client_side(config), device="cpu", memory_budget_mb=64)
+    grid = StackedTransport(client_side(config), device="cpu", memory_budget_mb=64)
     seen, reports = watched(plan_of(config), config, grid)
     assert_equal_views(zero, seen, atol=1e-12)
     reasons = [reason for report in reports for reason in report.failures.values()]
@@ -244,12 +241,12 @@ def upload_of(length):
     """A grid whose victim uploads a tangent vector of that length in the metric."""
 
     class Long(InlineGrid):
-        loop: ServerLoop
+        plan = state = None
 
         def send_and_receive(self, messages, *, timeout=None):
             for reply in super().send_and_receive(messages, timeout=timeout):
                 if reply.metadata.src_node_id == 2 + VICTIM and not reply.has_error():
-                    plan, x = self.loop.plan, self.loop.state["x"]
+                    plan, x = self.plan, self.state["x"]
                     shape = plan.manifold.coords_shape(tuple(x.shape))
                     u = plan.manifold.from_coords(x, torch.ones(shape, dtype=torch.float64))
                     u = u / plan.manifold.norm(x, u) * length
@@ -257,6 +254,16 @@ def upload_of(length):
                 yield reply
 
     return Long
+
+
+def followed(grid, plan, config, num_rounds):
+    """The reports of a run whose grid knows the server's state."""
+    grid.plan, grid.state = plan, plan.server_update.initial(initial_point(config))
+    transport, reports = MessageTransport.meet(grid, plan), []
+    for report in run_rounds(plan, grid.state, transport, num_rounds=num_rounds):
+        grid.state = report.state
+        reports.append(report)
+    return reports
 
 
 FAR = {
@@ -274,9 +281,7 @@ def test_an_upload_that_overflows_the_step_is_that_clients_failure(name, length,
     config = config_of(privacy, *FAR[name], "training.step_size=1e-3")
     plan = plan_of(config)
     grid = upload_of(length)(client_app_of(lambda _: config), 4, {})
-    start, reports = plan.half.initial(initial_point(config)), []
-    grid.loop = ServerLoop(plan, start, Purse(), reports.append)
-    grid.loop.start(grid, num_rounds=3)
+    reports = followed(grid, plan, config, 3)
     assert len(reports) == 3
     is_borderline = name == "stiefel" and length < 1e4
     for report in reports:
@@ -313,19 +318,16 @@ def test_a_normal_part_below_the_tolerance_cannot_push_the_model_off_its_manifol
     plan = plan_of(config)
 
     class Oblique(InlineGrid):
-        loop: ServerLoop
+        plan = state = None
 
         def send_and_receive(self, messages, *, timeout=None):
             for reply in super().send_and_receive(messages, timeout=timeout):
                 if reply.metadata.src_node_id == 2 + VICTIM and not reply.has_error():
-                    x = self.loop.state["x"]
+                    x = self.state["x"]
                     reply.content["payload"] = tensors_to_record({"u": 9e-7 * x})
                 yield reply
 
-    grid, reports = Oblique(client_app_of(lambda _: config), 4, {}), []
-    start = plan.half.initial(initial_point(config))
-    grid.loop = ServerLoop(plan, start, Purse(), reports.append)
-    grid.loop.start(grid, num_rounds=8)
+    reports = followed(Oblique(client_app_of(lambda _: config), 4, {}), plan, config, 8)
     for report in reports:
         assert set(report.failures) == {VICTIM}
         assert float(plan.manifold.membership_defect(report.state["x"])) < 1e-12

@@ -6,9 +6,8 @@ from torch import Tensor
 
 from manifed.algorithms.interface import Space
 from manifed.algorithms.payloads import Displacement
-from manifed.federation.header import Header
 from manifed.federation.replies import Replies
-from manifed.flower.inbox import Expectation, refuse_bad_rows
+from manifed.federation.uploads import Expectation, refuse_bad_rows
 from manifed.manifolds.base import Manifold
 from manifed.manifolds.hyperbolic import Lorentz
 from manifed.manifolds.spd import SPD
@@ -21,7 +20,7 @@ HUGE = [1e150, 1e200, 1e308, 1.7e308]
 
 def taken(manifold: Manifold, x: Tensor, stacked: Tensor, space: Space = "tangent") -> Replies:
     """What the server keeps of uploads (C, *point) at the broadcast point x."""
-    expected = Expectation(Header("", 1, 0, "train", -1), Displacement, x, space, manifold, 1.0)
+    expected = Expectation(x, space, manifold)
     partitions = tuple(range(10, 10 + stacked.shape[0]))
     return refuse_bad_rows(expected, Replies(partitions, Displacement(stacked), {}, 0, 0))
 

@@ -12,7 +12,7 @@ from manifed.experiment.assembly import initial_point, plan_of
 from manifed.experiment.load import load, save
 from manifed.flower.inline import InlineGrid
 from manifed.flower.records import tensors_from_record
-from manifed.flower.strategy import ServerLoop
+from manifed.flower.strategy import ServerLoop, ignore
 
 QUICKSTART = Path(__file__).resolve().parents[2] / "configs" / "quickstart.toml"
 SETS = ["federation.num_clients=4", "federation.cohort={kind='fixed-size',cohort_size=2}"]
@@ -38,11 +38,11 @@ def parts(tmp_path):
     run_config = {"experiment": str(tmp_path / "config.toml"), "overrides": ""}
     grid = InlineGrid(client_app, 4, run_config)
     plan, purse = plan_of(config), Purse()
-    start = plan.half.initial(initial_point(config))
+    start = plan.server_update.initial(initial_point(config))
 
-    def loop(policy=plan.policy):
+    def loop(policy=plan.policy, on_round=ignore):
         changed = type(plan)(**{**vars(plan), "policy": policy})
-        return ServerLoop(changed, start, purse, lambda _: None, attempts=purse.attempts)
+        return ServerLoop(changed, start, purse.charge, on_round, attempts=purse.attempts)
 
     return loop, grid, purse
 
@@ -139,9 +139,10 @@ def test_a_round_that_is_repeated_reports_the_bytes_and_failures_of_both_attempt
             message.content["header"]["config-sha256"] = "another"
         return deliver(message)
 
-    talk = loop(policy)
-    talk._meet(grid)
+    reports = []
+    talk = loop(policy, reports.append)
     monkeypatch.setattr(grid, "_deliver", fails_once)
-    report = talk.run_round(1, grid)
+    talk.start(grid, num_rounds=1)
+    (report,) = reports
     assert len(report.failures) == 1
     assert (report.bytes_down, report.bytes_up) == (4 * 512, 3 * 512)

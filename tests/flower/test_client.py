@@ -12,6 +12,7 @@ from manifed.flower import client
 from manifed.flower.apps import client_app_of
 from manifed.flower.handshake import HandshakeFailed, meet
 from manifed.flower.inline import InlineGrid
+from manifed.flower.transport import MessageTransport
 
 QUICKSTART = Path(__file__).resolve().parents[2] / "configs" / "quickstart.toml"
 MARKER = "8675309.125"
@@ -47,11 +48,7 @@ PLACES = {
 def replies_of(config):
     """The error texts that the server gets in a handshake and in a round."""
     from manifed.experiment.assembly import initial_point, plan_of
-    from manifed.flower.rounds import Rounds
-
-    class Purse:
-        def charge(self, *_):
-            """Nothing."""
+    from manifed.federation.rounds import free, run_round
 
     class Listening(InlineGrid):
         def __init__(self, app: ClientApp, *arguments):
@@ -69,10 +66,9 @@ def replies_of(config):
         nodes = meet(grid, sha, plan.num_examples, timeout=5.0, patience=0.0)
     except HandshakeFailed as failed:
         return [*grid.texts, str(failed)]
-    rounds = Rounds(plan, plan.half.initial(initial_point(config)), Purse())
-    rounds._nodes = nodes
+    start = plan.server_update.initial(initial_point(config))
     try:
-        rounds.run_round(1, grid)
+        run_round(plan, start, 1, MessageTransport(grid, nodes, 5.0), free, {})
     except RuntimeError as failed:
         grid.texts.append(str(failed))
     return grid.texts

@@ -7,11 +7,12 @@ import torch
 
 from benchmarks.common.cases import CASES
 from manifed.algorithms.payloads import Point
+from manifed.algorithms.rsgd import RSGD
 from manifed.cli.launch import Request, launch
 from manifed.experiment.assembly import client_side
 from manifed.experiment.load import parse, save
 from manifed.federation.header import Header
-from manifed.federation.stacked import CohortGrid
+from manifed.federation.stacked import StackedTransport
 
 EXPERIMENTS = Path(__file__).resolve().parents[2] / "configs" / "experiments"
 SETS = (
@@ -64,15 +65,15 @@ def side_of(clients=8):
     return client_side(parse(CASES["least_squares_d10"](clients, 3)))
 
 
-def exchange(grid, partitions, clients=8):
-    header = Header("", 1, 0, "train", -1)
-    return grid.exchange_cohort(header, Point(torch.zeros(10).double()), partitions, {})
+def exchange(transport, partitions, clients=8):
+    header, phase = Header("", 1, 0, "train", -1), RSGD(step_size=0.1).phases[0]
+    return transport.exchange(header, phase, Point(torch.zeros(10).double()), partitions, {})
 
 
 def test_chunks_do_not_change_the_uploads():
     side = side_of()
-    whole = exchange(CohortGrid(side, device="cpu", memory_budget_mb=64), tuple(range(8)))
-    small = CohortGrid(side, device="cpu", memory_budget_mb=64)
+    whole = exchange(StackedTransport(side, device="cpu", memory_budget_mb=64), tuple(range(8)))
+    small = StackedTransport(side, device="cpu", memory_budget_mb=64)
     small.chunk_size = 3
     parts = exchange(small, tuple(range(8)))
     assert parts.partitions == whole.partitions
@@ -81,7 +82,7 @@ def test_chunks_do_not_change_the_uploads():
 
 def test_the_chunk_obeys_the_memory_budget():
     side = side_of()
-    tiny = CohortGrid(side, device="cpu", memory_budget_mb=16)
+    tiny = StackedTransport(side, device="cpu", memory_budget_mb=16)
     shard = sum(t.numel() * t.element_size() for t in side.shards[0].tensors.values())
     assert 1 <= tiny.chunk_size * 2 * shard <= 16 * 2**20
 
@@ -97,7 +98,7 @@ def test_one_client_that_breaks_a_batched_kernel_is_isolated(monkeypatch):
         return plain(self, phase, down, memory, oracle, manifold, draws)
 
     monkeypatch.setattr(rsgd.RSGD, "update", breaks_with_client_2)
-    replies = exchange(CohortGrid(side_of(), device="cpu", memory_budget_mb=64), (0, 1, 2, 5))
+    replies = exchange(StackedTransport(side_of(), device="cpu", memory_budget_mb=64), (0, 1, 2, 5))
     assert replies.partitions == (0, 1, 5)
     assert list(replies.failures) == [2]
     assert "no factor" in replies.failures[2]
@@ -107,6 +108,6 @@ def test_one_client_that_breaks_a_batched_kernel_is_isolated(monkeypatch):
 @pytest.mark.gpu
 def test_a_gpu_gives_the_same_uploads():
     side = side_of()
-    cpu = exchange(CohortGrid(side, device="cpu", memory_budget_mb=64), tuple(range(8)))
-    gpu = exchange(CohortGrid(side, device="cuda", memory_budget_mb=64), tuple(range(8)))
+    cpu = exchange(StackedTransport(side, device="cpu", memory_budget_mb=64), tuple(range(8)))
+    gpu = exchange(StackedTransport(side, device="cuda", memory_budget_mb=64), tuple(range(8)))
     torch.testing.assert_close(gpu.uploads.u.cpu(), cpu.uploads.u, rtol=0, atol=1e-10)

@@ -7,10 +7,10 @@ from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from manifed.algorithms.payloads import Displacement
-from manifed.federation.header import Header
+from manifed.federation import uploads
 from manifed.federation.replies import LONGEST_REASON, Replies, plain
-from manifed.flower import handshake, inbox, records, rounds
-from manifed.flower.inbox import Expectation, refuse_bad_rows
+from manifed.federation.uploads import Expectation, refuse_bad_rows
+from manifed.flower import handshake, records, transport
 from manifed.flower.inline import InlineGrid
 from manifed.flower.records import BadMessage, tensors_from_record
 from manifed.manifolds.sphere import Sphere
@@ -72,11 +72,11 @@ def whatever_numpy_loads(name, array):
 
 
 FAULTS = [
-    (rounds, "answers_by_node", the_last_reply_wins, "messages: a good one, then a bad one"),
-    (rounds, "answers_by_node", the_last_reply_wins, "messages: about another node's message"),
+    (transport, "answers_by_node", the_last_reply_wins, "messages: a good one, then a bad one"),
+    (transport, "answers_by_node", the_last_reply_wins, "messages: about another node's message"),
     (records, "_decoded", whatever_numpy_loads, "npy: version 2"),
-    (inbox, "_is_tangent", lambda _, u: torch.ones(len(u)), "values: a normal part of 1e-3"),
-    (inbox, "plain", str, "messages: an error of 1e6 letters"),
+    (uploads, "_is_tangent", lambda _, u: torch.ones(len(u)), "values: a normal part of 1e-3"),
+    (uploads, "plain", str, "messages: an error of 1e6 letters"),
 ]
 
 
@@ -117,8 +117,7 @@ def test_a_row_that_breaks_the_check_of_the_stack_is_bad_alone():
 
     base = torch.tensor([1.0, 0.0, 0.0], dtype=torch.float64)
     u = torch.tensor([[0, 1, 0], [0, torch.nan, 0], [0, 0, 2]], dtype=torch.float64)
-    header = Header("", 1, 0, "train", -1)
-    expected = Expectation(header, Displacement, base, "tangent", Brittle(), 1)
+    expected = Expectation(base, "tangent", Brittle())
     left = refuse_bad_rows(expected, Replies((3, 5, 8), Displacement(u), {1: "a\nb"}))
     assert left.partitions == (3, 8)
     assert set(left.failures) == {1, 5}

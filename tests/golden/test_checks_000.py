@@ -7,8 +7,8 @@ import torch
 
 from manifed.experiment.assembly import client_side, initial_point, plan_of
 from manifed.experiment.load import load
-from manifed.federation.stacked import CohortGrid
-from manifed.flower.strategy import ServerLoop
+from manifed.federation.rounds import run_rounds
+from manifed.federation.stacked import StackedTransport
 from manifed.manifolds.hyperbolic import Lorentz
 from manifed.manifolds.spd import SPD
 from manifed.manifolds.sphere import Sphere
@@ -113,13 +113,6 @@ def test_the_quickstart_without_noise_reaches_the_optimum():
 
 
 # -- feasibility -----------------------------------------------------------------------------
-class Free:
-    """A treasurer for whom everything is paid."""
-
-    def charge(self, server_round: int, attempt: int, partitions: tuple[int, ...]) -> None:
-        """Nothing to write down."""
-
-
 def infeasibility(manifold, x):
     """How far a point is from its manifold, relative to its size."""
     match manifold:
@@ -152,14 +145,10 @@ def test_a_private_run_stays_on_its_manifold_for_a_thousand_rounds(space):
     )
     config = load(EXPERIMENTS / f"{name}.toml", sets)
     plan = plan_of(config)
-    worst: list[float] = []
-    loop = ServerLoop(
-        plan,
-        plan.half.initial(initial_point(config)),
-        Free(),
-        lambda report: worst.append(infeasibility(plan.manifold, report.state["x"])),
-    )
-    loop.start(CohortGrid(client_side(config), device="cpu", memory_budget_mb=256), num_rounds=1000)
+    start = plan.server_update.initial(initial_point(config))
+    stacked = StackedTransport(client_side(config), device="cpu", memory_budget_mb=256)
+    rounds = run_rounds(plan, start, stacked, num_rounds=1000)
+    worst = [infeasibility(plan.manifold, report.state["x"]) for report in rounds]
     assert len(worst) == 1000
     assert max(worst) <= 1e-10
 

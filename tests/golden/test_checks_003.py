@@ -5,8 +5,8 @@ import torch
 
 from manifed.experiment.assembly import client_side, initial_point, plan_of
 from manifed.experiment.load import load
-from manifed.federation.stacked import CohortGrid
-from manifed.flower.strategy import ServerLoop
+from manifed.federation.rounds import run_rounds
+from manifed.federation.stacked import StackedTransport
 from reproduction.checks_003 import CHECKS, accounting, convergence, laws
 from reproduction.checks_003.central import experiment, gradients_a_round, solve
 from reproduction.checks_003.settings import centrally, cloud, example_level, rsvrg
@@ -46,27 +46,17 @@ def test_the_noise_of_every_printed_curve_of_the_tree_meets_its_target():
             assert privacy.neighboring_relation == "replace-one"
 
 
-class Free:
-    """A treasurer for whom everything is paid."""
-
-    def charge(self, server_round: int, attempt: int, partitions: tuple[int, ...]) -> None:
-        """Nothing to write down."""
-
-
 @pytest.mark.parametrize("curve", ["rgd", "rsvrg"])
 def test_a_central_solver_is_a_federation_of_one_client(curve):
     """The federation averages log, then exp: equal to rounding."""
     config = experiment(f"{TREE}_{curve}", "federation.num_rounds=2")
-    plan, points = plan_of(config), []
-    loop = ServerLoop(
-        plan,
-        plan.half.initial(initial_point(config)),
-        Free(),
-        lambda report: points.append(report.state["x"]),
+    plan = plan_of(config)
+    start = plan.server_update.initial(initial_point(config))
+    stacked = StackedTransport(client_side(config), device="cpu", memory_budget_mb=64)
+    *_, last = run_rounds(plan, start, stacked, num_rounds=2)
+    torch.testing.assert_close(
+        last.state["x"], solve(config, (0,)).points[0], rtol=1e-9, atol=1e-12
     )
-    grid = CohortGrid(client_side(config), device="cpu", memory_budget_mb=64)
-    loop.start(grid, num_rounds=2)
-    torch.testing.assert_close(points[-1], solve(config, (0,)).points[0], rtol=1e-9, atol=1e-12)
 
 
 def test_gradients_are_counted_as_the_paper_counts_them():

@@ -214,18 +214,12 @@ def reference(config: Experiment, attempts: tuple[int, ...]) -> torch.Tensor:
     from manifed.flower.apps import client_app_of
     from manifed.flower.inline import InlineGrid
 
-    class Nobody:
-        def charge(self, server_round: int, attempt: int, partitions: tuple[int, ...]) -> None:
-            """Nothing is written."""
-
     plan = plan_of(config)
     grid = InlineGrid(client_app_of(lambda _: config), config.federation.num_clients, {})
-    start = plan.half.initial(initial_point(config))
-    talk = ServerLoop(
-        plan, start, Nobody(), lambda _: None, attempts=lambda r: attempts[r - 1]
-    )  # fmt: skip
+    start = plan.server_update.initial(initial_point(config))
+    talk = ServerLoop(plan, start, attempts=lambda r: attempts[r - 1])
     talk.start(grid, num_rounds=config.federation.num_rounds)
-    return plan.half.output(talk.state, plan.manifold)
+    return plan.server_update.output(talk.state, plan.manifold)
 
 
 def witnessed(folder: Path) -> set[tuple[int, int, int]]:

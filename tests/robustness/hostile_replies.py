@@ -107,20 +107,13 @@ class HostileGrid(InlineGrid):
         return list(self.pull_messages(self.push_messages(list(messages))))
 
 
-class _Free:
-    """Lets every round happen."""
-
-    def charge(self, server_round: int, attempt: int, partitions: tuple[int, ...]) -> None:
-        """Nothing is spent."""
-
-
 def run(case: Case | None) -> tuple[torch.Tensor, list[RoundReport]]:
     """The model and the rounds of the federation under one case."""
     config = experiment()
     plan = plan_of(config)
     reports: list[RoundReport] = []
-    state = plan.half.initial(initial_point(config))
-    loop = ServerLoop(plan, state, _Free(), reports.append)
+    state = plan.server_update.initial(initial_point(config))
+    loop = ServerLoop(plan, state, on_round=reports.append)
     loop.start(HostileGrid(case), num_rounds=ROUNDS)
     return loop.state["x"], reports
 

@@ -13,8 +13,8 @@ from manifed.cli import main as cli
 from manifed.cli.launch import Request, launch, resolve
 from manifed.errors import ConfigError
 from manifed.experiment.load import load, sha256
+from manifed.flower import apps
 from manifed.flower import client as node
-from manifed.flower import server_run
 from manifed.flower.run_config import experiment_of, run_config_of
 from tests.runs.test_cli import QUICKSTART
 
@@ -29,7 +29,7 @@ SETS = (
 def ran(monkeypatch, request):
     """What each side of an inline run reads."""
     seen = []
-    run, introduce = server_run.run, node.introduce
+    run, introduce = apps.run, node.introduce
 
     def server(grid, config):
         seen.append(config)
@@ -39,7 +39,7 @@ def ran(monkeypatch, request):
         seen.append(config)
         return introduce(message, context, config)
 
-    monkeypatch.setattr(server_run, "run", server)
+    monkeypatch.setattr(apps, "run", server)
     monkeypatch.setattr(node, "introduce", client)
     return launch(request), seen
 

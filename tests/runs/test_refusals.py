@@ -9,10 +9,9 @@ import pytest
 from manifed.cli.launch import Request, launch, launch_or_exit
 from manifed.durable import held
 from manifed.experiment.treasury import Treasury
-from manifed.flower import server_run
 from manifed.privacy.chain import GENESIS
 from manifed.privacy.ledger import Entry, Head, Ledger, write_head
-from manifed.runs import checkpoint
+from manifed.runs import checkpoint, driver
 from manifed.runs.resume import experiment_digest
 from manifed.runs.run_folder import RunFolder
 from tests.runs.test_cli import QUICKSTART
@@ -43,7 +42,7 @@ def killed_run(request, at_round):
                 raise Killed
 
         patch.setattr(Treasury, "charge", charge_then_die)
-        patch.setattr(server_run._Run, "_keep_the_newest", lambda _: None)
+        patch.setattr(driver._Run, "_keep_the_newest", lambda _: None)
         with pytest.raises(Killed):
             launch(request)
     return request.resume or request.out

@@ -11,9 +11,8 @@ import torch
 from manifed.cli.launch import Request, RunEnded, launch
 from manifed.errors import ConfigError
 from manifed.experiment.treasury import Treasury
-from manifed.flower import server_run
 from manifed.privacy.ledger import Ledger
-from manifed.runs import checkpoint
+from manifed.runs import checkpoint, driver
 from manifed.runs.run_folder import RunFolder
 from tests.runs.test_cli import QUICKSTART
 
@@ -38,12 +37,12 @@ def run_until_death(tmp_path, monkeypatch, at_round, sets=SETS):
             raise Died
 
     monkeypatch.setattr(Treasury, "charge", charge_then_die)
-    keep = server_run._Run._keep_the_newest
-    monkeypatch.setattr(server_run._Run, "_keep_the_newest", lambda _: None)
+    keep = driver._Run._keep_the_newest
+    monkeypatch.setattr(driver._Run, "_keep_the_newest", lambda _: None)
     with pytest.raises(Died):
         launch(Request(QUICKSTART, sets, out=tmp_path / "run", plain=True))
     monkeypatch.setattr(Treasury, "charge", charge)
-    monkeypatch.setattr(server_run._Run, "_keep_the_newest", keep)
+    monkeypatch.setattr(driver._Run, "_keep_the_newest", keep)
 
 
 def test_a_resumed_run_ends_with_all_rounds_and_pays_for_the_lost_ones(tmp_path, monkeypatch):
@@ -109,7 +108,7 @@ def test_a_budget_stops_the_run_before_the_round_that_would_exceed_it(tmp_path):
 def test_a_signal_ends_a_run_that_keeps_its_last_round_and_names_its_folder(
     tmp_path, monkeypatch, number, code
 ):
-    told = server_run._Run._tell
+    told = driver._Run._tell
     out = tmp_path / "it's mine"
 
     def tell(self, server_round, state):
@@ -117,7 +116,7 @@ def test_a_signal_ends_a_run_that_keeps_its_last_round_and_names_its_folder(
         if server_round == 4:
             os.kill(os.getpid(), number)
 
-    monkeypatch.setattr(server_run._Run, "_tell", tell)
+    monkeypatch.setattr(driver._Run, "_tell", tell)
     before = [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGHUP)]
     sets = (*SETS, "privacy.max_epsilon=20.0")
     with pytest.raises(RunEnded) as caught:

@@ -110,15 +110,15 @@ def test_a_signal_while_the_data_are_read_says_that_nothing_was_written(
 def test_a_signal_that_is_ignored_stays_ignored(tmp_path, monkeypatch):
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        from manifed.flower import server_run
+        from manifed.runs import driver
 
-        told = server_run._Run._tell
+        told = driver._Run._tell
 
         def tell(self, server_round, state):
             told(self, server_round, state)
             os.kill(os.getpid(), signal.SIGHUP)
 
-        monkeypatch.setattr(server_run._Run, "_tell", tell)
+        monkeypatch.setattr(driver._Run, "_tell", tell)
         sets = (*SETS, "federation.num_rounds=2")
         assert launch(Request(QUICKSTART, sets, out=tmp_path / "run", plain=True)).manifest()[
             "final"

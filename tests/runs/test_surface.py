@@ -68,11 +68,11 @@ def test_a_seeded_simulation_keeps_its_oracle_unless_told(tmp_path):
 
 
 def test_clients_elsewhere_switch_the_oracle_off_whatever_the_engine_is_called(tmp_path):
-    from manifed.flower.server_run import run_experiment
+    from manifed.flower.apps import run
 
     config = load(ROOT / QUICKSTART, [*SETS, f'output.directory="{tmp_path / "run"}"'])
     grid = PollingGrid(InlineGrid(client_app_of(lambda _: config), 4, {}))
-    assert not ORACLE & set(run_experiment(grid, config).metrics())
+    assert not ORACLE & set(run(grid, config).metrics())
 
 
 def test_engines_are_compared_by_their_costs_on_every_engine(monkeypatch):

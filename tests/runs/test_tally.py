@@ -8,7 +8,7 @@ import pytest
 from manifed.algorithms.interface import ServerState
 from manifed.cli.launch import Request, RunEnded, launch
 from manifed.federation.plan import RoundReport
-from manifed.flower import server_run
+from manifed.runs import driver
 from manifed.runs.report.runs import read
 from manifed.runs.report.tables import table_of
 from manifed.runs.tally import OTHER, REASONS_A_CLIENT, Tally
@@ -43,7 +43,7 @@ def test_the_table_shows_the_bytes_of_all_rounds_whatever_rows_there_are(tmp_pat
 
 
 def test_a_resumed_run_adds_up_to_the_same(tmp_path, monkeypatch):
-    tell = server_run._Run._after_round
+    tell = driver._Run._after_round
 
     def stops_in_round_7(self, report):
         if report.server_round == 7:
@@ -51,7 +51,7 @@ def test_a_resumed_run_adds_up_to_the_same(tmp_path, monkeypatch):
         tell(self, report)
 
     with monkeypatch.context() as patch:
-        patch.setattr(server_run._Run, "_after_round", stops_in_round_7)
+        patch.setattr(driver._Run, "_after_round", stops_in_round_7)
         with pytest.raises(RunEnded, match="interrupted"):
             run(tmp_path / "run")
     folder = launch(Request("", resume=tmp_path / "run", plain=True))

@@ -1,22 +1,20 @@
-"""A run as the server sees it: folder, ledger, server loop, evaluation, final numbers.
+"""A run as the server sees it, over any transport: folder, ledger, rounds, evaluation, numbers.
 
-Results leave a ServerApp as files only (Flower hands nothing back), so everything goes into the run
-folder: the manifest before round 1, the charge before the messages, the metrics as they come, the
-model and the final numbers at the end.
+Everything goes into the run folder: the manifest before round 1, the charge before the messages,
+the metrics as they come, the model and the final numbers at the end.
 """
 
 import contextlib
+import logging
 import sys
 import time
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
-from flwr.common.logger import log
-from flwr.serverapp import Grid
 from torch import Tensor
 
 from manifed.algorithms.interface import ServerState
@@ -27,9 +25,9 @@ from manifed.experiment.evaluation import Evaluator, client_shares, oracle_is_on
 from manifed.experiment.load import dump, sha256, to_toml
 from manifed.experiment.schema import Experiment
 from manifed.experiment.treasury import Treasury
-from manifed.federation.plan import Plan, RoundReport, StackedGrid
-from manifed.flower.polling import PollingGrid
-from manifed.flower.strategy import ServerLoop
+from manifed.federation.plan import Plan, RoundReport
+from manifed.federation.rounds import run_rounds
+from manifed.federation.transport import Transport
 from manifed.privacy.ledger import Ledger
 from manifed.runs import checkpoint
 from manifed.runs.checkpoint import Pace
@@ -40,6 +38,11 @@ from manifed.runs.run_folder import RunFolder, printable
 from manifed.runs.statement import statement_of
 from manifed.runs.tally import COLUMNS, Tally
 from manifed.runs.work import work_of
+
+log = logging.getLogger("manifed")
+
+Connect = Callable[[Plan], Transport]
+"""Makes the transport of a run, once its folder and ledger are there and before round 1."""
 
 
 @dataclass(frozen=True)
@@ -60,31 +63,32 @@ def named_directory(config: Experiment) -> Path:
     return Path.cwd() / "runs" / f"{config.name}-{stamp}"
 
 
-def run(grid: Grid, config: Experiment) -> None:
-    """Run ``config`` on ``grid`` and print its statement unless it is to be quiet."""
-    folder = run_experiment(_quick(grid), config)
+def run(
+    config: Experiment, connect: Connect, *, is_elsewhere: bool = False, is_deployment: bool = False
+) -> RunFolder:
+    """`run_experiment`, and print its statement unless it is to be quiet."""
+    folder = run_experiment(config, connect, is_elsewhere=is_elsewhere, is_deployment=is_deployment)
     if not config.output.quiet:
         statement = statement_of(folder.manifest()["privacy"])
         sys.stdout.write(f"{statement}\nrun folder: {printable(folder.directory)}\n")
+    return folder
 
 
-def _quick(grid: Grid) -> Grid:
-    """Flower's own grids sleep between polls; replies are fetched as they come instead."""
-    from manifed.flower.inline import InlineGrid
-
-    return grid if isinstance(grid, InlineGrid | StackedGrid) else PollingGrid(grid)
-
-
-def run_experiment(grid: Grid, config: Experiment) -> RunFolder:
+def run_experiment(
+    config: Experiment, connect: Connect, *, is_elsewhere: bool = False, is_deployment: bool = False
+) -> RunFolder:
     """The finished run folder; see `ConfigError`, `RoundFailed` and `LedgerDamaged` for errors.
+
+    ``is_elsewhere``: clients run in other processes, so that only they know their noise.
+    ``is_deployment``: they may be on other machines.
 
     A resumed run is judged before anything is written, and the folder is held from then to the end,
     so that neither a refusal nor a second process changes a byte of it.
     """
     plan, found = plan_of(config), load_shards(config)
     treasury = Treasury.prepare(config, found.sizes)
-    has_oracle = oracle_is_on(config, is_deployment=_is_deployment(grid, config))
-    privacy = treasury.statement(has_oracle, is_declared=_is_elsewhere(grid))
+    has_oracle = oracle_is_on(config, is_deployment=is_deployment)
+    privacy = treasury.statement(has_oracle, is_declared=is_elsewhere)
     directory, past = named_directory(config), None
     if not config.output.resume:
         _claim(directory)
@@ -99,7 +103,7 @@ def run_experiment(grid: Grid, config: Experiment) -> RunFolder:
         start = _start(config, plan, past)
         evaluator = _evaluator(config, has_oracle)
         if start.first_round > 1:
-            model = plan.half.model(start.state, plan.manifold)
+            model = plan.server_update.model(start.state, plan.manifold)
             folder.check_columns(_columns(evaluator.row(model) if evaluator else {}))
         resumed_at = start.first_round if past is not None and past.has_ledger else None
         with treasury.open_ledger(folder.ledger_path, resumed_at=resumed_at):
@@ -109,7 +113,8 @@ def run_experiment(grid: Grid, config: Experiment) -> RunFolder:
             folder.drop_metrics_after(start.tally.told if start.first_round > 1 else -1)
             if past is not None:
                 _tell_what_is_paid_again(past)
-            return _Run(config, plan, folder, treasury, evaluator).go(grid, start)
+            made = _Run(config, plan, folder, treasury, evaluator, is_declared=is_elsewhere)
+            return made.go(connect, start)
 
 
 def _claim(directory: Path) -> None:
@@ -121,8 +126,7 @@ def _claim(directory: Path) -> None:
 
 def _tell_what_is_paid_again(past: Past) -> None:
     if past.covered > past.last_round:
-        log(
-            30,
+        log.warning(
             "Going on after round %d: rounds %d to %d were charged before the run stopped, are "
             "made again, and are paid for again",
             past.last_round,
@@ -174,7 +178,7 @@ def _start(config: Experiment, plan: Plan, past: Past | None) -> Start:
     device = config.engine.device
     saved = past.checkpoint if past is not None else None
     if saved is None:
-        return Start(plan.half.initial(initial_point(config).to(device)), 1, {})
+        return Start(plan.server_update.initial(initial_point(config).to(device)), 1, {})
     state = ServerState({name: t.to(device) for name, t in saved.tensors.items()})
     accepted = {int(k): int(v) for k, v in saved.meta["last_accepted"].items()}
     return Start(state, saved.server_round + 1, accepted, Tally.of(saved))
@@ -183,16 +187,6 @@ def _start(config: Experiment, plan: Plan, past: Past | None) -> Start:
 def _columns(measured: Iterable[str]) -> tuple[str, ...]:
     """The columns of a row with these measures."""
     return ("round", *measured, "epsilon", "uploads", *COLUMNS, "seconds")
-
-
-def _is_elsewhere(grid: Grid) -> bool:
-    """Whether clients run in other processes, so that only they know their noise."""
-    return isinstance(grid, PollingGrid)
-
-
-def _is_deployment(grid: Grid, config: Experiment) -> bool:
-    """Whether clients may be on other machines: all that is not in this process or under Ray."""
-    return _is_elsewhere(grid) and config.engine.kind != "ray"
 
 
 def _evaluator(config: Experiment, has_oracle: bool) -> Evaluator | None:
@@ -213,6 +207,8 @@ class _Run:
         folder: RunFolder,
         treasury: Treasury,
         evaluator: Evaluator | None,
+        *,
+        is_declared: bool,
     ) -> None:
         self._config, self._plan, self._folder = config, plan, folder
         self._treasury, self._evaluator = treasury, evaluator
@@ -221,7 +217,7 @@ class _Run:
         self._tally = Tally()
         self._accepted: dict[int, int] = {}
         self._row: dict[str, Any] = {}
-        self._is_declared = False
+        self._is_declared = is_declared
         self._pace = Pace(config.output.checkpoint_every)
         self._newest: RoundReport | None = None
         self._saved_round = 0
@@ -232,36 +228,37 @@ class _Run:
         assert self._treasury.ledger is not None
         return self._treasury.ledger
 
-    def go(self, grid: Grid, start: Start) -> RunFolder:
+    def go(self, connect: Connect, start: Start) -> RunFolder:
         """All rounds, then the final numbers; a budget that ran out ends the run in good order."""
-        rounds = self._config.federation.num_rounds
+        rounds, state = self._config.federation.num_rounds, start.state
         self._accepted, self._rounds = dict(start.last_accepted), start.first_round - 1
         self._tally = start.tally
-        self._is_declared = _is_elsewhere(grid)
         self._saved_round = self._rounds
-        loop = ServerLoop(
-            self._plan,
-            start.state,
-            self._treasury,
-            self._after_round,
-            first_round=start.first_round,
-            attempts=self._treasury.attempts,
-            last_accepted=start.last_accepted,
-        )
         stopped: str | None = None
         with progress_of(rounds, plain=self._config.output.plain) as self._progress:
             if start.first_round == 1:
-                self._tell(0, start.state)
+                self._tell(0, state)
             try:
-                loop.start(grid, num_rounds=rounds)
+                for report in run_rounds(
+                    self._plan,
+                    state,
+                    connect(self._plan),
+                    self._treasury.charge,
+                    num_rounds=rounds,
+                    first_round=start.first_round,
+                    attempts=self._treasury.attempts,
+                    last_accepted=start.last_accepted,
+                ):
+                    state = report.state
+                    self._after_round(report)
             except BudgetExhausted as budget:
                 stopped = str(budget)
                 if self._tally.told < self._rounds:
-                    self._tell(self._rounds, loop.state)
+                    self._tell(self._rounds, state)
             except BaseException:
                 self._keep_the_newest()
                 raise
-        return self._finish(loop.state, stopped)
+        return self._finish(state, stopped)
 
     def _after_round(self, report: RoundReport) -> None:
         """The row before the checkpoint: a crash between them leaves a row that is made again."""
@@ -299,7 +296,7 @@ class _Run:
     def _tell(self, server_round: int, state: ServerState) -> None:
         now = time.perf_counter()
         seconds, self._last_tick = now - self._last_tick, now
-        model = self._plan.half.model(state, self._plan.manifold)
+        model = self._plan.server_update.model(state, self._plan.manifold)
         with self._evaluation_time():
             measured = self._evaluator.row(model) if self._evaluator else {}
             spent = self._treasury.headline()
@@ -322,7 +319,7 @@ class _Run:
         self._last_tick = time.perf_counter()
 
     def _finish(self, state: ServerState, stopped: str | None) -> RunFolder:
-        model: Tensor = self._plan.half.output(state, self._plan.manifold)
+        model: Tensor = self._plan.server_update.output(state, self._plan.manifold)
         if not bool(torch.isfinite(model).all()):
             raise RoundFailed(f"Expected a finite model after round {self._rounds}, got another")
         if self._saved_round < self._rounds or not self._folder.checkpoint_path.exists():

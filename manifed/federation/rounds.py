@@ -1,0 +1,353 @@
+"""One round as a pure function: cohort, charge, exchange, replies, mean, server update, report.
+
+Order of a round, and why: the charge is on disk *before* a message leaves, because in the server's
+view the uploads are the release; so a crash, a retry or an abort can make the ledger show more than
+was spent, never less. The new model is used only after that.
+
+`run_round` runs a whole round over a transport. Who must give control away between two exchanges
+(Flower's own `Strategy.start`) calls its parts: `begin`, `checked`, `after`, `report_of`.
+"""
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from manifed.algorithms.interface import Collected, Phase, ServerState
+from manifed.algorithms.payloads import Down
+from manifed.errors import RoundFailed
+from manifed.federation.aggregation import ServerDraws, private_mean, weighted_mean
+from manifed.federation.header import Header
+from manifed.federation.plan import Plan, RoundReport
+from manifed.federation.replies import Replies
+from manifed.federation.transport import Transport
+from manifed.federation.uploads import Expectation, refuse_bad_rows
+from manifed.manifolds.defects import largest_allowed, tolerance
+
+log = logging.getLogger("manifed")
+
+DRIFT = 1e-4
+"""What part of the clients' tolerance a model may be off its manifold: 1e-10 in float64, where
+2000 exponential maps without a projection leave less than 1e-13."""
+
+CLIP = "l2_norm_clip"
+"""The adapted clip norm, kept in the server's state and so in its checkpoints."""
+
+Charge = Callable[[int, int, tuple[int, ...]], None]
+"""``charge(server_round, attempt, partitions)`` pays for an attempt before any message of it
+leaves; it raises `BudgetExhausted` when the run may not pay."""
+
+
+class BadState(RoundFailed):
+    """A server update led to a state that could not be broadcast."""
+
+
+def free(server_round: int, attempt: int, partitions: tuple[int, ...]) -> None:
+    """The charge of a run that protects nobody."""
+
+
+def run_rounds(
+    plan: Plan,
+    state: ServerState,
+    transport: Transport,
+    charge: Charge = free,
+    *,
+    num_rounds: int,
+    first_round: int = 1,
+    attempts: Callable[[int], int] = lambda _: 0,
+    last_accepted: Mapping[int, int] | None = None,
+) -> Iterator[RoundReport]:
+    """Rounds ``first_round`` to ``num_rounds``, one by one; errors as `run_round` and ``charge``.
+
+    ``attempts(round)`` says how often a round was charged before (after a crash),
+    ``last_accepted`` in which round each client's reply was last used.
+    """
+    accepted = dict(last_accepted or {})
+    for server_round in range(first_round, num_rounds + 1):
+        report = run_round(
+            plan, state, server_round, transport, charge, accepted, attempts(server_round)
+        )
+        state = report.state
+        accepted |= dict.fromkeys(report.participants, server_round)
+        yield report
+
+
+def run_round(
+    plan: Plan,
+    state: ServerState,
+    server_round: int,
+    transport: Transport,
+    charge: Charge,
+    last_accepted: Mapping[int, int],
+    first_attempt: int = 0,
+) -> RoundReport:
+    """One round, retries included; ``state`` is the one before it.
+
+    Raises:
+        RoundFailed: when the policy is not content with the replies of the last attempt.
+        BadState: when the server update leads to no usable state.
+    """
+    tries = plan.policy.max_attempts if plan.policy.on_failure == "retry" else 1
+    seen = Traffic()
+    for attempt in range(first_attempt, first_attempt + tries):
+        now = begin(plan, state, server_round, attempt, charge)
+        try:
+            while now.phase is not None:
+                header, down = now.header, now.down
+                came = transport.exchange(header, now.phase, down, now.asked, last_accepted)
+                replies = checked(now, came)
+                seen = seen.plus(replies)
+                now = after(now, replies)
+            return report_of(now, seen)
+        except RoundFailed as failure:
+            if attempt == first_attempt + tries - 1:
+                raise
+            log.warning(
+                "Round %d, attempt %d failed and is paid for: %s", server_round, attempt, failure
+            )
+    raise AssertionError("unreachable: a round ends by a report or an error")
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What all attempts of a round sent and got, and who was dropped."""
+
+    bytes_down: int = 0
+    bytes_up: int = 0
+    failures: Mapping[int, str] = field(default_factory=dict[int, str])
+    noise_origins: frozenset[str] = frozenset()
+
+    def plus(self, replies: Replies) -> "Traffic":
+        """With one exchange more."""
+        return Traffic(
+            self.bytes_down + replies.bytes_down,
+            self.bytes_up + replies.bytes_up,
+            {**self.failures, **replies.failures},
+            self.noise_origins | replies.noise_origins,
+        )
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One attempt of a round before its next exchange."""
+
+    plan: Plan
+    server_round: int
+    attempt: int
+    cohort: tuple[int, ...]
+    asked: tuple[int, ...]
+    """Who is sent the next message: the cohort without those that failed before."""
+    state: ServerState
+    index: int = 0
+    failures: Mapping[int, str] = field(default_factory=dict[int, str])
+
+    @property
+    def phase(self) -> Phase | None:
+        """The next exchange; None after the last."""
+        phases = self.plan.phases
+        return phases[self.index] if self.index < len(phases) else None
+
+    @property
+    def name(self) -> str:
+        """The name of the next exchange."""
+        return self.plan.phases[self.index].name
+
+    @property
+    def header(self) -> Header:
+        """What the next messages belong to, for nobody in particular."""
+        return Header(self.plan.config_sha256, self.server_round, self.attempt, self.name, -1)
+
+    @property
+    def down(self) -> Down:
+        """What goes down next."""
+        return self.plan.server_update.down(self.state, self.name)
+
+    @property
+    def draws(self) -> ServerDraws:
+        """The server's randomness of this exchange."""
+        return ServerDraws(self.plan.source, self.server_round, self.attempt, self.index)
+
+
+def begin(
+    plan: Plan, state: ServerState, server_round: int, attempt: int, charge: Charge
+) -> Attempt:
+    """An attempt whose cohort is drawn and paid for."""
+    cohort = plan.cohort.draw(plan.num_clients, server_round, attempt, plan.source)
+    charge(server_round, attempt, cohort)
+    return Attempt(plan, server_round, attempt, cohort, cohort, state)
+
+
+def checked(now: Attempt, replies: Replies) -> Replies:
+    """The replies without the uploads that no step could use; who was dropped is logged."""
+    plan = now.plan
+    base = plan.server_update.base(now.state, plan.manifold)
+    found = refuse_bad_rows(Expectation(base, plan.server_update.space, plan.manifold), replies)
+    _tell_who_was_dropped(now, found)
+    return found
+
+
+def after(now: Attempt, replies: Replies) -> Attempt:
+    """The attempt after an exchange: replies judged, aggregated, and the server's step taken.
+
+    Raises:
+        RoundFailed, BadState: as `run_round`.
+    """
+    failures = {**now.failures, **replies.failures}
+    taken = judged(now, replies)
+    try:
+        state = _step(now, taken)
+    except BadState as bad:
+        left = _without_culprits(bad, now, taken)
+        _tell_who_was_dropped(now, left)
+        failures |= left.failures
+        taken = judged(now, left)
+        state = _step(now, taken)
+    return replace(now, asked=taken.partitions, state=state, index=now.index + 1, failures=failures)
+
+
+def report_of(now: Attempt, seen: Traffic) -> RoundReport:
+    """The report of a round whose last exchange is done."""
+    origins = frozenset({now.plan.source.origin})
+    if now.plan.mechanism is None:  # else the server's noise is all that protects
+        origins |= seen.noise_origins
+    used = tuple(i for i in now.asked if i not in now.failures)
+    failures = {**seen.failures, **now.failures}
+    return RoundReport(
+        now.server_round, now.state, used, failures, seen.bytes_down, seen.bytes_up, origins
+    )
+
+
+def judged(now: Attempt, replies: Replies) -> Replies:
+    """What the round goes on with.
+
+    Under client-level privacy whether a reply is usable is a datum of one client, as its upload
+    is: each failed one is the zero vector, in every exchange, so the round goes the same way
+    whatever a client sends, and the sum still moves by at most one bound.
+
+    Raises:
+        RoundFailed: when the policy is not content.
+    """
+    plan, size = now.plan, len(now.cohort)
+    if plan.mechanism is not None:
+        return replies.zero_filled(now.asked)
+    if now.asked and not plan.policy.is_enough(replies, size, needs_everyone=plan.needs_everyone):
+        raise RoundFailed(f"Round {now.server_round}: {plan.policy.explain(replies, size)}")
+    return replies
+
+
+def _tell_who_was_dropped(now: Attempt, replies: Replies) -> None:
+    for client, reason in sorted(replies.failures.items()):
+        log.warning(
+            "Round %d, attempt %d, phase %s: client %d is dropped: %s",
+            now.server_round,
+            now.attempt,
+            now.name,
+            client,
+            reason,
+        )
+
+
+def _step(now: Attempt, replies: Replies) -> ServerState:
+    """The state after the server update on these replies, if it can be broadcast."""
+    plan, state, draws = now.plan, now.state, now.draws
+    if not replies.partitions and plan.mechanism is None:
+        return state
+    if plan.mechanism is None:
+        mean = weighted_mean(replies.uploads, _weights(plan, replies))
+    else:
+        clip = float(state.tensors.get(CLIP, plan.mechanism.l2_norm_clip))
+        base = plan.server_update.base(state, plan.manifold)
+        expected, space = plan.cohort.expected_size(plan.num_clients), plan.server_update.space
+        private = private_mean(
+            replies.uploads, base, space, plan.manifold, plan.mechanism, expected, draws, clip
+        )
+        mean = private.mean
+        if plan.mechanism.adaptive is not None:
+            state = state.replace(**{CLIP: torch.tensor(private.next_clip, dtype=torch.float64)})
+    collected = Collected(
+        mean, replies.uploads, replies.partitions, plan.num_clients, draws.uniform()
+    )
+    try:
+        new = plan.server_update.step(state, now.name, collected, now.server_round, plan.manifold)
+    except (torch.linalg.LinAlgError, ArithmeticError) as error:  # pyright: ignore[reportPrivateImportUsage]
+        raise BadState(
+            f"Round {now.server_round}: the server update failed: {type(error).__name__}; "
+            "the state of the round before stays (lower the step sizes?)"
+        ) from None
+    return _usable(new, plan, now.server_round)
+
+
+def _weights(plan: Plan, replies: Replies) -> Tensor:
+    """N_i of those that replied, or ones."""
+    if plan.server_update.weights == "uniform":
+        return torch.ones(len(replies.partitions), dtype=torch.float64, device=plan.device)
+    sizes = [plan.num_examples[i] for i in replies.partitions]
+    return torch.tensor(sizes, dtype=torch.float64, device=plan.device)
+
+
+def _without_culprits(bad: BadState, now: Attempt, replies: Replies) -> Replies:
+    """The replies without each whose upload alone leads to a state that nobody can use.
+
+    Raises:
+        BadState: ``bad``, where no single upload does or all do, and under client-level privacy,
+            where a clipped mean moves the model and no upload decides anything.
+    """
+    culprits: dict[int, str] = {}
+    count = len(replies.partitions) if now.plan.mechanism is None else 0
+    for row in range(count):
+        alone = _rows(replies, [row])
+        try:
+            _step(now, alone)
+        except BadState:
+            largest = max(float(u.abs().max()) for u in alone.uploads.tensors().values())
+            culprits[alone.partitions[0]] = (
+                "Expected an upload that the model can take a step along, got one with "
+                f"entries up to {largest:.3g} that alone leads to no usable state"
+            )
+    if not culprits:
+        raise bad
+    if len(culprits) == count:  # then the step is at fault, or there is one client
+        some = ", ".join(str(i) for i in list(culprits)[:5])
+        raise BadState(f"{bad}; so does each upload alone, of the clients {some}") from None
+    left = [row for row, i in enumerate(replies.partitions) if i not in culprits]
+    return replace(_rows(replies, left), failures=culprits)
+
+
+def _rows(replies: Replies, rows: list[int]) -> Replies:
+    """Some of the replies."""
+    place = torch.tensor(
+        rows, dtype=torch.long, device=next(iter(replies.uploads.tensors().values())).device
+    )
+    partitions = tuple(replies.partitions[row] for row in rows)
+    return replace(replies, partitions=partitions, uploads=replies.uploads.take(place))
+
+
+def _usable(state: ServerState, plan: Plan, server_round: int) -> ServerState:
+    """``state``, which a round may leave behind only if it can be broadcast.
+
+    That is: finite, on the manifold, and with no entry above what clients take.
+
+    Raises:
+        BadState: with the tensor; the state before the round stays.
+    """
+    kept = "the state of the round before stays (lower the step sizes?)"
+    for name, tensor in state.tensors.items():
+        bound = largest_allowed(tensor.dtype)
+        if not bool((tensor.abs() <= bound).all()):
+            bad = int((~(tensor.abs() <= bound)).sum())
+            raise BadState(
+                f"Round {server_round}: Expected a finite state after the server update, got "
+                f"{bad} of {tensor.numel()} numbers in {name} that are not, or above {bound:g}; "
+                f"{kept}"
+            )
+    model = plan.server_update.model(state, plan.manifold)
+    bound = DRIFT * tolerance(model.dtype)
+    defect = float(plan.manifold.membership_defect(model))
+    if not defect <= bound:
+        raise BadState(
+            f"Round {server_round}: Expected a model on {plan.manifold.name} within {bound:g} "
+            f"after the server update, got a relative distance of {defect:.3g}; {kept}"
+        )
+    return state

@@ -1,0 +1,93 @@
+"""How an exchange reaches the clients: the interface, and the way that stays in this process."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Protocol
+
+from manifed.algorithms.broadcast import check_broadcast
+from manifed.algorithms.interface import Memory, Phase
+from manifed.algorithms.payloads import Down, Payload, PerClient, down_bytes, down_of
+from manifed.federation.client import ClientSide, Seat, run_update
+from manifed.federation.header import Header
+from manifed.federation.replies import Replies
+
+
+class Transport(Protocol):
+    """Sends what goes down to some clients and brings their uploads back."""
+
+    def exchange(
+        self,
+        header: Header,
+        phase: Phase,
+        down: Down,
+        partitions: tuple[int, ...],
+        last_accepted: Mapping[int, int],
+    ) -> Replies:
+        """The readable uploads in the order of ``partitions``, and a reason for each other client.
+
+        ``down`` is one payload for all, or a `PerClient` with a row for each of ``partitions``.
+        ``last_accepted`` says in which round the server last used a client's reply: a client whose
+        memory is of another round starts from its initial one.
+        """
+        ...
+
+
+class MemoryTransport:
+    """One client update after the other, in this process; clients keep their memory as nodes do."""
+
+    def __init__(self, side: ClientSide) -> None:
+        self._side = side
+        self._memory: dict[int, tuple[tuple[int, int], Memory]] = {}
+        """By client: the round and attempt that wrote it, and the memory."""
+
+    def exchange(
+        self,
+        header: Header,
+        phase: Phase,
+        down: Down,
+        partitions: tuple[int, ...],
+        last_accepted: Mapping[int, int],
+    ) -> Replies:
+        """As `Transport.exchange`; an update that raises is that client's failure alone."""
+        uploads: dict[int, Payload] = {}
+        failures: dict[int, str] = {}
+        origins: set[str] = set()
+        for row, i in enumerate(partitions):
+            mine = replace(header, partition_id=i, last_accepted_round=last_accepted.get(i, 0))
+            try:
+                uploads[i], origin = self._update(mine, phase, down_of(down, row))
+                origins.add(origin)
+            except Exception as error:
+                failures[i] = f"{type(error).__name__}: {error}"
+        stacked = stacked_or_empty(phase, down, list(uploads.values()))
+        return Replies(
+            tuple(uploads),
+            stacked,
+            failures,
+            down_bytes(down, len(partitions)),
+            stacked.num_bytes(),
+            frozenset(origins),
+        )
+
+    def _update(self, header: Header, phase: Phase, down: Payload) -> tuple[Payload, str]:
+        side, i = self._side, header.partition_id
+        check_broadcast(phase, down, side.half.manifold)
+        written, memory = self._memory.get(i, ((0, 0), None))
+        if memory is None or not header.continues(*written):
+            memory = side.half.training.initial_memory(next(iter(down.tensors().values())))
+        source, shard = side.turn_source(), side.shards[i]
+        seat = Seat(i, header.server_round, header.attempt, header.phase)
+        turn = run_update(side.half, seat, down, memory, shard, len(shard), source)
+        if turn.memory is not None:
+            self._memory[i] = ((header.server_round, header.attempt), turn.memory)
+        return turn.up, source.origin
+
+
+def stacked_or_empty(phase: Phase, down: Down, uploads: list[Payload]) -> Payload:
+    """The uploads in one payload; that of nobody has fields of shape (0, *point)."""
+    if uploads:
+        return phase.up.stack(uploads)
+    whole = down.rows if isinstance(down, PerClient) else down
+    x = next(iter(whole.tensors().values()))
+    shape = x.shape[1:] if isinstance(down, PerClient) else x.shape
+    return phase.up(*[x.new_zeros(0, *shape) for _ in phase.up.names()])

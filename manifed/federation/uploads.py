@@ -1,0 +1,111 @@
+"""Which uploads the server takes: finite, of sane size and, where it says so, tangent."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from manifed.algorithms.interface import Space
+from manifed.federation.replies import Replies, plain
+from manifed.manifolds.base import Manifold
+from manifed.manifolds.defects import frobenius, largest_allowed, tolerance
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """Where the uploads of a phase live: at ``base``, shape (*point)."""
+
+    base: Tensor
+    space: Space
+    manifold: Manifold
+
+
+def refuse_bad_rows(expected: Expectation, replies: Replies) -> Replies:
+    """The replies whose every field fits; a reason, and the node if known, for each other one.
+
+    Reasons are made short and printable here, whatever a client or a node wrote into them.
+    All rows are checked at once, and one by one only where a row is bad.
+    """
+    failures = {i: _told(replies, i, reason) for i, reason in replies.failures.items()}
+    stacked = replies.uploads.tensors()
+    good = torch.ones(len(replies.partitions), dtype=torch.bool, device=expected.base.device)
+    for u in stacked.values():
+        good &= _fitting_rows(expected, u)
+    if bool(good.all()):
+        return replace(replies, failures=failures) if failures else replies
+    for row in (~good).nonzero()[:, 0].tolist():
+        i = replies.partitions[row]
+        failures[i] = _told(replies, i, _row_failure(expected, stacked, row))
+    rows = good.nonzero()[:, 0]
+    uploads = replies.uploads.take(rows)
+    return replace(
+        replies,
+        partitions=tuple(replies.partitions[i] for i in rows.tolist()),
+        uploads=uploads,
+        failures=failures,
+        bytes_up=uploads.num_bytes(),
+    )
+
+
+def flaw(name: str, tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> str | None:
+    """What is wrong with one array: its shape, its type, entries that are not finite; or None."""
+    if tuple(tensor.shape) != tuple(shape):
+        return f"Expected {name} of shape {tuple(shape)}, got {tuple(tensor.shape)}"
+    if tensor.dtype != dtype:
+        return f"Expected {name} of dtype {dtype}, got {tensor.dtype}"
+    if not bool(torch.isfinite(tensor).all()):
+        bad = int((~torch.isfinite(tensor)).sum())
+        return f"Expected finite entries in {name}, got {bad} of {tensor.numel()} not so"
+    return None
+
+
+def _told(replies: Replies, client: int, reason: str) -> str:
+    node = f" (node {replies.nodes[client]})" if client in replies.nodes else ""
+    return plain(reason) + node
+
+
+def _fitting_rows(expected: Expectation, stacked: Tensor) -> Tensor:
+    """`_is_tangent`; a row that makes the check of the whole stack fail is bad alone."""
+    try:
+        return _is_tangent(expected, stacked)
+    except Exception:
+        if stacked.shape[0] == 1:
+            return torch.zeros(1, dtype=torch.bool, device=stacked.device)
+        return torch.cat([_fitting_rows(expected, row) for row in stacked.split(1)])
+
+
+def _is_tangent(expected: Expectation, stacked: Tensor) -> Tensor:
+    """Which rows of (C, *point) are finite, of sane size, and tangent at the base to rounding."""
+    is_sane = stacked.flatten(1).norm(dim=1) <= largest_allowed(stacked.dtype)
+    if expected.space != "tangent":
+        return is_sane
+    defect = expected.manifold.tangency_defect(expected.base, stacked)
+    return is_sane & (defect <= tolerance(stacked.dtype))
+
+
+def _row_failure(expected: Expectation, stacked: Mapping[str, Tensor], row: int) -> str:
+    """Why one client's upload is refused."""
+    base = expected.base
+    for name, u in stacked.items():
+        try:
+            found = flaw(name, u[row], tuple(base.shape), base.dtype)
+            if found is not None:
+                return found
+            if not bool(_is_tangent(expected, u[row].unsqueeze(0))):
+                return _misfit(expected, name, u[row])
+        except Exception as error:
+            return f"not readable: {type(error).__name__}: {error}"
+    raise AssertionError("unreachable: a refused row has a tensor that does not fit")
+
+
+def _misfit(expected: Expectation, name: str, u: Tensor) -> str:
+    """Why one array, of the right shape and type, is refused."""
+    length, bound = float(frobenius(u, u.dim())), largest_allowed(u.dtype)
+    if not length <= bound:
+        return f"Expected {name} of Euclidean norm at most {bound:g}, got {length:.3g}"
+    defect = float(expected.manifold.tangency_defect(expected.base, u))
+    return (
+        f"Expected {name} tangent at the broadcast point within {tolerance(u.dtype):g}, got a "
+        f"relative normal part of {defect:.3g}; take manifold.proju of it"
+    )

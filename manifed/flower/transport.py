@@ -1,0 +1,186 @@
+"""An exchange over any Flower Grid: handshake, messages, and from the replies to usable uploads.
+
+Whoever replies chooses every byte of the reply: an answer counts only for the message it replies
+to, only from the node that was asked, and only with the header that was sent. Whether an upload is
+tangent is the round's to judge, as for every transport (manifed/federation/uploads.py).
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Self
+
+from flwr.app import Message, MessageType
+from flwr.common.constant import SUPERLINK_NODE_ID
+from flwr.common.logger import log
+from flwr.serverapp import Grid
+
+from manifed.algorithms.interface import Phase
+from manifed.algorithms.payloads import Down, Payload, down_bytes, down_of
+from manifed.federation.header import Header
+from manifed.federation.plan import Plan
+from manifed.federation.replies import Replies, plain
+from manifed.federation.transport import stacked_or_empty
+from manifed.flower.handshake import meet
+from manifed.flower.records import BadMessage, pack, read_header, read_noise_origin, read_payload
+
+
+@dataclass(frozen=True)
+class MessageTransport:
+    """One message a client and exchange, to the node that holds its partition."""
+
+    grid: Grid
+    nodes: Mapping[int, int]
+    """Partition to node."""
+    timeout: float
+    """Seconds to wait for the replies of one exchange."""
+
+    @classmethod
+    def meet(cls, grid: Grid, plan: Plan) -> Self:
+        """The transport of a federation whose every partition has answered the handshake.
+
+        Raises:
+            HandshakeFailed: as `manifed.flower.handshake.meet`.
+        """
+        timeout = plan.policy.timeout
+        return cls(grid, meet(grid, plan.config_sha256, plan.num_examples, timeout), timeout)
+
+    def exchange(
+        self,
+        header: Header,
+        phase: Phase,
+        down: Down,
+        partitions: tuple[int, ...],
+        last_accepted: Mapping[int, int],
+    ) -> Replies:
+        """As `Transport.exchange`."""
+        messages = self.messages(header, down, partitions, last_accepted)
+        answers = self.grid.send_and_receive(messages, timeout=self.timeout)
+        return self.read(header, phase, down, messages, answers)
+
+    def messages(
+        self,
+        header: Header,
+        down: Down,
+        partitions: tuple[int, ...],
+        last_accepted: Mapping[int, int],
+    ) -> list[Message]:
+        """One message for each of ``partitions``, in order."""
+        sent: list[Message] = []
+        for row, i in enumerate(partitions):
+            mine = replace(header, partition_id=i, last_accepted_round=last_accepted.get(i, 0))
+            sent.append(
+                Message(
+                    pack(mine, down_of(down, row)),
+                    dst_node_id=self.nodes[i],
+                    message_type=MessageType.TRAIN,
+                    group_id=str(header.server_round),
+                )
+            )
+        return sent
+
+    def read(
+        self,
+        header: Header,
+        phase: Phase,
+        down: Down,
+        messages: Sequence[Message],
+        answers: Iterable[Message],
+    ) -> Replies:
+        """The readable ones of the ``answers`` to ``messages``.
+
+        Of several replies of one client the first readable one counts.
+        """
+        by_node = answers_by_node(messages, answers)
+        owner = {node: i for i, node in self.nodes.items()}
+        nodes = {owner[m.metadata.dst_node_id]: m.metadata.dst_node_id for m in messages}
+        uploads: dict[int, Payload] = {}
+        failures: dict[int, str] = {}
+        origins: set[str] = set()
+        for row, (i, node) in enumerate(nodes.items()):
+            mine = replace(header, partition_id=i)
+            try:
+                uploads[i], origin = self._first_readable(
+                    mine, phase, down_of(down, row), by_node.get(node, ())
+                )
+                origins.add(origin)
+            except BadMessage as bad:
+                failures[i] = str(bad)
+        stacked = stacked_or_empty(phase, down, list(uploads.values()))
+        return Replies(
+            tuple(uploads),
+            stacked,
+            failures,
+            down_bytes(down, len(messages)),
+            stacked.num_bytes(),
+            frozenset(origins),
+            nodes,
+        )
+
+    def _first_readable(
+        self, mine: Header, phase: Phase, down: Payload, replies: Sequence[Message]
+    ) -> tuple[Payload, str]:
+        """The payload of the first readable reply, and where its noise is said to come from."""
+        refusals: list[BadMessage] = []
+        for reply in replies:
+            try:
+                return _open(mine, phase, down, reply), read_noise_origin(reply.content)
+            except BadMessage as bad:
+                refusals.append(bad)
+            except Exception as error:  # whatever a reply makes a check do is that client's failure
+                refusals.append(BadMessage(f"not readable: {type(error).__name__}: {error}"))
+        raise refusals[0] if refusals else BadMessage(f"no reply within {self.timeout:g} s")
+
+
+def answers_by_node(
+    messages: Sequence[Message], answers: Iterable[Message]
+) -> dict[int, list[Message]]:
+    """The answers to ``messages`` by the node that was asked, in the order they came.
+
+    An answer counts only for the message it replies to and only from the node that was asked (or
+    as an error of the SuperLink's own about that message); any other is logged and left out.
+    """
+    came = list(answers)  # a lazy grid sends, and so names the messages, only now
+    asked = {m.metadata.message_id: m.metadata.dst_node_id for m in messages}
+    by_node: dict[int, list[Message]] = {}
+    for answer in came:
+        node, sender = _asked_node(answer, asked)
+        if node is None:
+            log(30, "A reply of node %s to no message of this phase is left out", plain(sender))
+        elif sender == node or (sender == SUPERLINK_NODE_ID and answer.has_error()):
+            by_node.setdefault(node, []).append(answer)
+        else:
+            log(30, "A reply of node %s to node %d's message is left out", plain(sender), node)
+    return by_node
+
+
+def _asked_node(answer: Message, asked: Mapping[str, int]) -> tuple[int | None, object]:
+    """(the node that ``answer``'s message was for, the node that sent the answer)."""
+    try:
+        return asked.get(answer.metadata.reply_to_message_id), answer.metadata.src_node_id
+    except Exception as error:
+        return None, type(error).__name__
+
+
+def _open(ours: Header, phase: Phase, down: Payload, reply: Message) -> Payload:
+    """The payload of a reply to the message with header ``ours``: shapes and types of the point."""
+    if reply.has_error():
+        raise BadMessage(f"error {reply.error.code}: {reply.error.reason}")
+    theirs = read_header(reply.content)
+    mine = (ours.config_sha256, ours.server_round, ours.attempt, ours.phase, ours.partition_id)
+    got = (
+        theirs.config_sha256,
+        theirs.server_round,
+        theirs.attempt,
+        theirs.phase,
+        theirs.partition_id,
+    )
+    if got != mine:
+        raise BadMessage(
+            f"Expected (config, round, attempt, phase, client) {_brief(mine)}, got {_brief(got)}"
+        )
+    x = next(iter(down.tensors().values()))
+    return read_payload(reply.content, phase.up, tuple(x.shape), x.dtype)
+
+
+def _brief(values: tuple[str | int, ...]) -> str:
+    return "(" + ", ".join(str(value)[:12] for value in values) + ")"
