@@ -159,7 +159,7 @@ def test_corrected_uploads_at_client_level_are_refused_in_one_line_before_anythi
 def test_the_benchmark_counts_the_bytes_of_the_messages_that_flower_serialises(
     tmp_path, monkeypatch
 ):
-    from manifed.flower import client, rounds
+    from manifed.flower import client, transport
 
     sizes = []
 
@@ -172,7 +172,7 @@ def test_the_benchmark_counts_the_bytes_of_the_messages_that_flower_serialises(
     for kind in ("projected", "federated-svrg"):
         sizes.clear()
         with monkeypatch.context() as patch:
-            for module in (client, rounds):
+            for module in (client, transport):
                 patch.setattr(module, "pack", weighed)
             run(tmp_path, kind, name=kind)
         config = load(write(tmp_path, kind))
