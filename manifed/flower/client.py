@@ -24,6 +24,7 @@ from manifed.experiment.schema import Experiment
 from manifed.federation.client import ClientSide, Seat, run_update
 from manifed.federation.header import Header
 from manifed.flower import keys
+from manifed.flower.handshake import check_code
 from manifed.flower.records import (
     BadMessage,
     pack,
@@ -33,6 +34,7 @@ from manifed.flower.records import (
     tensors_from_record,
     tensors_to_record,
 )
+from manifed.runs.manifest import code_sha256
 
 
 class Absent(RuntimeError):
@@ -85,9 +87,12 @@ def _mine(context: Context, config: Experiment) -> tuple[ClientSide, str, int]:
 def introduce(message: Message, context: Context, config: Experiment) -> Message:
     """The reply to the handshake's query."""
     side, digest, partition = _mine(context, config)
+    asked = message.content.config_records.get(keys.HEADER, ConfigRecord())
+    check_code("the server", asked.get(keys.CODE_SHA256))
     record = ConfigRecord(
         {
             keys.CONFIG_SHA256: digest,
+            keys.CODE_SHA256: code_sha256(),
             keys.PARTITION_ID: partition,
             keys.NUM_EXAMPLES: len(side.shards[partition]),
         }

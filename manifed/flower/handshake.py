@@ -3,7 +3,7 @@
 Flower registers nodes while the ServerApp already runs and gives them random ids; a strategy that
 samples node ids at once samples from whoever happened to be there. Here every node that appears is
 asked once, and the run starts as soon as each partition has one valid claim; from then on only
-partitions are sampled.
+partitions are sampled. Both sides say which code they run, and refuse each other's when it differs.
 
 A node that is not part of the federation cannot stop this: a reply that is an error, malformed, or
 no valid claim is logged and left out. The first valid claim of a partition wins. Who claims it
@@ -20,15 +20,30 @@ from flwr.serverapp import Grid
 from manifed.federation.replies import plain
 from manifed.flower import keys
 from manifed.flower.records import BadMessage, shown
+from manifed.runs.manifest import code_sha256
 
 PATIENCE = 5.0
 """Seconds that a federation of wrong or too few answers waits for nodes that may still come."""
 _PAUSE = 0.05
-_FIELDS = {keys.CONFIG_SHA256, keys.PARTITION_ID, keys.NUM_EXAMPLES}
+_FIELDS = {keys.CONFIG_SHA256, keys.CODE_SHA256, keys.PARTITION_ID, keys.NUM_EXAMPLES}
 
 
 class HandshakeFailed(RuntimeError):
     """The federation is not what the config says; the text names what is missing."""
+
+
+def check_code(who: str, theirs: object) -> None:
+    """Whether the other side runs the very source files that this process runs.
+
+    Raises:
+        BadMessage: it does not; the text names both hashes.
+    """
+    ours = code_sha256()
+    if theirs != ours:
+        raise BadMessage(
+            f"{who} runs manifed {shown(str(theirs)[:12])}, this process {ours[:12]!r} (hashes of "
+            "the code): bring both to one version and start them again"
+        )
 
 
 def meet(
@@ -107,8 +122,9 @@ class _Meeting:
             raise BadMessage(f"error {reply.error.code}: {plain(reply.error.reason)}")
         if reply.metadata.src_node_id != node:
             raise BadMessage(f"the reply is node {reply.metadata.src_node_id}'s")
-        partition, size, theirs = _introduction(reply.content)
+        partition, size, theirs, code = _introduction(reply.content)
         sizes = self._num_examples
+        check_code(f"client {partition}", code)
         if theirs != self._config_sha256:
             raise BadMessage(f"client {partition} runs another config ({shown(theirs)})")
         if not 0 <= partition < len(sizes):
@@ -139,7 +155,8 @@ class _Meeting:
 
 
 def _query(node: int, config_sha256: str) -> Message:
-    content = RecordDict({keys.HEADER: ConfigRecord({keys.CONFIG_SHA256: config_sha256})})
+    header = ConfigRecord({keys.CONFIG_SHA256: config_sha256, keys.CODE_SHA256: code_sha256()})
+    content = RecordDict({keys.HEADER: header})
     return Message(content, dst_node_id=node, message_type=MessageType.QUERY)
 
 
@@ -148,8 +165,8 @@ def _pulled(grid: Grid, waiting: Iterable[str]) -> Iterable[Message]:
     return grid.pull_messages(asked) if asked else ()
 
 
-def _introduction(content: RecordDict) -> tuple[int, int, str]:
-    """(partition, number of examples, config) of a reply, each of its type."""
+def _introduction(content: RecordDict) -> tuple[int, int, str, str]:
+    """(partition, number of examples, config, code) of a reply, each of its type."""
     record = content.get(keys.HEADER)
     if len(content) != 1 or not isinstance(record, ConfigRecord) or set(record) != _FIELDS:
         raise BadMessage(
@@ -157,10 +174,11 @@ def _introduction(content: RecordDict) -> tuple[int, int, str]:
             f"{shown(list(content.keys())[:7])}"
         )
     partition, size = record[keys.PARTITION_ID], record[keys.NUM_EXAMPLES]
-    theirs = record[keys.CONFIG_SHA256]
+    theirs, code = record[keys.CONFIG_SHA256], record[keys.CODE_SHA256]
     for key, value in ((keys.PARTITION_ID, partition), (keys.NUM_EXAMPLES, size)):
         if type(value) is not int:
             raise BadMessage(f"expected {key} of type int, got {shown(value)}")
-    if not isinstance(theirs, str):
-        raise BadMessage(f"expected {keys.CONFIG_SHA256} of type str, got {shown(theirs)}")
-    return int(str(partition)), int(str(size)), theirs
+    for key, value in ((keys.CONFIG_SHA256, theirs), (keys.CODE_SHA256, code)):
+        if not isinstance(value, str):
+            raise BadMessage(f"expected {key} of type str, got {shown(value)}")
+    return int(str(partition)), int(str(size)), str(theirs), str(code)

@@ -1,9 +1,10 @@
-"""An experiment as Flower's run config carries it: three declared scalars.
+"""An experiment as Flower's run config carries it: declared scalars, "" where none was given.
 
-``experiment`` names a TOML file and ``overrides`` holds lines ``a.b = VALUE`` of TOML, for people
-who type ``flwr run``. A program that has resolved an experiment already sends the whole of it as
-the TOML text ``resolved``, so that every process reads the very object that was checked. A
-relative path is looked up in the current folder, then in the app's own.
+``experiment`` names a TOML file; `FIELDS` are what people change most, under Flower's usual names;
+``overrides`` holds lines ``a.b = VALUE`` of TOML for everything else. A program that has resolved
+an experiment already sends the whole of it as the TOML text ``resolved``, so that every process
+reads the very object that was checked. A relative path is looked up in the current folder, then in
+the app's own.
 
 A run config comes from whoever submitted the run. It may name classes of other packages
 (``kind = "package.module:Class"``), and reading it imports them: only those that the environment
@@ -14,6 +15,8 @@ from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 
+import tomli_w
+
 from manifed.errors import ConfigError
 from manifed.experiment.load import from_toml, load, parse_overrides, to_toml
 from manifed.experiment.plugins import allowed_here
@@ -21,30 +24,59 @@ from manifed.experiment.schema import Experiment
 from manifed.flower import keys
 
 APP_FOLDER = Path(__file__).resolve().parents[2]
-"""Where the app was unpacked: the repository, or $FLWR_HOME/apps/... ."""
+"""In a clone, the repository; for an installed library, where no application lies."""
+FIELDS = {
+    "num-server-rounds": "federation.num_rounds",
+    "num-clients": "federation.num_clients",
+    "seed": "federation.seed",
+    "epsilon": "privacy.noise.epsilon",
+    "delta": "privacy.noise.delta",
+    "step-size": "training.step_size",
+}
+"""Key of the run config to field of the experiment."""
 
 RunConfig = Mapping[str, bool | float | int | str]
 
 
-def experiment_of(run_config: RunConfig) -> Experiment:
-    """The experiment that a run config carries (see `manifed.experiment.load.load` for errors)."""
-    resolved = str(run_config.get(keys.RUN_RESOLVED, ""))
-    given = [str(run_config.get(k, "")) for k in (keys.RUN_EXPERIMENT, keys.RUN_OVERRIDES)]
-    return _experiment(resolved, *given, allowed_here())
+def experiment_of(run_config: RunConfig, folder: Path = APP_FOLDER) -> Experiment:
+    """The experiment that a run config carries (see `manifed.experiment.load.load` for errors).
+
+    Args:
+        run_config: as Flower fuses it: the defaults of the app's pyproject.toml and what was given.
+        folder: of the app: in the repository, or $FLWR_HOME/apps/... .
+    """
+    resolved, experiment, overrides = (
+        str(run_config.get(key, ""))
+        for key in (keys.RUN_RESOLVED, keys.RUN_EXPERIMENT, keys.RUN_OVERRIDES)
+    )
+    given = {key: value for key in FIELDS if (value := run_config.get(key, "")) != ""}
+    if resolved and (experiment or overrides or given):
+        raise ConfigError(
+            "resolved: expected no other key of the run config beside it, got "
+            f"experiment = {experiment!r}, overrides = {overrides!r}, {given}"
+        )
+    if resolved:
+        return _resolved(resolved, allowed_here())
+    # As TOML lines, which tell 1 from true and 1.0, and in which a field may stand once only.
+    lines = [f"{FIELDS[key]} {tomli_w.dumps({'': value})[3:]}" for key, value in given.items()]
+    try:
+        path = str(find(experiment, folder))
+        return _experiment(path, "\n".join([overrides, *lines]), allowed_here())
+    except ConfigError as error:
+        named = [f"{FIELDS[key]} is {key}" for key in given if FIELDS[key] in str(error)]
+        if not named:
+            raise
+        raise ConfigError(f"{error} (in the run config {', '.join(named)})") from None
 
 
 @lru_cache(maxsize=8)
-def _experiment(
-    resolved: str, experiment: str, overrides: str, plugins: frozenset[str]
-) -> Experiment:
-    if not resolved:
-        return load(find(experiment), settings=parse_overrides(overrides), plugins=plugins)
-    if experiment or overrides:
-        raise ConfigError(
-            "resolved: expected empty experiment and overrides beside it, got "
-            f"{experiment!r} and {overrides!r}"
-        )
-    return from_toml(resolved, plugins)
+def _resolved(text: str, plugins: frozenset[str]) -> Experiment:
+    return from_toml(text, plugins)
+
+
+@lru_cache(maxsize=8)
+def _experiment(path: str, overrides: str, plugins: frozenset[str]) -> Experiment:
+    return load(path, settings=parse_overrides(overrides), plugins=plugins)
 
 
 def run_config_of(config: Experiment) -> dict[str, str]:
@@ -60,9 +92,9 @@ def run_config_of(config: Experiment) -> dict[str, str]:
     }
 
 
-def find(experiment: str) -> Path:
+def find(experiment: str, folder: Path = APP_FOLDER) -> Path:
     """The path of an experiment's file; as given when neither folder has it."""
     path = Path(experiment)
-    if not path.is_absolute() and not path.exists() and (APP_FOLDER / path).exists():
-        return APP_FOLDER / path
+    if not path.is_absolute() and not path.exists() and (folder / path).exists():
+        return folder / path
     return path

@@ -3,6 +3,7 @@
 Nothing secret enters it: a release's key never does, and a seed is public by nature.
 """
 
+import hashlib
 import importlib.metadata
 import os
 import platform
@@ -10,6 +11,7 @@ import shlex
 import subprocess
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,8 +27,8 @@ PACKAGES = (
 )
 FORMAT = 2
 """Of run folders; 1 had no such key, no bound checkpoints, and is read but not resumed."""
-PROJECT = Path(__file__).resolve().parents[2]
-"""The checkout, where the code runs from one."""
+LIBRARY = Path(__file__).resolve().parents[1]
+"""The folder of the imported ``manifed``; beside it, in a clone, lies everything else."""
 
 
 def manifest_of(
@@ -45,7 +47,7 @@ def manifest_of(
     experiment_sha256: str | None = None,
     device: str = "cpu",
     dtype: str = "float64",
-    source: Path = PROJECT,
+    source: Path = LIBRARY.parent,
 ) -> dict[str, Any]:
     """The manifest of a run that starts now, ready for ``RunFolder.begin``.
 
@@ -83,9 +85,26 @@ def manifest_of(
         "config_sha256": config_sha256,
         "config": dict(config),
         "git": git_state(source),
+        "code_sha256": code_sha256(),
         "versions": versions(),
         "machine": machine(device, dtype),
     }
+
+
+@cache
+def code_sha256() -> str:
+    """Hash of the source files of the imported ``manifed``: their sorted names and contents."""
+    return source_sha256(LIBRARY)
+
+
+def source_sha256(package: Path) -> str:
+    """Hash of the names and contents of all Python files under ``package``."""
+    digest = hashlib.sha256()
+    files = {path.relative_to(package).as_posix(): path for path in package.rglob("*.py")}
+    for name, path in sorted(files.items()):
+        content = hashlib.sha256(path.read_bytes()).hexdigest()
+        digest.update(f"{content}  {name}\n".encode())
+    return digest.hexdigest()
 
 
 def git_state(source: Path) -> dict[str, str | bool] | None:

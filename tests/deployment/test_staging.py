@@ -55,7 +55,7 @@ def test_the_bundle_of_this_repository_has_the_code_and_the_configs_and_is_small
     names = set(zipfile.ZipFile(io.BytesIO(bundle)).namelist())
     expected = {
         path.relative_to(REPOSITORY).as_posix()
-        for folder, pattern in (("app", "*.py"), ("configs", "*.toml"), ("manifolds", "*.py"))
+        for folder, pattern in (("app", "*.py"), ("configs", "*.toml"), ("manifed", "*.py"))
         for path in (REPOSITORY / folder).rglob(pattern)
     }
     assert {"configs/quickstart.toml", "app/server_app.py"} <= expected <= names

@@ -8,6 +8,7 @@ from flwr.clientapp import ClientApp
 
 from manifed.flower.handshake import HandshakeFailed, meet
 from manifed.flower.inline import InlineGrid
+from manifed.runs.manifest import code_sha256
 
 SIZES = (5, 6, 7)
 
@@ -19,7 +20,8 @@ def grid_of(count, **changes):
     @app.query()
     def introduce(message: Message, context: Context) -> Message:
         i = int(context.node_config["partition-id"])
-        said = {"config-sha256": "sha", "partition-id": i % 3, "num-examples": SIZES[i % 3]}
+        said = {"config-sha256": "sha", "code-sha256": code_sha256()}
+        said |= {"partition-id": i % 3, "num-examples": SIZES[i % 3]}
         said |= changes.get(f"n{context.node_id}", {})
         return Message(RecordDict({"header": ConfigRecord(said)}), reply_to=message)
 
@@ -61,6 +63,10 @@ def test_nobody_waits_for_a_stranger_that_is_silent(monkeypatch):
 
 WRONG = {
     "another config": ({"config-sha256": "other"}, r"node 3: client 1 runs another config"),
+    "other code": (
+        {"code-sha256": "f" * 64},
+        rf"node 3: client 1 runs manifed 'ffffffffffff', this process '{code_sha256()[:12]}'",
+    ),
     "another size": ({"num-examples": 99}, r"node 3: client 1 holds 99 .* accounting uses 6"),
     "a negative partition": ({"partition-id": -1}, r"node 3: partition-id -1 is outside 0\.\.2"),
     "a bool": ({"partition-id": True}, r"node 3: expected partition-id of type int, got True"),

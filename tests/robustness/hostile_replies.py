@@ -42,6 +42,7 @@ from manifed.flower.handshake import HandshakeFailed
 from manifed.flower.inline import InlineGrid
 from manifed.flower.records import tensors_to_record
 from manifed.flower.strategy import ServerLoop
+from manifed.runs.manifest import code_sha256
 
 CLIENTS, ROUNDS, HOSTILE = 4, 2, 2
 FIRST_NODE, STRANGER = 2, 6
@@ -420,6 +421,7 @@ def _introduced(**changes: Any) -> Spoil:
     def spoil(reply: Message) -> Answers:
         plan = plan_of(experiment())
         record = ConfigRecord({"config-sha256": plan.config_sha256})
+        record["code-sha256"] = code_sha256()
         record["partition-id"], record["num-examples"] = 0, plan.num_examples[0]
         for key, value in changes.items():
             name = key.replace("_", "-")

@@ -1,0 +1,112 @@
+"""What ``flwr run --run-config`` can say, and that both sides run the same code."""
+
+import shutil
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from app.client_app import app as client_app
+from manifed.errors import ConfigError
+from manifed.experiment.assembly import load_shards
+from manifed.experiment.load import load, sha256
+from manifed.flower import client as node
+from manifed.flower import handshake
+from manifed.flower.handshake import HandshakeFailed, meet
+from manifed.flower.inline import InlineGrid
+from manifed.flower.run_config import FIELDS, experiment_of
+from manifed.runs.manifest import LIBRARY, code_sha256, source_sha256
+
+ROOT = Path(__file__).parents[2]
+QUICKSTART = ROOT / "configs" / "quickstart.toml"
+DECLARED = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
+
+
+def test_what_the_app_declares_says_which_file_and_nothing_else():
+    assert {"experiment", "overrides", "resolved", *FIELDS} == DECLARED.keys()
+    assert {key for key, value in DECLARED.items() if value != ""} == {"experiment"}
+    assert experiment_of(DECLARED) == load(QUICKSTART)
+
+
+def test_each_key_sets_its_field():
+    given = {"num-server-rounds": 5, "num-clients": 3, "seed": 7, "epsilon": 4, "delta": 1e-6}
+    found = experiment_of({**DECLARED, **given, "step-size": 0.1})
+    names = [*given, "step-size"]
+    wanted = load(
+        QUICKSTART,
+        settings=dict(zip((FIELDS[n] for n in names), (*given.values(), 0.1), strict=True)),
+    )
+    assert found == wanted
+    assert (found.federation.num_rounds, found.federation.num_clients) == (5, 3)
+
+
+def test_a_relative_file_is_found_beside_the_app(tmp_path):
+    (tmp_path / "configs").mkdir()
+    shutil.copy(QUICKSTART, tmp_path / "configs" / "other.toml")
+    given = {**DECLARED, "experiment": "configs/other.toml"}
+    assert experiment_of(given, tmp_path) == load(QUICKSTART)
+
+
+REFUSED = {
+    "a text": ({"num-server-rounds": "5"}, "federation.num_rounds: expected an integer, got '5'"),
+    "a truth": ({"num-clients": True}, "federation.num_clients: expected a number, got True"),
+    "half": ({"num-server-rounds": 2.5}, "federation.num_rounds: .*integer.*, got 2.5"),
+    "none": ({"num-server-rounds": 0}, "federation.num_rounds: .* greater than or equal to 1"),
+    "nan": ({"step-size": float("nan")}, "training.step_size: .* finite number"),
+    "inf": ({"epsilon": float("inf")}, "privacy.noise.epsilon: .* finite number"),
+    "delta": ({"delta": 1.0}, "privacy.noise.delta: .* less than 1"),
+    "seed": ({"seed": -1}, "federation.seed: .* greater than or equal to 0"),
+    "twice": (
+        {"seed": 1, "overrides": "federation.seed = 2"},
+        "overrides: expected each field once, got federation.seed and federation.seed",
+    ),
+    "no target": (
+        {"epsilon": 1.0, "overrides": "privacy = {kind = 'none'}"},
+        "overrides: expected each field once, got privacy and privacy.noise.epsilon",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_bad_value_is_one_line_that_names_field_and_key(name):
+    given, words = REFUSED[name]
+    key = next(iter(given))
+    with pytest.raises(
+        ConfigError, match=rf"^{words}.* \(in the run config {FIELDS[key]} is {key}\)$"
+    ):
+        experiment_of({**DECLARED, **given})
+
+
+def test_a_resolved_experiment_stands_alone():
+    with pytest.raises(ConfigError, match=r"resolved: expected no other key .* \{'seed': 1\}"):
+        experiment_of({"resolved": "name = 'x'", "seed": 1})
+
+
+def test_the_hash_of_the_code_is_that_of_its_names_and_contents(tmp_path):
+    copy = tmp_path / "elsewhere"
+    shutil.copytree(LIBRARY, copy, ignore=shutil.ignore_patterns("__pycache__", "py.typed"))
+    assert LIBRARY == ROOT / "manifed"
+    assert source_sha256(copy) == code_sha256()
+    (copy / "errors.py").rename(copy / "faults.py")
+    renamed = source_sha256(copy)
+    with (copy / "faults.py").open("a") as file:
+        file.write("\n")
+    assert len({code_sha256(), renamed, source_sha256(copy)}) == 3
+
+
+def test_a_node_that_runs_other_code_refuses_the_server_and_both_hashes_are_named(monkeypatch):
+    run_config = {**DECLARED, "num-clients": 2}
+    config = experiment_of(run_config)
+    grid, sizes = InlineGrid(client_app, 2, run_config), tuple(load_shards(config).sizes)
+    assert meet(grid, sha256(config), sizes, 1.0) == {0: 2, 1: 3}
+    introduce = node.introduce
+
+    def other_code(message, context, config):
+        with monkeypatch.context() as planted:
+            planted.setattr(handshake, "code_sha256", lambda: "e" * 64)
+            return introduce(message, context, config)
+
+    monkeypatch.setattr(node, "introduce", other_code)
+    said = f"the server runs manifed '{code_sha256()[:12]}', this process 'eeeeeeeeeeee'"
+    with pytest.raises(HandshakeFailed, match=rf"node 2: error 2: BadMessage: {said}"):
+        meet(grid, sha256(config), sizes, 1.0, patience=0.0)
