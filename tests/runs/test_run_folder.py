@@ -61,8 +61,8 @@ def test_the_manifest_says_what_ran_where_and_with_which_code(folder):
     assert written["seed"] == 7
     assert written["randomness_source"] == "seed"
     assert written["started"].endswith("+00:00")
-    assert Path(__file__).parents[2] == manifest_module.PROJECT
-    assert written["git"] == git_state(manifest_module.PROJECT)
+    assert Path(__file__).parents[2] == manifest_module.LIBRARY.parent
+    assert written["git"] == git_state(manifest_module.LIBRARY.parent)
     for package in ("python", "torch", "flwr", "geoopt", "numpy", "scipy", "dp-accounting"):
         assert written["versions"][package], package
     assert written["versions"]["numpy-blas"]
