@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from pydantic import BaseModel, GetCoreSchemaHandler, SerializationInfo, create_model
 from pydantic_core import CoreSchema, PydanticCustomError, SchemaValidator, core_schema
@@ -42,7 +42,7 @@ class Plugin:
     sha256: str
 
 
-def is_plugin(kind: object) -> bool:
+def is_plugin(kind: object) -> TypeGuard[str]:
     """Whether a kind names a class instead of a part of this library."""
     return isinstance(kind, str) and ":" in kind
 
