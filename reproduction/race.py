@@ -86,7 +86,7 @@ class _Watch:
     ) -> None:
         self.found, self.plan = load_shards(config), plan_of(config)
         self.targets, self.stops, self.patience = targets, stops, patience
-        self.shares = client_shares(self.found.sizes, config.strategy.weights)
+        self.shares = client_shares(self.found.sizes, config.server_update.weights)
         self.norms: list[float] = []
         self.reached: dict[float, Finish] = {}
         self.seconds, self.bytes, self.wire, self.began = 0.0, 0, 0, 0.0
@@ -156,7 +156,7 @@ def run(
     rounds = max(len(watch.norms) - 1, 1)
     return Result(
         config.training.step_size,
-        config.strategy.server_step_size,
+        config.server_update.server_step_size,
         tuple(watch.norms),
         watch.seconds / rounds,
         watch.reached,

@@ -65,7 +65,7 @@ def _kpca(name: str, dimension: int, clients: int, rounds: int) -> dict[str, Any
     }
     table["federation"]["partition"] = {"kind": "natural"}
     training = _rsgd(1e-5) | {"kind": "projected"}
-    return table | {"training": training, "strategy": {"kind": "projection-mean"}}
+    return table | {"training": training}
 
 
 def kpca_100(clients: int, rounds: int) -> dict[str, Any]:

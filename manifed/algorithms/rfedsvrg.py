@@ -1,26 +1,30 @@
 r"""RFedSVRG: local steps corrected by the difference of local and mean gradient.
 
 Li and Ma: Federated Learning on Riemannian Manifolds (2022), Algorithm 1, full participation and
-option 1; rival of Zhang, Hu, So, Johansson (2024). Server half: algorithms/variance_reduced.py.
+option 1; rival of Zhang, Hu, So, Johansson (2024).
 
 Phase "gradient": down comes x^r, up goes g_i^0 = grad f_i(x^r). Phase "train": down comes their
 mean (x^r is remembered), and
     v = grad f_i(x_t; B) - Tr_{x^r -> x_t}( g_i^0 - mean_j g_j^0 ),   x_{t+1} = Exp_{x_t}( -eta v ).
-Symbols: eta step_size, tau local_steps, Exp, Log and Tr the ``maps``.
+Symbols: eta step_size, tau local_steps, Exp, Log and Tr the ``maps``; x^r state["x"],
+mean_i grad f_i(x^r) state["gradient"].
 The first local gradient of a full batch is g_i^0 and is not computed (or noised, or paid) twice.
-Invariant: every iterate is on the manifold; what leaves is tangent at the broadcast point.
+Invariants: every iterate is on the manifold; what leaves is tangent at the broadcast point, and so
+is state["gradient"].
 """
 
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from manifed.algorithms.broadcast import check_tangent
 from manifed.algorithms.gradient_steps import GradientSteps
-from manifed.algorithms.interface import Memory, Phase
+from manifed.algorithms.interface import Collected, Memory, Phase, ServerState, Space
 from manifed.algorithms.payloads import Displacement, LocalGradient, MeanGradient, Payload, Point
+from manifed.algorithms.tangent_mean import tangent_mean
 from manifed.manifolds.base import Manifold
 from manifed.manifolds.maps import MapChoice, maps_of
 from manifed.oracles.draws import Draws
@@ -40,10 +44,15 @@ class Reference(Memory):
 
 
 class RFedSVRG(GradientSteps):
-    """Two exchanges a round."""
+    """Two exchanges a round: gradients, then iterates."""
 
-    kind: Literal["federated-svrg"] = "federated-svrg"
+    kind: Literal["rfedsvrg"] = "rfedsvrg"
+    server_step_size: float = Field(default=1.0, gt=0)
+    weights: Literal["num-examples", "uniform"] = "uniform"
     maps: MapChoice = "exact"
+    """"retraction" replaces Exp, Log and Tr, on both sides."""
+
+    # -- the client --------------------------------------------------------------------------
 
     @property
     def phases(self) -> tuple[Phase, ...]:
@@ -134,3 +143,51 @@ class RFedSVRG(GradientSteps):
             sampling=self.minibatch.sampling(num_examples),
         )
         return (reference, local) if local.count else (reference,)
+
+    # -- the server --------------------------------------------------------------------------
+    @property
+    def space(self) -> Space:
+        """Uploads are tangent at the broadcast point, in both phases."""
+        return "tangent"
+
+    @property
+    def needs_everyone(self) -> bool:
+        """Any cohort will do."""
+        return False
+
+    def initial(self, x: Tensor) -> ServerState:
+        """The broadcast point; no gradient yet."""
+        return ServerState({"x": x, "gradient": torch.zeros_like(x)})
+
+    def down(self, state: ServerState, phase: str) -> Payload:
+        """The point, then the mean gradient at it."""
+        if phase == "gradient":
+            return Point(state["x"])
+        return MeanGradient(state["gradient"])
+
+    def base(self, state: ServerState, manifold: Manifold) -> Tensor:
+        """Uploads are tangent at the broadcast point."""
+        return state["x"]
+
+    def step(
+        self,
+        state: ServerState,
+        phase: str,
+        collected: Collected,
+        server_round: int,
+        manifold: Manifold,
+    ) -> ServerState:
+        """Keep the mean gradient, or move to the tangent mean."""
+        mean = collected.mean["u"]
+        if phase == "gradient":
+            return state.replace(gradient=mean)
+        x = tangent_mean(state["x"], mean, self.server_step_size, manifold, self.maps)
+        return state.replace(x=x)
+
+    def model(self, state: ServerState, manifold: Manifold) -> Tensor:
+        """The broadcast point."""
+        return state["x"]
+
+    def output(self, state: ServerState, manifold: Manifold) -> Tensor:
+        """The last point."""
+        return state["x"]

@@ -1,7 +1,7 @@
-"""The tangent mean: the server half of PriRFed (Algorithm 1).
+"""The tangent mean: the server update of PriRFed (Algorithm 1).
 
 Huang, Huang, Jawanpuria, Mishra: Federated Learning on Riemannian Manifolds with Differential
-Privacy, Algorithm 1 and (3.2); the aggregation is Li and Ma's (RFedSVRG, 2022). Client halves:
+Privacy, Algorithm 1 and (3.2); the aggregation is Li and Ma's (RFedSVRG, 2022). Client updates:
 manifed/algorithms/rsgd.py (Algorithm 2), manifed/algorithms/rsvrg.py (Algorithm 3).
 
 Symbols: x^(t) state["x"], Exp_{x}^{-1}(x_i) Displacement.u, w_i = N_i / sum N_l the weights of the
@@ -38,8 +38,8 @@ class TangentMean(Frozen):
     weights: Literal["num-examples", "uniform"] = "num-examples"
     output_rule: Literal["last", "uniform"] = "last"
     """Option 1 ("last") or Option 2 ("uniform"), lines 12 and 13."""
-    maps: MapChoice = "exact"
-    """"retraction" replaces Exp and its inverse, on both sides."""
+    maps: MapChoice | None = None
+    """How the server moves; None: exactly, or in a config by the maps of ``training``."""
 
     @property
     def space(self) -> Space:
@@ -72,11 +72,11 @@ class TangentMean(Frozen):
         manifold: Manifold,
     ) -> ServerState:
         """Lines 10, 12 and 13."""
-        start, size = state["x"], self.server_step_size
-        x = tangent_mean(start, collected.mean["u"], size, manifold, self.maps)  # line 10
+        start, size, maps = state["x"], self.server_step_size, self.maps or "exact"
+        x = tangent_mean(start, collected.mean["u"], size, manifold, maps)  # line 10
         candidate = x
         if "drawn" in collected.mean:
-            candidate = tangent_mean(start, collected.mean["drawn"], size, manifold, self.maps)
+            candidate = tangent_mean(start, collected.mean["drawn"], size, manifold, maps)
         keeps = self.output_rule == "last" or collected.uniform * server_round < 1.0  # line 13
         return state.replace(x=x, output=candidate if keeps else state["output"])
 

@@ -162,7 +162,7 @@ def plan_of(config: Experiment) -> Plan:
     """What the server loop needs."""
     found = load_shards(config)
     return Plan(
-        server_update=config.strategy,
+        server_update=config.server_update,
         manifold=found.problem.manifold,
         phases=config.training.phases,
         cohort=config.federation.cohort,
@@ -171,7 +171,7 @@ def plan_of(config: Experiment) -> Plan:
         num_examples=found.sizes,
         config_sha256=sha256(config),
         mechanism=server_mechanism_of(config),
-        needs_everyone=config.strategy.needs_everyone,
+        needs_everyone=config.server_update.needs_everyone,
         device=config.engine.device,
     )
 

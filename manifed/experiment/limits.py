@@ -1,9 +1,100 @@
-"""What a run can count to: the fields of a noise address bound rounds, clients, tries and steps."""
+"""Which parts go together, and what a run can count to; everything else is free to combine."""
 
+from manifed.algorithms.interface import ServerUpdate
+from manifed.algorithms.projected import Projected, ProjectedPartial, Projecting
+from manifed.algorithms.rfedprox import RFedProx
+from manifed.algorithms.rfedsvrg import RFedSVRG
+from manifed.algorithms.rsgd import RSGD
 from manifed.algorithms.rsvrg import RSVRG
-from manifed.experiment.halves import AnyTraining
+from manifed.algorithms.tangent_mean import TangentMean
+from manifed.federation.cohorts import Cohort
+from manifed.manifolds.ambient import reach
+from manifed.manifolds.base import Manifold
 from manifed.oracles.draws import STEPS_PER_PHASE
 from manifed.privacy.noise import BITS
+
+AnyTraining = RSGD | RSVRG | Projected | ProjectedPartial | RFedProx | RFedSVRG
+
+
+def server_update(training: AnyTraining, strategy: TangentMean | None) -> ServerUpdate:
+    """The server's part: the algorithm's own where it is tied, else ``strategy``.
+
+    A tangent mean moves by the maps of the client update, whose uploads it undoes.
+    """
+    if isinstance(training, ServerUpdate):
+        return training
+    maps = training.maps if isinstance(training, RSGD | RFedProx) else "exact"
+    return (strategy or TangentMean()).model_copy(update={"maps": maps})
+
+
+def check_strategy(training: AnyTraining, strategy: TangentMean | None, cohort: Cohort) -> None:
+    """Refuse a server update, or a cohort, that does not go with the client update.
+
+    Raises:
+        ValueError: naming field, value and what is expected.
+    """
+    if isinstance(training, ServerUpdate) and strategy is not None:
+        raise ValueError(
+            f"strategy.kind: training.kind = {training.kind!r} brings its own server update, got "
+            f"{strategy.kind!r}; remove [strategy] (server_step_size is a key of [training])"
+        )
+    if strategy is not None and strategy.maps is not None:
+        raise ValueError(
+            f"strategy.maps: the server moves by training.maps, got {strategy.maps!r}; remove it"
+        )
+    if server_update(training, strategy).needs_everyone and cohort.kind != "all":
+        raise ValueError(
+            f"federation.cohort.kind: training.kind = {training.kind!r} needs every client in "
+            f"every round ('all'), got {cohort.kind!r}; use training.kind = 'projected-partial'"
+        )
+
+
+def check_manifold(training: AnyTraining, manifold: Manifold) -> None:
+    """Refuse training whose maps the manifold has not: projection, or exact exp and log.
+
+    Raises:
+        ValueError: naming the manifolds that have them, or the maps that this one has.
+    """
+    if isinstance(training, Projecting):
+        try:
+            reach(manifold)
+        except ValueError as error:
+            raise ValueError(f"training.kind: {training.kind!r}: {error}") from None
+    elif not manifold.has_logmap and (isinstance(training, RSVRG) or training.maps == "exact"):
+        raise ValueError(
+            f"training.kind: {training.kind!r} with exact maps needs expmap and logmap, and "
+            f"{manifold.name} has none; use training.maps = 'retraction' with 'rsgd', or "
+            "training.kind = 'projected'"
+        )
+
+
+def check_private(training: AnyTraining, privacy_kind: str, noise_kind: str) -> None:
+    """Refuse a mechanism that nothing charges for, with this training.
+
+    Raises:
+        ValueError: naming what works instead.
+    """
+    is_client_level = privacy_kind == "client-level"
+    why = ""
+    if len(training.phases) > 1:
+        why = "it uploads twice a round, and one noised average is charged"
+    elif isinstance(training, ProjectedPartial):
+        why = "its server broadcasts a mean of control variates, which are un-noised uploads"
+    if is_client_level and why:
+        raise ValueError(
+            f"training.kind: {training.kind!r} has no client-level privacy ({why}); use "
+            "'projected', or privacy.kind = 'example-level'"
+        )
+    if is_client_level and isinstance(training, Projected) and training.upload != "plain":
+        raise ValueError(
+            "training.upload: expected 'plain' with privacy.kind = 'client-level', got "
+            f"{training.upload!r}, which would add the noise of each round to all later ones"
+        )
+    if noise_kind == "published" and not isinstance(training, RSGD | RSVRG):
+        raise ValueError(
+            "privacy.noise.kind: 'published' is the formula of 'rsgd' and 'rsvrg', got "
+            f"training.kind = {training.kind!r}; use 'target' or 'multiplier'"
+        )
 
 
 def check_limits(

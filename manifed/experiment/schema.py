@@ -9,16 +9,20 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from manifed.algorithms.interface import ServerUpdate
 from manifed.algorithms.projected import Projected, ProjectedPartial
-from manifed.algorithms.projection_mean import ProjectionMean, ProjectionMeanPartial
 from manifed.algorithms.rfedprox import RFedProx
 from manifed.algorithms.rfedsvrg import RFedSVRG
 from manifed.algorithms.rsgd import RSGD
 from manifed.algorithms.rsvrg import RSVRG
 from manifed.algorithms.tangent_mean import TangentMean
-from manifed.algorithms.variance_reduced import VarianceReduced
-from manifed.experiment.halves import check_halves, check_manifold, check_private_halves
-from manifed.experiment.limits import check_limits
+from manifed.experiment.limits import (
+    check_limits,
+    check_manifold,
+    check_private,
+    check_strategy,
+    server_update,
+)
 from manifed.experiment.plugins import OrPlugin, says_nothing_of_mixing
 from manifed.federation.cohorts import Cohort, Everyone
 from manifed.federation.replies import ReplyPolicy
@@ -34,10 +38,7 @@ View = Literal["server", "external", "client-level"]
 Training = Annotated[
     RSGD | RSVRG | Projected | ProjectedPartial | RFedProx | RFedSVRG, Field(discriminator="kind")
 ]
-Strategy = Annotated[
-    TangentMean | ProjectionMean | ProjectionMeanPartial | VarianceReduced,
-    Field(discriminator="kind"),
-]
+Strategy = TangentMean
 
 
 # -- privacy ---------------------------------------------------------------------------------
@@ -185,7 +186,8 @@ class Experiment(Frozen):
     data: Annotated[DataSpec, OrPlugin(DataSource)]
     federation: Federation
     training: Training
-    strategy: Strategy = TangentMean()
+    strategy: Strategy | None = None
+    """The server update of a client update that has none of its own; None: the tangent mean."""
     privacy: Privacy = NoPrivacy()
     evaluation: Evaluation = Evaluation()
     engine: Engine = Engine()
@@ -209,7 +211,7 @@ class Experiment(Frozen):
             num_rounds=self.federation.num_rounds,
             max_attempts=self.federation.replies.max_attempts,
         )
-        check_halves(self.training, self.strategy, cohort)
+        check_strategy(self.training, self.strategy, cohort)
         check_manifold(self.training, self.problem.build().manifold)
         self._check_output_rules()
         self._check_privacy()
@@ -221,17 +223,23 @@ class Experiment(Frozen):
         return self
 
     @property
+    def server_update(self) -> ServerUpdate:
+        """What the server does: the algorithm's own part, or ``strategy`` with training's maps."""
+        return server_update(self.training, self.strategy)
+
+    @property
     def _has_random_output(self) -> bool:
         training = self.training
         return isinstance(training, RSGD | RSVRG) and training.output == "random-output"
 
     def _check_output_rules(self) -> None:
-        if not isinstance(self.strategy, TangentMean):
+        server = self.server_update
+        if not isinstance(server, TangentMean):
             return
-        if self._has_random_output and self.strategy.output_rule != "uniform":
+        if self._has_random_output and server.output_rule != "uniform":
             raise ValueError(
                 "training.output: 'random-output' (Option 2 as its proof needs it) goes with "
-                f"strategy.output_rule = 'uniform', got {self.strategy.output_rule!r}"
+                f"strategy.output_rule = 'uniform', got {server.output_rule!r}"
             )
 
     def _mixes_records(self) -> str | None:
@@ -256,7 +264,7 @@ class Experiment(Frozen):
         privacy, training = self.privacy, self.training
         if privacy.kind == "none":
             return
-        check_private_halves(training, privacy.kind, privacy.noise.kind)
+        check_private(training, privacy.kind, privacy.noise.kind)
         if (mixed := self._mixes_records()) is not None:
             raise ValueError(mixed)
         if privacy.kind == "client-level":

@@ -123,7 +123,7 @@ class Views:
     def _mechanism(self) -> str:
         mechanism = server_mechanism_of(self.config)
         if mechanism is not None:
-            space = self.config.strategy.space
+            space = self.config.server_update.space
             return (
                 f"{space} Gaussian at the server, "
                 f"noise multiplier {mechanism.noise_multiplier:.5g}, "

@@ -193,7 +193,7 @@ def _evaluator(config: Experiment, has_oracle: bool) -> Evaluator | None:
     if not has_oracle:
         return None
     found = load_shards(config)
-    shares = client_shares(found.sizes, config.strategy.weights)
+    shares = client_shares(found.sizes, config.server_update.weights)
     return Evaluator(found.problem, found.examples, shares, found.meta)
 
 

@@ -12,14 +12,14 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from manifed.algorithms.interface import ServerUpdate
 from manifed.algorithms.projected import Projected, ProjectedPartial
 from manifed.algorithms.rfedprox import RFedProx
 from manifed.algorithms.rfedsvrg import RFedSVRG
 from manifed.algorithms.rsgd import RSGD
 from manifed.algorithms.rsvrg import RSVRG
 from manifed.algorithms.tangent_mean import TangentMean
-from manifed.algorithms.variance_reduced import VarianceReduced
-from manifed.experiment.schema import Experiment, Strategy, Training
+from manifed.experiment.schema import Experiment, Training
 from manifed.manifolds.maps import MapChoice
 
 _FLOAT64_BYTES = 8
@@ -65,11 +65,11 @@ def client_work(training: Training) -> Work:
             return _moves("exact", steps, inverse, gradients=queries, transports=2 * steps)
 
 
-def server_work(strategy: Strategy) -> Work:
+def server_work(strategy: ServerUpdate) -> Work:
     """Calls of the server in one round, whatever the number of clients."""
     match strategy:
-        case TangentMean() | VarianceReduced():
-            return _moves(strategy.maps, 1, 0)
+        case TangentMean() | RFedSVRG():
+            return _moves(strategy.maps or "exact", 1, 0)
         case _:
             return Work(projections=1)
 
@@ -93,5 +93,5 @@ def work_of(config: Experiment, point_shape: tuple[int, ...]) -> dict[str, Any]:
     return {
         "communication_per_client": communication(config.training, point_shape),
         "client": asdict(client_work(config.training)),
-        "server": asdict(server_work(config.strategy)),
+        "server": asdict(server_work(config.server_update)),
     }

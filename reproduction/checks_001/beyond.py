@@ -41,7 +41,7 @@ def check_partial() -> Finding:
         changes = {"seed": seed, "step_size": 2e-3}
         whole = table("001_6_projected", **changes)
         naive = table("001_6_projected", **changes)
-        naive["strategy"]["tube_radius"] = 1e9
+        naive["training"]["tube_radius"] = 1e9
         ends = {
             "control variates": run(table("001_partial-books", **changes)),
             "stale": run(naive, cohort=FixedSize(cohort_size=10), patience=100),

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from manifed.algorithms.projected import Drift, Projected
-from manifed.algorithms.projection_mean import ProjectionMean
 from manifed.algorithms.rsgd import RSGD
 from manifed.algorithms.tangent_mean import TangentMean
 from manifed.manifolds.ambient import reach
@@ -66,8 +65,8 @@ HALF = Projected(step_size=2e-3, local_steps=5)
 def test_algorithm_1_is_its_compact_form(server_step_size):
     problem, shards = KPCA(3), pca_shards()
     half = HALF.model_copy(update={"server_step_size": server_step_size, "step_size": 1e-3})
-    strategy, x = ProjectionMean(server_step_size=server_step_size), start(problem, shards)
-    end = last(federate(problem, shards, half, strategy, x, 20))
+    x = start(problem, shards)
+    end = last(federate(problem, shards, half, half, x, 20))
     expected = compact_form(problem, shards, x, half, 20)
     assert float((end.state["x"] - expected).abs().max()) <= 1e-12
 
@@ -75,7 +74,7 @@ def test_algorithm_1_is_its_compact_form(server_step_size):
 def test_one_local_step_with_full_gradients_is_centralised_projected_descent():
     problem, shards = KPCA(3), pca_shards()
     half, x = Projected(step_size=8e-3), start(problem, shards)
-    for played in federate(problem, shards, half, ProjectionMean(), x, 20):
+    for played in federate(problem, shards, half, half, x, 20):
         x = problem.manifold.projx(x - 8e-3 * local_gradients(problem, x, shards).mean(0))  # (7)
         assert float((played.state["anchor"] - x).abs().max()) <= 1e-12
 
@@ -84,7 +83,7 @@ def test_one_local_step_with_full_gradients_is_centralised_projected_descent():
 def test_corrections_sum_to_zero_and_models_are_feasible_in_every_round(minibatch):
     problem, shards = KPCA(3), pca_shards()
     half = HALF.model_copy(update={"minibatch": minibatch})
-    for played in federate(problem, shards, half, ProjectionMean(), start(problem, shards), 12):
+    for played in federate(problem, shards, half, half, start(problem, shards), 12):
         c = half.correction(played.state["x"], played.memory)
         assert float(c.sum(0).abs().max()) <= 1e-10 < float(c.abs().max())
         p = played.state["anchor"]
@@ -96,7 +95,7 @@ def test_the_average_moves_by_the_mean_gradient():
     problem, shards = KPCA(3), pca_shards()
     half = HALF.model_copy(update={"minibatch": WithoutReplacement(batch_size=3)})
     anchor = start(problem, shards)
-    for played in federate(problem, shards, half, ProjectionMean(), anchor, 10):
+    for played in federate(problem, shards, half, half, anchor, 10):
         means = played.memory.mean_gradient
         moved = anchor - half.step_size * half.local_steps * means.mean(0)
         assert float((played.state["x"] - moved).abs().max()) <= 1e-13
@@ -111,7 +110,7 @@ def test_the_optimum_with_its_own_corrections_is_a_fixed_point():
     g = local_gradients(problem, x, shards)
     anchor = x.expand_as(g)
     memory = Drift(anchor, g, torch.ones(len(shards), *x[..., :1].shape, dtype=x.dtype))
-    end = last(federate(problem, shards, HALF, ProjectionMean(), x, 20, memory=memory))
+    end = last(federate(problem, shards, HALF, HALF, x, 20, memory=memory))
     assert float((end.state["anchor"] - x).norm()) <= 1e-12
     assert float(end.uploads.tensors()["u"].norm()) <= 1e-11
 
@@ -121,7 +120,7 @@ def test_the_optimum_is_found_again_where_averaging_drifts_away():
     x = problem.optimum(shards).x
     sizes = [
         float(problem.gradient_norm(p.state["anchor"], shards))
-        for p in federate(problem, shards, HALF, ProjectionMean(), x, 200)
+        for p in federate(problem, shards, HALF, HALF, x, 200)
     ]
     assert max(sizes[:5]) > 5e-2
     assert sizes[-1] < 1e-4
@@ -134,8 +133,8 @@ def test_the_optimum_is_found_again_where_averaging_drifts_away():
 def test_inputs_in_any_order_give_the_same_model():
     problem, shards = KPCA(3), pca_shards()
     x = start(problem, shards)
-    one = last(federate(problem, shards, HALF, ProjectionMean(), x, 10))
-    two = last(federate(problem, shards[::-1], HALF, ProjectionMean(), x, 10))
+    one = last(federate(problem, shards, HALF, HALF, x, 10))
+    two = last(federate(problem, shards[::-1], HALF, HALF, x, 10))
     torch.testing.assert_close(one.state["x"], two.state["x"], rtol=0, atol=1e-12)
 
 
@@ -175,7 +174,7 @@ def test_it_converges_where_averaging_stalls(manifold, shape):
     problem, shards = Linear(manifold), heterogeneous(shape)
     x = manifold.random_point(*shape, generator=torch.Generator().manual_seed(2))
     half = Projected(step_size=0.1, local_steps=4)
-    end = last(federate(problem, shards, half, ProjectionMean(), x, 150)).state["anchor"]
+    end = last(federate(problem, shards, half, half, x, 150)).state["anchor"]
     assert float(manifold.norm(end, problem.gradient(end, shards))) < 1e-5
     rival = RSGD(step_size=0.1, local_steps=4, minibatch=Full(), maps="retraction")
     mean = TangentMean(weights="uniform", maps="retraction")
@@ -187,8 +186,8 @@ def test_on_grassmann_it_is_the_stiefel_run():
     """Horizontal gradients keep the broadcast basis; f depends on its span alone."""
     shards = pca_shards()
     x = start(KPCA(3), shards)
-    one = last(federate(KPCA(3), shards, HALF, ProjectionMean(), x, 10))
-    two = last(federate(KPCA(3, on="grassmann"), shards, HALF, ProjectionMean(), x, 10))
+    one = last(federate(KPCA(3), shards, HALF, HALF, x, 10))
+    two = last(federate(KPCA(3, on="grassmann"), shards, HALF, HALF, x, 10))
     torch.testing.assert_close(one.state["x"], two.state["x"], rtol=0, atol=1e-12)
 
 
@@ -200,10 +199,10 @@ def test_on_fixed_rank_it_projects_dense_matrices():
         *manifold.point_shape, generator=torch.Generator().manual_seed(0)
     )
     half = Projected(step_size=0.1, local_steps=4)
-    end = last(federate(problem, shards, half, ProjectionMean(), manifold.dense(packed), 100))
+    end = last(federate(problem, shards, half, half, manifold.dense(packed), 100))
     best = manifold.dense(manifold.from_dense(mean))
     torch.testing.assert_close(end.state["anchor"], best, rtol=0, atol=1e-5)
-    model = ProjectionMean().model(end.state, manifold)
+    model = half.model(end.state, manifold)
     assert tuple(model.shape) == manifold.point_shape
 
 

@@ -2,8 +2,7 @@
 
 import torch
 
-from manifed.algorithms.projected import ProjectedPartial
-from manifed.algorithms.projection_mean import ProjectionMean, ProjectionMeanPartial, corrections
+from manifed.algorithms.projected import ProjectedPartial, corrections
 from manifed.problems.pca import KPCA
 from tests.algorithms.test_projected import HALF, pca_shards, start
 from tests.conformance.federated_loop import federate, last
@@ -18,37 +17,37 @@ def thirds(server_round):
 PARTIAL = ProjectedPartial(step_size=2e-3, local_steps=5)
 
 
-def test_with_everybody_the_books_are_algorithm_1():
+def test_with_everybody_the_control_variates_are_algorithm_1():
     problem, shards = KPCA(3), pca_shards()
     x = start(problem, shards)
-    plain = federate(problem, shards, HALF, ProjectionMean(), x, 15)
-    booked = federate(problem, shards, PARTIAL, ProjectionMeanPartial(), x, 15)
-    for a, b in zip(plain, booked, strict=True):
+    plain = federate(problem, shards, HALF, HALF, x, 15)
+    partial = federate(problem, shards, PARTIAL, PARTIAL, x, 15)
+    for a, b in zip(plain, partial, strict=True):
         assert float((a.state["x"] - b.state["x"]).abs().max()) <= 1e-12
 
 
 def test_corrections_sum_to_zero_whoever_takes_part():
     problem, shards = KPCA(3), pca_shards()
     x = start(problem, shards)
-    rounds = federate(problem, shards, PARTIAL, ProjectionMeanPartial(), x, 12, cohort=thirds)
+    rounds = federate(problem, shards, PARTIAL, PARTIAL, x, 12, cohort=thirds)
     unknown = 0
     for played in rounds:
         state = played.state
         mine = PARTIAL.correction(state["mean_displacement"], played.memory)
         assert float(mine.sum(0).abs().max()) <= 1e-10
         scale = -PARTIAL.step_size * PARTIAL.local_steps
-        books = corrections(state["mean_displacement"], state["displacements"], state["is_known"])
-        torch.testing.assert_close(books, scale * mine, rtol=0, atol=1e-14)
+        theirs = corrections(state["mean_displacement"], state["displacements"], state["is_known"])
+        torch.testing.assert_close(theirs, scale * mine, rtol=0, atol=1e-14)
         unknown += int((state["is_known"] == 0).sum())
     assert unknown > 0, "some rounds must have clients that never took part"
 
 
-def test_the_books_converge_where_stale_corrections_do_not():
+def test_control_variates_converge_where_stale_corrections_do_not():
     problem, shards = KPCA(3), pca_shards()
     x = start(problem, shards)
-    booked = federate(problem, shards, PARTIAL, ProjectionMeanPartial(), x, 200, cohort=thirds)
-    assert float(problem.gradient_norm(last(booked).state["anchor"], shards)) < 2e-2
-    wide = ProjectionMean(tube_radius=99.0)
+    partial = federate(problem, shards, PARTIAL, PARTIAL, x, 200, cohort=thirds)
+    assert float(problem.gradient_norm(last(partial).state["anchor"], shards)) < 2e-2
+    wide = HALF.model_copy(update={"tube_radius": 99.0})
     naive = [
         float(problem.gradient_norm(p.state["anchor"], shards))
         for p in federate(problem, shards, HALF, wide, x, 100, cohort=thirds)
@@ -56,10 +55,10 @@ def test_the_books_converge_where_stale_corrections_do_not():
     assert min(naive[50:]) > 1.0
 
 
-def test_a_client_that_lost_its_memory_does_not_bend_the_books():
+def test_a_client_that_lost_its_memory_does_not_bend_the_control_variates():
     """What goes up is uncorrected: whatever correction a client used, the server's sum is zero."""
     problem, shards = KPCA(3), pca_shards()
-    half, strategy = PARTIAL, ProjectionMeanPartial()
+    half, strategy = PARTIAL, PARTIAL
     first = last(federate(problem, shards, half, strategy, start(problem, shards), 5))
     blank = half.initial_memory(first.memory.tensors()["u"])
     after = last(federate(problem, shards, half, strategy, first.state["anchor"], 1, memory=blank))

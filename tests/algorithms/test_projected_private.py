@@ -7,7 +7,6 @@ import torch
 from scipy import stats
 
 from manifed.algorithms.projected import Projected, ProjectedPartial
-from manifed.algorithms.projection_mean import ProjectionMean, ProjectionMeanPartial
 from manifed.federation.client import ClientSetup, Seat, run_update
 from manifed.privacy.mechanism import ExampleMechanism, RelativeNoise
 from manifed.privacy.noise import NoiseSource
@@ -16,21 +15,20 @@ from manifed.problems.pca import KPCA
 from tests.algorithms.test_projected import pca_shards, start
 from tests.conformance.federated_loop import federate, last
 
-LENS = ExampleMechanism(l2_norm_clip=0.5, noise=RelativeNoise(multiplier=2.0))
+MECHANISM = ExampleMechanism(l2_norm_clip=0.5, noise=RelativeNoise(multiplier=2.0))
 STEPS = {"step_size": 1e-3, "local_steps": 5}
-PARTIAL = (ProjectedPartial(**STEPS), ProjectionMeanPartial())
-PAIRS = [(Projected(**STEPS), ProjectionMean()), PARTIAL]
+ALGORITHMS = [Projected(**STEPS), ProjectedPartial(**STEPS)]
 
 
-@pytest.mark.parametrize(("training", "strategy"), PAIRS, ids=lambda half: half.kind)
-def test_a_turn_asks_for_as_many_noised_gradients_as_it_declares(training, strategy):
+@pytest.mark.parametrize("training", ALGORITHMS, ids=lambda training: training.kind)
+def test_an_update_asks_for_as_many_noised_gradients_as_it_declares(training):
     problem, shards = KPCA(3), pca_shards()
     x = start(problem, shards)
-    down = strategy.down(strategy.initial(x), "train")
-    half = ClientSetup(problem, training, LENS)
+    down = training.down(training.initial(x), "train")
+    half = ClientSetup(problem, training, MECHANISM)
     seat, source = Seat(0, 1, 0, "train"), NoiseSource.from_seed(0)
     turn = run_update(half, seat, down, training.initial_memory(x), shards[0], 8, source)
-    (release,) = training.releases(LENS, 8)
+    (release,) = training.releases(MECHANISM, 8)
     assert turn.queries == {"gradient": release.count} == {"gradient": 5}
     assert release.noise_multiplier == pytest.approx(2.0, rel=1e-12)
 
@@ -40,12 +38,12 @@ def summed_squares():
     """(sum of |upload|^2 over the stated variance, degrees of freedom): empty data, one step."""
     clients, rows, rounds = 400, 2, 10
     shards = [Examples({"z": torch.zeros(rows, 10, dtype=torch.float64)}, {"z": 1})] * clients
-    problem, training = KPCA(3), Projected(step_size=1e-3, upload="plain")
+    problem = KPCA(3)
+    training = Projected(step_size=1e-3, upload="plain", tube_radius=1e9)
     x = problem.manifold.random_point(10, 3, generator=torch.Generator().manual_seed(0))
-    strategy = ProjectionMean(tube_radius=1e9)
     total = sum(
         float(played.uploads.tensors()["u"].square().sum())
-        for played in federate(problem, shards, training, strategy, x, rounds, mechanism=LENS)
+        for played in federate(problem, shards, training, training, x, rounds, mechanism=MECHANISM)
     )
     stddev = 1e-3 * 2.0 * 0.5 / rows
     dimension = 10 * 3 - 3 * 4 // 2
@@ -60,16 +58,16 @@ def test_the_noise_of_an_upload_is_chi_square_with_the_stated_stddev(scale, is_a
     assert (5e-7 < tail < 1 - 5e-7) == is_accepted
 
 
-@pytest.mark.parametrize(("training", "strategy"), PAIRS, ids=lambda half: half.kind)
-def test_what_a_client_remembers_and_sends_depends_on_noised_gradients_alone(training, strategy):
+@pytest.mark.parametrize("training", ALGORITHMS, ids=lambda training: training.kind)
+def test_what_a_client_remembers_and_sends_depends_on_noised_gradients_alone(training):
     """With all examples clipped to nothing, two data sets leave the same bits."""
     mechanism = ExampleMechanism(l2_norm_clip=1e-300, noise=RelativeNoise(multiplier=2e300))
     runs = []
     for seed in (0, 1):
         problem, shards = KPCA(3), pca_shards(seed=seed)
         x = start(problem, pca_shards())
-        wide = strategy.model_copy(update={"tube_radius": 1e9})
-        runs.append(last(federate(problem, shards, training, wide, x, 3, mechanism=mechanism)))
+        wide = training.model_copy(update={"tube_radius": 1e9})
+        runs.append(last(federate(problem, shards, wide, wide, x, 3, mechanism=mechanism)))
     for part in ("uploads", "memory"):
         one, two = (getattr(played, part).tensors() for played in runs)
         for name in one:

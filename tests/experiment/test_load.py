@@ -10,7 +10,7 @@ from manifed.algorithms.projected import Projected
 from manifed.algorithms.rsgd import RSGD
 from manifed.algorithms.rsvrg import RSVRG
 from manifed.errors import ConfigError
-from manifed.experiment.halves import check_manifold
+from manifed.experiment.limits import check_manifold
 from manifed.experiment.load import dump, from_toml, load, parse, parse_overrides, sha256, to_toml
 from manifed.manifolds.fixed_rank import FixedRank
 from manifed.manifolds.spd import SPD
@@ -23,7 +23,7 @@ EXPERIMENTS = sorted((QUICKSTART.parent / "experiments").glob("*.toml"))
 def test_quickstart_parses_to_the_objects_that_run():
     config = load(QUICKSTART)
     assert config.training.kind == "rsgd"
-    assert config.strategy.kind == "tangent-mean"
+    assert config.server_update.kind == "tangent-mean"
     assert config.federation.num_clients == 10
 
 
@@ -150,7 +150,6 @@ PROJECTED_ON_SPD = (
     "problem={kind='frechet-mean',manifold='spd'}",
     "data={kind='wishart'}",
     "training={kind='projected',step_size=0.1,local_steps=2}",
-    "strategy={kind='projection-mean'}",
 )
 UNKNOWN_MANIFOLD = (
     "problem={kind='frechet-mean',manifold='spd-bures-wasserstein'}",
@@ -159,7 +158,7 @@ UNKNOWN_MANIFOLD = (
 REFUSED = [
     (PROJECTED_ON_SPD, ["training.kind", "'projected'", "ambient", "'rsgd'"]),
     (UNKNOWN_MANIFOLD, ["problem", "manifold", "spd-log-euclidean", "spd-bures-wasserstein"]),
-    (("strategy.maps=retraction",), ["strategy.maps", "'exact'", "'retraction'"]),
+    (("strategy.maps=retraction",), ["strategy.maps", "training.maps", "'retraction'"]),
 ]
 
 

@@ -32,8 +32,7 @@ BASES = {
     ),
     "projected": (
         "configs/quickstart.toml",
-        ["privacy={kind='none'}", "training={kind='projected',step_size=0.1,local_steps=2}",
-         "strategy={kind='projection-mean'}"],
+        ["privacy={kind='none'}", "training={kind='projected',step_size=0.1,local_steps=2}"],
     ),
 }  # fmt: skip
 BAD = (

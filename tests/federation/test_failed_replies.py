@@ -142,8 +142,7 @@ def test_a_failed_replys_bit_of_the_clip_norm_is_the_zero_vectors():
 def test_a_phase_of_several_exchanges_asks_everybody_in_each():
     config = config_of(
         "privacy={kind='none'}",
-        "training={kind='federated-svrg',step_size=0.1,local_steps=2}",
-        "strategy={kind='variance-reduced'}",
+        "training={kind='rfedsvrg',step_size=0.1,local_steps=2}",
         COHORTS["all"],
     )
     mechanism = ClientMechanism(l2_norm_clip=0.5, noise_multiplier=0.1)
@@ -183,7 +182,6 @@ def test_a_client_that_never_replies_does_not_end_projected_learning_either():
     config = config_of(
         PRIVATE,
         "training={kind='projected',step_size=0.1,local_steps=2,upload='plain'}",
-        "strategy={kind='projection-mean'}",
         COHORTS["all"],
     )
     assert plan_of(config).needs_everyone

@@ -6,9 +6,7 @@ import pytest
 import torch
 
 from manifed.algorithms.projected import Projected
-from manifed.algorithms.projection_mean import ProjectionMean
 from manifed.algorithms.rfedsvrg import RFedSVRG
-from manifed.algorithms.variance_reduced import VarianceReduced
 from manifed.oracles.minibatch import WithoutReplacement
 from manifed.privacy.noise import NoiseSource
 from manifed.problems.base import Examples
@@ -60,8 +58,7 @@ def test_the_bound_of_theorem_4_3_holds_with_sampling_on_average():
     squares, variance = [], 0.0
     for seed in range(20):
         here, source = x, NoiseSource.from_seed(seed)
-        strategy = ProjectionMean(server_step_size=server)
-        for played in federate(problem, shards, half, strategy, x, rounds, source=source):
+        for played in federate(problem, shards, half, half, x, rounds, source=source):
             g = optimality_measure(
                 here, problem.gradient(here, shards), eta * server * 5, problem.manifold
             )
@@ -79,7 +76,7 @@ def test_drift_inside_a_round_is_bounded():
     eta, tau, n = theory_stepsize(constants, 6, 5)[0], 5, 6
     half, x = Projected(step_size=eta, local_steps=tau), start(problem, shards)
     before = torch.zeros(n, *x.shape, dtype=torch.float64)
-    for played in federate(problem, shards, half, ProjectionMean(), x, 10):
+    for played in federate(problem, shards, half, half, x, 10):
         full = problem.gradient(x, shards)
         lag = eta * tau * (full + before.mean(0) - before)
         c, z_hat, drift = before.mean(0) - before, x.expand_as(before), 0.0
@@ -101,11 +98,9 @@ def test_read_as_a_standard_deviation_the_recipe_stalls_this_algorithm_and_not_i
     shards = [Examples({"z": s["z"] * c}, {"z": 1}) for s, c in zip(variance, scales, strict=True)]
     problem = KPCA(5)
     x = start(problem, shards)
-    half = Projected(step_size=4e-3, local_steps=5)
-    wide = ProjectionMean(tube_radius=1e9)
-    ours = last(federate(problem, shards, half, wide, x, 300)).state["anchor"]
+    half = Projected(step_size=4e-3, local_steps=5, tube_radius=1e9)
+    ours = last(federate(problem, shards, half, half, x, 300)).state["anchor"]
     rival = RFedSVRG(step_size=4e-3, local_steps=5, maps="retraction")
-    server = VarianceReduced(maps="retraction")
-    theirs = last(federate(problem, shards, rival, server, x, 300)).state["x"]
+    theirs = last(federate(problem, shards, rival, rival, x, 300)).state["x"]
     assert float(problem.gradient_norm(ours, shards)) > 0.1
     assert float(problem.gradient_norm(theirs, shards)) < 1e-2

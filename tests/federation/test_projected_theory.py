@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from manifed.algorithms.projected import Projected
-from manifed.algorithms.projection_mean import ProjectionMean
 from manifed.manifolds.stiefel import Stiefel
 from manifed.problems.pca import KPCA
 from reproduction.projected_theory import (
@@ -46,15 +45,19 @@ def test_the_bound_of_theorem_4_3_holds(clients, local_steps, rounds):
     problem, shards = KPCA(3), pca_shards(clients)
     x, constants = start(problem, shards), client_constants(shards, 3)
     eta, server_step_size = theory_stepsize(constants, clients, local_steps)
-    half = Projected(step_size=eta, local_steps=local_steps, server_step_size=server_step_size)
-    server = ProjectionMean(server_step_size=server_step_size, tube_radius=0.5)
+    half = Projected(
+        step_size=eta,
+        local_steps=local_steps,
+        server_step_size=server_step_size,
+        tube_radius=0.5,
+    )
     total_step = eta * server_step_size * local_steps
     gap = float(problem.objective(x, shards)) - problem.optimum(shards).value
     omega = initial_gap(
         gap, local_gradients(problem, x, shards), eta, server_step_size, local_steps
     )
     squares, here = [], x
-    for played in federate(problem, shards, half, server, x, rounds):
+    for played in federate(problem, shards, half, half, x, rounds):
         grad = problem.gradient(here, shards)
         measure = optimality_measure(here, grad, total_step, problem.manifold)
         squares.append(float(measure.square().sum()))

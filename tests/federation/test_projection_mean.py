@@ -1,13 +1,14 @@
-"""The projection of the mean: line 13, the tube, the books, and the configs that are refused."""
+"""The projection of the mean: line 13, the tube, control variates, and what configs refuse."""
 
 import pytest
 import torch
 
 from manifed.algorithms.interface import Collected
 from manifed.algorithms.payloads import Displacement
-from manifed.algorithms.projection_mean import ProjectionMean, ProjectionMeanPartial, corrections
+from manifed.algorithms.projected import Projected, ProjectedPartial, corrections
 from manifed.errors import ConfigError, RoundFailed
 from manifed.experiment.load import parse
+from manifed.experiment.older import in_todays_keys
 from manifed.manifolds.sphere import Sphere
 from manifed.manifolds.stiefel import Stiefel
 
@@ -19,7 +20,7 @@ def collected(u, partitions, num_clients):
 def test_the_broadcast_is_unprojected_and_the_model_is_projected():
     x = torch.tensor([1.0, 0.0], dtype=torch.float64)
     u = torch.tensor([[0.0, 0.6], [0.2, 0.0]], dtype=torch.float64)
-    server = ProjectionMean(server_step_size=0.5)
+    server = Projected(step_size=1.0, server_step_size=0.5)
     state = server.step(server.initial(x), "train", collected(u, (0, 1), 2), 1, Sphere())
     expected = torch.tensor([1.05, 0.15], dtype=torch.float64)
     torch.testing.assert_close(server.down(state, "train").x, expected, rtol=0, atol=1e-14)
@@ -32,7 +33,7 @@ def test_the_broadcast_is_unprojected_and_the_model_is_projected():
 def test_leaving_the_tube_is_an_error_that_says_what_to_do(radius):
     x = Stiefel().origin(4, 2)
     u = -0.9 * x.unsqueeze(0) if radius is None else -0.2 * x.unsqueeze(0)
-    server = ProjectionMean(tube_radius=radius)
+    server = Projected(step_size=1.0, tube_radius=radius)
     with pytest.raises(RoundFailed) as caught:
         server.step(server.initial(x), "train", collected(u, (0,), 1), 7, Stiefel())
     for word in ("Round 7", "|x - P(x)| <", "training.step_size", f"{radius or 1:g}"):
@@ -44,14 +45,14 @@ def test_leaving_the_tube_is_an_error_that_says_what_to_do(radius):
 def test_not_a_number_is_outside_every_tube():
     x = Stiefel().origin(4, 2)
     u = torch.full((1, 4, 2), torch.nan, dtype=torch.float64)
-    server = ProjectionMean(tube_radius=1e9)
+    server = Projected(step_size=1.0, tube_radius=1e9)
     with pytest.raises(RoundFailed, match="nan"):
         server.step(server.initial(x), "train", collected(u, (0,), 1), 1, Stiefel())
 
 
-def test_the_books_keep_the_last_displacement_of_each_client():
+def test_the_control_variates_are_the_last_displacement_of_each_client():
     x = torch.tensor([1.0, 0.0, 0.0], dtype=torch.float64)
-    server, sphere = ProjectionMeanPartial(), Sphere()
+    server, sphere = ProjectedPartial(step_size=1.0), Sphere()
     u = 0.1 * torch.eye(3, dtype=torch.float64)
     state = server.step(server.initial(x), "train", collected(u[:2], (3, 1), 5), 1, sphere)
     assert state["is_known"].tolist() == [0, 1, 0, 1, 0]
@@ -71,9 +72,8 @@ TABLE = {
     "data": {"kind": "synthetic-pca", "num_clients": 4},
     "federation": {"num_clients": 4, "num_rounds": 2, "partition": {"kind": "natural"}},
     "training": {"kind": "projected", "step_size": 1e-3},
-    "strategy": {"kind": "projection-mean"},
 }
-SVRG = {"kind": "federated-svrg", "step_size": 1.0}
+SVRG = {"kind": "rfedsvrg", "step_size": 1.0}
 PARTIAL = {"kind": "projected-partial", "step_size": 1.0}
 NOISE = {"kind": "multiplier", "noise_multiplier": 1.0}
 SOME = {"kind": "fixed-size", "cohort_size": 2}
@@ -87,40 +87,30 @@ PROX = {"kind": "rfedprox", "step_size": 1.0, "penalty_weight": 1.0, "maps": "re
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"strategy": {"kind": "tangent-mean"}}, ["strategy.kind", "'projection-mean'"]),
-        ({"training": {"kind": "rsgd", "step_size": 1.0}}, ["strategy.kind", "'projected'"]),
-        ({"training": SVRG}, ["strategy.kind", "'variance-reduced'", "'projection-mean'"]),
-        ({"training": PARTIAL}, ["strategy.kind", "'projection-mean-partial'"]),
-        (
-            {"strategy": {"kind": "projection-mean", "server_step_size": 2.0}},
-            ["training.server_step_size", "= 2", "got 1"],
-        ),
+        ({"strategy": {"kind": "tangent-mean"}}, ["strategy.kind", "'projected'", "remove"]),
+        ({"strategy": {"kind": "projection-mean"}}, ["strategy.kind", "'tangent-mean'"]),
         (
             {"federation": TABLE["federation"] | {"cohort": SOME}},
             ["federation.cohort.kind", "'all'", "'fixed-size'", "'projected-partial'"],
         ),
         (SPD, ["training.kind", "'projected'", "Expected a submanifold"]),
         (
-            {"training": PROX, "strategy": {"kind": "tangent-mean"}},
-            ["strategy.maps", "'retraction'", "'exact'"],
+            {"training": PROX, "strategy": {"kind": "tangent-mean", "maps": "exact"}},
+            ["strategy.maps", "training.maps", "'exact'"],
         ),
         (
-            {"training": SVRG, "strategy": {"kind": "variance-reduced"}, "privacy": CLIENT},
+            {"training": SVRG, "privacy": CLIENT},
             ["training.kind", "client-level", "twice a round"],
         ),
         (
-            {
-                "training": PARTIAL,
-                "strategy": {"kind": "projection-mean-partial"},
-                "privacy": CLIENT,
-            },
-            ["training.kind", "client-level", "books"],
+            {"training": PARTIAL, "privacy": CLIENT},
+            ["training.kind", "client-level", "control variates"],
         ),
         ({"privacy": CLIENT}, ["training.upload", "'plain'", "'corrected'"]),
         ({"privacy": EXAMPLE}, ["privacy.noise.kind", "'published'", "'projected'"]),
     ],
 )
-def test_halves_that_do_not_belong_together_are_refused(changes, words):
+def test_parts_that_do_not_belong_together_are_refused(changes, words):
     with pytest.raises(ConfigError) as caught:
         parse(TABLE | changes)
     for word in words:
@@ -128,8 +118,21 @@ def test_halves_that_do_not_belong_together_are_refused(changes, words):
 
 
 def test_the_table_itself_parses_and_needs_everyone():
-    config = parse(TABLE)
-    assert config.strategy.needs_everyone
-    assert not parse(
-        TABLE | {"training": PARTIAL, "strategy": {"kind": "projection-mean-partial"}}
-    ).strategy.needs_everyone
+    assert parse(TABLE).server_update.needs_everyone
+    assert not parse(TABLE | {"training": PARTIAL}).server_update.needs_everyone
+
+
+def test_the_server_moves_by_the_maps_of_the_client_update():
+    for maps in ("exact", "retraction"):
+        assert parse(TABLE | {"training": PROX | {"maps": maps}}).server_update.maps == maps
+
+
+def test_configs_of_older_run_folders_say_the_same_in_todays_keys():
+    tied = {"kind": "projection-mean", "server_step_size": 2.0, "tube_radius": 0.5}
+    old = TABLE | {"training": TABLE["training"] | {"server_step_size": 2.0}, "strategy": tied}
+    found = parse(in_todays_keys(old))
+    assert (found.server_update.server_step_size, found.server_update.tube_radius) == (2.0, 0.5)
+    old = {"training": SVRG | {"kind": "federated-svrg"}, "strategy": {"kind": "variance-reduced"}}
+    assert parse(in_todays_keys(TABLE | old)).training == parse(TABLE | {"training": SVRG}).training
+    old = {"training": PROX, "strategy": {"kind": "tangent-mean", "maps": "retraction"}}
+    assert parse(in_todays_keys(TABLE | old)).server_update.maps == "retraction"

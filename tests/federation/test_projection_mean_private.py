@@ -8,7 +8,6 @@ from scipy import stats
 
 from manifed.algorithms.payloads import Displacement
 from manifed.algorithms.projected import Projected
-from manifed.algorithms.projection_mean import ProjectionMean
 from manifed.federation.aggregation import ServerDraws, private_mean
 from manifed.manifolds.stiefel import Stiefel
 from manifed.privacy.mechanism import ClientMechanism, ExampleMechanism, RelativeNoise
@@ -21,16 +20,13 @@ from tests.conformance.federated_loop import federate, last
 def test_noise_moves_the_run_and_vanishes_with_its_multiplier():
     problem, shards = KPCA(3), pca_shards()
     x, half = start(problem, shards), Projected(step_size=2e-3, local_steps=5)
-    plain = last(federate(problem, shards, half, ProjectionMean(), x, 5)).state["x"]
+    plain = last(federate(problem, shards, half, half, x, 5)).state["x"]
 
     def gap(multiplier, clip=1e6):
         noise = RelativeNoise(multiplier=multiplier)
         mechanism = ExampleMechanism(l2_norm_clip=clip, noise=noise)
-        end = last(
-            federate(
-                problem, shards, half, ProjectionMean(tube_radius=1e9), x, 5, mechanism=mechanism
-            )
-        )
+        wide = half.model_copy(update={"tube_radius": 1e9})
+        end = last(federate(problem, shards, wide, wide, x, 5, mechanism=mechanism))
         return float((end.state["x"] - plain).norm())
 
     assert gap(0.0) <= 1e-12
@@ -40,12 +36,12 @@ def test_noise_moves_the_run_and_vanishes_with_its_multiplier():
 def test_client_level_noise_and_clip_act_on_ambient_uploads():
     problem, shards = KPCA(3), pca_shards()
     x, half = start(problem, shards), Projected(step_size=2e-3, local_steps=5)
-    plain = last(federate(problem, shards, half, ProjectionMean(), x, 4)).state["x"]
+    plain = last(federate(problem, shards, half, half, x, 4)).state["x"]
     wide = ClientMechanism(l2_norm_clip=1e3, noise_multiplier=0.0)
-    silent = last(federate(problem, shards, half, ProjectionMean(), x, 4, client_mechanism=wide))
+    silent = last(federate(problem, shards, half, half, x, 4, client_mechanism=wide))
     torch.testing.assert_close(silent.state["x"], plain, rtol=0, atol=1e-13)
     tight = ClientMechanism(l2_norm_clip=0.01, noise_multiplier=0.0)
-    for played in federate(problem, shards, half, ProjectionMean(), x, 4, client_mechanism=tight):
+    for played in federate(problem, shards, half, half, x, 4, client_mechanism=tight):
         assert float((played.state["x"] - x).norm()) <= 0.01 + 1e-12
         x = played.state["anchor"]
 
@@ -54,7 +50,7 @@ def test_client_level_noise_and_clip_act_on_ambient_uploads():
 def summed_squares_of_the_mean():
     """(sum of |noise|^2 over the stated variance, degrees of freedom) of ambient means."""
     x, mechanism = Stiefel().origin(10, 3), ClientMechanism(l2_norm_clip=0.5, noise_multiplier=2.0)
-    nobody, space = Displacement(x.new_zeros(0, 10, 3)), ProjectionMean().space
+    nobody, space = Displacement(x.new_zeros(0, 10, 3)), Projected(step_size=1.0).space
     total = 0.0
     for server_round in range(1, 3001):
         draws = ServerDraws(NoiseSource.from_seed(3), server_round, 0)
@@ -76,8 +72,8 @@ def test_plain_uploads_are_algorithm_1_and_forget_the_servers_noise():
     x, rounds = start(problem, shards), 40
     half = Projected(step_size=2e-3, local_steps=5)
     plain = half.model_copy(update={"upload": "plain"})
-    one = last(federate(problem, shards, half, ProjectionMean(), x, 10)).state["x"]
-    two = last(federate(problem, shards, plain, ProjectionMean(), x, 10)).state["x"]
+    one = last(federate(problem, shards, half, half, x, 10)).state["x"]
+    two = last(federate(problem, shards, plain, plain, x, 10)).state["x"]
     torch.testing.assert_close(one, two, rtol=0, atol=1e-12)
     noisy = ClientMechanism(l2_norm_clip=1e3, noise_multiplier=1e-8)
 
@@ -86,7 +82,7 @@ def test_plain_uploads_are_algorithm_1_and_forget_the_servers_noise():
         sizes = [
             float(training.correction(p.state["x"], p.memory).mean(0).norm())
             for p in federate(
-                problem, shards, training, ProjectionMean(), x, rounds, client_mechanism=noisy
+                problem, shards, training, training, x, rounds, client_mechanism=noisy
             )
         ]
         return sizes[0], sum(sizes[-10:]) / 10

@@ -81,7 +81,6 @@ def test_no_error_that_travels_quotes_a_record(place, monkeypatch):
         config = config_of(
             "problem={kind='kpca'}",
             "training={kind='projected',step_size=0.1,local_steps=1}",
-            "strategy={kind='projection-mean'}",
         )
     client._side.cache_clear()
     monkeypatch.setattr(PLACES[place], quoting)

@@ -25,6 +25,7 @@ from manifed.durable import write_atomically
 from manifed.errors import ConfigError
 from manifed.experiment.budget import Prices
 from manifed.experiment.load import parse
+from manifed.experiment.older import in_todays_keys
 from manifed.experiment.schema import Experiment
 from manifed.experiment.views import reporting_delta
 from manifed.privacy.ledger import Ledger
@@ -118,7 +119,7 @@ def _config_of(run: Run) -> Experiment:
     """The config in the manifest, which has to be that of a private run."""
     path, privacy = RunFolder(run.directory).manifest_path, run.manifest["privacy"]
     try:
-        config = parse(dict(run.manifest.get("config") or {}))
+        config = parse(in_todays_keys(run.manifest.get("config") or {}))
         reporting_delta(config)
     except ConfigError as error:
         raise FolderDamaged(path, "the config of the run", str(error)) from None
