@@ -57,9 +57,7 @@ def tuned_both(seed: int) -> Rows:
 def with_pair(name: str, seed: int, step_size: float, server_step_size: float) -> dict[str, Any]:
     """Figure 6 at a pair of step sizes."""
     found = table(f"001_6_{name}", seed=seed, step_size=step_size)
-    if name == "projected":
-        found["training"]["server_step_size"] = server_step_size
-    found["strategy"]["server_step_size"] = server_step_size
+    found["training"]["server_step_size"] = server_step_size
     return found
 
 
