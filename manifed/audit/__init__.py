@@ -1,1 +1,1 @@
-"""Attacks on our own mechanisms: worst-case neighbours through the real halves and mechanisms."""
+"""Attacks on our own mechanisms: worst-case neighbouring datasets through the code that runs."""

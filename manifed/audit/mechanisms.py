@@ -1,26 +1,26 @@
 """Every shipped mechanism with its claim, and the faults that an audit must catch."""
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from manifed.algorithms.rsgd import RSGD
 from manifed.algorithms.rsvrg import RSVRG
-from manifed.audit.server_worlds import ClientWorlds, ParticipationWorlds
-from manifed.audit.worlds import (
+from manifed.audit.attack import Audited
+from manifed.audit.client_attacks import (
     SHORT_STEP,
-    CorrectionWorlds,
-    ExampleWorlds,
-    Scores,
+    CorrectionAttack,
+    ExampleAttack,
+    FlippingAttack,
     direction,
-    pole,
 )
+from manifed.audit.server_attacks import ClientAttack, ParticipationAttack
 from manifed.oracles.minibatch import Full, Poisson, WithoutReplacement
 from manifed.privacy import accountant
-from manifed.privacy.audit import DELTAS
+from manifed.privacy.events import NeighboringRelation
 from manifed.privacy.mechanism import (
     AdaptiveClip,
     ClientMechanism,
@@ -28,95 +28,72 @@ from manifed.privacy.mechanism import (
     PublishedNoise,
     RelativeNoise,
 )
-from manifed.privacy.noise import NoiseSource
-from manifed.problems.base import Examples
-from manifed.problems.linear import with_squared_norms
+from manifed.privacy.noise import NoiseSource, Stream
 
 CLIP, SIZE = 0.5, 20
 LONG = 10 * CLIP
 
 
-@dataclass(frozen=True)
-class Audited:
-    """A mechanism, the scores an attacker gets in both worlds, and what is claimed for it."""
-
-    name: str
-    scores: Callable[[int, bool], Scores]
-    claim: Callable[[float], float]
-    trials: int
-    attack: str
-    deltas: tuple[float, ...] = DELTAS
-    """Where the claim is made."""
-
-
-def _mechanism(multiplier: float, relation: str = "add-or-remove") -> ExampleMechanism:
+def _mechanism(
+    multiplier: float, relation: NeighboringRelation = "add-or-remove"
+) -> ExampleMechanism:
     return ExampleMechanism(
         l2_norm_clip=CLIP,
-        neighboring_relation=relation,  # type: ignore[arg-type]
+        neighboring_relation=relation,
         noise=RelativeNoise(multiplier=multiplier),
     )
 
 
-def price(worlds: ExampleWorlds, turns: int | None = None) -> Callable[[float], float]:
-    """Epsilon that the accountant charges for ``turns`` turns (default: as many as are run)."""
-    count = worlds.turns if turns is None else turns
-    releases = worlds.training.releases(worlds.mechanism, worlds.size)
+def price(attack: ExampleAttack, num_rounds: int | None = None) -> Callable[[float], float]:
+    """Epsilon, by delta, that the accountant charges for ``num_rounds`` (default: those run)."""
+    count = attack.num_rounds if num_rounds is None else num_rounds
+    releases = attack.training.releases(attack.mechanism, attack.size)
     scaled = [r.model_copy(update={"count": r.count * count}) for r in releases]
     return lambda delta: accountant.epsilon(scaled, delta)
 
 
-def _example(name: str, worlds: ExampleWorlds, *, trials: int, attack: str) -> Audited:
-    return Audited(
-        name,
-        lambda n, is_present: worlds.scores(n, is_present=is_present),
-        price(worlds),
-        trials,
-        attack,
-    )
-
-
-def _worlds(
-    training: RSGD | RSVRG, mechanism: ExampleMechanism, source: NoiseSource, turns: int = 1
-) -> ExampleWorlds:
+def _attack(
+    training: RSGD | RSVRG, mechanism: ExampleMechanism, source: NoiseSource, num_rounds: int = 1
+) -> ExampleAttack:
     mirrored = -1.0 if mechanism.neighboring_relation == "replace-one" else None
-    return ExampleWorlds(training, mechanism, SIZE, LONG, mirrored, source, turns)
+    return ExampleAttack(training, mechanism, SIZE, LONG, mirrored, source, num_rounds)
 
 
-def _likelihood(worlds: ExampleWorlds, rate: float) -> ExampleWorlds:
-    """The worlds with the exact log likelihood ratio of Poisson-sampled turns of one step."""
-    assert worlds.mechanism.l2_norm_clip is not None
-    (release,) = worlds.training.releases(worlds.mechanism, worlds.size)
-    pull, z = worlds.mechanism.l2_norm_clip / (rate * worlds.size), release.noise_multiplier
+def _likelihood(attack: ExampleAttack, rate: float) -> ExampleAttack:
+    """The attack with the exact log likelihood ratio of Poisson-sampled updates of one step."""
+    assert attack.mechanism.l2_norm_clip is not None
+    (release,) = attack.training.releases(attack.mechanism, attack.size)
+    pull, z = attack.mechanism.l2_norm_clip / (rate * attack.size), release.noise_multiplier
 
     def score(uploads: list[Tensor]) -> Tensor:
         y = torch.stack(uploads) @ direction() / pull
         return torch.log1p(rate * torch.expm1((2 * y - 1) / (2 * z * z))).sum(0)
 
-    return replace(worlds, score=score)
+    return replace(attack, score=score)
 
 
 def example_mechanisms(source: NoiseSource) -> list[Audited]:
-    """The client halves under example-level privacy, attacked by a constant gradient."""
+    """Client updates under example-level privacy, attacked by a constant gradient."""
     rgd = RSGD(step_size=SHORT_STEP, local_steps=1, minibatch=Full())
     steps = RSGD(step_size=SHORT_STEP, local_steps=4, minibatch=Full())
     sampled = RSGD(step_size=SHORT_STEP, minibatch=Poisson(batch_size=SIZE // 4))
     inside = RSGD(step_size=SHORT_STEP, local_steps=4, minibatch=Poisson(batch_size=SIZE // 2))
     subset = RSGD(step_size=SHORT_STEP, local_steps=2, minibatch=WithoutReplacement(batch_size=16))
     add, replaced = _mechanism(1.0), _mechanism(1.0, "replace-one")
-    crowd = replace(_worlds(subset, replaced, source), others_pull=True)
+    crowd = replace(_attack(subset, replaced, source), others_pull=True)
     rows = [
-        ("rgd", _worlds(rgd, add, source)),
-        ("rgd-replace-one", _worlds(rgd, replaced, source)),
-        ("rgd-4-steps-2-turns", _worlds(steps, _mechanism(2.5), source, turns=2)),
+        ("rgd", _attack(rgd, add, source)),
+        ("rgd-replace-one", _attack(rgd, replaced, source)),
+        ("rgd-4-steps-2-rounds", _attack(steps, _mechanism(2.5), source, num_rounds=2)),
         (
-            "rsgd-poisson-4-turns",
-            _likelihood(_worlds(sampled, _mechanism(0.7), source, turns=4), 0.25),
+            "rsgd-poisson-4-rounds",
+            _likelihood(_attack(sampled, _mechanism(0.7), source, num_rounds=4), 0.25),
         ),
-        ("rsgd-poisson-4-steps", _worlds(inside, _mechanism(1.5), source)),
+        ("rsgd-poisson-4-steps", _attack(inside, _mechanism(1.5), source)),
         ("rsgd-without-replacement", crowd),
     ]
-    attack = "canary gradient at the clip norm, present or not (replace-one: mirrored)"
-    return [_example(name, worlds, trials=40000, attack=attack) for name, worlds in rows]
+    how = "canary gradient at the clip norm, present or not (replace-one: mirrored)"
+    return [Audited(name, attack, price(attack), 40000, how) for name, attack in rows]
 
 
 def correction_mechanisms(source: NoiseSource) -> list[Audited]:
@@ -134,48 +111,39 @@ def correction_mechanisms(source: NoiseSource) -> list[Audited]:
         ("rsvrg-reuse-each", each, _mechanism(2.0), SIZE, 40000, "turns round"),
         ("rsvrg-fresh-each", fresh, mostly_corrections, 200, 16000, "turns round"),
     ]
-    return [
-        _correction(name, CorrectionWorlds(training, mechanism, size, source), trials, change)
+    attacks = [
+        (name, CorrectionAttack(training, mechanism, size, source), trials, change)
         for name, training, mechanism, size, trials, change in rows
+    ]
+    how = "a record whose gradient {} after the first step; every answer is seen"
+    return [
+        Audited(name, attack, attack.claim, trials, how.format(change))
+        for name, attack, trials, change in attacks
     ]
 
 
-def _correction(name: str, worlds: CorrectionWorlds, trials: int, change: str) -> Audited:
-    return Audited(
-        name,
-        lambda n, is_present: worlds.scores(n, is_present=is_present),
-        worlds.claim,
-        trials,
-        f"a record whose gradient {change} after the first step; every answer is seen",
-    )
-
-
 def server_mechanisms(source: NoiseSource) -> list[Audited]:
-    """Client-level privacy, and the external view of a sampled cohort."""
+    """Client-level privacy, and a sampled cohort before an external adversary."""
     plain = ClientMechanism(l2_norm_clip=1.0, noise_multiplier=1.0)
     adaptive = plain.model_copy(update={"adaptive": AdaptiveClip(quantile_noise_multiplier=1.5)})
     replaced = plain.model_copy(update={"neighboring_relation": "replace-one"})
     sampled = plain.model_copy(update={"noise_multiplier": 0.7})
-    outsider = ParticipationWorlds(source, _mechanism(1.0))
+    outsider = ParticipationAttack(source, _mechanism(1.0))
     rows = [
-        ("client-level", ClientWorlds(source, plain, None), "present or not"),
-        ("client-level-replace-one", ClientWorlds(source, replaced, None), "mirrored"),
-        ("client-level-adaptive", ClientWorlds(source, adaptive, None), "and the clip norm moves"),
-        ("client-level-poisson", ClientWorlds(source, sampled, 0.5), "in a Poisson cohort"),
+        ("client-level", ClientAttack(source, plain, None), "present or not"),
+        ("client-level-replace-one", ClientAttack(source, replaced, None), "mirrored"),
+        ("client-level-adaptive", ClientAttack(source, adaptive, None), "and the clip norm moves"),
+        ("client-level-poisson", ClientAttack(source, sampled, 0.5), "in a Poisson cohort"),
     ]
+    how = "canary upload ten times the clip norm, {}"
     return [
+        *(
+            Audited(name, attack, attack.claim, 12000, how.format(difference))
+            for name, attack, difference in rows
+        ),
         Audited(
-            name,
-            lambda n, p, w=worlds: w.scores(n, is_present=p),
-            worlds.claim,
-            12000,
-            f"canary upload ten times the clip norm, {how}",
-        )
-        for name, worlds, how in rows
-    ] + [
-        Audited(
-            "external-view",
-            lambda n, p: outsider.scores(n, is_present=p),
+            "external-adversary",
+            outsider,
             outsider.claim,
             20000,
             "two far-apart clients, cohort of one: the output shows who took part (spec 000 §11)",
@@ -192,8 +160,20 @@ def mechanisms(source: NoiseSource) -> list[Audited]:
 class _StuckSteps(NoiseSource):
     """A source whose noise ignores the step and the round: a mask used twice."""
 
-    def normals(self, shape: tuple[int, ...], **address: object) -> Tensor:  # type: ignore[override]
-        return super().normals(shape, **{**address, "step": 0, "server_round": 0})  # type: ignore[arg-type]
+    def normals(
+        self,
+        shape: tuple[int, ...],
+        *,
+        stream: Stream,
+        partition: int | Sequence[int],
+        server_round: int,
+        attempt: int = 0,
+        step: int = 0,
+        start: int = 0,
+    ) -> Tensor:
+        return super().normals(
+            shape, stream=stream, partition=partition, server_round=0, attempt=attempt, start=start
+        )
 
 
 def _difference(uploads: list[Tensor]) -> Tensor:
@@ -203,15 +183,15 @@ def _difference(uploads: list[Tensor]) -> Tensor:
 
 def planted_faults(source: NoiseSource) -> list[Audited]:
     """Broken twins of shipped mechanisms; each audit must find a bound above the claim."""
-    rgd = _worlds(RSGD(step_size=SHORT_STEP, minibatch=Full()), _mechanism(1.0), source)
+    rgd = _attack(RSGD(step_size=SHORT_STEP, minibatch=Full()), _mechanism(1.0), source)
     honest = rgd.mechanism.stddev(rgd.mechanism.sensitivity(CLIP, float(SIZE)), SIZE)
     # The same noise, but a bound ten times as high: what a forgotten clip does.
     unclipped = ExampleMechanism(l2_norm_clip=LONG, noise=PublishedNoise(coefficient=honest * SIZE))
     sampled = RSGD(step_size=SHORT_STEP, minibatch=Poisson(batch_size=10))
-    twice = _worlds(sampled, _mechanism(2.0), source, turns=2)
+    twice = _attack(sampled, _mechanism(2.0), source, num_rounds=2)
     stuck = _StuckSteps(source.key, is_release=source.is_release)
     reused = replace(twice, source=stuck, score=_difference)
-    two_steps = _worlds(
+    two_steps = _attack(
         RSGD(step_size=SHORT_STEP, local_steps=2, minibatch=Full()), _mechanism(1.0), source
     )
     rows = [
@@ -220,39 +200,10 @@ def planted_faults(source: NoiseSource) -> list[Audited]:
         ("mask-reused", reused, price(twice)),
         ("one-step-not-charged", two_steps, price(rgd)),
     ]
-    return [
-        Audited(name, lambda n, p, w=worlds: w.scores(n, is_present=p), claim, 20000, "as shipped")
-        for name, worlds, claim in rows
-    ]
+    return [Audited(name, attack, claim, 20000, "as shipped") for name, attack, claim in rows]
 
 
 # -- a published calibration that fails -------------------------------------------------------
-@dataclass(frozen=True)
-class FlippingWorlds(ExampleWorlds):
-    """DP-RSVRG as printed: a record whose gradient flips between the anchor and the next iterate.
-
-    All other rows pull along e_2 with the full clip norm; the canary's gradient points one way at
-    the anchor and, one step later, the other way: its correction is two clip norms long, and with
-    one sample a step nothing averages it away (spec 000 §7.3).
-    """
-
-    def scores(self, trials: int, *, is_present: bool) -> Scores:
-        """Displacement along e_2 after two inner steps."""
-        assert self.mechanism.l2_norm_clip is not None
-        pull = math.sqrt(self.mechanism.l2_norm_clip) * (pole() + direction())
-        rows = pull.expand(self.size, -1).clone()
-        if is_present:
-            margin = SHORT_STEP * self.mechanism.l2_norm_clip / 2
-            rows[0] = (direction() - margin * pole()) * math.sqrt(100.0 / SHORT_STEP)
-        examples = with_squared_norms(Examples({"z": rows}, {"z": 1}), "z")
-        found: list[Tensor] = []
-        for start in range(0, trials, 2000):
-            size = min(2000, trials - start)
-            offset = start if is_present else start + trials
-            found.append(self._run(examples, size, offset))
-        return torch.cat(found).numpy()
-
-
 def published_rsvrg(source: NoiseSource, trials: int = 60000) -> tuple[Audited, float]:
     """DP-RSVRG with the papers' calibration at (0.15, 1e-4), and the epsilon they claim for it."""
     size, steps, epsilon, delta = 250, 2, 0.15, 1e-4
@@ -270,10 +221,10 @@ def published_rsvrg(source: NoiseSource, trials: int = 60000) -> tuple[Audited, 
         neighboring_relation="replace-one",
         noise=PublishedNoise(coefficient=coefficient),
     )
-    worlds = FlippingWorlds(training, mechanism, size, 1.0, None, source)
+    attack = FlippingAttack(training, mechanism, size, 1.0, None, source)
     audited = Audited(
         "published-dp-rsvrg",
-        lambda n, p: worlds.scores(n, is_present=p),
+        attack,
         lambda _: epsilon,
         trials,
         "one record replaced by one whose gradient flips after a step",

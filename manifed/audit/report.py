@@ -4,7 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from manifed.audit.mechanisms import Audited, mechanisms, planted_faults, published_rsvrg
+from manifed.audit.attack import Audited
+from manifed.audit.mechanisms import mechanisms, planted_faults, published_rsvrg
 from manifed.privacy.audit import WEAK, audit
 from manifed.privacy.noise import NoiseSource
 
@@ -42,8 +43,8 @@ def find(audited: Audited, confidence: float, *, scale: float = 1.0) -> Finding:
     """Attack one mechanism; ``scale`` multiplies its number of trials."""
     trials = max(60, int(audited.trials * scale))
     verdict = audit(
-        audited.scores(trials, True),  # noqa: FBT003
-        audited.scores(trials, False),  # noqa: FBT003
+        audited.attack.scores(trials, is_present=True),
+        audited.attack.scores(trials, is_present=False),
         claim=audited.claim,
         deltas=audited.deltas,
         confidence=confidence,
@@ -54,7 +55,7 @@ def find(audited: Audited, confidence: float, *, scale: float = 1.0) -> Finding:
         verdict.epsilon_lower_bound,
         verdict.delta,
         trials,
-        audited.attack,
+        audited.how,
     )
 
 

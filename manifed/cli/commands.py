@@ -213,7 +213,7 @@ def audit(
     everything: Annotated[
         bool, typer.Option("--all", help="Every shipped mechanism, and the planted faults.")
     ] = False,
-    trials: Annotated[int, typer.Option(min=40, help="Runs in each world (one config).")] = 20000,
+    trials: Annotated[int, typer.Option(min=40, help="Runs on each dataset (one config).")] = 20000,
     seed: Annotated[int, typer.Option(min=0, help="Of the audit's own runs.")] = 0,
     sets: Sets = None,
     data_dir: DataDir = None,

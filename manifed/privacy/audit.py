@@ -1,9 +1,9 @@
-"""Empirical lower bounds on epsilon: how well can an attacker tell two neighbouring worlds apart?
+"""Empirical lower bounds on epsilon: how well are two neighbouring datasets told apart?
 
-(epsilon, delta)-DP bounds every test: TPR <= exp(epsilon) FPR + delta, and with the worlds swapped.
-So scores of many independent runs in both worlds give a lower bound on any honest epsilon. A claim
-is a curve: it holds at every delta. Threshold, side and delta are chosen on the first third of the
-runs and judged on the rest, with Clopper-Pearson intervals; the bound holds with the stated
+(epsilon, delta)-DP bounds every test: TPR <= exp(epsilon) FPR + delta, and with the two datasets
+swapped. So scores of many independent runs on both give a lower bound on any honest epsilon. A
+claim is a curve: it holds at every delta. Threshold, side and delta are chosen on the first third
+of the runs and judged on the rest, with Clopper-Pearson intervals; the bound holds with the stated
 confidence, whatever the attack.
 
 Jagielski, Ullman, Oprea: Auditing differentially private machine learning (2020); Nasr et al.:
@@ -83,12 +83,12 @@ def audit(
     P[bound > claimed_epsilon] <= 1 - confidence, for scores that are independent between runs.
 
     Raises:
-        ValueError: for fewer than 30 runs, worlds of unequal size, or a claim below LEAST_CLAIM at
-            every delta.
+        ValueError: for fewer than 30 runs on a dataset, more on one than on the other, or a claim
+            below LEAST_CLAIM at every delta.
     """
     if len(present) != len(absent) or len(present) < 30:
         raise ValueError(
-            f"Expected at least 30 runs in each world and as many in both, got {len(present)} "
+            f"Expected at least 30 runs on each dataset and as many on both, got {len(present)} "
             f"and {len(absent)}"
         )
     claims = {delta: claim(delta) for delta in deltas}
@@ -108,10 +108,10 @@ def audit(
 
 
 def _oriented(present: Scores, absent: Scores, side: int) -> tuple[Scores, Scores]:
-    """(positives, negatives) of one of four tests: either world, above or below a threshold."""
+    """(positives, negatives) of one of four tests: either dataset, above or below a threshold."""
     sign = 1.0 if side < 2 else -1.0
-    worlds = (present, absent) if side % 2 == 0 else (absent, present)
-    return sign * worlds[0], sign * worlds[1]
+    one, other = (present, absent) if side % 2 == 0 else (absent, present)
+    return sign * one, sign * other
 
 
 def _best_test(

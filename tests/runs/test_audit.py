@@ -9,10 +9,18 @@ from scipy import stats
 
 from manifed.algorithms.rsgd import RSGD
 from manifed.algorithms.rsvrg import RSVRG
-from manifed.audit.mechanisms import Audited, planted_faults, price
-from manifed.audit.own_worlds import OwnWorlds
+from manifed.audit.attack import Audited
+from manifed.audit.client_attacks import (
+    SHORT_STEP,
+    CorrectionAttack,
+    ExampleAttack,
+    canary,
+    pole,
+    shard,
+)
+from manifed.audit.mechanisms import planted_faults, price
+from manifed.audit.own_problem import OwnProblemAttack
 from manifed.audit.report import Finding, audit_all, find, line
-from manifed.audit.worlds import SHORT_STEP, CorrectionWorlds, ExampleWorlds, canary, pole, shard
 from manifed.experiment.assembly import initial_point, load_shards
 from manifed.experiment.load import load
 from manifed.oracles.minibatch import Full, Poisson, WithoutReplacement
@@ -51,7 +59,7 @@ def test_the_bound_never_exceeds_the_truth_of_a_gaussian_and_comes_near(mu):
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 def test_what_only_one_side_of_the_scores_tells_is_found(sign):
-    """One world alone has an atom, present or absent: both directions of the test are tried."""
+    """One dataset alone has an atom, with the canary or without: both directions are tried."""
     rng, n = np.random.default_rng(6), 5000
     plain = rng.normal(0, 1, n)
     marked = np.where(rng.random(n) < 0.4, -9.0, rng.normal(0, 1, n))
@@ -85,12 +93,12 @@ def test_the_attack_is_as_strong_as_the_worst_case_of_the_accountant():
     """Scores of a full-batch step are Gaussian at distance mu = 1 / multiplier: nothing is lost."""
     mechanism = ExampleMechanism(l2_norm_clip=0.5, noise=RelativeNoise(multiplier=1.25))
     training = RSGD(step_size=SHORT_STEP, minibatch=Full())
-    worlds = ExampleWorlds(training, mechanism, 20, 5.0, None, SOURCE)
+    attack = ExampleAttack(training, mechanism, 20, 5.0, None, SOURCE)
     n = 20000
-    present, absent = worlds.scores(n, is_present=True), worlds.scores(n, is_present=False)
+    present, absent = attack.scores(n, is_present=True), attack.scores(n, is_present=False)
     distance = (present.mean() - absent.mean()) / absent.std()
     assert distance == pytest.approx(1 / 1.25, abs=5 * np.sqrt(2 / n))
-    assert price(worlds)(1e-5) == pytest.approx(gaussian.epsilon(1e-5, mu=1 / 1.25), rel=1e-9)
+    assert price(attack)(1e-5) == pytest.approx(gaussian.epsilon(1e-5, mu=1 / 1.25), rel=1e-9)
 
 
 def test_whoever_is_in_a_subset_of_fixed_size_takes_the_place_of_one_that_pulls_away():
@@ -99,8 +107,8 @@ def test_whoever_is_in_a_subset_of_fixed_size_takes_the_place_of_one_that_pulls_
         l2_norm_clip=0.5, neighboring_relation="replace-one", noise=RelativeNoise(multiplier=1.0)
     )
     training = RSGD(step_size=SHORT_STEP, minibatch=WithoutReplacement(batch_size=10))
-    worlds = ExampleWorlds(training, mechanism, 20, 5.0, -1.0, SOURCE, others_pull=True)
-    present, absent = (worlds.scores(4000, is_present=p) for p in (True, False))
+    attack = ExampleAttack(training, mechanism, 20, 5.0, -1.0, SOURCE, others_pull=True)
+    present, absent = (attack.scores(4000, is_present=p) for p in (True, False))
     sensitivity, error = mechanism.sensitivity(0.5, 10.0), 5 / np.sqrt(4000)
     assert absent.std() == pytest.approx(sensitivity, rel=error)
     assert (present.mean() - absent.mean()) / sensitivity == pytest.approx(0.5, abs=2 * error)
@@ -117,22 +125,20 @@ class Quiet(RSVRG):
 @pytest.mark.parametrize("correction_clip", ["each", "difference"])
 def test_the_answers_of_an_oracle_prove_most_of_the_claim_and_tell_a_quiet_one(correction_clip):
     mechanism = ExampleMechanism(l2_norm_clip=0.5, noise=RelativeNoise(multiplier=1.5))
-    half = {
+    table = {
         "step_size": SHORT_STEP,
         "inner_steps": 4,
         "minibatch": Poisson(batch_size=15),
         "correction_clip": correction_clip,
     }
-    honest = CorrectionWorlds(RSVRG(**half), mechanism, 20, SOURCE)
-    broken = replace(honest, training=Quiet(**half))
+    honest = CorrectionAttack(RSVRG(**table), mechanism, 20, SOURCE)
+    broken = replace(honest, training=Quiet(**table))
 
-    def attack(worlds):
-        return find(
-            Audited("-", lambda n, p: worlds.scores(n, is_present=p), honest.claim, 4000, "-"), 0.95
-        )
+    def found(attack):
+        return find(Audited("-", attack, honest.claim, 4000, "-"), 0.95)
 
-    assert 0.5 < attack(honest).power <= 1
-    assert attack(broken).is_violated
+    assert 0.5 < found(honest).power <= 1
+    assert found(broken).is_violated
 
 
 @pytest.mark.parametrize("fault", planted_faults(SOURCE), ids=lambda fault: fault.name)
@@ -164,19 +170,13 @@ def test_a_config_is_attacked_on_its_own_problem_at_its_own_steps(name, sets):
     mechanism = ExampleMechanism(l2_norm_clip=0.5, noise=RelativeNoise(multiplier=0.8))
     shards = load_shards(config)
     shard, x = min(shards.examples, key=len), initial_point(config)
-    worlds = OwnWorlds(shards.problem, config.training, mechanism, shard, x, SOURCE)
+    attack = OwnProblemAttack(shards.problem, config.training, mechanism, shard, x, SOURCE)
     releases = config.training.releases(mechanism, len(shard))
 
-    def attack(worlds):
-        return Audited(
-            name,
-            lambda n, p: worlds.scores(n, is_present=p),
-            lambda delta: accountant.epsilon(releases, delta),
-            2000,
-            "-",
-        )
+    def audited(attack):
+        return Audited(name, attack, lambda d: accountant.epsilon(releases, d), 2000, "-")
 
-    honest = find(attack(worlds), 0.999)
+    honest = find(audited(attack), 0.999)
     assert 0.2 < honest.power <= 1
     broken = mechanism.model_copy(update={"noise": RelativeNoise(multiplier=0.2)})
-    assert find(attack(replace(worlds, mechanism=broken)), 0.999).is_violated
+    assert find(audited(replace(attack, mechanism=broken)), 0.999).is_violated

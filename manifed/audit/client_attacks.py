@@ -1,4 +1,4 @@
-"""Two neighbouring worlds for a client: the same shard with and without a canary.
+"""Attacks on a client update: the same shard with and without a canary.
 
 The broadcast point is the pole x = e_1 of a sphere, every other example has gradient zero there,
 and the canary's gradient is as long as the clip norm allows. Steps are so short that the sphere is
@@ -10,18 +10,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from manifed.algorithms.interface import ClientUpdate
-from manifed.algorithms.payloads import Payload, Point
+from manifed.algorithms.payloads import Point
 from manifed.algorithms.rsvrg import RSVRG
+from manifed.audit.attack import clients
 from manifed.federation.client import ClientSetup, Seat, run_update
 from manifed.oracles.draws import Draws
 from manifed.oracles.oracle import Oracle
 from manifed.privacy import accountant
+from manifed.privacy.audit import Scores
 from manifed.privacy.mechanism import ExampleMechanism
 from manifed.privacy.noise import NoiseSource
 from manifed.problems.base import Examples
@@ -30,10 +30,9 @@ from manifed.problems.pca import PrincipalEigenvector
 
 DIMENSION = 4
 SHORT_STEP = 1e-6
-"""Step size of audited halves: curvature moves a score by less than 1e-5 of its noise."""
+"""Step size of what is attacked: curvature moves a score by less than 1e-5 of its noise."""
 _ROWS = 200_000
 """Records that are held at once."""
-Scores = NDArray[np.float64]
 
 
 def pole() -> Tensor:
@@ -66,9 +65,15 @@ def shard(size: int, first: Tensor | None, others: Tensor | None = None) -> Exam
     return with_squared_norms(Examples({"z": rows}, {"z": 1}), "z")
 
 
+def stack(examples: Examples, count: int) -> Examples:
+    """The same shard for ``count`` clients."""
+    tensors = {key: t.expand(count, *t.shape) for key, t in examples.tensors.items()}
+    return Examples(tensors, examples.feature_ndim)
+
+
 @dataclass(frozen=True)
-class ExampleWorlds:
-    """A client half under attack: which half, which mechanism, how large a shard, which canary."""
+class ExampleAttack:
+    """A client update under attack: with which mechanism, how large a shard, which canary."""
 
     training: ClientUpdate
     mechanism: ExampleMechanism
@@ -77,60 +82,64 @@ class ExampleWorlds:
     absent_sign: float | None
     """None: the canary is removed. -1: it is replaced by its mirror image (replace-one)."""
     source: NoiseSource
-    turns: int = 1
+    num_rounds: int = 1
     others_pull: bool = False
     """Whether all others are the canary's mirror image: where it is in a subset of fixed size it
-    takes one of their places, and only then do the worlds differ by two clip norms."""
+    takes one of their places, and only then does it move a mean by two clip norms."""
     score: Callable[[list[Tensor]], Tensor] | None = None
-    """Score of the uploads of all turns; the default sums them along the canary's pull."""
+    """Score of the uploads of all rounds; the default sums them along the canary's pull."""
 
     def scores(self, trials: int, *, is_present: bool) -> Scores:
-        """One score a trial; trials are clients with addresses of their own."""
-        mirrored = (
-            None if self.absent_sign is None else canary(self.canary_length, self.absent_sign)
-        )
-        first = canary(self.canary_length) if is_present else mirrored
-        others = canary(self.canary_length, -1.0) if self.others_pull else None
-        examples = shard(self.size, first, others)
-        chunk, found = 5000, list[Tensor]()
-        for start in range(0, trials, chunk):
-            size = min(chunk, trials - start)
-            offset = start if is_present else start + trials
-            found.append(self._run(examples, size, offset))
+        """One score a client."""
+        examples, score = self._examples(is_present=is_present), self.score or _along_the_canary
+        most = max(1, _ROWS // self.size)
+        found = [
+            score(self._uploads(examples, partitions))
+            for partitions in clients(trials, most, is_present=is_present)
+        ]
         return torch.cat(found).numpy()
 
-    def _run(self, examples: Examples, trials: int, offset: int) -> Tensor:
-        stacked = Examples(
-            {k: t.expand(trials, *t.shape) for k, t in examples.tensors.items()},
-            examples.feature_ndim,
-        )
-        half = ClientSetup(PrincipalEigenvector(), self.training, self.mechanism)
-        partitions = tuple(range(offset, offset + trials))
-        down = Point(pole().expand(trials, DIMENSION))
+    def _examples(self, *, is_present: bool) -> Examples:
+        sign = 1.0 if is_present else self.absent_sign
+        first = None if sign is None else canary(self.canary_length, sign)
+        others = canary(self.canary_length, -1.0) if self.others_pull else None
+        return shard(self.size, first, others)
+
+    def _uploads(self, examples: Examples, partitions: tuple[int, ...]) -> list[Tensor]:
+        """What these clients upload in each round, shape (clients, DIMENSION)."""
+        setup = ClientSetup(PrincipalEigenvector(), self.training, self.mechanism)
+        down = Point(pole().expand(len(partitions), DIMENSION))
+        stacked, sizes = stack(examples, len(partitions)), [self.size] * len(partitions)
         uploads: list[Tensor] = []
-        for turn in range(self.turns):
-            seat = Seat(partitions, turn + 1, 0, self.training.phases[0].name)
+        for server_round in range(1, self.num_rounds + 1):
+            seat = Seat(partitions, server_round, 0, self.training.phases[0].name)
             memory = self.training.initial_memory(down.x)
-            up = self._turn(half, seat, down, memory, stacked, trials)
-            uploads.append(up.tensors()["u"] / SHORT_STEP)
-        score = self.score or _along_the_canary
-        return score(uploads)
+            done = run_update(setup, seat, down, memory, stacked, sizes, self.source)
+            uploads.append(done.up.tensors()["u"] / SHORT_STEP)
+        return uploads
 
-    def _turn(
-        self,
-        half: ClientSetup,
-        seat: Seat,
-        down: Payload,
-        memory: object,
-        stacked: Examples,
-        trials: int,
-    ) -> Payload:
-        sizes = [self.size] * trials
-        return run_update(half, seat, down, memory, stacked, sizes, self.source).up  # type: ignore[arg-type]
-
-    def with_mechanism(self, mechanism: ExampleMechanism) -> "ExampleWorlds":
+    def with_mechanism(self, mechanism: ExampleMechanism) -> "ExampleAttack":
         """The same attack on another mechanism (planted faults)."""
         return replace(self, mechanism=mechanism)
+
+
+@dataclass(frozen=True)
+class FlippingAttack(ExampleAttack):
+    """DP-RSVRG as printed: a record whose gradient flips between the anchor and the next iterate.
+
+    All other rows pull along e_2 with the full clip norm; the canary's gradient points one way at
+    the anchor and, one step later, the other way: its correction is two clip norms long, and with
+    one sample a step nothing averages it away (spec 000 §7.3).
+    """
+
+    def _examples(self, *, is_present: bool) -> Examples:
+        assert self.mechanism.l2_norm_clip is not None
+        pull = math.sqrt(self.mechanism.l2_norm_clip) * (pole() + direction())
+        rows = pull.expand(self.size, -1).clone()
+        if is_present:
+            margin = SHORT_STEP * self.mechanism.l2_norm_clip / 2
+            rows[0] = (direction() - margin * pole()) * math.sqrt(100.0 / SHORT_STEP)
+        return with_squared_norms(Examples({"z": rows}, {"z": 1}), "z")
 
 
 def _along_the_canary(uploads: list[Tensor]) -> Tensor:
@@ -166,7 +175,7 @@ class Witness(Oracle):
 
 
 @dataclass(frozen=True)
-class CorrectionWorlds:
+class CorrectionAttack:
     """Variance reduction under attack: a record whose gradient is another after the first step.
 
     All other rows pull the iterate along e_2 with the full clip norm. The canary is orthogonal to a
@@ -184,21 +193,20 @@ class CorrectionWorlds:
     source: NoiseSource
 
     def claim(self, delta: float) -> float:
-        """Epsilon of one turn."""
+        """Epsilon of one client update."""
         return accountant.epsilon(self.training.releases(self.mechanism, self.size), delta)
 
     def scores(self, trials: int, *, is_present: bool) -> Scores:
-        """One score a trial; trials are clients with addresses of their own."""
-        examples, found = self._examples(is_present=is_present), list[Tensor]()
-        chunk = max(1, _ROWS // self.size)
-        for start in range(0, trials, chunk):
-            size = min(chunk, trials - start)
-            offset = start if is_present else start + trials
-            found.append(self._run(examples, size, offset))
+        """One score a client."""
+        examples, most = self._examples(is_present=is_present), max(1, _ROWS // self.size)
+        found = [
+            self._run(examples, partitions)
+            for partitions in clients(trials, most, is_present=is_present)
+        ]
         return torch.cat(found).numpy()
 
     @property
-    def _turns_round(self) -> bool:
+    def _is_reversed(self) -> bool:
         """For two clips; where the change is clipped as one vector, the gradient grows."""
         return self.training.correction_clip == "each"
 
@@ -208,19 +216,15 @@ class CorrectionWorlds:
         rows = canary(4.0 * pull).expand(self.size, -1).clone()
         rows[0] = 0.0
         if is_present:
-            margin = SHORT_STEP * pull * (-0.02 if self._turns_round else 1.0)
+            margin = SHORT_STEP * pull * (-0.02 if self._is_reversed else 1.0)
             rows[0] = (direction() + margin * pole()) * (1e4 / SHORT_STEP) ** 0.5
         return with_squared_norms(Examples({"z": rows}, {"z": 1}), "z")
 
-    def _run(self, examples: Examples, trials: int, offset: int) -> Tensor:
-        stacked = Examples(
-            {k: t.expand(trials, *t.shape) for k, t in examples.tensors.items()},
-            examples.feature_ndim,
-        )
-        problem, x = PrincipalEigenvector(), pole().expand(trials, DIMENSION)
-        draws = Draws(self.source, tuple(range(offset, offset + trials)), 1, 0, 0, "cpu")
-        counts = torch.full((trials,), self.size)
-        oracle = Witness(problem, stacked, counts, self.mechanism, draws)
+    def _run(self, examples: Examples, partitions: tuple[int, ...]) -> Tensor:
+        problem, count = PrincipalEigenvector(), len(partitions)
+        draws = Draws(self.source, partitions, 1, 0, 0, "cpu")
+        sizes, x = torch.full((count,), self.size), pole().expand(count, DIMENSION)
+        oracle = Witness(problem, stack(examples, count), sizes, self.mechanism, draws)
         self.training.update("train", Point(x), None, oracle, problem.manifold, draws)
         return self._log_ratio(oracle.reference, oracle.corrections, oracle.moved)
 
@@ -236,7 +240,7 @@ class CorrectionWorlds:
         assert mechanism.l2_norm_clip is not None
         others = -mechanism.l2_norm_clip * (size - 1) / size
         there = training.reference_sensitivity(mechanism, size) * (
-            1.0 if self._turns_round else -1.0
+            1.0 if self._is_reversed else -1.0
         )
         here = -training.correction_sensitivity(mechanism, size)
         rate = training.minibatch.expected_size(size) / size

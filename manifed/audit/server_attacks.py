@@ -1,32 +1,30 @@
-"""Neighbouring worlds for the server: a client that is absent, a cohort that gives itself away."""
+"""Attacks on the server: a client that is absent, a cohort that gives itself away."""
 
 import math
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from manifed.algorithms.interface import Space
 from manifed.algorithms.payloads import Displacement
 from manifed.algorithms.rsgd import RSGD
-from manifed.audit.worlds import SHORT_STEP, ExampleWorlds, pole
+from manifed.audit.client_attacks import SHORT_STEP, ExampleAttack, pole
 from manifed.federation.aggregation import ServerDraws, private_mean
 from manifed.federation.cohorts import FixedSize, PoissonCohort
 from manifed.manifolds.base import Manifold
 from manifed.manifolds.sphere import Sphere
 from manifed.oracles.minibatch import Full
 from manifed.privacy import accountant, participation
+from manifed.privacy.audit import Scores
 from manifed.privacy.events import PoissonSampled, Unsampled
 from manifed.privacy.mechanism import ClientMechanism, ExampleMechanism
 from manifed.privacy.noise import NoiseSource
 
-Scores = NDArray[np.float64]
-
 
 @dataclass(frozen=True)
-class ClientWorlds:
+class ClientAttack:
     """The server's noised mean, with a canary client that uploads ten times the clip norm.
 
     Everybody else uploads nothing; under replace-one the canary is replaced by its mirror image.
@@ -117,16 +115,16 @@ class ClientWorlds:
 
 
 @dataclass(frozen=True)
-class ParticipationWorlds:
-    """Two clients, a cohort of one: the outsider sees from the model whose turn it was."""
+class ParticipationAttack:
+    """Two clients, a cohort of one: the outsider sees from the model who took part."""
 
     source: NoiseSource
     mechanism: ExampleMechanism
 
     @property
-    def _local(self) -> ExampleWorlds:
+    def _local(self) -> ExampleAttack:
         training = RSGD(step_size=SHORT_STEP, minibatch=Full())
-        return ExampleWorlds(training, self.mechanism, 20, 10.0, None, self.source)
+        return ExampleAttack(training, self.mechanism, 20, 10.0, None, self.source)
 
     def claim(self, delta: float) -> float:
         """Epsilon of one round against the outsider: the participation mixture."""

@@ -6,18 +6,19 @@ noise-free upload most (under replace-one: the pair). The score is the upload al
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from manifed.algorithms.interface import ClientUpdate
 from manifed.algorithms.payloads import Point
+from manifed.audit.attack import clients
+from manifed.audit.client_attacks import stack
 from manifed.federation.client import ClientSetup, Seat, run_update
 from manifed.manifolds.base import Manifold
+from manifed.privacy.audit import Scores
 from manifed.privacy.mechanism import ExampleMechanism, RelativeNoise
 from manifed.privacy.noise import NoiseSource
 from manifed.problems.base import Examples, Problem, ProblemBase
@@ -25,12 +26,11 @@ from manifed.problems.frechet_mean import FrechetMean
 from manifed.problems.hyperbolic_prediction import HyperbolicPrediction
 from manifed.problems.linear import with_squared_norms
 
-Scores = NDArray[np.float64]
 IS_PRESENT = "is_present"
 _ELEMENTS = 2_000_000
 """Numbers of records that are held at once."""
-_COINS = 32
-"""Turns whose mean is the noise-free move."""
+_COINS = tuple(range(32))
+"""Clients whose mean upload is the noise-free move."""
 _AT_HAND = 4
 
 
@@ -70,8 +70,8 @@ class Masked(ProblemBase):
 
 
 @dataclass(frozen=True, eq=False)
-class OwnWorlds:
-    """Turns of the client with the smallest shard at one point, with and without a canary."""
+class OwnProblemAttack:
+    """Updates of the client with the smallest shard at one point, with and without a canary."""
 
     problem: Problem
     training: ClientUpdate
@@ -79,24 +79,20 @@ class OwnWorlds:
     shard: Examples
     x: Tensor
     source: NoiseSource
-    turns: int = 1
+    num_rounds: int = 1
 
     def scores(self, trials: int, *, is_present: bool) -> Scores:
-        """The upload along the move of the noise-free one, a trial a client of its own."""
+        """The uploads of all rounds along the move of the noise-free one, one score a client."""
         present, absent, move = self._neighbours
         examples = present if is_present else absent
+        most = max(1, _ELEMENTS // sum(t.numel() for t in examples.tensors.values()))
         found: list[Tensor] = []
-        rows = sum(t.numel() for t in examples.tensors.values())
-        chunk = max(1, _ELEMENTS // rows)
-        for start in range(0, trials, chunk):
-            count = min(chunk, trials - start)
-            offset = start if is_present else start + trials
-            u = sum(
-                self._uploads(examples, self.mechanism, count, offset, turn + 1)
-                for turn in range(self.turns)
-            )
-            assert isinstance(u, Tensor)
-            found.append(u.flatten(1) @ move)
+        for partitions in clients(trials, most, is_present=is_present):
+            rounds = [
+                self._uploads(examples, self.mechanism, partitions, server_round)
+                for server_round in range(1, self.num_rounds + 1)
+            ]
+            found.append(sum(rounds[1:], rounds[0]).flatten(1) @ move)
         return torch.cat(found).numpy()
 
     @cached_property
@@ -104,9 +100,9 @@ class OwnWorlds:
         """(with the canary, without, covector of the move)."""
         silent = self.mechanism.model_copy(update={"noise": RelativeNoise(multiplier=0.0)})
         nobody = self._with(next(self._canaries()), is_present=False)
-        base = self._uploads(nobody, silent, _COINS, 0).mean(0)
+        base = self._uploads(nobody, silent, _COINS).mean(0)
         moves = [
-            (canary, self._uploads(self._with(canary), silent, _COINS, 0).mean(0) - base)
+            (canary, self._uploads(self._with(canary), silent, _COINS).mean(0) - base)
             for canary in self._canaries()
         ]
         best, move = max(moves, key=lambda found: self._length(found[1]))
@@ -159,24 +155,22 @@ class OwnWorlds:
         self,
         examples: Examples,
         mechanism: ExampleMechanism,
-        count: int,
-        offset: int,
+        partitions: tuple[int, ...],
         server_round: int = 1,
     ) -> Tensor:
-        stacked = Examples(
-            {key: t.expand(count, *t.shape) for key, t in examples.tensors.items()},
-            examples.feature_ndim,
+        masked = Masked(self.problem)
+        setup = ClientSetup(
+            masked,  # pyright: ignore[reportArgumentType] - has no losses, which no update asks for
+            self.training,
+            mechanism,
         )
-        masked = Masked(self.problem)  # no losses: a client update asks for gradients only
-        half = ClientSetup(masked, self.training, mechanism)  # pyright: ignore[reportArgumentType]
         (phase,) = self.training.phases
-        x = self.x.expand(count, *self.x.shape)
-        seat = Seat(tuple(range(offset, offset + count)), server_round, 0, phase.name)
-        memory = self.training.initial_memory(x)
-        sizes = [len(self.shard)] * count
-        return run_update(half, seat, Point(x), memory, stacked, sizes, self.source).up.tensors()[
-            "u"
-        ]
+        x = self.x.expand(len(partitions), *self.x.shape)
+        seat = Seat(partitions, server_round, 0, phase.name)
+        memory, sizes = self.training.initial_memory(x), [len(self.shard)] * len(partitions)
+        stacked = stack(examples, len(partitions))
+        done = run_update(setup, seat, Point(x), memory, stacked, sizes, self.source)
+        return done.up.tensors()["u"]
 
     def _length(self, move: Tensor) -> float:
         return float(self.problem.manifold.norm(self.x, self.problem.manifold.proju(self.x, move)))
@@ -188,8 +182,3 @@ class OwnWorlds:
         eye = torch.eye(self.x.numel(), dtype=self.x.dtype).reshape(-1, *self.x.shape)
         tangents = manifold.proju(self.x, eye)
         return manifold.inner(self.x.expand_as(eye), tangents, move.expand_as(eye)).reshape(-1)
-
-    def with_step(self, step_size: float) -> "OwnWorlds":
-        """The same attack at another step size."""
-        training = self.training.model_copy(update={"step_size": step_size})  # type: ignore[attr-defined]
-        return replace(self, training=training)
