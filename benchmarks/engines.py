@@ -103,7 +103,7 @@ def ray_seconds(case: str, clients: int, rounds: int) -> float:
         path = Path(root) / "case.toml"
         save(experiment(case, clients, rounds, kind="ray"), path)
         folder = launch(Request(str(path), out=Path(root) / "run", plain=True))
-        return statistics.median(folder.metrics()["seconds"][2:])  # type: ignore[type-var]
+        return statistics.median(s for s in folder.metrics()["seconds"][2:] if s is not None)
 
 
 def bare_products(config: Experiment) -> Callable[[], None]:

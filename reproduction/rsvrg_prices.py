@@ -63,9 +63,7 @@ def tight_epsilon(
     dp-accounting's; ``is_optimistic`` rounds losses down, so that with one release it is what some
     pair of data sets really loses.
     """
-    from dp_accounting.pld import (  # pyright: ignore[reportMissingTypeStubs]
-        privacy_loss_distribution as distribution,
-    )
+    from dp_accounting.pld import privacy_loss_distribution as distribution
 
     rates = [_rate(r) / r.noise_multiplier for r in releases if _rate(r) < 1]
     interval = min(max(0.2 * min(rates, default=1.0), 1e-5), 1e-3)

@@ -146,7 +146,7 @@ def _stiefel(n: int, k: int) -> list[Place]:
             Stiefel("canonical", "cayley"),
             (n, k),
             ("retr",),
-            geoopt.CanonicalStiefel(),  # noqa: TID251
+            geoopt.CanonicalStiefel(),  # noqa: TID251  # raced for its Cayley retraction
             batches=(1, 32) if n < 500 else (1,),
         ),
         Place(

@@ -15,7 +15,7 @@ def jax_samplers() -> dict[str, Callable[[], object]]:
         return {}
     import jax
 
-    jax.config.update("jax_enable_x64", True)  # noqa: FBT003
+    jax.config.update("jax_enable_x64", True)  # noqa: FBT003  # jax takes it by position
     draws = {f"spd_{m}": _spd(m) for m in (5, 10, 20, 50, 100)}
     draws |= {f"lorentz_{d + 1}": _lorentz(d) for d in (10, 100, 1000)}
     draws |= {"grassmann_784x5": _grassmann(784, 5), "stiefel_784x5": _stiefel(784, 5)}

@@ -271,7 +271,7 @@ def _array_cases() -> Iterable[Case]:
     }
     for name, make in written.items():
         yield Case("npy", name, _bytes(make))
-    yield Case("npy", "text for bytes", _bytes(lambda u: "text"))  # type: ignore[arg-type]
+    yield Case("npy", "text for bytes", _bytes(lambda u: "text"))  # type: ignore[arg-type]  # what is tested
 
 
 def _shape_cases() -> Iterable[Case]:
