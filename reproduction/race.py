@@ -31,8 +31,6 @@ class Finish:
 
     rounds: int
     uploads: int
-    bytes_both_ways: int
-    """Of all clients' tensors."""
     wire_bytes: int
     """Of all clients' messages as Flower serialises their content: headers and NumPy's too."""
     seconds: float
