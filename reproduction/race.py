@@ -19,7 +19,6 @@ from manifed.experiment.load import parse
 from manifed.experiment.schema import Experiment
 from manifed.federation.cohorts import Cohort
 from manifed.federation.header import Header
-from manifed.federation.plan import RoundReport
 from manifed.federation.rounds import run_rounds
 from manifed.federation.stacked import StackedTransport
 from manifed.flower.records import pack
@@ -72,53 +71,6 @@ def wire_bytes(config: Experiment, x: Tensor) -> int:
     )
 
 
-class _Stop(Exception):
-    """All targets are met, or nothing more is to be expected."""
-
-
-class _Watch:
-    """Times rounds (CPU seconds of this process), not their evaluation."""
-
-    def __init__(
-        self, config: Experiment, targets: Sequence[float], *, stops: bool, patience: int | None
-    ) -> None:
-        self.found, self.plan = load_shards(config), plan_of(config)
-        self.targets, self.stops, self.patience = targets, stops, patience
-        self.shares = client_shares(self.found.sizes, config.server_update.weights)
-        self.norms: list[float] = []
-        self.reached: dict[float, Finish] = {}
-        self.seconds, self.bytes, self.wire, self.began = 0.0, 0, 0, 0.0
-        self.model = initial_point(config)
-        self.messages = wire_bytes(config, self.model)
-
-    def look(self, x: Tensor) -> None:
-        self.model = x
-        norm = self.found.problem.gradient_norm(x, self.found.examples, self.shares)
-        self.norms.append(float(norm))
-
-    def is_stuck(self) -> bool:
-        """No gradient norm of the last ``patience`` rounds is 1 % below all before them."""
-        if self.patience is None or len(self.norms) <= self.patience:
-            return False
-        return min(self.norms[-self.patience :]) > 0.99 * min(self.norms[: -self.patience])
-
-    def __call__(self, report: RoundReport) -> None:
-        self.seconds += time.process_time() - self.began
-        self.bytes += report.bytes_up + report.bytes_down
-        self.wire += self.messages * len(report.participants)
-        self.look(self.plan.server_update.model(report.state, self.plan.manifold))
-        sent = report.server_round * self.plan.matrices_up
-        for target in self.targets:
-            if self.norms[-1] <= target and target not in self.reached:
-                self.reached[target] = Finish(
-                    report.server_round, sent, self.bytes, self.wire, self.seconds
-                )
-        is_done = self.stops and len(self.reached) == len(self.targets)
-        if is_done or self.is_stuck():
-            raise _Stop
-        self.began = time.process_time()
-
-
 def run(
     table: Mapping[str, Any] | Experiment,
     targets: Sequence[float] = (),
@@ -133,31 +85,50 @@ def run(
     It also ends after ``patience`` rounds in which the gradient norm has not fallen by 1 %. An
     `Experiment` and a ``cohort`` run unchecked, also where the config would be refused.
     A run whose round fails (a step size that throws a client off the manifold's charts) is returned
-    with what it had reached and the ``failure``.
+    with what it had reached and the ``failure``. The seconds are those of the rounds, without their
+    evaluation.
     """
     config = table if isinstance(table, Experiment) else parse(dict(table))
-    watch = _Watch(config, targets, stops=stops, patience=patience)
+    found, plan, x = load_shards(config), plan_of(config), start(config)
+    plan = plan if cohort is None else replace(plan, cohort=cohort)
+    shares = client_shares(found.sizes, config.server_update.weights)
     stacked = StackedTransport(client_side(config), device="cpu", memory_budget_mb=1024)
-    x, failure = start(config), ""
-    watch.look(x)
-    plan = watch.plan if cohort is None else replace(watch.plan, cohort=cohort)
     state, last = plan.server_update.initial(x), config.federation.num_rounds
-    watch.began = time.process_time()
-    try:
-        with flower_says_only(logging.ERROR):
-            for report in run_rounds(plan, state, stacked, num_rounds=last):
-                watch(report)
-    except _Stop:
-        pass
-    except RoundFailed as error:
-        failure = str(error)
-    rounds = max(len(watch.norms) - 1, 1)
+    rounds, message = run_rounds(plan, state, stacked, num_rounds=last), wire_bytes(config, x)
+    norms = [float(found.problem.gradient_norm(x, found.examples, shares))]
+    reached: dict[float, Finish] = {}
+    seconds, sent, failure = 0.0, 0, ""
+    with flower_says_only(logging.ERROR):
+        while not (stops and len(reached) == len(targets)) and not _is_stuck(norms, patience):
+            began = time.process_time()
+            try:
+                report = next(rounds, None)
+            except RoundFailed as error:
+                failure = str(error)
+                break
+            if report is None:
+                break
+            seconds += time.process_time() - began
+            sent += message * len(report.participants)
+            x = plan.server_update.model(report.state, plan.manifold)
+            norms.append(float(found.problem.gradient_norm(x, found.examples, shares)))
+            here = Finish(
+                report.server_round, report.server_round * plan.matrices_up, sent, seconds
+            )
+            reached = {t: here for t in targets if norms[-1] <= t} | reached
     return Result(
         config.training.step_size,
         config.server_update.server_step_size,
-        tuple(watch.norms),
-        watch.seconds / rounds,
-        watch.reached,
-        watch.model,
+        tuple(norms),
+        seconds / max(len(norms) - 1, 1),
+        reached,
+        x,
         failure,
     )
+
+
+def _is_stuck(norms: Sequence[float], patience: int | None) -> bool:
+    """No gradient norm of the last ``patience`` rounds is 1 % below all before them."""
+    if patience is None or len(norms) <= patience:
+        return False
+    return min(norms[-patience:]) > 0.99 * min(norms[:-patience])
