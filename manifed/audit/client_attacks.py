@@ -179,7 +179,7 @@ class CorrectionAttack:
     """Variance reduction under attack: a record whose gradient is another after the first step.
 
     All other rows pull the iterate along e_2 with the full clip norm. The canary is orthogonal to a
-    point just ahead of the anchor (its gradient turns round), or to one a step behind it (its
+    point just ahead of the anchor (its gradient reverses), or to one a step behind it (its
     gradient grows), and so long that gradient and change exceed every clip norm. The others'
     gradients, clipped, stay what they are: their corrections are zero and hide nothing.
 

@@ -108,8 +108,8 @@ def correction_mechanisms(source: NoiseSource) -> list[Audited]:
     )
     rows = [
         ("rsvrg-reuse-difference", two, _mechanism(2.0), SIZE, 40000, "grows past the clip norm"),
-        ("rsvrg-reuse-each", each, _mechanism(2.0), SIZE, 40000, "turns round"),
-        ("rsvrg-fresh-each", fresh, mostly_corrections, 200, 16000, "turns round"),
+        ("rsvrg-reuse-each", each, _mechanism(2.0), SIZE, 40000, "reverses"),
+        ("rsvrg-fresh-each", fresh, mostly_corrections, 200, 16000, "reverses"),
     ]
     attacks = [
         (name, CorrectionAttack(training, mechanism, size, source), trials, change)

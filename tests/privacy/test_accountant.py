@@ -58,29 +58,29 @@ def test_the_golden_table_covers_every_event_and_view():
     "case", GOLDEN, ids=[f"{c['view']} {c['name']} {c['times']} {c['delta']:g}" for c in GOLDEN]
 )
 def test_epsilon_agrees_with_dp_accounting(case):
-    turn = [GaussianRelease.model_validate(r) for r in case["turn"]]
+    releases = [GaussianRelease.model_validate(r) for r in case["turn"]]
     if case["view"] == "external":
         found = external_epsilon(
-            turn,
+            releases,
             participation_probability=case["rate"],
             num_rounds=case["times"],
             delta=case["delta"],
         )
     else:
-        found = server_epsilon(turn, participations=case["times"], delta=case["delta"])
+        found = server_epsilon(releases, participations=case["times"], delta=case["delta"])
     assert found == pytest.approx(case["epsilon"], rel=1e-3)
 
 
 @pytest.mark.golden
 @pytest.mark.parametrize("case", [c for c in GOLDEN if c["view"] != "external"][::5])
 def test_delta_is_the_inverse_of_epsilon(case):
-    turn = [GaussianRelease.model_validate(r).times(case["times"]) for r in case["turn"]]
-    epsilon = accountant.epsilon(turn, case["delta"])
-    back = accountant.delta(turn, epsilon)
+    releases = [GaussianRelease.model_validate(r).times(case["times"]) for r in case["turn"]]
+    epsilon = accountant.epsilon(releases, case["delta"])
+    back = accountant.delta(releases, epsilon)
     assert back <= case["delta"] * (1 + 1e-9)
-    if not any(isinstance(r.sampling, SampledWithoutReplacement) for r in turn):
+    if not any(isinstance(r.sampling, SampledWithoutReplacement) for r in releases):
         assert back >= case["delta"] * (1 - 1e-3)
-    assert accountant.delta(turn, 1.05 * epsilon) < back
+    assert accountant.delta(releases, 1.05 * epsilon) < back
 
 
 EVENTS = [

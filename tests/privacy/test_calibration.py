@@ -68,8 +68,8 @@ def test_subsets_are_calibrated_too():
 
 
 def test_any_price_can_be_the_target():
-    def price(turn, delta):
-        return external_epsilon(turn, participation_probability=0.1, num_rounds=50, delta=delta)
+    def price(releases, delta):
+        return external_epsilon(releases, participation_probability=0.1, num_rounds=50, delta=delta)
 
     make = maker("poisson", 3)
     found = noise_multiplier(make, target_epsilon=2.0, target_delta=1e-5, price=price)

@@ -1,7 +1,7 @@
 """kill -9 from outside, at random moments of a run: what is left is gone on with and judged.
 
-The kill comes when the run has begun a drawn number of client turns, and a few milliseconds later,
-so a slow machine is killed at the same places as a fast one. `crash_points.judge` judges.
+The kill comes when the run has begun a drawn number of client updates, and a few milliseconds
+later, so a slow machine is killed at the same places as a fast one. `crash_points.judge` judges.
 """
 
 import os
@@ -34,15 +34,15 @@ CASE = Case(
 )
 
 
-def kill_after(folder, turns, milliseconds):
-    """Whether the kill came before the end of a run that had begun so many turns."""
+def kill_after(folder, updates, milliseconds):
+    """Whether the kill came before the end of a run that had begun so many client updates."""
     folder.mkdir(parents=True, exist_ok=True)
     before = len(witnessed(folder))
     pid = os.fork()
     if pid == 0:
         crash_points.live_and_die(CASE, folder, None, folder / "crashed-at", lambda _: None)
     deadline = time.monotonic() + PATIENCE
-    while len(witnessed(folder)) < before + turns and time.monotonic() < deadline:
+    while len(witnessed(folder)) < before + updates and time.monotonic() < deadline:
         if os.waitpid(pid, os.WNOHANG)[0]:
             return False
         time.sleep(1e-3)
@@ -58,8 +58,8 @@ def test_runs_that_are_killed_from_outside_are_gone_on_with_without_an_anomaly(t
         folder, kills = tmp_path / f"run-{trial}", 0
         for _ in range(1 + trial % 2):  # every second run is killed twice
             if not crash_points.is_finished(folder):
-                turns = moments.randrange(2 * ROUNDS)
-                kills += kill_after(folder, turns, moments.uniform(0.0, 10.0))
+                updates = moments.randrange(2 * ROUNDS)
+                kills += kill_after(folder, updates, moments.uniform(0.0, 10.0))
         killed += kills
         if not crash_points.is_finished(folder):
             code, _ = crash_points.part(CASE, folder, None)

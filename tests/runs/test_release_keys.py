@@ -1,4 +1,4 @@
-"""A release's keys come from the operating system: fresh for every party and every turn."""
+"""A release's keys come from the operating system: fresh for each party and client update."""
 
 import pytest
 
@@ -18,7 +18,7 @@ GUESSES = {NoiseSource.from_seed(seed).key for seed in (*range(64), SEED, 2**63 
 
 
 def drawn_keys(sets):
-    """The keys of three turns of clients and of two servers."""
+    """The keys of three client updates and of two servers."""
     config = load(QUICKSTART, sets)
     clients = [client_side(config).turn_source() for _ in range(3)]
     return [*clients, *(plan_of(config).source for _ in range(2))]
