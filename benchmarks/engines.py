@@ -27,11 +27,12 @@ from benchmarks.common.numpy_loops import round_of
 from benchmarks.common.stopwatch import table
 from manifed.experiment.assembly import client_side, initial_point, load_shards, plan_of
 from manifed.experiment.load import save
+from manifed.experiment.privacy import promise_of
 from manifed.experiment.schema import Experiment
-from manifed.experiment.treasury import Treasury
 from manifed.federation.rounds import run_rounds
 from manifed.federation.stacked import StackedTransport
 from manifed.federation.transport import Transport
+from manifed.privacy.account import opened
 
 INTERLEAVED = 5
 Results = dict[str, dict[str, float]]
@@ -41,14 +42,15 @@ Results = dict[str, dict[str, float]]
 def stepper(config: Experiment, folder: Path) -> Callable[[], None]:
     """A function that runs the next round of an inline experiment, ledger included."""
     found, plan = load_shards(config), plan_of(config)
-    treasury = Treasury.prepare(config, found.sizes)
     start = plan.server_update.initial(initial_point(config))
     transport = _transport(config, folder)
-    purse = contextlib.ExitStack()
-    purse.enter_context(treasury.open_ledger(folder / "ledger.jsonl", resumed_at=None))
-    rounds = run_rounds(plan, start, transport, treasury.charge, num_rounds=1_000_000)
+    held = contextlib.ExitStack()
+    promise = promise_of(config, found.sizes)
+    ledger = opened(folder / "ledger.jsonl", promise, header={}, last_round=1_000_000)
+    account = held.enter_context(ledger)
+    rounds = run_rounds(plan, start, transport, account.charge, num_rounds=1_000_000)
 
-    def step(_held: contextlib.ExitStack = purse) -> None:
+    def step(_held: contextlib.ExitStack = held) -> None:
         next(rounds)
 
     return step

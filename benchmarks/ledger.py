@@ -6,7 +6,7 @@ Half of the clients are drawn anew in every round, under example-level privacy. 
 with its fsyncs, on the disk of --folder (default: the temporary one). Memory is the growth of the
 process's resident set over the appends. Format 1 wrote one self-contained line a round and kept
 every line in memory; its file is written here in that format, so that reading it is timed too. The
-audit verifies the chain and prices all views from the file alone, in a process of its own.
+audit verifies the chain and prices every adversary from the file alone, in a process of its own.
 """
 
 import argparse
@@ -32,10 +32,10 @@ DELTA = 1e-5
 AUDIT = """
 import json, sys, time
 from pathlib import Path
-from manifed.experiment.pricing import audit_ledger
+from manifed.privacy.statement import audit_ledger
 begun = time.perf_counter()
 found = audit_ledger(Path(sys.argv[1]), 1e-5)
-print(json.dumps([time.perf_counter() - begun, [v["epsilon"] for v in found["views"]]]))
+print(json.dumps([time.perf_counter() - begun, [v["epsilon"] for v in found["adversaries"]]]))
 """
 
 

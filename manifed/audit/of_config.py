@@ -11,10 +11,9 @@ from manifed.errors import ConfigError
 from manifed.experiment.assembly import (
     initial_point,
     load_shards,
-    mechanism_of,
     plan_of,
-    server_mechanism_of,
 )
+from manifed.experiment.privacy import client_mechanism, example_mechanism
 from manifed.experiment.schema import Experiment
 from manifed.privacy.noise import NoiseSource
 
@@ -40,7 +39,8 @@ def attacks_of(config: Experiment, trials: int) -> list[Audited]:
         raise ConfigError("privacy.kind: nothing to audit, got 'none'")
     if config.privacy.kind == "client-level":
         return [_of_server(config, source, trials)]
-    mechanism, found = mechanism_of(config), load_shards(config)
+    found = load_shards(config)
+    mechanism = example_mechanism(config, found.sizes)
     if len(config.training.phases) > 1:
         raise ConfigError(
             f"training.kind: expected one upload a round, got {config.training.kind!r}, which has "
@@ -74,7 +74,7 @@ def attacks_of(config: Experiment, trials: int) -> list[Audited]:
 
 
 def _of_server(config: Experiment, source: NoiseSource, trials: int) -> Audited:
-    mechanism, cohort = server_mechanism_of(config), config.federation.cohort
+    mechanism, cohort = client_mechanism(config), config.federation.cohort
     assert mechanism is not None
     if cohort.kind == "fixed-size":
         raise ConfigError(

@@ -57,7 +57,7 @@ def compare(
     _check("--slack-delta", slack_delta, "0 < slack_delta < 1", 0 < slack_delta < 1)
     from manifed.privacy.published import compare as price
 
-    views = price(
+    found = price(
         local_epsilon=local_epsilon,
         local_delta=local_delta,
         num_clients=clients,
@@ -71,13 +71,13 @@ def compare(
         "external": "sound: models seen, cohorts not",
         "server": "sound: every upload seen; a priori, a quantile of rounds a client",
     }
-    for name, price_of in views.items():
+    for name, price_of in found.items():
         sys.stdout.write(
             f"{name:10s} epsilon {price_of['epsilon']:<10.4g} delta {price_of['delta']:<9.3g} "
             f"{remarks[name]}\n"
         )
     if as_json:
-        print_json(views)
+        print_json(found)
 
 
 @privacy.command("statement")
@@ -90,10 +90,12 @@ def statement(
     """The privacy statement that a config's whole run would end with, everybody invited always."""
     use_data_dir(data_dir)
     from manifed.cli.launch import Request, load_or_exit
-    from manifed.experiment.pricing import planned_statement
+    from manifed.experiment.assembly import load_shards
+    from manifed.experiment.privacy import planned_statement
     from manifed.runs.statement import statement_of
 
-    plan = planned_statement(load_or_exit(Request(config, tuple(sets or ())), fail))
+    experiment = load_or_exit(Request(config, tuple(sets or ())), fail)
+    plan = planned_statement(experiment, load_shards(experiment).sizes)
     sys.stdout.write(statement_of(plan) + "\n")
     if as_json:
         print_json(plan)
@@ -112,11 +114,11 @@ def ledger(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Verify a ledger's chain and price everything in it, view by view (for an auditor)."""
+    """Verify a ledger's chain and price everything in it, for every adversary (for an auditor)."""
     from manifed.cli.launch import guarded
-    from manifed.experiment.pricing import audit_ledger
-    from manifed.experiment.treasury import anchors_of
-    from manifed.experiment.treasury import ledger_key as key_in
+    from manifed.privacy.account import anchors_of
+    from manifed.privacy.account import ledger_key as key_in
+    from manifed.privacy.statement import audit_ledger
     from manifed.runs.places import real
 
     _check("--delta", delta, "0 <= delta <= 1", 0 <= delta <= 1)
@@ -134,12 +136,12 @@ def ledger(
         f"chain intact: {found['entries']} entries, {found['charges']} charges{consumed}\n"
         f"ledger head: {found['head']}\n{AUTHENTICITY[found['authenticity']]}\n"
     )
-    for view in found["views"]:
-        certain = view["epsilon_consumed"]
+    for one in found["adversaries"]:
+        certain = one["epsilon_consumed"]
         shown = "" if certain is None else f" (consumed for certain: epsilon {certain:.6g})"
         sys.stdout.write(
-            f"{view['view']}: ({view['epsilon']:.6g}, {delta:g})-DP, unit {view['unit']}, "
-            f"{view['neighboring_relation']}, against {view['adversary']}{shown}\n"
+            f"{one['name']}: ({one['epsilon']:.6g}, {delta:g})-DP, unit {one['unit']}, "
+            f"{one['neighboring_relation']}, against {one['text']}{shown}\n"
         )
     if as_json:
         print_json(found)
@@ -157,7 +159,7 @@ def calibrate(
 ) -> None:
     """The least noise multiplier for a target, add-or-remove, erring on the private side."""
     from manifed.cli.launch import guarded
-    from manifed.experiment.pricing import calibrated
+    from manifed.privacy.calibration import for_steps
 
     finite = 0 < target_epsilon < math.inf
     _check("--target-epsilon", target_epsilon, "0 < target_epsilon < inf", finite)
@@ -169,7 +171,7 @@ def calibrate(
         0 < sampling_probability <= 1,
     )
     found = guarded(
-        lambda: calibrated(target_epsilon, target_delta, steps, sampling_probability), fail
+        lambda: for_steps(target_epsilon, target_delta, steps, sampling_probability), fail
     )
     sys.stdout.write(
         f"noise multiplier {found['noise_multiplier']:.6g} (noise over sensitivity) costs "
@@ -187,17 +189,18 @@ def curve(
     data_dir: DataDir = None,
     as_json: Json = False,
 ) -> None:
-    """Epsilon against rounds in all views of a config."""
+    """Epsilon against rounds against every adversary of a config."""
     use_data_dir(data_dir)
     from manifed.cli.launch import Request, guarded, load_or_exit
-    from manifed.experiment.pricing import planned_curve
+    from manifed.experiment.assembly import load_shards
+    from manifed.experiment.privacy import planned_curve
     from manifed.runs.places import check_file
     from manifed.runs.report.curve import draw_curve
 
     if plot is not None:
         guarded(lambda: check_file("--plot", plot), fail)
     experiment = load_or_exit(Request(config, tuple(sets or ())), fail)
-    rows = guarded(lambda: planned_curve(experiment), fail)
+    rows = guarded(lambda: planned_curve(experiment, load_shards(experiment).sizes), fail)
     for row in rows:
         shown = "  ".join(f"{k} {v:.4g}" for k, v in row.items() if k != "round")
         sys.stdout.write(f"round {row['round']:<6d} {shown}\n")
@@ -276,14 +279,14 @@ def engines(
 def report(
     folders: Annotated[list[Path], typer.Argument(help="Run folders.")],
     out: Annotated[Path, typer.Option(help="Where the figures go.")] = Path("figures"),
-    server_view: Annotated[
-        bool, typer.Option("--server-view", help="Show what only the server may see.")
+    as_server: Annotated[
+        bool, typer.Option("--as-server", help="Show what only the server may see.")
     ] = False,
 ) -> None:
     """Overlay runs in figures and print their table."""
     from manifed.runs.report.__main__ import main
 
-    shown = ["--server-view"] if server_view else []
+    shown = ["--as-server"] if as_server else []
     code = main([*map(str, folders), "--out", str(out), *shown])
     if code:
         raise typer.Exit(code)

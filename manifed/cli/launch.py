@@ -114,17 +114,14 @@ def check_parts(config: Experiment) -> None:
         check_shards,
         initial_point,
         load_shards,
-        mechanism_of,
-        server_mechanism_of,
     )
-    from manifed.experiment.treasury import Treasury
+    from manifed.experiment.privacy import promise_of
 
     found = load_shards(config)
     check_shards(config)
     initial_point(config)
-    mechanism_of(config)
-    server_mechanism_of(config)
-    Treasury.prepare(config, found.sizes).statement()
+    promise = promise_of(config, found.sizes)
+    promise.statement(promise.odometer())
 
 
 class RunEnded(Exception):

@@ -15,12 +15,11 @@ from torch import Tensor
 
 from manifed.errors import ConfigError
 from manifed.experiment.load import sha256
-from manifed.experiment.noise_level import client_mechanism, example_mechanism
+from manifed.experiment.privacy import client_mechanism, example_mechanism
 from manifed.experiment.schema import Experiment
 from manifed.federation.client import ClientSetup, ClientSide
 from manifed.federation.plan import Plan
 from manifed.manifolds.base import Manifold
-from manifed.privacy.mechanism import ClientMechanism, ExampleMechanism
 from manifed.privacy.noise import NoiseSource, Stream
 from manifed.problems.base import Examples
 from manifed.problems.federation import dataset, shards
@@ -116,7 +115,7 @@ def _check_batches(config: Experiment, sizes: tuple[int, ...]) -> None:
         )
 
 
-def rehearsal_source(config: Experiment) -> NoiseSource | None:
+def seeded_source(config: Experiment) -> NoiseSource | None:
     """The seeded source; None when the noise is keyed by the operating system."""
     privacy = config.privacy
     if privacy.kind == "none":
@@ -136,26 +135,14 @@ def release_source(config: Experiment) -> NoiseSource:
 def client_side(config: Experiment) -> ClientSide:
     """What a client's process needs."""
     found = load_shards(config)
-    half = ClientSetup(found.problem, config.training, mechanism_of(config))
+    half = ClientSetup(found.problem, config.training, example_mechanism(config, found.sizes))
     return ClientSide(
         half,
         found.examples,
         found.point_shape,
-        rehearsal_source(config),
+        seeded_source(config),
         partial(release_source, config),
     )
-
-
-@lru_cache(maxsize=4)
-def mechanism_of(config: Experiment) -> ExampleMechanism:
-    """The clients' mechanism, with calibrated noise."""
-    return example_mechanism(config, load_shards(config).sizes)
-
-
-@lru_cache(maxsize=4)
-def server_mechanism_of(config: Experiment) -> ClientMechanism | None:
-    """The server's mechanism; None unless privacy is at client level."""
-    return client_mechanism(config)
 
 
 def plan_of(config: Experiment) -> Plan:
@@ -167,10 +154,10 @@ def plan_of(config: Experiment) -> Plan:
         phases=config.training.phases,
         cohort=config.federation.cohort,
         policy=config.federation.replies,
-        source=rehearsal_source(config) or release_source(config),
+        source=seeded_source(config) or release_source(config),
         num_examples=found.sizes,
         config_sha256=sha256(config),
-        mechanism=server_mechanism_of(config),
+        mechanism=client_mechanism(config),
         needs_everyone=config.server_update.needs_everyone,
         device=config.engine.device,
     )

@@ -15,6 +15,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticSerializationError
 
 from manifed.errors import ConfigError, short
+from manifed.experiment.older import RENAMED, in_todays_keys
 from manifed.experiment.paths import Location, Place, kind_of, leaves, nearest, place_of, scalars
 from manifed.experiment.plugins import check_allowed, plugin_of, plugins_in
 from manifed.experiment.schema import Experiment
@@ -51,6 +52,8 @@ def load(
             value out of bounds, or parts that do not fit together.
     """
     table = _read(Path(path))
+    if _is_record(Path(path)):
+        table = in_todays_keys(table)
     for override in overrides:
         _apply(table, override)
     for key, value in (settings or {}).items():
@@ -69,6 +72,11 @@ def parse(table: dict[str, Any], plugins: Collection[str] | None = None) -> Expe
         return Experiment.model_validate(table)
     except ValidationError as error:
         raise ConfigError(_one_line(error)) from None
+
+
+def _is_record(path: Path) -> bool:
+    """Whether a run wrote the file into its folder."""
+    return path.name == "experiment.toml" and (path.parent / "manifest.json").is_file()
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -214,7 +222,9 @@ def _unknown_key(location: Location) -> str:
     known = {name for model in owner.models for name in model.model_fields}
     owners = [str(kind_of(m)) for m in owner.kinds if key in m.model_fields]
     hints: list[str] = []
-    if owners:
+    if (now := RENAMED.get(whole.path)) is not None:
+        hints.append(f"it is called {now!r}")
+    elif owners:
         mine = " or ".join(repr(kind_of(m)) for m in owner.models)
         verb = "has" if len(owners) == 1 else "have"
         hints.append(f"{', '.join(map(repr, owners))} {verb} it, kind {mine} has not")

@@ -1,5 +1,6 @@
 """Configs in the run folders of older releases, in today's keys."""
 
+import copy
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,6 +10,8 @@ _TIED = {
     "variance-reduced": ("server_step_size", "weights"),
 }
 """Server updates that stood in a table of their own, and the keys that moved to ``training``."""
+RENAMED = {"privacy.noise.view": "adversary"}
+"""Keys that only changed their name, and what each is called now."""
 
 
 def in_todays_keys(table: Mapping[str, Any]) -> dict[str, Any]:
@@ -21,4 +24,17 @@ def in_todays_keys(table: Mapping[str, Any]) -> dict[str, Any]:
     if moved is not None:
         training |= {key: strategy[key] for key in moved if key in strategy}
         strategy = {}
-    return {**table, "training": training, "strategy": strategy or None}
+    found = _renamed(table) | {"training": training, "strategy": strategy}
+    return found if strategy else {key: found[key] for key in found if key != "strategy"}
+
+
+def _renamed(table: Mapping[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = copy.deepcopy(dict(table))
+    for place, new in RENAMED.items():
+        *ways, old = place.split(".")
+        node: Any = found
+        for key in ways:
+            node = node.get(key) if isinstance(node, dict) else None
+        if isinstance(node, dict) and old in node and new not in node:
+            node[new] = node.pop(old)
+    return found

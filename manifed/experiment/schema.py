@@ -26,14 +26,13 @@ from manifed.experiment.limits import (
 from manifed.experiment.plugins import OrPlugin, says_nothing_of_mixing
 from manifed.federation.cohorts import Cohort, Everyone
 from manifed.federation.replies import ReplyPolicy
+from manifed.privacy.adversaries import AdversaryName
 from manifed.privacy.events import Frozen, NeighboringRelation
 from manifed.privacy.mechanism import AdaptiveClip
 from manifed.problems.dataset import DataSource
 from manifed.problems.partition_specs import PartitionRule
 from manifed.problems.problem_specs import ProblemSource
 from manifed.problems.spec import DataSpec, EqualSpec, PartitionSpec, ProblemSpec
-
-View = Literal["server", "external", "client-level"]
 
 Training = Annotated[
     RSGD | RSVRG | Projected | ProjectedPartial | RFedProx | RFedSVRG, Field(discriminator="kind")
@@ -50,12 +49,12 @@ class Multiplier(Frozen):
 
 
 class Target(Frozen):
-    """Noise found from the (epsilon, delta) that the *whole run* may cost, in one view."""
+    """Noise found from what the *whole run* may cost, (epsilon, delta) against one adversary."""
 
     kind: Literal["target"] = "target"
     epsilon: float = Field(gt=0)
     delta: float = Field(gt=0, lt=1)
-    view: View = "server"
+    adversary: AdversaryName = "server"
 
 
 class Published(Frozen):
@@ -96,7 +95,7 @@ class ExampleLevel(Frozen):
     noise_precision: NoisePrecision = "single"
     """"summed" adds four normals a draw, against attacks on the low bits of float64 (slower)."""
     max_epsilon: float | None = Field(default=None, gt=0)
-    """Budget; None: a target's own epsilon, else none. When a run stops: budget.py."""
+    """Budget; None: a target's own epsilon, else none. When a run stops: privacy/filter.py."""
 
 
 class ClientLevel(Frozen):
@@ -288,8 +287,8 @@ class Experiment(Frozen):
                 "'replace-one' only, got 'add-or-remove'; use 'replace-one' or "
                 "training.minibatch.kind = 'poisson'"
             )
-        if privacy.noise.kind == "target" and privacy.noise.view == "client-level":
+        if privacy.noise.kind == "target" and privacy.noise.adversary == "client-level":
             raise ValueError(
-                "privacy.noise.view: 'client-level' needs privacy.kind = 'client-level', got "
+                "privacy.noise.adversary: 'client-level' needs privacy.kind = 'client-level', got "
                 "'example-level'"
             )

@@ -1,4 +1,4 @@
-"""The account of a live run: charges go to the ledger first and then, the same, to the odometer.
+"""The account of a live run: charges pass the filter, go to the ledger, and then to the odometer.
 
 What the odometer says is therefore what an audit of the file says. A block of rounds costs one
 write: it is reserved for everybody, and the cohorts that were drawn are written with the next
@@ -6,17 +6,55 @@ reservation, at `note` or at `settle`. A crash before that counts everybody in e
 block.
 """
 
-from collections.abc import Iterable
+import logging
+import os
+from collections.abc import Generator, Iterable, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
+from manifed.errors import ConfigError
 from manifed.privacy import cohorts
 from manifed.privacy.charges import CONSUMED, RESERVED, Consumption, Reservation, Terms
 from manifed.privacy.cohorts import Members
-from manifed.privacy.ledger import Head, Ledger
-from manifed.privacy.odometer import Odometer
+from manifed.privacy.filter import Filter
+from manifed.privacy.ledger import Head, Ledger, read_key
+from manifed.privacy.odometer import NOTE, Odometer
+from manifed.privacy.statement import Promise
+
+log = logging.getLogger("manifed")
+KEY_FILE: Final = "MANIFED_LEDGER_KEY_FILE"
+"""The environment variable that names the file of the ledger's key."""
+_ORIGINS: Final = "noise_origins"
+
+
+def ledger_key(path: Path | None = None) -> bytes | None:
+    """The key in ``path``, or in the file that the environment names; None for no key.
+
+    Raises:
+        ConfigError: when the file cannot be read, or holds less than 16 bytes.
+    """
+    named = path or os.environ.get(KEY_FILE)
+    if not named:
+        return None
+    try:
+        return read_key(named)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"ledger key ({KEY_FILE} or --ledger-key): {error}") from None
+
+
+def anchors_of(heads: Iterable[str]) -> tuple[Head, ...]:
+    """The ledger heads that a user kept.
+
+    Raises:
+        ConfigError: for a text that no run printed.
+    """
+    try:
+        return tuple(Head.parse(head) for head in heads)
+    except ValueError as error:
+        raise ConfigError(f"ledger head: {error}") from None
 
 
 class Account:
@@ -28,13 +66,17 @@ class Account:
         odometer: Odometer,
         terms: Terms,
         *,
+        allowed: Filter | None = None,
         block: int = 1,
         last_round: int | None = None,
     ) -> None:
-        """``block`` rounds are reserved in one write, none beyond ``last_round``."""
+        """``block`` rounds are reserved in one write, none beyond ``last_round`` or ``allowed``."""
         if block < 1:
             raise ValueError(f"Expected a block of at least 1 round, got {block}")
-        self._ledger, self.odometer = ledger, odometer
+        self._ledger, self.odometer, self._allowed = ledger, odometer, allowed
+        self._is_free = not (terms.turns or terms.aggregate)
+        self.noise_origins: frozenset[str] = frozenset()
+        """Where the keys of all noise came from so far, as the sources said (privacy/noise.py)."""
         self._terms = None if odometer.terms == terms else terms
         self._population, self._block, self._last = terms.population, block, last_round
         self._before: Reservation | None = None
@@ -52,6 +94,7 @@ class Account:
         resumed_at: int,
         key: bytes | None = None,
         anchors: Iterable[Head] = (),
+        allowed: Filter | None = None,
         block: int = 1,
         last_round: int | None = None,
     ) -> "Account":
@@ -71,7 +114,9 @@ class Account:
             return Reservation(resumed_at, last, attempt, everybody, terms=own).body()
 
         ledger = Ledger.recover(path, charge=torn, key=key, anchors=anchors, feed=odometer.feed)
-        return cls(ledger, odometer, terms, block=block, last_round=last_round)
+        found = cls(ledger, odometer, terms, allowed=allowed, block=block, last_round=last_round)
+        found.noise_origins = _noted(ledger)
+        return found
 
     @property
     def ledger(self) -> Ledger:
@@ -94,14 +139,20 @@ class Account:
     ) -> None:
         """Pay for one attempt of a round; when it returns, a reservation of it is on disk.
 
+        Where nothing is released there is nothing to pay, and nothing is written.
+
         Raises:
+            BudgetExhausted: when the filter does not pay another draw.
             ValueError: for a client outside the terms.
             OSError: as `Ledger.append`.
         """
+        if self._is_free:
+            return
         cohort = cohorts.members(partitions)
         if self._is_reserved(server_round, attempt, cohort_attempt):
             self._check(cohort)
         else:
+            self._check_budget(server_round, cohort_attempt)
             reservation = self._reservation(server_round, attempt, cohort, cohort_attempt)
             self.odometer.after(reservation)  # refuses what could never be read back
             self.odometer.feed(self._ledger.append(RESERVED, reservation.body()))
@@ -115,6 +166,20 @@ class Account:
             return self.odometer
         cohort = cohorts.members(partitions)
         return self.odometer.after(self._reservation(server_round, attempt, cohort, None))
+
+    def note_origins(self, server_round: int, origins: frozenset[str]) -> None:
+        """Write down where the noise of a round came from, when that is new."""
+        if origins <= self.noise_origins:
+            return
+        self.noise_origins |= origins
+        if not self._is_free:
+            body = {_ORIGINS: sorted(self.noise_origins), "server_round": server_round}
+            self._ledger.append(NOTE, body)
+
+    @property
+    def randomness_source(self) -> str:
+        """Whether every source that was used had a key of the operating system: "os" or "seed"."""
+        return "os" if self.noise_origins == frozenset({"os"}) else "seed"
 
     def note(self) -> None:
         """Write which rounds of the block were run; the others stay reserved."""
@@ -162,11 +227,79 @@ class Account:
     def _block_from(self, first: int, attempt: int) -> int:
         """The last round of a block: the run's last, or before the first of another attempt."""
         end = first + self._block - 1
-        last = first
+        last, drawn = first, self._drawn() + 1
         while last < end and last != self._last and self.attempts(last + 1) == attempt:
+            if self._allowed is not None and not self._allowed.pays(drawn + last + 1 - first):
+                break
             last += 1
         return last
+
+    def _check_budget(self, server_round: int, cohort_attempt: int | None) -> None:
+        """Refuse the draw that the budget does not pay; say when a target is passed."""
+        if self._allowed is None:
+            return
+        if cohort_attempt is not None:
+            raise ValueError("Expected a fresh cohort under a filter, got one that is used again")
+        draws = self._drawn() + 1
+        self._allowed.check(draws, server_round)
+        if not self._allowed.passes_target(draws - 1) and (
+            passed := self._allowed.passed_target(draws)
+        ):
+            log.warning("%s", passed)
+
+    def _drawn(self) -> int:
+        """Cohort draws that count once the open reservation is settled."""
+        is_ahead = self._before is not None and self._next <= self._before.last
+        left = self._before.last - self._next + 1 if self._before is not None and is_ahead else 0
+        return self.odometer.rounds_counted - left
 
     def _check(self, cohort: Members) -> None:
         if cohort.size and cohort[-1] >= self._population:
             raise ValueError(f"Expected clients < {self._population}, got {cohort[-1]}")
+
+
+@contextmanager
+def opened(
+    path: Path,
+    promise: Promise,
+    *,
+    last_round: int,
+    header: Mapping[str, Any],
+    resumed_at: int | None = None,
+    anchors: Iterable[Head] = (),
+) -> Generator[Account, None, None]:
+    """Hold the ledger of a run; on a resumed run everything in it counts as spent.
+
+    A last line that a crash tore is charged as if it had invited everybody. At the end, also after
+    an error, it is written which reserved rounds were run.
+
+    Raises:
+        ConfigError: for a ledger that was charged under other terms.
+        LedgerDamaged: as `Ledger.recover`.
+    """
+    terms, allowed, key = promise.terms, promise.filter, ledger_key()
+    if resumed_at is None:
+        ledger = Ledger.create(path, header, key=key)
+        account = Account(ledger, Odometer(), terms, allowed=allowed, last_round=last_round)
+    else:
+        account = Account.recover(
+            path,
+            terms,
+            resumed_at=resumed_at,
+            key=key,
+            anchors=anchors,
+            allowed=allowed,
+            last_round=last_round,
+        )
+    with account.ledger:
+        promise.check_ledger(account.odometer)
+        try:
+            yield account
+        finally:
+            account.settle()
+
+
+def _noted(ledger: Ledger) -> frozenset[str]:
+    """Where noise came from, as the ledger's notes say."""
+    notes = [entry.body for entry in ledger.entries if entry.kind == NOTE]
+    return frozenset(origin for body in notes for origin in body.get(_ORIGINS, ()))

@@ -15,8 +15,9 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from manifed.errors import ConfigError
 from manifed.privacy import accountant
-from manifed.privacy.events import GaussianRelease
+from manifed.privacy.events import GaussianRelease, PoissonSampled, Unsampled
 
 _WASTE: Final = 0.002
 _LARGEST: Final = 2.0**40
@@ -33,8 +34,19 @@ def noise_multiplier(
 ) -> float:
     """The least noise multiplier, from above, with ``price(releases, target_delta)`` on target.
 
-    ``make_releases`` says what a run releases at a multiplier; ``price`` must fall with it. 0 when
-    the releases cost nothing even without noise (there are none).
+    ``make_releases`` says what a run releases at a multiplier; ``price`` must fall with it. Errors
+    as `least_multiplier`.
+    """
+    if not 0 < target_delta < 1:
+        raise ValueError(f"Expected 0 < target_delta < 1, got {target_delta}")
+    return least_multiplier(lambda z: price(make_releases(z), target_delta), target_epsilon)
+
+
+def least_multiplier(cost: Callable[[float], float], target_epsilon: float) -> float:
+    """The least noise multiplier, from above, whose ``cost`` (an epsilon) is on target.
+
+    ``cost`` must fall with the multiplier. 0 when even no noise costs no more than the target
+    (there are no releases).
 
     Raises:
         ValueError: for a target that is no target, or that no noise up to 2^40 meets.
@@ -42,19 +54,43 @@ def noise_multiplier(
     """
     if not 0 < target_epsilon < math.inf:
         raise ValueError(f"Expected 0 < target_epsilon < inf, got {target_epsilon}")
-    if not 0 < target_delta < 1:
-        raise ValueError(f"Expected 0 < target_delta < 1, got {target_delta}")
-
-    def cost(multiplier: float) -> float:
-        return price(make_releases(multiplier), target_delta)
-
     if cost(0.0) <= target_epsilon:
         return 0.0
-    return _search(cost, target_epsilon, *_bracket(cost, target_epsilon, target_delta))
+    return _search(cost, target_epsilon, *_bracket(cost, target_epsilon))
+
+
+def for_steps(
+    target_epsilon: float, target_delta: float, steps: int, sampling_probability: float
+) -> dict[str, float]:
+    """The multiplier of so many noised steps, add-or-remove, and what it costs.
+
+    Raises:
+        ConfigError: for an impossible target.
+    """
+
+    def releases(multiplier: float) -> Releases:
+        is_sampled = sampling_probability != 1.0
+        release = GaussianRelease(
+            unit="example",
+            neighboring_relation="add-or-remove",
+            noise_multiplier=multiplier,
+            sampling=PoissonSampled(sampling_probability=sampling_probability)
+            if is_sampled
+            else Unsampled(),
+            count=steps,
+        )
+        return (release,)
+
+    try:
+        found = noise_multiplier(releases, target_epsilon=target_epsilon, target_delta=target_delta)
+    except ValueError as error:
+        raise ConfigError(f"calibrate: {error}".replace("\n", " ")) from None
+    epsilon = accountant.epsilon(releases(found), target_delta)
+    return {"noise_multiplier": found, "epsilon": epsilon, "delta": target_delta}
 
 
 def _bracket(
-    cost: Callable[[float], float], target: float, target_delta: float
+    cost: Callable[[float], float], target: float
 ) -> tuple[tuple[float, float], tuple[float, float]]:
     """(multiplier, epsilon) too cheap in noise, and one on target, a factor 2 apart."""
     low = high = (1.0, cost(1.0))
@@ -62,7 +98,7 @@ def _bracket(
         if high[0] >= _LARGEST:
             raise ValueError(
                 f"No noise multiplier up to {_LARGEST:g} brings epsilon from {high[1]:g} to "
-                f"target_epsilon = {target:g} at target_delta = {target_delta:g}; raise a target"
+                f"target_epsilon = {target:g}; raise a target"
             )
         low, high = high, (2 * high[0], cost(2 * high[0]))
     while low[1] <= target and low[0] > 1 / _LARGEST:

@@ -4,14 +4,14 @@ Feed it every entry of a ledger in order. It keeps two tallies, of what *counts*
 reserved and not proved unused) and of what was *consumed* for certain. A round costs time in the
 size of its cohort; memory is one counter a client and terms, whatever the number of rounds.
 
-The adversaries: the *server* sees every cohort and upload, so a client pays for each attempt whose
-cohort it may have been in; the *external* one sees models and no cohorts, so every client pays
-for every cohort draw that was made or planned, as a coin; *client-level* is what the server
-releases about whole clients.
+Against an adversary who sees cohorts a client pays for each attempt whose cohort it may have been
+in; against one who does not, every client pays for every cohort draw that was made or planned, as
+a coin (`manifed.privacy.adversaries`).
 Guarantee: every epsilon is an upper bound.
 """
 
 from collections import Counter
+from collections.abc import Iterable
 from copy import copy
 from dataclasses import dataclass, replace
 from typing import Final
@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from manifed.privacy import cohorts
-from manifed.privacy.adversaries import ADVERSARIES, PrivacySpent, View, price, spent_by_client
+from manifed.privacy.adversaries import ADVERSARIES, Adversary
 from manifed.privacy.chain import HEADER, RECOVERED, Entry
 from manifed.privacy.charges import (
     CHARGE,
@@ -33,9 +33,25 @@ from manifed.privacy.charges import (
 )
 from manifed.privacy.cohorts import Members
 from manifed.privacy.composition import Composition, compose
+from manifed.privacy.events import NeighboringRelation, PrivacyUnit
+from manifed.privacy.realised import price, spent_by_client
 from manifed.privacy.tally import Attempts, Book, Coin, Known, Tally
 
 NOTE: Final = "note"
+
+
+@dataclass(frozen=True)
+class PrivacySpent:
+    """What was spent against one adversary."""
+
+    adversary: Adversary
+    unit: PrivacyUnit
+    neighboring_relation: NeighboringRelation
+    epsilon: float
+    """Of all that counts: the number to state."""
+    delta: float
+    epsilon_consumed: float | None = None
+    """Of what was spent for certain; None where the ledger does not say (format 1)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,6 +81,14 @@ class Odometer:
         self._recent: dict[tuple[int, int], tuple[Coin, bool]] = {}
         self._settled = Attempts()
         self._is_certain_unknown = False
+
+    @classmethod
+    def of(cls, entries: Iterable[Entry]) -> "Odometer":
+        """The one that took all entries; errors as `feed`."""
+        odometer = cls()
+        for entry in entries:
+            odometer.feed(entry)
+        return odometer
 
     # -- feeding -----------------------------------------------------------------------------
     def feed(self, entry: Entry) -> None:
@@ -251,33 +275,43 @@ class Odometer:
         return found
 
     # -- prices ------------------------------------------------------------------------------
-    def spent(self, delta: float) -> tuple[PrivacySpent, ...]:
-        """All views that the charges speak of, at ``delta``: for examples, for clients, or both.
+    def spent(
+        self, delta: float, adversaries: Iterable[Adversary] = ADVERSARIES
+    ) -> tuple[PrivacySpent, ...]:
+        """What each adversary who learns from these charges can have learnt, at ``delta``.
 
-        Declared terms that nothing was charged under yet are views at epsilon 0.
+        Declared terms that nothing was charged under yet count at epsilon 0.
 
         Raises:
-            NoValidBound: as the accountant, and when the charges leave the external view open.
+            NoValidBound: as the accountant, and when the charges do not say what a client would
+                have released to an adversary who sees no cohorts.
         """
-        found: list[PrivacySpent] = []
         used = self._used()
-        turns = [t.releases for k in used for t in k.terms.turns if t.releases]
-        if turns:
-            said = compose(release for turn in dict.fromkeys(turns) for release in turn)
-            found += [self._view("server", said, delta), self._view("external", said, delta)]
-        aggregates = [release for k in used for release in k.terms.aggregate]
-        if aggregates:
-            said = compose(dict.fromkeys(aggregates))
-            found.append(self._view("client-level", said, delta))
-        return tuple(found)
+        updates = dict.fromkeys(t.releases for k in used for t in k.terms.turns if t.releases)
+        said = {
+            "updates": compose(release for update in updates for release in update),
+            "aggregate": compose(dict.fromkeys(r for k in used for r in k.terms.aggregate)),
+        }
+        is_said = {"updates": bool(updates), "aggregate": any(k.terms.aggregate for k in used)}
+        return tuple(
+            self._spent(adversary, said[adversary.releases], delta)
+            for adversary in adversaries
+            if is_said[adversary.releases]
+        )
 
-    def epsilon(self, view: View, delta: float) -> float:
+    def epsilon(self, adversary: Adversary, delta: float) -> float:
         """What counts against one adversary; errors as `spent`."""
         tally = self._counted
-        if view == "external" and (more := self._planned() - tally.coins.total()) > 0:
-            assert self._now is not None
-            tally = Tally(coins=tally.coins + Counter({(self._now,): more}))
-        return price(self._book, tally, view, delta)
+        if adversary.releases == "updates" and not adversary.sees_cohorts:
+            tally = self._as_planned(tally)
+        return price(self._book, tally, adversary, delta)
+
+    def _as_planned(self, tally: Tally) -> Tally:
+        """With a coin for every planned draw that was not made."""
+        if (more := self._planned() - tally.coins.total()) <= 0:
+            return tally
+        assert self._now is not None
+        return Tally(coins=tally.coins + Counter({(self._now,): more}))
 
     def _planned(self) -> int:
         """How many draws an outsider must reckon with; 0 where everybody is in every one."""
@@ -287,20 +321,19 @@ class Odometer:
         return terms.planned_draws
 
     def spent_by_client(self, delta: float) -> dict[int, float]:
-        """Epsilon of every client that may have been asked, in the server's view, as counted."""
+        """Epsilon of every client that may have been asked, against the server, as counted."""
         return spent_by_client(self._book, self._counted, delta)
 
-    def _view(self, view: View, said: Composition, delta: float) -> PrivacySpent:
+    def _spent(self, adversary: Adversary, said: Composition, delta: float) -> PrivacySpent:
         certain = None
         if not self._is_certain_unknown:
-            certain = price(self._book, self._consumed, view, delta)
+            certain = price(self._book, self._consumed, adversary, delta)
         return PrivacySpent(
-            view,
+            adversary,
             said.unit,
             said.neighboring_relation,
-            self.epsilon(view, delta),
+            self.epsilon(adversary, delta),
             delta,
-            ADVERSARIES[view],
             certain,
         )
 

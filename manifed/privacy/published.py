@@ -19,11 +19,12 @@ privacy does not give (spec/000 §11 has the two-line counter-example, tests/pri
 """
 
 import math
+from dataclasses import dataclass
 from typing import Literal
 
 from manifed.privacy.participation import Guarantee, external_epsilon, server_epsilon_a_priori
 
-Views = dict[str, dict[str, float]]
+Epsilons = dict[str, dict[str, float]]
 
 
 def theorem(
@@ -44,6 +45,28 @@ def theorem(
     rho = cohort_size / num_clients
     once = math.log1p(rho * _expm1(cohort_size * local_epsilon))
     return _composed(once, rho * cohort_size * local_delta, num_rounds, slack_delta)
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What Theorem 4.2 prints for a run, to stand labelled beside what holds."""
+
+    local_epsilon: float
+    local_delta: float
+    num_clients: int
+    cohort_size: int
+    slack_delta: float
+
+    def after(self, num_rounds: int) -> tuple[float, float]:
+        """(epsilon', delta') after so many rounds; see `theorem`."""
+        return theorem(
+            self.local_epsilon,
+            self.local_delta,
+            num_clients=self.num_clients,
+            cohort_size=self.cohort_size,
+            num_rounds=num_rounds,
+            slack_delta=self.slack_delta,
+        )
 
 
 def parallel(
@@ -90,7 +113,7 @@ def compare(
     cohort_size: int,
     num_rounds: int,
     slack_delta: float,
-) -> Views:
+) -> Epsilons:
     """Published, parallel, external and server, each {"epsilon", "delta"}, at the published delta.
 
     The first two are unsound at record level. ``parallel`` spends less delta than it is shown at.
@@ -116,7 +139,7 @@ def compare(
             turn, participation_probability=rho, num_rounds=num_rounds, delta=at
         ),
     }
-    return {view: {"epsilon": epsilon, "delta": delta} for view, epsilon in epsilons.items()}
+    return {name: {"epsilon": epsilon, "delta": delta} for name, epsilon in epsilons.items()}
 
 
 def _composed(once: float, once_delta: float, rounds: int, slack: float) -> tuple[float, float]:

@@ -23,12 +23,14 @@ from manifed.errors import BudgetExhausted, ConfigError, RoundFailed
 from manifed.experiment.assembly import Shards, initial_point, load_shards, plan_of
 from manifed.experiment.evaluation import Evaluator, client_shares, oracle_is_on
 from manifed.experiment.load import dump, sha256, to_toml
+from manifed.experiment.privacy import promise_of
 from manifed.experiment.schema import Experiment
-from manifed.experiment.treasury import Treasury
 from manifed.federation.plan import Plan, RoundReport
 from manifed.federation.rounds import run_rounds
 from manifed.federation.transport import Transport
+from manifed.privacy.account import Account, opened
 from manifed.privacy.ledger import Ledger
+from manifed.privacy.statement import Promise
 from manifed.runs import checkpoint
 from manifed.runs.checkpoint import Pace
 from manifed.runs.manifest import manifest_of
@@ -86,9 +88,9 @@ def run_experiment(
     so that neither a refusal nor a second process changes a byte of it.
     """
     plan, found = plan_of(config), load_shards(config)
-    treasury = Treasury.prepare(config, found.sizes)
+    promise = promise_of(config, found.sizes)
     has_oracle = oracle_is_on(config, is_deployment=is_deployment)
-    privacy = treasury.statement(has_oracle, is_declared=is_elsewhere)
+    privacy = promise.statement(promise.odometer(), has_oracle=has_oracle, is_declared=is_elsewhere)
     directory, past = named_directory(config), None
     if not config.output.resume:
         _claim(directory)
@@ -106,14 +108,17 @@ def run_experiment(
             model = plan.server_update.model(start.state, plan.manifold)
             folder.check_columns(_columns(evaluator.row(model) if evaluator else {}))
         resumed_at = start.first_round if past is not None and past.has_ledger else None
-        with treasury.open_ledger(folder.ledger_path, resumed_at=resumed_at):
+        header, last = {"config_sha256": sha256(config)}, config.federation.num_rounds
+        with opened(
+            folder.ledger_path, promise, header=header, last_round=last, resumed_at=resumed_at
+        ) as account:
             remove_drafts(directory)
             if past is None or not past.has_begun:
-                folder.begin(_manifest(config, folder, treasury, found, privacy))
+                folder.begin(_manifest(config, folder, account, found, privacy))
             folder.drop_metrics_after(start.tally.told if start.first_round > 1 else -1)
             if past is not None:
                 _tell_what_is_paid_again(past)
-            made = _Run(config, plan, folder, treasury, evaluator, is_declared=is_elsewhere)
+            made = _Run(config, plan, folder, promise, account, evaluator, is_declared=is_elsewhere)
             return made.go(connect, start)
 
 
@@ -138,7 +143,7 @@ def _tell_what_is_paid_again(past: Past) -> None:
 def _manifest(
     config: Experiment,
     folder: RunFolder,
-    treasury: Treasury,
+    account: Account,
     found: Shards,
     privacy: dict[str, Any],
 ) -> dict[str, Any]:
@@ -153,7 +158,7 @@ def _manifest(
         data_checksums={config.data.kind: _checksum(config, found)},
         privacy=privacy,
         work=work_of(config, found.point_shape),
-        ledger_run_id=None if treasury.ledger is None else treasury.ledger.run_id,
+        ledger_run_id=account.ledger.run_id,
         experiment_sha256=experiment_digest(folder.experiment_path.read_bytes()),
         device=config.engine.device,
     )
@@ -205,13 +210,14 @@ class _Run:
         config: Experiment,
         plan: Plan,
         folder: RunFolder,
-        treasury: Treasury,
+        promise: Promise,
+        account: Account,
         evaluator: Evaluator | None,
         *,
         is_declared: bool,
     ) -> None:
         self._config, self._plan, self._folder = config, plan, folder
-        self._treasury, self._evaluator = treasury, evaluator
+        self._promise, self._account, self._evaluator = promise, account, evaluator
         self._began = self._last_tick = time.perf_counter()
         self._evaluating, self._rounds = 0.0, 0
         self._tally = Tally()
@@ -225,8 +231,7 @@ class _Run:
     @property
     def _ledger(self) -> Ledger:
         """The run's ledger, which is held for the whole run."""
-        assert self._treasury.ledger is not None
-        return self._treasury.ledger
+        return self._account.ledger
 
     def go(self, connect: Connect, start: Start) -> RunFolder:
         """All rounds, then the final numbers; a budget that ran out ends the run in good order."""
@@ -243,10 +248,10 @@ class _Run:
                     self._plan,
                     state,
                     connect(self._plan),
-                    self._treasury.charge,
+                    self._account.charge,
                     num_rounds=rounds,
                     first_round=start.first_round,
-                    attempts=self._treasury.attempts,
+                    attempts=self._account.attempts,
                     last_accepted=start.last_accepted,
                 ):
                     state = report.state
@@ -264,7 +269,7 @@ class _Run:
         """The row before the checkpoint: a crash between them leaves a row that is made again."""
         self._newest = None
         self._tally.add(report)
-        self._treasury.note_origins(report.server_round, report.noise_origins)
+        self._account.note_origins(report.server_round, report.noise_origins)
         self._accepted |= dict.fromkeys(report.participants, report.server_round)
         is_last = report.server_round == self._config.federation.num_rounds
         if is_last or report.server_round % self._config.evaluation.every == 0:
@@ -299,7 +304,7 @@ class _Run:
         model = self._plan.server_update.model(state, self._plan.manifold)
         with self._evaluation_time():
             measured = self._evaluator.row(model) if self._evaluator else {}
-            spent = self._treasury.headline()
+            spent = self._promise.headline(self._account.odometer)
         self._row = {
             "round": server_round,
             **measured,
@@ -330,18 +335,21 @@ class _Run:
         final = {
             "relative_cost_gap": final_row.get("relative_cost_gap"),
             "gradient_norm": final_row.get("gradient_norm"),
-            "epsilon": self._treasury.headline(),
-            "delta": self._treasury.delta,
+            "epsilon": self._promise.headline(self._account.odometer),
+            "delta": self._promise.delta,
             "rounds": self._rounds,
             "seconds": seconds,
         }
-        self._treasury.settle()
+        self._account.settle()
         measured = {
             "ledger_head": str(self._ledger.head),
-            "privacy": self._treasury.statement(
-                self._evaluator is not None, is_declared=self._is_declared
+            "privacy": self._promise.statement(
+                self._account.odometer,
+                noise_origins=self._account.noise_origins,
+                has_oracle=self._evaluator is not None,
+                is_declared=self._is_declared,
             ),
-            "randomness_source": self._treasury.randomness_source(),
+            "randomness_source": self._account.randomness_source,
             "stopped": stopped,
             "replies": self._tally.summary(),
             "seconds_without_evaluation": seconds - self._evaluating,

@@ -159,9 +159,9 @@ class _Table(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore")
 
 
-class _View(_Table):
-    view: Literal["server", "external", "client-level", "published"]
-    adversary: Words
+class _Adversary(_Table):
+    name: Literal["server", "external", "client-level", "published"]
+    text: Words
     epsilon: Epsilon
     delta: Delta
     remark: Words | None = None
@@ -177,7 +177,7 @@ class _Privacy(_Table):
     released: Words = ""
     mechanism: Words = ""
     floating_point: Words = ""
-    views: list[_View] = []
+    adversaries: list[_Adversary] = []
     notes: list[Words] = []
 
 
@@ -202,6 +202,21 @@ class Manifest(_Table):
     ledger_run_id: Words | None = None
     stopped: str | None = None
     final: _Final = _Final.model_construct()
+
+
+def renamed(manifest: dict[str, Any]) -> dict[str, Any]:
+    """The manifest with today's keys: up to format 2 ``privacy.adversaries`` was ``views``."""
+    privacy = manifest.get("privacy")
+    if not isinstance(privacy, dict) or "views" not in privacy or "adversaries" in privacy:
+        return manifest
+    views, keys = privacy["views"], {"view": "name", "adversary": "text"}
+    if isinstance(views, list):
+        views = [
+            {keys.get(k, k): v for k, v in one.items()} if isinstance(one, dict) else one
+            for one in views
+        ]
+    others = {key: value for key, value in privacy.items() if key != "views"}
+    return manifest | {"privacy": others | {"adversaries": views}}
 
 
 # -- what a checkpoint's words are ---------------------------------------------------------------

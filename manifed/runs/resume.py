@@ -21,7 +21,7 @@ from manifed.errors import ConfigError
 from manifed.experiment.assembly import initial_point, plan_of
 from manifed.experiment.load import sha256
 from manifed.experiment.schema import Experiment
-from manifed.experiment.treasury import anchors_of, ledger_key
+from manifed.privacy.account import anchors_of, ledger_key
 from manifed.privacy.ledger import RESTORE, Ledger, LedgerDamaged, head_file, torn_file
 from manifed.privacy.odometer import Odometer
 from manifed.runs import checkpoint

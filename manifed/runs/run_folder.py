@@ -45,6 +45,7 @@ from manifed.runs.reading import (
     checked,
     is_there,
     json_object,
+    renamed,
 )
 
 FINAL_KEYS = ("relative_cost_gap", "gradient_norm", "epsilon", "delta", "rounds", "seconds")
@@ -143,12 +144,12 @@ class RunFolder:
         return self.directory / "checkpoint.safetensors"
 
     def manifest(self) -> dict[str, Any]:
-        """The manifest as written.
+        """The manifest as written, an old one in today's words.
 
         Raises:
             FolderDamaged: it is none that a run writes.
         """
-        found = json_object(self.manifest_path)
+        found = renamed(json_object(self.manifest_path))
         checked(found, Manifest, self.manifest_path)
         return found
 

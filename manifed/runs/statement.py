@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-REHEARSAL = (
-    "REHEARSAL: the noise is keyed by the config's seed, so anybody who has the config can "
+SEEDED = (
+    "SEEDED RUN: the noise is keyed by the config's seed, so anybody who has the config can "
     "subtract it. This run protects nobody; the numbers say what the same run would cost with "
     "privacy.noise_source = 'os'."
 )
@@ -22,7 +22,7 @@ NOT_PRIVATE = "NOT PRIVATE: no noise was added; every bound below would be infin
 
 
 def verdict(privacy: Mapping[str, Any]) -> str:
-    """One sentence: release, rehearsal or not private.
+    """One sentence: release, seeded run or not private.
 
     Guarantee: a release is said only where the config asks for one and every noise source that was
     used had a key of the operating system.
@@ -31,7 +31,7 @@ def verdict(privacy: Mapping[str, Any]) -> str:
         return NOT_PRIVATE
     origins = set(privacy.get("noise_origins", ()))
     if privacy["noise_source"] != "os" or "seed" in origins:
-        return REHEARSAL
+        return SEEDED
     if not origins:
         return PLANNED
     if origins != {"os"}:
@@ -52,13 +52,13 @@ def statement_of(privacy: Mapping[str, Any]) -> str:
         f"  floating point: {privacy['floating_point']}; the bounds below assume exact Gaussians "
         "(docs/deployment.md, platforms)"
     )
-    lines += [_view(view) for view in privacy["views"]]
+    lines += [_line(one) for one in privacy["adversaries"]]
     lines += [f"  note: {note}" for note in privacy["notes"]]
     return "\n".join(lines)
 
 
-def _view(view: Mapping[str, Any]) -> str:
-    epsilon = view["epsilon"]
+def _line(one: Mapping[str, Any]) -> str:
+    epsilon = one["epsilon"]
     shown = f"{epsilon:.4g}" if isinstance(epsilon, float | int) else str(epsilon)
-    remark = f" [{view['remark']}]" if view.get("remark") else ""
-    return f"  {view['view']}: ({shown}, {view['delta']:g})-DP against {view['adversary']}{remark}"
+    remark = f" [{one['remark']}]" if one.get("remark") else ""
+    return f"  {one['name']}: ({shown}, {one['delta']:g})-DP against {one['text']}{remark}"

@@ -10,7 +10,7 @@ from typing import Any
 from manifed.experiment.assembly import load_shards
 from manifed.experiment.evaluation import client_shares
 from manifed.experiment.load import parse
-from manifed.experiment.pricing import planned_statement
+from manifed.experiment.privacy import planned_statement
 from manifed.experiment.schema import Experiment
 from manifed.federation.cohorts import FixedSize
 from reproduction.experiments import table
@@ -110,13 +110,17 @@ def check_client() -> Finding:
     )
 
 
-def _epsilons(unit: str, view: str) -> dict[str, float]:
-    """What each config of ``unit`` spends over its rounds, in ``view``."""
+def _epsilons(unit: str, adversary: str) -> dict[str, float]:
+    """What each config of ``unit`` spends over its rounds, against ``adversary``."""
     return {
         name: next(
             found["epsilon"]
-            for found in planned_statement(parse(table(f"001_private-{unit}-{name}")))["views"]
-            if found["view"] == view
+            for found in _planned(parse(table(f"001_private-{unit}-{name}")))
+            if found["name"] == adversary
         )
         for name in ("projected", "rfedavg")
     }
+
+
+def _planned(config: Experiment) -> list[dict[str, Any]]:
+    return planned_statement(config, load_shards(config).sizes)["adversaries"]

@@ -17,7 +17,7 @@ from manifed.algorithms.payloads import Point
 from manifed.algorithms.rsvrg import RSVRG
 from manifed.experiment.assembly import load_shards, starting_point
 from manifed.experiment.load import load
-from manifed.experiment.noise_level import example_mechanism
+from manifed.experiment.privacy import example_mechanism
 from manifed.experiment.schema import Experiment
 from manifed.federation.client import ClientSetup, Seat, run_update
 from manifed.privacy.mechanism import ExampleMechanism, PublishedNoise

@@ -36,6 +36,7 @@ def test_every_shipped_experiment_parses(path):
     ("override", "words"),
     [
         ("federation.num_round=5", ["federation.num_round", "unknown key"]),
+        ("privacy.noise.view=server", ["privacy.noise.view", "unknown key", "'adversary'"]),
         ("federation.num_rounds=many", ["federation.num_rounds", "integer", "'many'"]),
         ("federation.num_rounds=0", ["federation.num_rounds", "greater than or equal to 1", "0"]),
         ("training.step_size=-1", ["training", "step_size", "greater than 0", "-1"]),

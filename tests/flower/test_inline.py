@@ -10,8 +10,9 @@ from flwr.clientapp import ClientApp
 from manifed.algorithms.payloads import Point
 from manifed.cli.launch import Request, launch
 from manifed.errors import RoundFailed
-from manifed.experiment.assembly import initial_point, load_shards, mechanism_of
+from manifed.experiment.assembly import initial_point, load_shards
 from manifed.experiment.load import load
+from manifed.experiment.privacy import example_mechanism
 from manifed.federation.client import ClientSetup, Seat, run_update
 from manifed.flower.inline import InlineGrid
 from manifed.privacy.noise import NoiseSource
@@ -32,7 +33,7 @@ def run(tmp_path, *sets, name="run"):
 def reference_loop(config):
     """PriRFed in twenty lines: Algorithm 1 over Algorithm 2, no Flower."""
     found = load_shards(config)
-    half = ClientSetup(found.problem, config.training, mechanism_of(config))
+    half = ClientSetup(found.problem, config.training, example_mechanism(config, found.sizes))
     manifold, source = found.problem.manifold, NoiseSource.from_seed(config.federation.seed)
     x = initial_point(config)
     for t in range(1, config.federation.num_rounds + 1):

@@ -11,9 +11,9 @@ from manifed.cli.launch import Request, launch
 from manifed.errors import ConfigError, RoundFailed
 from manifed.experiment.assembly import initial_point, load_shards
 from manifed.experiment.load import load
-from manifed.experiment.pricing import audit_ledger
 from manifed.flower.records import pack
 from manifed.privacy.noise import NoiseSource
+from manifed.privacy.statement import audit_ledger
 from reproduction.race import wire_bytes
 from tests.conformance import federated_loop
 
@@ -135,7 +135,7 @@ def test_a_private_projected_run_spends_what_the_accountant_says(tmp_path, unit,
     }
     assert folder.manifest()["privacy"]["mechanism"].startswith(where[unit])
     assert gaussian_delta(final["epsilon"], math.sqrt(releases) / 3) == pytest.approx(1e-3)
-    audited = [view["epsilon"] for view in audit_ledger(folder.ledger_path, 1e-3)["views"]]
+    audited = [one["epsilon"] for one in audit_ledger(folder.ledger_path, 1e-3)["adversaries"]]
     assert max(audited) == pytest.approx(final["epsilon"], rel=1e-9)
     plain = run(tmp_path, "projected", *sets[1:], name="plain")
     gap = folder.load_tensors("model")["x"] - plain.load_tensors("model")["x"]

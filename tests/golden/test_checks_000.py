@@ -101,7 +101,7 @@ def test_identities_between_algorithms_and_the_order_of_the_tangent_mean(name):
 
 def test_the_quickstart_is_private_and_accurate():
     run = trial(QUICKSTART, 0)
-    (server,) = [view for view in run.privacy["views"] if view["view"] == "server"]
+    (server,) = [one for one in run.privacy["adversaries"] if one["name"] == "server"]
     assert server["epsilon"] <= 2.0
     assert server["delta"] == 1e-5
     assert run.columns["relative_cost_gap"][-1] <= 2e-2

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from manifed.privacy import accountant, cohorts
 from manifed.privacy.account import Account
+from manifed.privacy.adversaries import CLIENT_LEVEL, EXTERNAL, SERVER
 from manifed.privacy.charges import Charge, ClientReleases, Consumption, Reservation, Terms
 from manifed.privacy.events import PoissonSampled, SampledWithoutReplacement, repeated
 from manifed.privacy.ledger import Ledger, LedgerDamaged
 from manifed.privacy.odometer import Odometer
 from manifed.privacy.participation import external_epsilon, external_epsilon_of_rounds
-from manifed.privacy.spending import odometer_of, spent
-from tests.privacy.test_spending import DELTA, LARGE, SMALL, TURNS, release
+from tests.privacy.test_spending import DELTA, LARGE, SMALL, TURNS, odometer_of, release
 
 settings.register_profile("privacy", derandomize=True, deadline=None, max_examples=50)
 settings.load_profile("privacy")
@@ -83,7 +83,7 @@ def test_one_round_is_one_line_and_prices_are_those_of_self_contained_charges(tm
             assert account.odometer.rounds_consumed == server_round - 1
     found = account.odometer.spent(DELTA)
     paid = [Charge(server_round=1, partitions=c, turns=TURNS, sampling=PAIRS) for c in drawn]
-    for mine, theirs in zip(found, spent(paid, delta=DELTA), strict=True):
+    for mine, theirs in zip(found, odometer_of(paid).spent(DELTA), strict=True):
         assert mine.epsilon == pytest.approx(theirs.epsilon, rel=1e-12)
         assert mine.epsilon_consumed <= mine.epsilon
     assert audited(path).spent(DELTA) == found
@@ -103,7 +103,7 @@ def test_a_crash_counts_the_whole_block_and_an_orderly_end_only_what_was_run(tmp
     worst, real = audited(crashed), audited(path)
     assert (worst.rounds_counted, worst.rounds_consumed, worst.covered) == (6, 0, 6)
     assert worst.participations_by_client().tolist() == [6] * 5
-    assert worst.epsilon("server", DELTA) == accountant.epsilon(repeated(SMALL, 6), DELTA)
+    assert worst.epsilon(SERVER, DELTA) == accountant.epsilon(repeated(SMALL, 6), DELTA)
     assert (real.rounds_counted, real.rounds_consumed, real.covered) == (2, 2, 2)
     assert real.participations_by_client().tolist() == [2, 0, 0, 1, 0]
     assert [real.attempts(r) for r in (1, 2, 3)] == [1, 1, 0]
@@ -144,10 +144,10 @@ def test_a_retry_ends_a_block_and_one_cohort_used_again_is_one_coin(tmp_path):
     found = audited(path)
     assert found.participations_by_client().tolist() == [4, 4, 0, 0, 0]
     turns = [(SMALL, 0.4), (repeated(SMALL, 2), 0.4), (SMALL, 0.4)]
-    assert found.epsilon("external", DELTA) == pytest.approx(
+    assert found.epsilon(EXTERNAL, DELTA) == pytest.approx(
         external_epsilon_of_rounds(turns, DELTA), rel=1e-9
     )
-    assert found.spent(DELTA)[1].epsilon_consumed == found.epsilon("external", DELTA)
+    assert found.spent(DELTA)[1].epsilon_consumed == found.epsilon(EXTERNAL, DELTA)
 
 
 @settings(max_examples=6)
@@ -204,7 +204,7 @@ def test_planned_draws_are_priced_for_the_outsider_and_for_nobody_else(tmp_path)
         external_epsilon(turn, participation_probability=0.4, num_rounds=10, delta=DELTA)
         for turn in (SMALL, LARGE)
     )
-    found = {view.view: view.epsilon for view in account.odometer.spent(DELTA)}
+    found = {one.adversary.name: one.epsilon for one in account.odometer.spent(DELTA)}
     assert found["external"] == pytest.approx(expected, rel=1e-9)
     assert found["server"] == accountant.epsilon(LARGE, DELTA)
 
@@ -230,7 +230,7 @@ def test_a_client_whose_terms_change_pays_for_both(tmp_path):
         3: accountant.epsilon(LARGE, DELTA),
         4: accountant.epsilon(SMALL, DELTA),
     }
-    assert found.epsilon("server", DELTA) == max(by_client.values())
+    assert found.epsilon(SERVER, DELTA) == max(by_client.values())
 
 
 def test_client_level_rounds_are_priced_from_the_ledger_alone(tmp_path):
@@ -241,10 +241,10 @@ def test_client_level_rounds_are_priced_from_the_ledger_alone(tmp_path):
         for server_round in range(1, 21):
             account.charge(server_round, 0, ())
         account.settle()
-    (view,) = audited(tmp_path / "ledger.jsonl").spent(DELTA)
-    assert (view.view, view.unit) == ("client-level", "client")
-    assert view.epsilon == accountant.epsilon(repeated((upload,), 20), DELTA)
-    assert view.epsilon_consumed == view.epsilon
+    (found,) = audited(tmp_path / "ledger.jsonl").spent(DELTA)
+    assert (found.adversary, found.unit) == (CLIENT_LEVEL, "client")
+    assert found.epsilon == accountant.epsilon(repeated((upload,), 20), DELTA)
+    assert found.epsilon_consumed == found.epsilon
 
 
 # -- what is refused ---------------------------------------------------------------------------
@@ -307,4 +307,4 @@ def test_what_could_not_be_read_back_is_not_written(tmp_path):
                 account.charge(*charge)
         assert ledger.head.sequence == 0
         account.charge(1, 0, (0,))
-    assert odometer_of(Ledger.read(tmp_path / "ledger.jsonl")).rounds_counted == 1
+    assert Odometer.of(Ledger.read(tmp_path / "ledger.jsonl")).rounds_counted == 1

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from benchmarks.ledger import append
-from manifed.experiment.pricing import audit_ledger
 from manifed.privacy import chain
 from manifed.privacy.account import Account
 from manifed.privacy.chain import GENESIS
@@ -29,6 +28,7 @@ from manifed.privacy.ledger import (
     write_head,
 )
 from manifed.privacy.odometer import Odometer
+from manifed.privacy.statement import audit_ledger
 from tests.privacy.test_spending import SMALL
 
 KEY, OTHER = b"k" * 32, b"o" * 32
@@ -286,7 +286,7 @@ def test_two_thousand_rounds_of_a_thousand_clients_are_audited_in_three_seconds(
     found = audit_ledger(path, 1e-5)
     assert time.process_time() - begun < 3
     assert found["charges"] == found["consumed"] == 2010
-    assert [view["view"] for view in found["views"]] == ["server", "external"]
+    assert [one["name"] for one in found["adversaries"]] == ["server", "external"]
 
 
 @pytest.mark.parametrize(

@@ -7,12 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from manifed.experiment.pricing import audit_ledger
 from manifed.privacy.account import Account
+from manifed.privacy.adversaries import SERVER
 from manifed.privacy.charges import Terms, charges
 from manifed.privacy.ledger import Ledger, LedgerTorn
 from manifed.privacy.odometer import Odometer
-from manifed.privacy.spending import spent_by_client
+from manifed.privacy.statement import audit_ledger
+from tests.privacy.test_spending import odometer_of
 
 SAMPLES = Path(__file__).parent / "samples"
 EXPECTED = json.loads((SAMPLES / "expected.json").read_text())
@@ -32,7 +33,7 @@ def test_a_sample_is_audited_at_the_numbers_of_its_own_version(samples, name):
     assert found["entries"] == expected["entries"]
     assert found["charges"] == expected["charges"]
     assert found["consumed"] is None
-    for mine, theirs in zip(found["views"], expected["views"], strict=True):
+    for mine, theirs in zip(found["adversaries"], expected["adversaries"], strict=True):
         assert mine["epsilon"] == pytest.approx(theirs["epsilon"], rel=1e-9)
         assert mine["epsilon_consumed"] is None
         assert {key: mine[key] for key in theirs if key != "epsilon"} == {
@@ -57,4 +58,4 @@ def test_a_torn_sample_is_told_apart_and_recovered_under_the_new_terms(samples):
     before = np.bincount([p for charge in paid for p in charge.partitions], minlength=4)
     assert (audited.participations_by_client() == before + 1 + np.array([1, 1, 0, 0])).all()
     assert audited.spent(1e-5) == account.odometer.spent(1e-5)
-    assert audited.epsilon("server", 1e-5) > max(spent_by_client(paid, delta=1e-5).values())
+    assert audited.epsilon(SERVER, 1e-5) > max(odometer_of(paid).spent_by_client(1e-5).values())

@@ -1,4 +1,4 @@
-"""The external and server views: bounds that hold when participation shows."""
+"""External and server prices: bounds that hold when participation shows."""
 
 import math
 
@@ -105,7 +105,7 @@ def test_subsets_are_mixed_in_renyi_divergence():
 
 
 @given(st.integers(1, 99), st.integers(1, 60), st.integers(8, 40))
-def test_the_external_view_is_monotone_and_below_the_worst_server_view(percent, rounds, tenths):
+def test_the_external_price_is_monotone_and_below_the_worst_server_price(percent, rounds, tenths):
     rho, turn = percent / 100, [release(tenths / 10)]
 
     def price(rho, rounds, delta=1e-5):
@@ -137,7 +137,7 @@ def test_a_turn_over_most_examples_costs_no_more_than_one_over_all():
     assert price(SampledWithoutReplacement(sample_size=30, population=1000)) < 0.5 * most
 
 
-def test_the_a_priori_server_view_pays_the_tail_of_the_count():
+def test_the_a_priori_server_price_pays_the_tail_of_the_count():
     rho, rounds, delta = 0.1, 200, 1e-5
     found = server_epsilon_a_priori(
         [release(5.0)], participation_probability=rho, num_rounds=rounds, delta=delta

@@ -1,4 +1,4 @@
-"""Realised accounting: who was asked pays, attempts count, views are what the charges say."""
+"""Realised accounting: who was asked pays, attempts count, all adversaries of the charges."""
 
 import pytest
 from hypothesis import given, settings
@@ -7,6 +7,8 @@ from pydantic import ValidationError
 
 from manifed.privacy import accountant
 from manifed.privacy.accountant import NoValidBound
+from manifed.privacy.adversaries import CLIENT_LEVEL, EXTERNAL, SERVER, Adversary
+from manifed.privacy.charges import Charge, ClientReleases, charges
 from manifed.privacy.events import (
     GaussianRelease,
     PoissonSampled,
@@ -15,16 +17,8 @@ from manifed.privacy.events import (
     repeated,
 )
 from manifed.privacy.ledger import Ledger
+from manifed.privacy.odometer import Odometer
 from manifed.privacy.participation import external_epsilon, external_epsilon_of_rounds
-from manifed.privacy.spending import (
-    Charge,
-    ClientReleases,
-    charges,
-    external_spent,
-    spent,
-    spent_by_client,
-    would_exceed,
-)
 
 settings.register_profile("privacy", derandomize=True, deadline=None, max_examples=50)
 settings.load_profile("privacy")
@@ -60,49 +54,64 @@ def charge(server_round, partitions, *, attempt=0, turns=TURNS, sampling=PAIRS, 
     )
 
 
+def odometer_of(paid):
+    odometer = Odometer()
+    for one in paid:
+        odometer.charge(one)
+    return odometer
+
+
+def spent(paid):
+    return {s.adversary.name: s for s in odometer_of(paid).spent(DELTA)}
+
+
+def external_spent(paid):
+    return odometer_of(paid).epsilon(EXTERNAL, DELTA)
+
+
 def test_a_client_pays_for_the_rounds_it_was_asked_in_and_only_for_those():
     paid = [charge(1, (0, 3)), charge(2, (0, 1)), charge(3, (3, 4))]
-    by_client = spent_by_client(paid, delta=DELTA)
+    by_client = odometer_of(paid).spent_by_client(DELTA)
     assert by_client == {
         0: accountant.epsilon(repeated(SMALL, 2), DELTA),
         1: accountant.epsilon(SMALL, DELTA),
         3: accountant.epsilon(repeated(LARGE, 2), DELTA),
         4: accountant.epsilon(LARGE, DELTA),
     }
-    views = {s.view: s for s in spent(paid, delta=DELTA)}
-    assert list(views) == ["server", "external"]
-    assert views["server"].epsilon == max(by_client.values())
-    assert views["server"].unit == "example"
-    assert views["server"].neighboring_relation == "add-or-remove"
-    assert "upload" in views["server"].adversary
+    found = spent(paid)
+    assert list(found) == ["server", "external"]
+    assert found["server"].epsilon == max(by_client.values())
+    assert found["server"].unit == "example"
+    assert found["server"].neighboring_relation == "add-or-remove"
+    assert "upload" in found["server"].adversary.text
 
 
 def test_aborted_attempts_and_retries_are_paid():
     once, again = charge(1, (0, 1)), charge(1, (0, 2), attempt=1)
-    by_client = spent_by_client([once, again], delta=DELTA)
+    by_client = odometer_of([once, again]).spent_by_client(DELTA)
     assert by_client[0] == accountant.epsilon(repeated(SMALL, 2), DELTA)
     assert by_client[1] == by_client[2] == accountant.epsilon(SMALL, DELTA)
 
 
-def test_the_external_view_prices_every_named_client_for_every_round():
+def test_an_outsider_prices_every_named_client_for_every_round():
     paid = [charge(r, (3, 4)) for r in range(10)]
     expected = max(
         external_epsilon(turn, participation_probability=0.4, num_rounds=10, delta=DELTA)
         for turn in (SMALL, LARGE)
     )
-    assert external_spent(paid, delta=DELTA) == pytest.approx(expected, rel=1e-9)
+    assert external_spent(paid) == pytest.approx(expected, rel=1e-9)
 
 
 def test_a_retry_with_the_same_cohort_is_one_coin():
     fresh = [charge(1, (0, 1)), charge(1, (0, 1), attempt=1)]
     same = [fresh[0], charge(1, (0, 1), attempt=1, cohort_attempt=0)]
-    assert external_spent(fresh, delta=DELTA) == pytest.approx(
+    assert external_spent(fresh) == pytest.approx(
         external_epsilon_of_rounds([(SMALL, 0.4)] * 2, DELTA), rel=1e-9
     )
-    assert external_spent(same, delta=DELTA) == pytest.approx(
+    assert external_spent(same) == pytest.approx(
         external_epsilon_of_rounds([(repeated(SMALL, 2), 0.4)], DELTA), rel=1e-9
     )
-    assert external_spent(same, delta=DELTA) > external_spent(fresh, delta=DELTA)
+    assert external_spent(same) > external_spent(fresh)
 
 
 def test_charges_that_name_only_their_cohort_are_completed_where_one_turn_fits():
@@ -115,10 +124,10 @@ def test_charges_that_name_only_their_cohort_are_completed_where_one_turn_fits()
         charge(3, (), turns=(), sampling=coin),
     ]
     expected = external_epsilon(SMALL, participation_probability=0.3, num_rounds=3, delta=DELTA)
-    assert external_spent(paid, delta=DELTA) == pytest.approx(expected, rel=1e-9)
+    assert external_spent(paid) == pytest.approx(expected, rel=1e-9)
 
 
-def test_an_external_view_that_the_charges_leave_open_is_refused_by_name():
+def test_a_price_that_the_charges_leave_open_is_refused_by_name():
     turns = (ClientReleases(partitions=(0,), releases=SMALL),)
     others = (
         ClientReleases(partitions=(1,), releases=LARGE),
@@ -126,28 +135,38 @@ def test_an_external_view_that_the_charges_leave_open_is_refused_by_name():
     )
     paid = [charge(1, (0,), turns=turns), charge(2, (1, 2), turns=others)]
     with pytest.raises(NoValidBound, match=r"round 2 .* client 0 .* Charge.turns"):
-        external_spent(paid, delta=DELTA)
+        external_spent(paid)
 
 
-def test_with_everybody_in_every_round_both_views_are_the_exact_composition():
+def test_with_everybody_in_every_round_all_pay_the_exact_composition():
     paid = [charge(r, (0, 1, 2, 3, 4), sampling=Unsampled()) for r in range(7)]
     exact = accountant.epsilon(repeated(SMALL, 7), DELTA)
-    assert [s.epsilon for s in spent(paid, delta=DELTA)] == [exact, exact]
+    assert [s.epsilon for s in spent(paid).values()] == [exact, exact]
 
 
-def test_client_level_releases_are_a_view_of_their_own():
+def test_client_level_releases_have_an_adversary_of_their_own():
     upload = release(1.2, PoissonSampled(sampling_probability=0.1), unit="client")
     paid = [charge(r, (0,), turns=(), aggregate=(upload,)) for r in range(20)]
-    (view,) = spent(paid, delta=DELTA)
-    assert (view.view, view.unit) == ("client-level", "client")
-    assert view.epsilon == accountant.epsilon(repeated((upload,), 20), DELTA)
-    both = spent([*paid, charge(20, (0,))], delta=DELTA)
-    assert [s.view for s in both] == ["server", "external", "client-level"]
+    ((name, found),) = spent(paid).items()
+    assert (name, found.unit) == ("client-level", "client")
+    assert found.epsilon == accountant.epsilon(repeated((upload,), 20), DELTA)
+    assert list(spent([*paid, charge(20, (0,))])) == ["server", "external", "client-level"]
+
+
+def test_an_adversary_is_data_and_what_it_sees_decides_its_price():
+    """One who sees the cohorts of client-level rounds gains the amplification back."""
+    knows_cohorts = Adversary("cohorts", "one who sees cohorts", "aggregate", sees_cohorts=True)
+    upload = release(1.2, PoissonSampled(sampling_probability=0.1), unit="client")
+    paid = [charge(r, (r % 2,), turns=(), aggregate=(upload,)) for r in range(21)]
+    odometer = odometer_of(paid)
+    (found,) = odometer.spent(DELTA, [knows_cohorts])
+    assert found.epsilon == accountant.epsilon([release(1.2, count=11, unit="client")], DELTA)
+    assert found.epsilon > odometer.epsilon(CLIENT_LEVEL, DELTA)
 
 
 def test_nothing_charged_is_nothing_spent():
-    assert spent([], delta=DELTA) == ()
-    assert spent_by_client([], delta=DELTA) == {}
+    assert spent([]) == {}
+    assert odometer_of([]).spent_by_client(DELTA) == {}
 
 
 def test_spending_is_read_from_a_ledger_with_its_recovered_lines(tmp_path):
@@ -173,23 +192,23 @@ def test_a_budget_is_asked_before_the_charge(tmp_path):
             (now, (3, 4), False),
             (now * 0.999, (3, 4), True),
         ):
-            asked = would_exceed(
-                ledger.entries, charge(3, partitions), max_epsilon=budget, delta=DELTA
-            )
-            assert asked == exceeds
-        assert not would_exceed(
-            ledger.entries, charge(3, (0,)), max_epsilon=after, delta=DELTA, view="external"
-        )
+            asked = Odometer.of(ledger.entries)
+            asked.charge(charge(3, partitions))
+            assert (asked.epsilon(SERVER, DELTA) > budget) == exceeds
+        asked = Odometer.of(ledger.entries)
+        asked.charge(charge(3, (0,)))
+        assert asked.epsilon(EXTERNAL, DELTA) <= after
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=1, max_size=12))
 def test_spending_only_grows_and_ignores_the_order(pairs):
     paid = [charge(r, tuple(sorted({a, b}))) for r, (a, b) in enumerate(pairs)]
-    total = {s.view: s.epsilon for s in spent(paid, delta=DELTA)}
-    before = {s.view: s.epsilon for s in spent(paid[:-1], delta=DELTA)}
-    turned = {s.view: s.epsilon for s in spent(paid[::-1], delta=DELTA)}
+    total, before, turned = (
+        {name: one.epsilon for name, one in spent(some).items()}
+        for some in (paid, paid[:-1], paid[::-1])
+    )
     assert turned == total
-    assert all(before[view] <= total[view] for view in before)
+    assert all(before[name] <= total[name] for name in before)
 
 
 @pytest.mark.parametrize(

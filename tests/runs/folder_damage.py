@@ -143,9 +143,9 @@ MANIFEST_KEYS = [
     "stopped", "final",
 ]  # fmt: skip
 DEEPER = [
-    *[("privacy", key) for key in ("kind", "noise_source", "noise_origins", "views", "unit")],
-    ("privacy", "views", 0),
-    *[("privacy", "views", 0, key) for key in ("view", "adversary", "epsilon", "delta")],
+    *[("privacy", key) for key in ("kind", "noise_source", "noise_origins", "adversaries", "unit")],
+    ("privacy", "adversaries", 0),
+    *[("privacy", "adversaries", 0, key) for key in ("name", "text", "epsilon", "delta")],
     *[("final", key) for key in ("rounds", "epsilon", "delta", "relative_cost_gap", "seconds")],
     *[("config", key) for key in ("problem", "privacy", "federation", "strategy")],
 ]

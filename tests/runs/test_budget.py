@@ -1,20 +1,21 @@
 """Every epsilon printed for an outsider bounds what the stopping and retrying really release.
 
-The coins of tiny runs are enumerated, the purse decides when a run stops, and the hockey-stick
+The coins of tiny runs are enumerated, the filter decides when a run stops, and the hockey-stick
 divergence of what is released (participation revealed, Gaussians) is computed exactly.
 """
 
 import itertools
 import math
 from collections import Counter, defaultdict
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from statistics import NormalDist
 
 import pytest
 
 from manifed.errors import BudgetExhausted, ConfigError
 from manifed.experiment.load import load
-from manifed.experiment.treasury import Treasury
+from manifed.experiment.privacy import promise_of
+from manifed.privacy.account import opened
 from manifed.privacy.participation import external_epsilon
 from tests.runs.test_cli import QUICKSTART, ROOT
 
@@ -44,11 +45,11 @@ def delta_of(participations, epsilon):
 
 
 def printed_for_an_outsider(statement):
-    (view,) = (view for view in statement["views"] if view["view"] == "external")
-    return view["epsilon"]
+    (found,) = (one for one in statement["adversaries"] if one["name"] == "external")
+    return found["epsilon"]
 
 
-class Worlds:
+class Ends:
     """Ends of runs: what was printed, with which probability, how often client 0 took part."""
 
     def __init__(self):
@@ -72,13 +73,13 @@ class FollowsTheCoins:
     """The planted fault: stops by realised counts, and prices the draws that were made."""
 
     def __init__(self, experiment):
-        (turn,) = Treasury.prepare(experiment, SIZES)._turns
-        cohort, self._turn = experiment.federation.cohort, turn.releases
+        (clients,) = promise_of(experiment, SIZES).terms.turns
+        cohort, self._update = experiment.federation.cohort, clients.releases
         self._budget, self._rate = experiment.privacy.max_epsilon, cohort.rate(2)
         self._counts, self._draws = Counter(), 0
 
-    def open_ledger(self, path, *, resumed_at):
-        return nullcontext()
+    def opened(self, path):
+        return nullcontext(self)
 
     def charge(self, server_round, attempt, cohort):
         after = self._counts + Counter(cohort)
@@ -88,61 +89,75 @@ class FollowsTheCoins:
 
     def statement(self):
         epsilon = external_epsilon(
-            self._turn,
+            self._update,
             participation_probability=self._rate,
             num_rounds=self._draws,
             delta=DELTA,
         )
-        return {"views": [{"view": "external", "epsilon": epsilon}]}
+        return {"adversaries": [{"name": "external", "epsilon": epsilon}]}
 
 
-def honest(experiment):
-    return Treasury.prepare(experiment, SIZES)
+class Honest:
+    """What a run does: an account whose filter is the config's, and the promise's statement."""
+
+    def __init__(self, experiment):
+        self._promise, self._last = (
+            promise_of(experiment, SIZES),
+            experiment.federation.num_rounds,
+        )
+
+    @contextmanager
+    def opened(self, path):
+        with opened(path, self._promise, header={}, last_round=self._last) as self._account:
+            yield self._account
+
+    def statement(self):
+        return self._promise.statement(self._account.odometer)
 
 
-def run_rounds(treasury, experiment, ledger, cohorts, is_accepted):
+def run_rounds(spending, experiment, ledger, cohorts, is_accepted):
     """Charges as manifed/flower/rounds.py does; (printed epsilon, participations of client 0)."""
     policy = experiment.federation.replies
     tries = policy.max_attempts if policy.on_failure == "retry" else 1
     draws, taken = iter(cohorts), 0
-    with treasury.open_ledger(ledger, resumed_at=None):
+    with spending.opened(ledger) as account:
         for server_round in range(1, experiment.federation.num_rounds + 1):
             for attempt in range(tries):
                 cohort = next(draws)
                 try:
-                    treasury.charge(server_round, attempt, cohort)
+                    account.charge(server_round, attempt, cohort)
                 except BudgetExhausted:
-                    return printed_for_an_outsider(treasury.statement()), taken
+                    return printed_for_an_outsider(spending.statement()), taken
                 taken += 0 in cohort
                 if is_accepted(cohort):
                     break
             else:
                 break
-    return printed_for_an_outsider(treasury.statement()), taken
+    return printed_for_an_outsider(spending.statement()), taken
 
 
-def poisson_worlds(experiment, tmp_path, purse=honest):
-    worlds, kinds = Worlds(), [(), (0,), (1,), (0, 1)]
+def poisson_ends(experiment, tmp_path, spending=Honest):
+    ends, kinds = Ends(), [(), (0,), (1,), (0, 1)]
     rounds = experiment.federation.num_rounds
     for number, cohorts in enumerate(itertools.product(kinds, repeat=rounds)):
         present = sum(len(cohort) for cohort in cohorts)
         probability = RATE**present * (1 - RATE) ** (2 * rounds - present)
         path = tmp_path / f"{number}"
-        printed, taken = run_rounds(purse(experiment), experiment, path, cohorts, lambda _: True)
-        worlds.add(probability, printed, taken)
-    return worlds
+        printed, taken = run_rounds(spending(experiment), experiment, path, cohorts, lambda _: True)
+        ends.add(probability, printed, taken)
+    return ends
 
 
-def one_of_two_worlds(experiment, tmp_path, draws, purse=honest):
+def one_of_two_ends(experiment, tmp_path, draws, spending=Honest):
     """Client 1 always fails, so a round is accepted when client 0 is drawn."""
-    worlds = Worlds()
+    ends = Ends()
     for number, cohorts in enumerate(itertools.product([(0,), (1,)], repeat=draws)):
         path = tmp_path / f"{number}"
         printed, taken = run_rounds(
-            purse(experiment), experiment, path, cohorts, lambda cohort: 0 in cohort
+            spending(experiment), experiment, path, cohorts, lambda cohort: 0 in cohort
         )
-        worlds.add(0.5**draws, printed, taken)
-    return worlds
+        ends.add(0.5**draws, printed, taken)
+    return ends
 
 
 def budget_between_one_and_two_participations():
@@ -152,22 +167,22 @@ def budget_between_one_and_two_participations():
     return (low + high) / 2
 
 
-@pytest.mark.parametrize(("purse", "is_sound"), [(honest, True), (FollowsTheCoins, False)])
-def test_a_budget_does_not_stop_where_the_coins_fell(tmp_path, purse, is_sound):
+@pytest.mark.parametrize(("spending", "is_sound"), [(Honest, True), (FollowsTheCoins, False)])
+def test_a_budget_does_not_stop_where_the_coins_fell(tmp_path, spending, is_sound):
     budget = budget_between_one_and_two_participations()
     experiment = config("federation.num_rounds=2", POISSON, f"privacy.max_epsilon={budget}")
-    excess = poisson_worlds(experiment, tmp_path, purse).worst_excess()
+    excess = poisson_ends(experiment, tmp_path, spending).worst_excess()
     assert (excess <= 1.0) is is_sound, excess
 
 
-@pytest.mark.parametrize(("purse", "is_sound"), [(honest, True), (FollowsTheCoins, False)])
+@pytest.mark.parametrize(("spending", "is_sound"), [(Honest, True), (FollowsTheCoins, False)])
 @pytest.mark.parametrize(("policy", "draws"), [("retry", 4), ("abort", 2)])
 def test_rounds_made_again_or_given_up_are_priced_as_planned(
-    tmp_path, policy, draws, purse, is_sound
+    tmp_path, policy, draws, spending, is_sound
 ):
     replies = f"federation.replies={{on_failure='{policy}',max_attempts=2}}"
     experiment = config(ONE_OF_TWO, "federation.num_rounds=2", replies)
-    excess = one_of_two_worlds(experiment, tmp_path, draws, purse).worst_excess()
+    excess = one_of_two_ends(experiment, tmp_path, draws, spending).worst_excess()
     assert (excess <= 1.0) is is_sound, excess
 
 
@@ -180,23 +195,23 @@ def test_client_level_rounds_are_neither_made_again_nor_given_up():
 
 
 def stopped_after(sets, tmp_path, charges):
-    """The text with which the purse refuses one of so many charges; None if it pays them all."""
-    treasury = honest(config(*sets))
-    with treasury.open_ledger(tmp_path / "ledger.jsonl", resumed_at=None):
+    """The text with which the filter refuses one of so many charges; None if it pays them all."""
+    spending = Honest(config(*sets))
+    with spending.opened(tmp_path / "ledger.jsonl") as account:
         for number in range(charges):
             try:
-                treasury.charge(number + 1, 0, (0,))
+                account.charge(number + 1, 0, (0,))
             except BudgetExhausted as refusal:
-                return number, str(refusal), treasury.statement()
-    return charges, None, treasury.statement()
+                return number, str(refusal), spending.statement()
+    return charges, None, spending.statement()
 
 
-TARGET = "privacy.noise={{kind='target',epsilon=2.0,delta=1e-4,view='{}'}}"
+TARGET = "privacy.noise={{kind='target',epsilon=2.0,delta=1e-4,adversary='{}'}}"
 
 
-@pytest.mark.parametrize("view", ["server", "external"])
-def test_the_budget_of_a_target_run_is_the_target(tmp_path, view):
-    sets = ("federation.num_rounds=5", POISSON, TARGET.format(view))
+@pytest.mark.parametrize("adversary", ["server", "external"])
+def test_the_budget_of_a_target_run_is_the_target(tmp_path, adversary):
+    sets = ("federation.num_rounds=5", POISSON, TARGET.format(adversary))
     paid, refusal, _ = stopped_after(sets, tmp_path, 9)
     assert paid == 5
     assert "privacy.noise.epsilon" in refusal

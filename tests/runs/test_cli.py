@@ -76,7 +76,7 @@ def test_a_run_ends_with_the_privacy_statement_and_json_after_it(manifed, tmp_pa
     assert list(manifest)[-1] == "final"
     assert manifest["final"] == {k: v for k, v in final.items() if k != "directory"}
     statement = "\n".join(text[text.index("privacy statement") :])
-    for word in ("REHEARSAL", "unit: one example", "add-or-remove", "released", "server: ("):
+    for word in ("SEEDED RUN", "unit: one example", "add-or-remove", "released", "server: ("):
         assert word in statement
     assert "RELEASE:" not in statement
 
@@ -85,7 +85,7 @@ def test_an_os_key_reads_as_a_release_and_no_privacy_as_none(manifed, tmp_path):
     sets = ["--set", "privacy.noise_source=os"]
     release = manifed("run", QUICKSTART, *SMALL, *sets, "--out", tmp_path / "a")
     assert "RELEASE:" in release.stdout
-    assert "REHEARSAL" not in release.stdout
+    assert "SEEDED RUN" not in release.stdout
     plain = tmp_path / "plain.toml"
     text = (ROOT / "configs" / "quickstart.toml").read_text().split("[privacy]")[0]
     plain.write_text(text)

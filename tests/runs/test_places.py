@@ -11,7 +11,7 @@ import pytest
 from manifed.cli import launch as launching
 from manifed.cli.launch import Request, RunEnded, launch
 from manifed.cli.main import main, simulation
-from manifed.experiment.treasury import Treasury
+from manifed.privacy.account import Account
 from manifed.runs.run_folder import RunFolder
 from tests.runs.folder_damage import everything
 from tests.runs.test_cli import QUICKSTART
@@ -127,7 +127,7 @@ def test_a_figure_is_refused_one_too(place, tmp_path, capsys):
 
 def test_a_figure_of_a_report_that_is_a_folder_is_refused(tmp_path, capsys, finished):
     (tmp_path / "cost-by-round.png").mkdir()
-    words = ["report", finished, "--out", tmp_path, "--server-view"]
+    words = ["report", finished, "--out", tmp_path, "--as-server"]
     assert "cost-by-round.png" in refusal(capsys, tmp_path, main, words)
 
 
@@ -187,14 +187,14 @@ def test_a_device_that_is_not_there_is_refused(tmp_path, capsys, monkeypatch):
 
 # -- errors that nothing foresaw -----------------------------------------------------------------
 def fails_in_round_3(monkeypatch, error):
-    charge = Treasury.charge
+    charge = Account.charge
 
     def charged(self, server_round, *rest):
         if server_round == 3:
             raise error
         charge(self, server_round, *rest)
 
-    monkeypatch.setattr(Treasury, "charge", charged)
+    monkeypatch.setattr(Account, "charge", charged)
 
 
 @pytest.mark.parametrize(

@@ -3,11 +3,13 @@
 import dataclasses
 import json
 import os
+import shutil
 
 import pytest
 
 from manifed.cli.launch import Request, launch
 from manifed.experiment import assembly
+from manifed.experiment.load import load
 from manifed.runs.report import public
 from manifed.runs.report.__main__ import main as report
 from manifed.runs.report.runs import read
@@ -28,7 +30,7 @@ def launched(path, *sets):
 
 
 def exported(directory, out):
-    """Everything in a public view but the model, as data."""
+    """Everything that is published but the model, as data."""
     names = sorted(path.name for path in public.export(directory, out))
     assert names == ["manifest.json", "metrics.csv", "model.safetensors", "statement.txt"]
     return {
@@ -118,8 +120,8 @@ def test_the_public_view_names_no_seed_place_or_machine(neighbours, tmp_path):
 
 
 def test_the_epsilon_that_is_published_is_that_of_no_cohort(neighbours, tmp_path):
-    views = exported(neighbours[0], tmp_path / "out")["manifest"]["privacy"]["views"]
-    server, external = ({v["view"]: v["epsilon"] for v in views}[k] for k in ("server", "external"))
+    found = exported(neighbours[0], tmp_path / "out")["manifest"]["privacy"]["adversaries"]
+    server, external = ({a["name"]: a["epsilon"] for a in found}[k] for k in ("server", "external"))
     assert external <= server * 1.001
     assert 2.0 * 0.99 <= server <= 2.0
 
@@ -128,7 +130,7 @@ def test_a_report_shows_the_public_view_unless_asked(neighbours, capsys):
     assert report([str(neighbours[0])]) == 0
     line = capsys.readouterr().out.splitlines()[2].split()
     assert line[-3:] == ["-", "-", "-"]
-    assert report([str(neighbours[0]), "--server-view"]) == 0
+    assert report([str(neighbours[0]), "--as-server"]) == 0
     line = capsys.readouterr().out.splitlines()[2].split()
     assert line[-3:] != ["-", "-", "-"]
 
@@ -148,3 +150,26 @@ def test_export_is_a_command_with_errors_of_one_line(manifed, neighbours, tmp_pa
     assert again.exit_code == 2
     assert again.stderr.startswith("error: --out: expected a new or empty folder")
     assert manifed("export", tmp_path, "--out", tmp_path / "b").exit_code == 2
+
+
+def test_a_run_of_an_older_version_is_published_audited_and_reported_as_before(
+    neighbours, tmp_path
+):
+    """Up to format 2 adversaries were called views, in manifests and in configs."""
+    old = tmp_path / "old"
+    shutil.copytree(neighbours[0], old)
+    manifest = json.loads((old / "manifest.json").read_text())
+    privacy, noise = manifest["privacy"], manifest["config"]["privacy"]["noise"]
+    privacy["views"] = [
+        {"view": one.pop("name"), "adversary": one.pop("text"), **one}
+        for one in privacy.pop("adversaries")
+    ]
+    noise["view"] = noise.pop("adversary")
+    (old / "manifest.json").write_text(json.dumps(manifest))
+    config = (old / "experiment.toml").read_text()
+    (old / "experiment.toml").write_text(config.replace("\nadversary =", "\nview ="))
+    assert "\nview = " in (old / "experiment.toml").read_text()
+    now, then = exported(neighbours[0], tmp_path / "now"), exported(old, tmp_path / "then")
+    assert then == now
+    assert load(old / "experiment.toml") == load(neighbours[0] / "experiment.toml")
+    assert report([str(old), "--as-server", "--out", str(tmp_path)]) == 0

@@ -8,7 +8,7 @@ import pytest
 
 from manifed.cli.launch import Request, launch, launch_or_exit
 from manifed.durable import held
-from manifed.experiment.treasury import Treasury
+from manifed.privacy.account import Account
 from manifed.privacy.chain import GENESIS
 from manifed.privacy.ledger import Entry, Head, Ledger, write_head
 from manifed.runs import checkpoint, driver
@@ -34,14 +34,14 @@ class Killed(BaseException):
 def killed_run(request, at_round):
     """A run folder as a kill in the middle of ``at_round`` leaves it."""
     with pytest.MonkeyPatch.context() as patch:
-        charge = Treasury.charge
+        charge = Account.charge
 
         def charge_then_die(self, server_round, *rest):
             charge(self, server_round, *rest)
             if server_round == at_round:
                 raise Killed
 
-        patch.setattr(Treasury, "charge", charge_then_die)
+        patch.setattr(Account, "charge", charge_then_die)
         patch.setattr(driver._Run, "_keep_the_newest", lambda _: None)
         with pytest.raises(Killed):
             launch(request)

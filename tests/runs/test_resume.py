@@ -10,7 +10,7 @@ import torch
 
 from manifed.cli.launch import Request, RunEnded, launch
 from manifed.errors import ConfigError
-from manifed.experiment.treasury import Treasury
+from manifed.privacy.account import Account
 from manifed.privacy.ledger import Ledger
 from manifed.runs import checkpoint, driver
 from manifed.runs.run_folder import RunFolder
@@ -29,19 +29,19 @@ class Died(BaseException):
 
 
 def run_until_death(tmp_path, monkeypatch, at_round, sets=SETS):
-    charge = Treasury.charge
+    charge = Account.charge
 
     def charge_then_die(self, server_round, attempt, partitions):
         charge(self, server_round, attempt, partitions)
         if server_round == at_round:
             raise Died
 
-    monkeypatch.setattr(Treasury, "charge", charge_then_die)
+    monkeypatch.setattr(Account, "charge", charge_then_die)
     keep = driver._Run._keep_the_newest
     monkeypatch.setattr(driver._Run, "_keep_the_newest", lambda _: None)
     with pytest.raises(Died):
         launch(Request(QUICKSTART, sets, out=tmp_path / "run", plain=True))
-    monkeypatch.setattr(Treasury, "charge", charge)
+    monkeypatch.setattr(Account, "charge", charge)
     monkeypatch.setattr(driver._Run, "_keep_the_newest", keep)
 
 
@@ -132,14 +132,14 @@ def test_a_signal_ends_a_run_that_keeps_its_last_round_and_names_its_folder(
 def test_an_interrupted_run_without_privacy_ends_like_an_uninterrupted_one(tmp_path, monkeypatch):
     sets = (*SETS, "privacy={kind='none'}", "output.checkpoint_every=100")
     whole = launch(Request(QUICKSTART, sets, out=tmp_path / "whole", plain=True))
-    charge = Treasury.charge
+    charge = Account.charge
 
     def fails_in_round_5(self, server_round, *rest):
         if server_round == 5:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         charge(self, server_round, *rest)
 
-    monkeypatch.setattr(Treasury, "charge", fails_in_round_5)
+    monkeypatch.setattr(Account, "charge", fails_in_round_5)
     with pytest.raises(RunEnded, match="No space left") as caught:
         launch(Request(QUICKSTART, sets, out=tmp_path / "run", plain=True))
     assert caught.value.code == 1

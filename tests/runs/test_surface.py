@@ -13,20 +13,21 @@ from manifed.errors import ConfigError
 from manifed.experiment import assembly
 from manifed.experiment.evaluation import oracle_is_on
 from manifed.experiment.load import load
-from manifed.experiment.treasury import Treasury
+from manifed.experiment.privacy import promise_of
 from manifed.federation.client import ClientSide
 from manifed.flower import keys
 from manifed.flower.apps import client_app_of
 from manifed.flower.inline import InlineGrid
 from manifed.flower.polling import PollingGrid
 from manifed.flower.records import read_noise_origin
+from manifed.privacy.account import opened
 from manifed.privacy.noise import NoiseSource
 from manifed.runs.report.__main__ import main as report
 from manifed.runs.statement import (
     DECLARED,
     PLANNED,
-    REHEARSAL,
     RELEASE,
+    SEEDED,
     UNDECLARED,
     statement_of,
     verdict,
@@ -116,7 +117,7 @@ def test_clients_whose_noise_is_seeded_make_no_release_whatever_the_config_says(
     monkeypatch.setattr(ClientSide, "turn_source", lambda _: NoiseSource.from_seed(0))
     manifest = launched(tmp_path, OS, f"engine.execution={execution}").manifest()
     assert manifest["privacy"]["noise_source"] == "os"
-    assert verdict(manifest["privacy"]) == REHEARSAL
+    assert verdict(manifest["privacy"]) == SEEDED
     assert manifest["randomness_source"] == "seed"
 
 
@@ -125,12 +126,12 @@ def test_a_seeded_server_makes_no_release(tmp_path, monkeypatch):
     level = "{kind='client-level',l2_norm_clip=0.1,delta=0.01,noise_source='os',"
     noise = "noise={kind='multiplier',noise_multiplier=3.0}}"
     manifest = launched(tmp_path, f"privacy={level}{noise}").manifest()
-    assert verdict(manifest["privacy"]) == REHEARSAL
+    assert verdict(manifest["privacy"]) == SEEDED
 
 
 def test_a_seeded_config_reads_as_no_release_whatever_its_clients_declare():
     said = {"kind": "example-level", "noise_source": "seed", "noise_origins": ["os"]}
-    assert verdict(said) == REHEARSAL
+    assert verdict(said) == SEEDED
     said["noise_source"] = "os"
     assert verdict(said) == RELEASE
     assert verdict(said | {"is_declared": True}) == DECLARED
@@ -151,20 +152,21 @@ def test_a_derived_source_keeps_its_origin():
 
 def test_what_an_earlier_process_drew_from_counts_after_a_resume(tmp_path):
     config = load(ROOT / QUICKSTART, [*SETS, OS])
-    treasury = Treasury.prepare(config, (450, 449, 449, 449))
-    with treasury.open_ledger(tmp_path / "ledger.jsonl", resumed_at=None):
-        treasury.charge(1, 0, (0, 1, 2, 3))
-        treasury.note_origins(1, frozenset({"seed"}))
-    again = Treasury.prepare(config, (450, 449, 449, 449))
-    with again.open_ledger(tmp_path / "ledger.jsonl", resumed_at=2):
-        again.charge(2, 0, (0, 1, 2, 3))
-        again.note_origins(2, frozenset({"os"}))
-        assert verdict(again.statement()) == REHEARSAL
+    promise, path = promise_of(config, (450, 449, 449, 449)), tmp_path / "ledger.jsonl"
+    with opened(path, promise, header={}, last_round=3) as account:
+        account.charge(1, 0, (0, 1, 2, 3))
+        account.note_origins(1, frozenset({"seed"}))
+    with opened(path, promise, header={}, last_round=3, resumed_at=2) as account:
+        account.charge(2, 0, (0, 1, 2, 3))
+        account.note_origins(2, frozenset({"os"}))
+        said = promise.statement(account.odometer, noise_origins=account.noise_origins)
+        assert verdict(said) == SEEDED
 
 
 def test_the_statement_has_a_line_on_floating_point():
     config = load(ROOT / QUICKSTART, [*SETS, "privacy.noise_precision=summed"])
-    said = statement_of(Treasury.prepare(config, (450, 449, 449, 449)).statement())
+    promise = promise_of(config, (450, 449, 449, 449))
+    said = statement_of(promise.statement(promise.odometer()))
     (line,) = (line for line in said.splitlines() if "floating point" in line)
     assert "four summed a draw" in line
     assert "assume exact Gaussians" in line

@@ -1,4 +1,4 @@
-"""manifed report FOLDER... [--out DIR] [--markdown] [--server-view]: figures and a table.
+"""manifed report FOLDER... [--out DIR] [--markdown] [--as-server]: figures and a table.
 
 Private runs are shown as runs/report/public.py publishes them, unless the server's view is wanted.
 """
@@ -25,14 +25,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--markdown", action="store_true", help="print the table as Markdown")
     parser.add_argument(
-        "--server-view",
+        "--as-server",
         action="store_true",
         help="show what only the server may see: realised epsilon, bytes, seconds",
     )
     given = parser.parse_args(argv)
     try:
         runs = [read(folder) for folder in given.folders]
-        if not given.server_view:
+        if not given.as_server:
             from manifed.runs.report.public import public_run
 
             runs = [public_run(run) for run in runs]

@@ -1,4 +1,4 @@
-"""Epsilon against rounds for the views of one config."""
+"""Epsilon against rounds against every adversary of one config."""
 
 import io
 from collections.abc import Mapping, Sequence
@@ -9,7 +9,7 @@ from manifed.durable import write_atomically
 
 
 def draw_curve(rows: Sequence[Mapping[str, Any]], out: Path, *, title: str) -> None:
-    """Write a PNG of ``rows``: {"round": r, view: epsilon, ...}."""
+    """Write a PNG of ``rows``: {"round": r, adversary: epsilon, ...}."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -17,10 +17,10 @@ def draw_curve(rows: Sequence[Mapping[str, Any]], out: Path, *, title: str) -> N
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     rounds = [row["round"] for row in rows]
-    for view in (name for name in rows[0] if name != "round"):
-        style = "--" if view == "published" else "-"
-        label = f"{view} (unsound)" if view == "published" else view
-        axes.plot(rounds, [row[view] for row in rows], style, label=label)
+    for adversary in (name for name in rows[0] if name != "round"):
+        style = "--" if adversary == "published" else "-"
+        label = f"{adversary} (unsound)" if adversary == "published" else adversary
+        axes.plot(rounds, [row[adversary] for row in rows], style, label=label)
     axes.set_xlabel("round")
     axes.set_ylabel("epsilon")
     axes.set_title(title)

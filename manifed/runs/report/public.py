@@ -3,7 +3,7 @@
 A run folder is the server's. ``ledger.jsonl`` lists the cohorts; bytes, participants, failures and
 seconds of a round show who replied; a checksum of the data tells whether a guessed data set is the
 one; the server's realised epsilon counts the rounds of the unluckiest client; numbers of the
-simulation oracle look at all data without noise. None of that is in the public view of a private
+simulation oracle look at all data without noise. None of that is in the public part of a private
 run. It holds what follows from the config, the releases themselves, and epsilons that are priced
 from the ledger's terms *before* any cohort is known.
 
@@ -23,11 +23,12 @@ from torch import Tensor
 
 from manifed.durable import write_atomically
 from manifed.errors import ConfigError
-from manifed.experiment.budget import Prices
 from manifed.experiment.load import parse
 from manifed.experiment.older import in_todays_keys
+from manifed.experiment.privacy import filter_of, reporting_delta
 from manifed.experiment.schema import Experiment
-from manifed.experiment.views import reporting_delta
+from manifed.privacy.adversaries import named
+from manifed.privacy.filter import Draw, a_priori
 from manifed.privacy.ledger import Ledger
 from manifed.privacy.odometer import Odometer
 from manifed.runs.places import check_new
@@ -74,7 +75,7 @@ PRIVACY = (
     "mechanism",
     "floating_point",
 )
-VIEW = ("view", "adversary", "delta")
+ADVERSARY = ("name", "text", "delta")
 COLUMNS = ("round", "uploads")
 ORACLE = (
     "cost",
@@ -129,9 +130,9 @@ def _config_of(run: Run) -> Experiment:
     own = {"client-level"}
     if privacy["kind"] == "example-level":
         own = {"server", "external", "published"}
-    names = [view["view"] for view in privacy.get("views", ())]
+    names = [one["name"] for one in privacy.get("adversaries", ())]
     if not names or not set(names) <= own:
-        raise FolderDamaged(path, f"for privacy.views some of {sorted(own)}", str(names))
+        raise FolderDamaged(path, f"for privacy.adversaries some of {sorted(own)}", str(names))
     return config
 
 
@@ -145,7 +146,7 @@ def _manifest(run: Run, config: Experiment) -> dict[str, Any]:
         manifest["final"] = {
             "relative_cost_gap": final["relative_cost_gap"] if has_oracle else None,
             "gradient_norm": final["gradient_norm"] if has_oracle else None,
-            "epsilon": privacy["views"][0]["epsilon"],
+            "epsilon": privacy["adversaries"][0]["epsilon"],
             "delta": final["delta"],
             "rounds": final["rounds"],
             "seconds": None,
@@ -164,22 +165,22 @@ def _config(config: Experiment) -> dict[str, Any]:
 def _privacy(privacy: Mapping[str, Any], config: Experiment, ledger: Path) -> dict[str, Any]:
     odometer, delta = _odometer(ledger), reporting_delta(config)
     assert delta is not None
-    prices = Prices(config, () if odometer.terms is None else odometer.terms.turns, delta)
-    # A run that charged nothing made no draw and never will: its folder is what it is.
-    is_charged = odometer.terms is not None
-    planned = max(prices.planned(), odometer.rounds_counted) if is_charged else 0
-    views: list[dict[str, Any]] = []
-    for view in privacy["views"]:
-        name = view["view"]
-        shown = {key: view[key] for key in VIEW}
-        if name == "published":
-            views.append(shown | {"epsilon": view["epsilon"], "remark": view["remark"]})
+    terms, planned, draw = odometer.terms, 0, Draw(1.0)
+    if terms is not None:  # a run that charged nothing made no draw and never will
+        draw = Draw.of(terms)
+        planned = max(filter_of(config, terms).planned_draws, odometer.rounds_counted)
+    rows: list[dict[str, Any]] = []
+    for one in privacy["adversaries"]:
+        shown = {key: one[key] for key in ADVERSARY}
+        if one["name"] == "published":
+            rows.append(shown | {"epsilon": one["epsilon"], "remark": one["remark"]})
             continue
-        cost = prices.a_priori(name, planned, delta)
-        if name != "server":  # where it depends on no cohort, it is never less than was charged
-            cost = max(cost, odometer.epsilon(name, delta))
+        adversary = named(one["name"])
+        cost = a_priori(draw, adversary, planned, delta)
+        if not adversary.sees_cohorts:  # it depends on no cohort: never less than was charged
+            cost = max(cost, odometer.epsilon(adversary, delta))
         remark = f"before any cohort is drawn, {planned} draws"
-        views.append(shown | {"epsilon": cost, "remark": remark})
+        rows.append(shown | {"epsilon": cost, "remark": remark})
     notes: list[str] = [*_NOTES]
     if _shows_oracle(config):
         notes.append(
@@ -187,7 +188,7 @@ def _privacy(privacy: Mapping[str, Any], config: Experiment, ledger: Path) -> di
             "they void this guarantee"
         )
     return {key: privacy[key] for key in PRIVACY if key in privacy} | {
-        "views": views,
+        "adversaries": rows,
         "notes": notes,
     }
 
@@ -213,7 +214,7 @@ def _epsilon(config: Experiment) -> tuple[str, ...]:
 
 
 def export(directory: Path, out: Path) -> list[Path]:
-    """Write the public view of a finished run into the new or empty folder ``out``.
+    """Write the public part of a finished run into the new or empty folder ``out``.
 
     Raises:
         FileNotFoundError, ValueError: ``directory`` is no finished run, or is damaged.

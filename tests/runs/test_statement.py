@@ -1,15 +1,18 @@
-"""The purse and the ledger agree, in every view and for every kind of privacy."""
+"""The statement and the ledger agree, for every adversary and every kind of privacy."""
+
+from dataclasses import replace
 
 import pytest
 
 from manifed.cli.launch import Request, launch
 from manifed.errors import ConfigError
 from manifed.experiment.load import load
-from manifed.experiment.pricing import audit_ledger
-from manifed.experiment.treasury import Treasury
+from manifed.experiment.privacy import promise_of
 from manifed.privacy import accountant
+from manifed.privacy.account import opened
 from manifed.privacy.charges import ClientReleases
 from manifed.privacy.events import GaussianRelease
+from manifed.privacy.statement import audit_ledger
 from tests.runs.test_cli import QUICKSTART, ROOT
 
 SETS = (
@@ -52,11 +55,11 @@ def test_the_statement_is_what_an_auditor_reads_from_the_ledger_alone(tmp_path, 
     folder = launch(Request(QUICKSTART, (*SETS, *sets), out=tmp_path / "run", plain=True))
     manifest = folder.manifest()
     delta = manifest["final"]["delta"]
-    audited = {v["view"]: v for v in audit_ledger(folder.ledger_path, delta)["views"]}
+    audited = {one["name"]: one for one in audit_ledger(folder.ledger_path, delta)["adversaries"]}
     assert audited
-    for view in manifest["privacy"]["views"]:
-        assert audited[view["view"]]["epsilon"] == pytest.approx(view["epsilon"], rel=1e-9)
-        assert audited[view["view"]]["unit"] == manifest["privacy"]["unit"]
+    for one in manifest["privacy"]["adversaries"]:
+        assert audited[one["name"]]["epsilon"] == pytest.approx(one["epsilon"], rel=1e-9)
+        assert audited[one["name"]]["unit"] == manifest["privacy"]["unit"]
 
 
 def test_a_target_is_met_and_not_wasted(tmp_path):
@@ -67,19 +70,19 @@ def test_a_target_is_met_and_not_wasted(tmp_path):
 def test_the_statement_counts_what_stands_in_the_ledger_and_nothing_else(tmp_path):
     """A ledger whose charges cost more than the config's is seen, stated and not resumed."""
     config = load(ROOT / QUICKSTART, [*SETS, *CASES["fixed-size"]])
-    purse = Treasury.prepare(config, (300,) * 6)
+    promise, path = promise_of(config, (300,) * 6), tmp_path / "ledger.jsonl"
     noisier = GaussianRelease(
         unit="example", neighboring_relation="add-or-remove", noise_multiplier=0.5
     )
     turn = ClientReleases(partitions=tuple(range(6)), releases=(noisier,))
-    other = Treasury(config, (turn,))
-    with other.open_ledger(tmp_path / "ledger.jsonl", resumed_at=None):
-        other.charge(1, 0, (0, 1))
-    purse.odometer = other.odometer
-    views = {view["view"]: view["epsilon"] for view in purse.statement()["views"]}
-    assert views["server"] == pytest.approx(accountant.epsilon([noisier], 1e-5), rel=1e-9)
-    assert purse.headline() == pytest.approx(views["server"], rel=1e-12)
-    resumed = purse.open_ledger(tmp_path / "ledger.jsonl", resumed_at=2)
+    other = replace(promise, terms=promise.terms.model_copy(update={"turns": (turn,)}))
+    with opened(path, other, header={}, last_round=4) as account:
+        account.charge(1, 0, (0, 1))
+    odometer = account.odometer
+    found = {one["name"]: one["epsilon"] for one in promise.statement(odometer)["adversaries"]}
+    assert found["server"] == pytest.approx(accountant.epsilon([noisier], 1e-5), rel=1e-9)
+    assert promise.headline(odometer) == pytest.approx(found["server"], rel=1e-12)
+    resumed = opened(path, promise, header={}, last_round=4, resumed_at=2)
     with pytest.raises(ConfigError, match="other terms"), resumed:
         pass
 
@@ -91,8 +94,8 @@ def test_a_ledger_of_the_same_terms_is_resumed(tmp_path, case):
     config = load(ROOT / QUICKSTART, [*SETS, "privacy.max_epsilon=20.0", *CASES[case]])
     path, sizes = tmp_path / "ledger.jsonl", (300, 300, 300, 299, 299, 299)
     for first in (1, 2, 3):
-        purse = Treasury.prepare(config, sizes)
-        with purse.open_ledger(path, resumed_at=None if first == 1 else first):
-            purse.charge(first, 0, (0, 1))
-            purse.charge(first + 1, 0, (2, 3))
-    assert purse.odometer.rounds_counted == 6
+        resumed_at, promise = None if first == 1 else first, promise_of(config, sizes)
+        with opened(path, promise, header={}, last_round=4, resumed_at=resumed_at) as account:
+            account.charge(first, 0, (0, 1))
+            account.charge(first + 1, 0, (2, 3))
+    assert account.odometer.rounds_counted == 6

@@ -1,0 +1,333 @@
+"""From a config to what it promises: mechanisms, terms, budget, adversaries.
+
+All that follows is mathematics over data in `manifed.privacy`. A target is met over the *whole run*
+and for the smallest shard, whose examples weigh most; the search ends on the private side.
+"""
+
+import math
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, Final
+
+from manifed.errors import ConfigError
+from manifed.experiment.evaluation import oracle_is_on
+from manifed.experiment.schema import ExampleLevel, Experiment, Target
+from manifed.privacy.accountant import NoValidBound
+from manifed.privacy.adversaries import CLIENT_LEVEL, EXTERNAL, SERVER, Adversary, named
+from manifed.privacy.calibration import least_multiplier
+from manifed.privacy.charges import ClientReleases, Terms
+from manifed.privacy.filter import Budget, Calibration, Draw, Filter, a_priori
+from manifed.privacy.mechanism import (
+    ClientMechanism,
+    ExampleMechanism,
+    PublishedNoise,
+    RelativeNoise,
+)
+from manifed.privacy.published import Claim
+from manifed.privacy.statement import Promise
+
+Sizes = tuple[int, ...]
+FLOATING_POINT: Final = {
+    "single": "float64 normals, one a draw",
+    "summed": "float64 normals, four summed a draw",
+}
+_RELEASED: Final = {
+    "example-level": "every upload (to the server) and every broadcast model",
+    "client-level": "every broadcast model; the server sees uploads in clear and is trusted",
+}
+_REMEDY: Final = "privacy.max_epsilon may allow more"
+
+
+# -- mechanisms ------------------------------------------------------------------------------
+@lru_cache(maxsize=4)
+def example_mechanism(config: Experiment, sizes: Sizes) -> ExampleMechanism:
+    """The clients' mechanism, with calibrated noise, for shards of these sizes.
+
+    Raises:
+        ConfigError: when no noise meets the target, or nothing prices the combination.
+    """
+    privacy = config.privacy
+    if privacy.kind == "client-level":
+        return ExampleMechanism()
+    clips = (privacy.l2_norm_clip, privacy.correction_l2_norm_clip)
+    if privacy.kind == "none":
+        return ExampleMechanism(l2_norm_clip=clips[0], correction_l2_norm_clip=clips[1])
+    bare = ExampleMechanism(
+        l2_norm_clip=clips[0],
+        correction_l2_norm_clip=clips[1],
+        neighboring_relation=privacy.neighboring_relation,
+    )
+    rule = privacy.noise
+    if rule.kind == "multiplier":
+        return bare.model_copy(update={"noise": RelativeNoise(multiplier=rule.noise_multiplier)})
+    if rule.kind == "published":
+        noise = PublishedNoise(coefficient=_published(config, privacy))
+        return bare.model_copy(update={"noise": noise})
+    _check_delta(rule.delta, sum(sizes), "privacy.noise.delta", "examples")
+    multiplier = max(_calibrated(config, bare, size, rule) for size in sorted(set(sizes)))
+    return bare.model_copy(update={"noise": RelativeNoise(multiplier=multiplier)})
+
+
+@lru_cache(maxsize=4)
+def client_mechanism(config: Experiment) -> ClientMechanism | None:
+    """The server's mechanism; None unless privacy is at client level.
+
+    Raises:
+        ConfigError: as `example_mechanism`.
+    """
+    privacy, federation = config.privacy, config.federation
+    if privacy.kind != "client-level":
+        return None
+    bare = ClientMechanism(
+        l2_norm_clip=privacy.l2_norm_clip,
+        noise_multiplier=0.0,
+        neighboring_relation=privacy.neighboring_relation,
+        adaptive=privacy.adaptive,
+    )
+    rule = privacy.noise
+    if rule.kind == "multiplier":
+        return _checked(bare.model_copy(update={"noise_multiplier": rule.noise_multiplier}))
+    _check_delta(rule.delta, federation.num_clients, "privacy.noise.delta", "clients")
+    sampling = federation.cohort.sampling(federation.num_clients)
+    rate = federation.cohort.rate(federation.num_clients)
+
+    def draw(multiplier: float) -> Draw:
+        mechanism = bare.model_copy(update={"noise_multiplier": multiplier})
+        return Draw(rate, aggregate=(mechanism.release(sampling=sampling),))
+
+    found = _search(draw, CLIENT_LEVEL, federation.num_rounds, rule)
+    return _checked(bare.model_copy(update={"noise_multiplier": found}))
+
+
+def _published(config: Experiment, privacy: ExampleLevel) -> float:
+    """Tau sqrt(o [m] K log(1/delta)) / epsilon (spec 000 §3.3)."""
+    training, rule = config.training, privacy.noise
+    assert rule.kind == "published"
+    steps = (
+        training.local_steps
+        if training.kind == "rsgd"
+        else (training.epochs * training.inner_steps)
+    )
+    bound = max(privacy.l2_norm_clip, privacy.correction_l2_norm_clip or 0.0)
+    root = math.sqrt(rule.constant * steps * math.log(1.0 / rule.local_delta))
+    return bound * root / rule.local_epsilon
+
+
+def _calibrated(config: Experiment, bare: ExampleMechanism, size: int, rule: Target) -> float:
+    federation = config.federation
+    rate = federation.cohort.rate(federation.num_clients)
+
+    def draw(multiplier: float) -> Draw:
+        mechanism = bare.model_copy(update={"noise": RelativeNoise(multiplier=multiplier)})
+        return Draw(rate, frozenset({config.training.releases(mechanism, size)}))
+
+    return _search(draw, named(rule.adversary), federation.num_rounds, rule)
+
+
+def _search(draw: Callable[[float], Draw], adversary: Adversary, draws: int, rule: Target) -> float:
+    def cost(multiplier: float) -> float:
+        return a_priori(draw(multiplier), adversary, draws, rule.delta)
+
+    try:
+        return least_multiplier(cost, rule.epsilon)
+    except NoValidBound as refusal:
+        raise ConfigError(f"privacy: {refusal}") from None
+    except ValueError as impossible:
+        raise ConfigError(f"privacy.noise: {impossible}") from None
+
+
+def _checked(mechanism: ClientMechanism) -> ClientMechanism:
+    try:
+        mechanism.upload_noise_multiplier  # noqa: B018  raises when the quantile costs too much
+    except ValueError as error:
+        raise ConfigError(f"privacy.adaptive.quantile_noise_multiplier: {error}") from None
+    return mechanism
+
+
+def _check_delta(delta: float, count: int, field: str, units: str) -> None:
+    """Refuse a delta of 1/n or more: it would allow publishing one unit of data outright.
+
+    Raises:
+        ConfigError: naming field, value and bound.
+    """
+    if delta >= 1.0 / count:
+        raise ConfigError(
+            f"{field}: expected delta < 1/n = {1.0 / count:.3g} ({count} {units}), got {delta:g}"
+        )
+
+
+# -- the promise -----------------------------------------------------------------------------
+def promise_of(config: Experiment, sizes: Sizes) -> Promise:
+    """What a run of ``config`` promises, with shards of these sizes.
+
+    Raises:
+        ConfigError: for a delta that is no guarantee, or a combination that nothing prices.
+    """
+    federation, privacy = config.federation, config.privacy
+    delta = reporting_delta(config)
+    if privacy.kind == "none":
+        terms = Terms(population=federation.num_clients)
+        facts = {"kind": "none", "noise_source": None}
+        return Promise(terms, Filter(Draw.of(terms), planned_draws(config)), facts=facts)
+    terms = _terms(config, sizes)
+    _check_reporting_delta(config, sizes)
+    promise = Promise(
+        terms,
+        filter_of(config, terms),
+        (CLIENT_LEVEL,) if privacy.kind == "client-level" else (SERVER, EXTERNAL),
+        delta,
+        {
+            "kind": privacy.kind,
+            "noise_source": privacy.noise_source,
+            "unit": "example" if privacy.kind == "example-level" else "client",
+            "neighboring_relation": privacy.neighboring_relation,
+            "released": _RELEASED[privacy.kind],
+            "mechanism": _mechanism_text(config, terms),
+            "floating_point": FLOATING_POINT[privacy.noise_precision],
+        },
+        has_oracle=oracle_is_on(config),
+        claim=_claim(config),
+    )
+    try:
+        promise.planned(1)
+        return promise.for_draws(promise.filter.planned_draws)
+    except NoValidBound as refusal:
+        raise ConfigError(f"privacy: {refusal}") from None
+
+
+def _terms(config: Experiment, sizes: Sizes) -> Terms:
+    """Who releases what, and how cohorts are drawn; clients that release alike stand together."""
+    federation, mechanism = config.federation, example_mechanism(config, sizes)
+    by_size: dict[int, list[int]] = {}
+    for i, size in enumerate(sizes):
+        by_size.setdefault(size, []).append(i)
+    clients = (
+        ClientReleases(partitions=tuple(owners), releases=config.training.releases(mechanism, size))
+        for size, owners in by_size.items()
+    )
+    server = client_mechanism(config)
+    sampling = federation.cohort.sampling(federation.num_clients)
+    return Terms(
+        population=federation.num_clients,
+        turns=tuple(client for client in clients if client.releases),
+        sampling=sampling,
+        aggregate=() if server is None else (server.release(sampling=sampling),),
+    )
+
+
+def filter_of(config: Experiment, terms: Terms) -> Filter:
+    """The filter of a config over what its ledger's terms say is released."""
+    target = _target(config)
+    calibration = None if target is None else Calibration(target, config.federation.num_rounds)
+    return Filter(Draw.of(terms), planned_draws(config), _budget(config, target), calibration)
+
+
+def _target(config: Experiment) -> Budget | None:
+    """The target that the noise was calibrated for; None without one."""
+    privacy = config.privacy
+    if privacy.kind == "none" or privacy.noise.kind != "target":
+        return None
+    rule = privacy.noise
+    adversary = CLIENT_LEVEL if privacy.kind == "client-level" else named(rule.adversary)
+    return Budget(rule.epsilon, rule.delta, adversary, "privacy.noise.epsilon", _REMEDY)
+
+
+def _budget(config: Experiment, target: Budget | None) -> Budget | None:
+    """``privacy.max_epsilon``, else the target; None when the config has neither."""
+    privacy, delta = config.privacy, reporting_delta(config)
+    if privacy.kind == "none" or privacy.max_epsilon is None:
+        return target
+    assert delta is not None
+    own = CLIENT_LEVEL if privacy.kind == "client-level" else SERVER
+    adversary = own if target is None else target.adversary
+    return Budget(privacy.max_epsilon, delta, adversary, "privacy.max_epsilon", _REMEDY)
+
+
+def planned_draws(config: Experiment) -> int:
+    """The most draws that the rounds of a config can need, retries included, no crash counted.
+
+    A client-level run has no retries (manifed/experiment/schema.py).
+    """
+    federation = config.federation
+    retries = federation.replies.on_failure == "retry"
+    return federation.num_rounds * (federation.replies.max_attempts if retries else 1)
+
+
+def reporting_delta(config: Experiment) -> float | None:
+    """At which delta epsilon is reported; None without privacy.
+
+    Raises:
+        ConfigError: when the config names none.
+    """
+    privacy = config.privacy
+    if privacy.kind == "none":
+        return None
+    if privacy.delta is not None:
+        return privacy.delta
+    if privacy.noise.kind == "target":
+        return privacy.noise.delta
+    if privacy.noise.kind == "published":
+        return privacy.noise.local_delta
+    raise ConfigError(
+        "privacy.delta: required with privacy.noise.kind = 'multiplier', but not given; epsilon is "
+        "reported at this delta"
+    )
+
+
+def _check_reporting_delta(config: Experiment, sizes: Sizes) -> None:
+    """Delta < 1/n, except for the papers' own settings, which break it and are labelled."""
+    privacy = config.privacy
+    delta = reporting_delta(config)
+    if privacy.kind == "none" or delta is None or privacy.noise.kind == "published":
+        return
+    if privacy.kind == "client-level":
+        _check_delta(delta, len(sizes), "privacy.delta", "clients")
+    else:
+        _check_delta(delta, sum(sizes), "privacy.delta", "examples")
+
+
+def _mechanism_text(config: Experiment, terms: Terms) -> str:
+    mechanism = client_mechanism(config)
+    if mechanism is not None:
+        return (
+            f"{config.server_update.space} Gaussian at the server, "
+            f"noise multiplier {mechanism.noise_multiplier:.5g}, "
+            f"l2_norm_clip {mechanism.l2_norm_clip:g}"
+        )
+    shown = {
+        f"{r.label}: {r.count} a client update, multiplier {r.noise_multiplier:.5g}, "
+        f"{r.sampling.kind}"
+        for client in terms.turns
+        for r in client.releases
+    }
+    return "tangent Gaussian at each client; " + "; ".join(sorted(shown))
+
+
+def _claim(config: Experiment) -> Claim | None:
+    privacy, federation = config.privacy, config.federation
+    if privacy.kind != "example-level" or privacy.noise.kind != "published":
+        return None
+    rule = privacy.noise
+    cohort = max(1, round(federation.cohort.expected_size(federation.num_clients)))
+    return Claim(
+        rule.local_epsilon, rule.local_delta, federation.num_clients, cohort, rule.slack_delta
+    )
+
+
+# -- plans -----------------------------------------------------------------------------------
+def planned_statement(config: Experiment, sizes: Sizes) -> dict[str, Any]:
+    """The statement of a whole run in which every client is invited as often as can be."""
+    return promise_of(config, sizes).planned(config.federation.num_rounds)
+
+
+def planned_curve(config: Experiment, sizes: Sizes, points: int = 20) -> list[dict[str, Any]]:
+    """Epsilon against every adversary after some rounds of a run that invites everybody it can."""
+    if config.privacy.kind == "none":
+        raise ConfigError("privacy.kind: there is no curve to draw, got 'none'")
+    promise, last = promise_of(config, sizes), config.federation.num_rounds
+    picks = sorted({max(1, round(last * k / points)) for k in range(1, points + 1)})
+    rows: list[dict[str, Any]] = []
+    for rounds in picks:
+        found = promise.planned(rounds)["adversaries"]
+        rows.append({"round": rounds} | {one["name"]: one["epsilon"] for one in found})
+    return rows

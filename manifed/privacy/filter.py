@@ -1,0 +1,177 @@
+"""The filter: refuses the cohort draw that a budget does not pay, fixed before any is made.
+
+A *draw* is one attempt of one round: a fresh cohort, charged before its messages leave. Draw k is
+refused when k draws would cost more than the budget *a priori*, against the budget's adversary.
+
+Guarantee: the price of k draws is a function of what is planned and of k alone, so no stop depends
+on who was drawn. Why that matters, and what retries and failed rounds do:
+
+**Who sees no cohorts.** Let K be the most draws that a run may make: rounds times attempts, at most
+what the budget pays. Show an adversary more than an outsider sees: every cohort and every upload of
+all K draws, those included that the run never came to. Each draw is a fresh coin that depends
+neither on the data nor on the past; a record's loss in it is 0 with probability 1 - rho and that of
+one client update with probability rho, so K draws cost the K-fold mixture of
+privacy/participation.py. The models, the round in which a run stopped, and which attempts were
+retried or failed are a function of what that adversary has and of randomness that does not depend
+on the record: they cost no more. Pricing only the draws that were *made* is no bound when their
+number depends on the cohorts: with two clients, one drawn at a time, and one of them always
+failing, a retried round that needed one draw was certainly the other's. Hence a statement prices K,
+and a retry policy multiplies it.
+
+Presumed: whether a client fails does not depend on its records (a failure would be a release of
+its own), and whether the server's process crashes or is resumed does not depend on the cohorts. A
+draw that a crash makes necessary is added to K.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+from manifed.errors import BudgetExhausted
+from manifed.privacy import accountant, participation
+from manifed.privacy.adversaries import Adversary
+from manifed.privacy.charges import Releases, Terms
+from manifed.privacy.events import Unsampled, repeated
+
+
+@dataclass(frozen=True)
+class Draw:
+    """What one cohort draw may release, whoever is drawn."""
+
+    participation_probability: float
+    updates: frozenset[Releases] = frozenset()
+    """What a client that takes part releases; several where clients differ."""
+    aggregate: Releases = ()
+    """What the server releases about clients, the sampling of the cohort included."""
+
+    @classmethod
+    def of(cls, terms: Terms) -> "Draw":
+        """The draw of a ledger's terms."""
+        updates = frozenset(turn.releases for turn in terms.turns)
+        return cls(terms.participation_probability, updates, terms.aggregate)
+
+
+@lru_cache(maxsize=1 << 14)
+def a_priori(draw: Draw, adversary: Adversary, draws: int, delta: float) -> float:
+    """Epsilon of the worst client after ``draws`` draws, before any cohort is known.
+
+    Raises:
+        NoValidBound: as the accountant.
+    """
+    if draws == 0:
+        return 0.0
+    if adversary.releases == "aggregate" and not adversary.sees_cohorts:
+        return accountant.epsilon(repeated(draw.aggregate, draws), delta)
+    updates = draw.updates
+    if adversary.releases == "aggregate":
+        updates = {tuple(r.model_copy(update={"sampling": Unsampled()}) for r in draw.aggregate)}
+    return max((_of_update(one, draw, adversary, draws, delta) for one in updates), default=0.0)
+
+
+def _of_update(
+    update: Releases, draw: Draw, adversary: Adversary, draws: int, delta: float
+) -> float:
+    rate = draw.participation_probability
+    if adversary.sees_cohorts:
+        return participation.server_epsilon_a_priori(
+            update, participation_probability=rate, num_rounds=draws, delta=delta
+        )
+    if rate >= 1.0:
+        return participation.server_epsilon(update, participations=draws, delta=delta)
+    return participation.external_epsilon(
+        update, participation_probability=rate, num_rounds=draws, delta=delta
+    )
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What may be spent: epsilon at delta against one adversary."""
+
+    epsilon: float
+    delta: float
+    adversary: Adversary
+    field: str = "budget"
+    """Where it is said, for messages."""
+    remedy: str = "raise the budget"
+    """What may allow more, for messages."""
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """``draws`` draws cost at most ``target`` by the construction of their noise."""
+
+    target: Budget
+    draws: int
+
+
+@dataclass(frozen=True)
+class Filter:
+    """Pays draws one after the other until the budget is spent; without one it pays all."""
+
+    draw: Draw
+    most_draws: int
+    """What the rounds can need, retries included, no crash counted."""
+    budget: Budget | None = None
+    calibration: Calibration | None = None
+
+    def pays(self, draws: int) -> bool:
+        """Whether the budget pays so many draws."""
+        return self.budget is None or self._is_within(self.budget, draws)
+
+    def passes_target(self, draws: int) -> bool:
+        """Whether so many draws cost more than the noise was calibrated for."""
+        calibration = self.calibration
+        return calibration is not None and not self._is_within(calibration.target, draws)
+
+    def cost(self, budget: Budget, draws: int) -> float:
+        """Epsilon of so many draws, at a budget's delta and against its adversary."""
+        return a_priori(self.draw, budget.adversary, draws, budget.delta)
+
+    @cached_property
+    def planned_draws(self) -> int:
+        """K: what the rounds can need, or the most that the budget pays, whichever is less."""
+        low, high = 0, self.most_draws
+        if self.pays(high):
+            return high
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self.pays(middle) else (low, middle)
+        return low
+
+    def check(self, draws: int, server_round: int) -> None:
+        """Refuse the draw that the budget does not pay, whoever is in it.
+
+        Raises:
+            BudgetExhausted: with what it costs and what may allow more.
+        """
+        if self.pays(draws):
+            return
+        budget = self.budget
+        assert budget is not None
+        raise BudgetExhausted(
+            f"{budget.field}: round {server_round} would be cohort draw {draws}, which costs "
+            f"epsilon {self.cost(budget, draws):.4g} against the {budget.adversary.name} adversary "
+            f"whoever is drawn, the budget is {budget.epsilon:g}; the model of the last paid round "
+            f"is kept, and {budget.remedy}"
+        )
+
+    def passed_target(self, draws: int) -> str | None:
+        """One line about draws that cost more than the target; None while they do not."""
+        if self.calibration is None or not self.passes_target(draws):
+            return None
+        target = self.calibration.target
+        return (
+            f"the target epsilon {target.epsilon:g} is passed: {draws} cohort draws cost "
+            f"{self.cost(target, draws):.4g} against the {target.adversary.name} adversary, which "
+            "privacy.max_epsilon allows"
+        )
+
+    def _is_within(self, budget: Budget, draws: int) -> bool:
+        known = self.calibration
+        if (
+            known is not None
+            and draws <= known.draws
+            and budget.delta >= known.target.delta
+            and budget.epsilon >= known.target.epsilon
+        ):
+            return True
+        return self.cost(budget, draws) <= budget.epsilon

@@ -1,0 +1,184 @@
+"""What a run promises whom: its terms, adversaries and budget, and the numbers from an odometer.
+
+Guarantee: every epsilon is an upper bound and comes from charges alone; a planned run is priced as
+one that reserved all its rounds for everybody.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from manifed.errors import ConfigError
+from manifed.privacy.adversaries import Adversary
+from manifed.privacy.charges import Reservation, Terms
+from manifed.privacy.composition import NoValidBound
+from manifed.privacy.filter import Filter, a_priori
+from manifed.privacy.ledger import Head, Ledger
+from manifed.privacy.odometer import Odometer
+from manifed.privacy.published import Claim
+
+PUBLIC = "shard sizes, the config and the number of rounds are public"
+ORACLE = (
+    "cost, gap and gradient norm were computed on all data without noise (a simulation oracle): "
+    "they are no part of the release, and whoever shows them voids this guarantee"
+)
+
+
+@dataclass(frozen=True)
+class Promise:
+    """What is promised, as data; without adversaries nothing is, and nothing is charged."""
+
+    terms: Terms
+    filter: Filter
+    adversaries: tuple[Adversary, ...] = ()
+    """The one of the headline first."""
+    delta: float | None = None
+    """At which epsilon is stated; given with adversaries."""
+    facts: Mapping[str, str | None] = field(default_factory=dict[str, str | None])
+    """Kind, unit, relation, mechanism: what the statement says beside numbers."""
+    has_oracle: bool = False
+    """Whether the run prints numbers computed on all data."""
+    claim: Claim | None = None
+    """What a paper prints for it; shown and labelled."""
+
+    def odometer(self, rounds: int = 0) -> Odometer:
+        """Nothing spent under these terms, or so many rounds reserved for everybody."""
+        odometer = Odometer()
+        odometer.declare(self.terms)
+        if rounds:
+            odometer.reserve(Reservation(1, rounds, 0, np.arange(self.terms.population)))
+        return odometer
+
+    def headline(self, odometer: Odometer) -> float | None:
+        """Epsilon so far against the first adversary; None when nothing is promised."""
+        if self.delta is None or not self.adversaries:
+            return None
+        return odometer.epsilon(self.adversaries[0], self.delta)
+
+    def spent(self, odometer: Odometer) -> list[dict[str, Any]]:
+        """Name, text, epsilon, delta and remark of every adversary, the headline first."""
+        if self.delta is None:
+            return []
+        rows: list[dict[str, Any]] = []
+        for adversary in self.adversaries:
+            epsilon = odometer.epsilon(adversary, self.delta)
+            rows.append(row(adversary.name, adversary.text, epsilon, self.delta))
+            if remark := self._remark(adversary, odometer):
+                rows[-1]["remark"] = remark
+        return rows
+
+    def _remark(self, adversary: Adversary, odometer: Odometer) -> str | None:
+        if adversary.sees_cohorts:
+            return f"realised: at most {odometer.participations} rounds a client"
+        if adversary.releases == "aggregate" or self.terms.participation_probability >= 1:
+            return None
+        planned = max(self.terms.planned_draws, odometer.rounds_counted)
+        return f"for all {planned} cohort draws that were planned"
+
+    def statement(
+        self,
+        odometer: Odometer,
+        *,
+        noise_origins: Iterable[str] = (),
+        has_oracle: bool | None = None,
+        is_declared: bool = False,
+    ) -> dict[str, Any]:
+        """The privacy statement as data (manifed/runs/statement.py prints it).
+
+        ``noise_origins``: where the keys of noise came from; ``has_oracle`` None: as promised;
+        ``is_declared``: whether clients in other processes said where their noise came from.
+        """
+        rows, notes, draws = self.spent(odometer), list[str](), odometer.rounds_counted
+        if self.claim is not None:
+            remark = {"remark": "Theorem 4.2 as printed: UNSOUND at record level"}
+            claimed = self.claim.after(max(draws, 1))
+            rows.append(row("published", "nobody in particular", *claimed) | remark)
+        if self.adversaries:
+            passed = self.filter.passed_target(draws)
+            is_shown = self.has_oracle if has_oracle is None else has_oracle
+            notes = [PUBLIC, *([passed] if passed else []), *([ORACLE] if is_shown else [])]
+        return {
+            **self.facts,
+            "adversaries": rows,
+            "notes": notes,
+            "noise_origins": sorted(noise_origins),
+            "is_declared": is_declared,
+        }
+
+    def planned(self, rounds: int) -> dict[str, Any]:
+        """The statement of so many rounds, if all of them invite everybody."""
+        plan = self.for_draws(rounds)
+        return plan.statement(plan.odometer(rounds))
+
+    def for_draws(self, draws: int) -> "Promise":
+        """The same promise, planned for so many draws."""
+        return replace(self, terms=self.terms.model_copy(update={"planned_draws": draws}))
+
+    def check_ledger(self, odometer: Odometer) -> None:
+        """Refuse a ledger that was charged more for its draws than these terms price them.
+
+        Raises:
+            ConfigError: with both prices.
+        """
+        draws = odometer.rounds_counted
+        for adversary in self.adversaries:
+            if adversary.sees_cohorts or self.delta is None or draws == 0:
+                continue
+            counted = odometer.epsilon(adversary, self.delta)
+            is_drawn = adversary.releases == "updates"
+            planned = max(draws, self.terms.planned_draws) if is_drawn else draws
+            priced = a_priori(self.filter.draw, adversary, planned, self.delta)
+            if counted > priced * (1 + 1e-6):
+                raise ConfigError(
+                    f"output.resume: expected a ledger whose {planned} draws cost at most "
+                    f"{priced:.4g} against the {adversary.name} adversary, got {counted:.4g}: it "
+                    "was charged under other terms than this config's; start a new run instead"
+                )
+
+
+def row(name: str, text: str, epsilon: float, delta: float) -> dict[str, Any]:
+    """One adversary's line of a statement."""
+    return {"name": name, "text": text, "epsilon": epsilon, "delta": delta}
+
+
+def audit_ledger(
+    path: Path, delta: float, *, key: bytes | None = None, anchors: Iterable[Head] = ()
+) -> dict[str, Any]:
+    """What a ledger proves on its own, read once in a stream.
+
+    Raises:
+        LedgerDamaged: for a broken chain, a torn last line, a wrong key, or an anchor (a head that
+            was kept elsewhere) that is not in the chain.
+        ConfigError: for charges that no theorem prices.
+    """
+    odometer = Odometer()
+    found = Ledger.verify(path, key=key, anchors=anchors, feed=odometer.feed)
+    if found.is_torn:
+        raise found.torn_error(path)
+    try:
+        spent = odometer.spent(delta)
+    except NoValidBound as refusal:
+        raise ConfigError(f"{path}: {refusal}") from None
+    return {
+        "format": found.format,
+        "run_id": found.run_id,
+        "head": str(found.head),
+        "key_id": found.key_id,
+        "authenticity": found.authenticity,
+        "entries": found.head.sequence + 1,
+        "charges": odometer.rounds_counted,
+        "consumed": odometer.rounds_consumed,
+        "delta": delta,
+        "adversaries": [
+            row(one.adversary.name, one.adversary.text, one.epsilon, one.delta)
+            | {
+                "unit": one.unit,
+                "neighboring_relation": one.neighboring_relation,
+                "epsilon_consumed": one.epsilon_consumed,
+            }
+            for one in spent
+        ],
+    }
