@@ -1,4 +1,4 @@
-"""Client turns per second: stacked cohort, one message a client, Flower under Ray, a numpy loop.
+"""Client updates a second: stacked cohort, one message a client, Flower under Ray, a numpy loop.
 
     python benchmarks/engines.py [--clients 10 100 1000] [--cases ...] [--no-ray] [--json]
     python benchmarks/engines.py --cases spd_10 --out benchmarks/results   # adds to what is there
@@ -186,13 +186,13 @@ def report(results: Results) -> str:
             + [f"{flat[f'{name}_over_floor']:.2f}" if "floor" in seconds else ""]
             + [f"{seconds['memory']:.0f}"]
         )
-    header = ["case", "clients", "cohort turns/s", "ms a round"]
+    header = ["case", "clients", "cohort updates/s", "ms a round"]
     header += ["x messages", "x numpy loop", "x Ray", "over floor", "peak MiB"]
     return table(header, rows)
 
 
 def plot(results: Results, path: Path) -> None:
-    """Client turns per second of every engine, a bar each, for the largest cohort Ray ran."""
+    """Client updates a second of every engine, a bar each, for the largest cohort Ray ran."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -205,7 +205,7 @@ def plot(results: Results, path: Path) -> None:
         axis.bar([i + place * 0.2 for i in range(len(shown))], heights, 0.19, label=rival)
     axis.set_xticks([i + 0.3 for i in range(len(shown))], list(shown), fontsize=7)
     axis.set_yscale("log")
-    axis.set_ylabel("client turns a second")
+    axis.set_ylabel("client updates a second")
     axis.legend(fontsize=7)
     figure.tight_layout()
     figure.savefig(path, dpi=110)
@@ -216,7 +216,7 @@ def write(results: Results, out: Path) -> None:
     """engines.json (what later commands add to), engines.md and engines.png."""
     (out / "engines.json").write_text(json.dumps(results, indent=1) + "\n")
     heading = (
-        "# Client turns a second, engine by engine\n\n`python benchmarks/engines.py --out "
+        "# Client updates a second, engine by engine\n\n`python benchmarks/engines.py --out "
         "benchmarks/results`, case by case with `--cases`\n\nTwo cores, "
         f"{torch.get_num_threads()} torch threads, ten local steps, full gradients. Ratios are wall"
         " times of a round over the cohort engine's, medians of interleaved rounds (Ray: its own "

@@ -63,9 +63,9 @@ def race(rivals: Mapping[str, Work], *, rounds: int = 5, slice_: float = 0.02) -
     best = {name: max(cpu_seconds(work, 1), 1e-7) for name, work in rivals.items()}
     running = {name: work for name, work in rivals.items() if best[name] <= 100 * slice_}
     repeats = {name: max(1, int(slice_ / seconds)) for name, seconds in best.items()}
-    for turn in range(rounds):
+    for number in range(rounds):
         for name, work in running.items():
-            if turn < 3 or repeats[name] > 1:
+            if number < 3 or repeats[name] > 1:
                 best[name] = min(best[name], cpu_seconds(work, repeats[name]))
     return best
 

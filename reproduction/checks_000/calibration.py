@@ -93,8 +93,8 @@ def correction_price(setting: Setting) -> float:
 def transcript_lower_bound(setting: Setting) -> float:
     """What any honest epsilon of the inner iterates is at least (exact, worst-case records).
 
-    Worlds: the changed record's correction is 2 tau u or -2 tau u whenever it is drawn, the others'
-    is 0. Event: some inner step moved by more than c along u.
+    Neighbouring datasets: the changed record's correction is 2 tau u or -2 tau u whenever it is
+    drawn, the others' is 0. Event: some inner step moved by more than c along u.
     """
     c = np.linspace(0.0, 40.0, 4001)
     shift, rate = 2 / setting.stddev, 1 / setting.examples
@@ -106,7 +106,7 @@ def transcript_lower_bound(setting: Setting) -> float:
 
 
 def attack(setting: Setting, rng: np.random.Generator) -> float:
-    """Lower bound (95 %) from simulated transcripts of both worlds, by the product's audit."""
+    """Lower bound (95 %) from transcripts of two neighbouring datasets, by the product's audit."""
     scores: list[np.ndarray] = []
     for sign in (1.0, -1.0):
         most = np.full(TRIALS, -np.inf)

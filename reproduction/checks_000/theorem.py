@@ -87,22 +87,22 @@ def check_3() -> Finding:
         )
         for row in table_1()
     }
-    ordered = all(_is_ordered(s, views) for (_, s, _), views in pairs.items())
+    ordered = all(_is_ordered(s, prices) for (_, s, _), prices in pairs.items())
     example, first, last = pairs[300, 10, 500], pairs[100, 1, 50], pairs[100, 1, 500]
     return Finding(
         "3",
         "parallel composition across clients is never worse, equal iff s = 1",
         verdict_of(as_printed=ordered),
         {
-            "300_10_500": {view: price["epsilon"] for view, price in example.items()},
-            "100_1_50": {view: price["epsilon"] for view, price in first.items()},
-            "100_1_500": {view: price["epsilon"] for view, price in last.items()},
+            "300_10_500": {who: price["epsilon"] for who, price in example.items()},
+            "100_1_50": {who: price["epsilon"] for who, price in first.items()},
+            "100_1_500": {who: price["epsilon"] for who, price in last.items()},
         },
         remark="published and parallel are unsound at record level; external and server hold",
     )
 
 
-def _is_ordered(cohort_size: int, views: Mapping[str, Mapping[str, float]]) -> bool:
-    parallel, published = views["parallel"]["epsilon"], views["published"]["epsilon"]
+def _is_ordered(cohort_size: int, prices: Mapping[str, Mapping[str, float]]) -> bool:
+    parallel, published = prices["parallel"]["epsilon"], prices["published"]["epsilon"]
     is_equal = abs(parallel / published - 1) < 1e-9
     return parallel <= published * (1 + 1e-12) and is_equal == (cohort_size == 1)

@@ -1,6 +1,6 @@
 """Central solvers: a federation of one client, several seeds at once as a stacked cohort.
 
-The product's own halves, mechanism, oracle and noise on configs/experiments/003_*; only
+The product's own client updates, mechanism, oracle and noise on configs/experiments/003_*; only
 Flower is left out, whose part is nil here (with one client the tangent mean returns its point; the
 equality with a product run is tested). Every seed is one row: its own start and noise, shared data.
 """
@@ -101,7 +101,7 @@ def _run(
     least: float,
 ) -> Curve:
     rows, training = len(seeds), config.training
-    half = ClientSetup(problem, training, mechanism)
+    setup = ClientSetup(problem, training, mechanism)
     stacked = Shared(
         {k: t.expand(rows, *t.shape) for k, t in data.tensors.items()}, data.feature_ndim
     )
@@ -111,8 +111,8 @@ def _run(
     spent, excess = [0.0], [_costs(problem, x, data) - least]
     for r in range(1, config.federation.num_rounds + 1):
         seat = Seat(tuple(seeds), r, 0, "train")
-        turn = run_update(half, seat, Point(x), None, stacked, [len(data)] * rows, source)
-        x = problem.manifold.expmap(x, turn.up.tensors()["u"])
+        update = run_update(setup, seat, Point(x), None, stacked, [len(data)] * rows, source)
+        x = problem.manifold.expmap(x, update.up.tensors()["u"])
         if r % config.evaluation.every == 0 or r == config.federation.num_rounds:
             spent.append(r * gradients_a_round(config, len(data)))
             excess.append(_costs(problem, x, data) - least)

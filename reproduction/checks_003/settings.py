@@ -80,7 +80,7 @@ def centrally(
     *,
     every: int = 1,
 ) -> Experiment:
-    """One client, ``rounds`` turns of ``training``, measured ``every`` so many turns."""
+    """One client, ``rounds`` rounds of ``training``, measured ``every`` so many."""
     problem, data = pair
     return parse(
         {

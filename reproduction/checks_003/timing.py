@@ -189,9 +189,9 @@ def check_h6() -> Finding:
 
 
 def step_share(problem: FiniteSum, data: Examples, x: Tensor) -> float:
-    """Share of a DP-RSGD step (one example) that its noise takes, in the product's half."""
+    """Share of a DP-RSGD step (one example) that its noise takes, in a client update."""
     training = RSGD(step_size=1e-3, local_steps=100, minibatch=WithoutReplacement(batch_size=1))
-    half = {
+    setups = {
         name: ClientSetup(
             problem,
             training,
@@ -204,11 +204,11 @@ def step_share(problem: FiniteSum, data: Examples, x: Tensor) -> float:
         for name, multiplier in (("noised", 1.0), ("plain", 0.0))
     }
     source, seat = NoiseSource.from_seed(1), Seat(0, 1, 0, "train")
-    turns: dict[str, Work] = {
-        name: lambda h=h: run_update(h, seat, Point(x), None, data, len(data), source)
-        for name, h in half.items()
+    updates: dict[str, Work] = {
+        name: lambda s=s: run_update(s, seat, Point(x), None, data, len(data), source)
+        for name, s in setups.items()
     }
-    seconds = race(turns, rounds=5, slice_=0.1)
+    seconds = race(updates, rounds=5, slice_=0.1)
     return 1 - seconds["plain"] / seconds["noised"]
 
 

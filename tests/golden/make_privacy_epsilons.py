@@ -1,7 +1,7 @@
 """Reference epsilons from dp-accounting and closed forms alone: python tests/golden/make_...py
 
-Writes tests/golden/privacy_epsilons.json. Nothing of manifed is imported. Each case names a view, a
-turn (list of releases), how often it is made, and delta.
+Writes tests/golden/privacy_epsilons.json. Nothing of manifed is imported. Each case names an
+adversary, a list of releases, how often it is made, and delta.
 """
 
 import itertools
@@ -39,7 +39,7 @@ def subset(z, size, population, count=1, **more):
     return release(z, "without-replacement", count, sample_size=size, population=population, **more)
 
 
-TURNS = {
+RELEASES = {
     "full add-or-remove": [release(3.0, count=3)],
     "full replace-one": [release(2.0, count=2, relation=REPLACE)],
     "poisson": [poisson(1.1, 0.05, 3)],
@@ -57,18 +57,18 @@ CLIENT = {
 }
 
 
-def kinds(turn):
-    return {r["sampling"]["kind"] for r in turn}
+def kinds(releases):
+    return {r["sampling"]["kind"] for r in releases}
 
 
-def exact(turn, times, delta):
-    mu2 = sum(r["count"] * times / r["noise_multiplier"] ** 2 for r in turn)
+def exact(releases, times, delta):
+    mu2 = sum(r["count"] * times / r["noise_multiplier"] ** 2 for r in releases)
     return gaussian_mechanism.get_epsilon_gaussian(1 / math.sqrt(mu2), delta)
 
 
-def loss(turn):
+def loss(releases):
     total = pld.identity(INTERVAL)
-    for r in turn:
+    for r in releases:
         q = r["sampling"].get("sampling_probability", 1.0)
         one = pld.from_gaussian_mechanism(
             r["noise_multiplier"], sampling_prob=q, value_discretization_interval=INTERVAL
@@ -77,9 +77,9 @@ def loss(turn):
     return total
 
 
-def divergences(turn):
+def divergences(releases):
     total = 0.0
-    for r in turn:
+    for r in releases:
         event = dp_accounting.GaussianDpEvent(r["noise_multiplier"])
         if r["sampling"]["kind"] == "without-replacement":
             event = dp_accounting.SampledWithoutReplacementDpEvent(
@@ -93,37 +93,47 @@ def divergences(turn):
     return total
 
 
-def composed(turn, times, delta):
+def composed(releases, times, delta):
     """Epsilon of ``times`` turns."""
-    if kinds(turn) == {"unsampled"}:
-        return exact(turn, times, delta)
-    if "without-replacement" in kinds(turn):
-        return rdp.compute_epsilon(rdp.DEFAULT_RDP_ORDERS, times * divergences(turn), delta)[0]
-    return loss(turn).self_compose(times).get_epsilon_for_delta(delta)
+    if kinds(releases) == {"unsampled"}:
+        return exact(releases, times, delta)
+    if "without-replacement" in kinds(releases):
+        return rdp.compute_epsilon(rdp.DEFAULT_RDP_ORDERS, times * divergences(releases), delta)[0]
+    return loss(releases).self_compose(times).get_epsilon_for_delta(delta)
 
 
-def mixed(turn, rate, times, delta):
-    """Epsilon of ``times`` rounds in each of which a turn happens with probability ``rate``."""
-    if "without-replacement" in kinds(turn):
+def mixed(releases, rate, times, delta):
+    """Epsilon of ``times`` rounds in each of which it is made with probability ``rate``."""
+    if "without-replacement" in kinds(releases):
         a = np.asarray(rdp.DEFAULT_RDP_ORDERS)
-        moments = np.log1p(rate * np.expm1((a - 1) * divergences(turn)))
+        moments = np.log1p(rate * np.expm1((a - 1) * divergences(releases)))
         return rdp.compute_epsilon(a, times * moments / (a - 1), delta)[0]
-    one = loss(turn).compute_mixture(pld.identity(INTERVAL), rate)
+    one = loss(releases).compute_mixture(pld.identity(INTERVAL), rate)
     return one.self_compose(times).get_epsilon_for_delta(delta)
 
 
 def cases():
-    for (name, turn), times, delta in itertools.product(TURNS.items(), (1, 40, 200), (1e-5, 1e-3)):
-        yield "server", name, turn, 1.0, times, delta, composed(turn, times, delta)
-    for (name, turn), (rate, times) in itertools.product(TURNS.items(), ((0.1, 50), (0.5, 20))):
-        yield "external", name, turn, rate, times, 1e-5, mixed(turn, rate, times, 1e-5)
-    for (name, turn), times in itertools.product(CLIENT.items(), (1, 30, 200)):
-        yield "client-level", name, turn, 1.0, times, 1e-4, composed(turn, times, 1e-4)
+    for (name, releases), times, delta in itertools.product(
+        RELEASES.items(), (1, 40, 200), (1e-5, 1e-3)
+    ):
+        yield "server", name, releases, 1.0, times, delta, composed(releases, times, delta)
+    for (name, releases), (rate, times) in itertools.product(
+        RELEASES.items(), ((0.1, 50), (0.5, 20))
+    ):
+        yield "external", name, releases, rate, times, 1e-5, mixed(releases, rate, times, 1e-5)
+    for (name, releases), times in itertools.product(CLIENT.items(), (1, 30, 200)):
+        yield "client-level", name, releases, 1.0, times, 1e-4, composed(releases, times, 1e-4)
 
 
 def main():
     rows = [
-        dict(zip(("view", "name", "turn", "rate", "times", "delta", "epsilon"), row, strict=True))
+        dict(
+            zip(
+                ("adversary", "name", "releases", "rate", "times", "delta", "epsilon"),
+                row,
+                strict=True,
+            )
+        )
         for row in cases()
     ]
     for row in rows:

@@ -49,7 +49,7 @@ def subset(z, size, population, count=1, relation="replace-one"):
 @pytest.mark.golden
 def test_the_golden_table_covers_every_event_and_view():
     assert len(GOLDEN) >= 60
-    seen = {(c["view"], r["sampling"]["kind"]) for c in GOLDEN for r in c["turn"]}
+    seen = {(c["adversary"], r["sampling"]["kind"]) for c in GOLDEN for r in c["releases"]}
     assert len(seen) == 9
 
 
@@ -58,8 +58,8 @@ def test_the_golden_table_covers_every_event_and_view():
     "case", GOLDEN, ids=[f"{c['view']} {c['name']} {c['times']} {c['delta']:g}" for c in GOLDEN]
 )
 def test_epsilon_agrees_with_dp_accounting(case):
-    releases = [GaussianRelease.model_validate(r) for r in case["turn"]]
-    if case["view"] == "external":
+    releases = [GaussianRelease.model_validate(r) for r in case["releases"]]
+    if case["adversary"] == "external":
         found = external_epsilon(
             releases,
             participation_probability=case["rate"],
@@ -72,9 +72,9 @@ def test_epsilon_agrees_with_dp_accounting(case):
 
 
 @pytest.mark.golden
-@pytest.mark.parametrize("case", [c for c in GOLDEN if c["view"] != "external"][::5])
+@pytest.mark.parametrize("case", [c for c in GOLDEN if c["adversary"] != "external"][::5])
 def test_delta_is_the_inverse_of_epsilon(case):
-    releases = [GaussianRelease.model_validate(r).times(case["times"]) for r in case["turn"]]
+    releases = [GaussianRelease.model_validate(r).times(case["times"]) for r in case["releases"]]
     epsilon = accountant.epsilon(releases, case["delta"])
     back = accountant.delta(releases, epsilon)
     assert back <= case["delta"] * (1 + 1e-9)

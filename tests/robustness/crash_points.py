@@ -223,7 +223,7 @@ def reference(config: Experiment, attempts: tuple[int, ...]) -> torch.Tensor:
 
 
 def witnessed(folder: Path) -> set[tuple[int, int, int]]:
-    """(round, attempt, partition) of every turn that any part of the run began."""
+    """(round, attempt, partition) of every client update that any part of the run began."""
     path = folder / "witness"
     lines = path.read_text().splitlines() if path.exists() else []
     return {(int(r), int(a), int(i)) for r, a, i in (line.split() for line in lines)}
@@ -250,12 +250,12 @@ def said(folder: Path) -> str:
 
 @contextmanager
 def _witness(folder: Path, write: Callable[[int, bytes], int]) -> Generator[None, None, None]:
-    turn = node.run_update
+    update = node.run_update
     file = os.open(folder / "witness", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
 
-    def run_update(half: Any, seat: Any, *rest: Any) -> Any:
+    def run_update(setup: Any, seat: Any, *rest: Any) -> Any:
         write(file, f"{seat.server_round} {seat.attempt} {seat.partition}\n".encode())
-        return turn(half, seat, *rest)
+        return update(setup, seat, *rest)
 
     node.run_update = run_update
     yield

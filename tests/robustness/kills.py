@@ -6,7 +6,7 @@ A run is killed (SIGKILL) before, half-way through or after each of its writes, 
 truncations, links and unlinks, or finds the disk full there; trials beyond that crash twice, also
 while the run is being gone on with. Each is gone on with as a user would (`--resume`, or the
 command again where nothing had begun). An anomaly is any of: a continuation that fails, a round
-with no row or two, a file that does not belong there, a released turn that the ledger does not
+with no row or two, a file that does not belong there, an update released that the ledger does not
 count, a final model that differs by one bit from an uninterrupted run of the same attempts, or
 more rounds paid again than the checkpoints allow.
 """
