@@ -1,4 +1,4 @@
-"""The reference loop: rounds of the pure halves, no Flower, all clients stacked."""
+"""The library's own loop, with a look at what clients uploaded and remember."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -6,10 +6,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from manifed.algorithms.interface import ClientUpdate, Collected, Memory, ServerState, ServerUpdate
+from manifed.algorithms.interface import ClientUpdate, Memory, ServerState, ServerUpdate
 from manifed.algorithms.payloads import Payload
-from manifed.federation.aggregation import ServerDraws, private_mean, weighted_mean
-from manifed.federation.client import ClientSetup, Seat, run_update
+from manifed.federation.client import ClientSetup, ClientSide
+from manifed.federation.plan import Plan
+from manifed.federation.replies import ReplyPolicy
+from manifed.federation.rounds import run_rounds
+from manifed.federation.stacked import StackedTransport
 from manifed.manifolds.base import Manifold
 from manifed.privacy.mechanism import ClientMechanism, ExampleMechanism
 from manifed.privacy.noise import NoiseSource
@@ -28,6 +31,41 @@ class Played:
     uploads: Payload
 
 
+class Watched(StackedTransport):
+    """Keeps the uploads of the last exchange; may start from a given memory of all clients."""
+
+    uploads: Payload
+
+    def remember(self, memory: Memory | None, clients: int) -> None:
+        self._memory = memory
+        self._tags = dict.fromkeys(range(clients), (0, 0))
+
+    @property
+    def memory(self) -> Memory | None:
+        if self._memory is None:
+            return None
+        return type(self._memory)(*[t.clone() for t in self._memory.tensors().values()])
+
+    def exchange(self, *asked):
+        replies = super().exchange(*asked)
+        assert not replies.failures, replies.failures
+        self.uploads = replies.uploads
+        return replies
+
+
+@dataclass(frozen=True)
+class Members:
+    """Who takes part, said round by round."""
+
+    of_round: Callable[[int], tuple[int, ...]]
+
+    def draw(self, num_clients, server_round, attempt, source):
+        return self.of_round(server_round)
+
+    def expected_size(self, num_clients):
+        return float(len(self.of_round(1)))
+
+
 def federate(
     problem: Problem,
     shards: Sequence[Examples],
@@ -43,40 +81,25 @@ def federate(
     source: NoiseSource = SOURCE,
 ) -> Iterator[Played]:
     """The rounds, one by one; ``cohort(server_round)`` says who takes part (default: all)."""
-    half = ClientSetup(problem, training, mechanism or ExampleMechanism())
-    manifold, n = half.manifold, len(shards)
-    stacked, sizes = Examples.stack(list(shards)), torch.tensor([len(s) for s in shards])
-    state = strategy.initial(x)
-    if memory is None:
-        memory = training.initial_memory(x.expand(n, *x.shape))
-    for r in range(1, num_rounds + 1):
-        members = cohort(r) if cohort else tuple(range(n))
-        rows = torch.tensor(members)
-        mine = None if memory is None else memory.take(rows)
-        examples = Examples({k: t[rows] for k, t in stacked.tensors.items()}, stacked.feature_ndim)
-        for index, phase in enumerate(training.phases):
-            down = strategy.down(state, phase.name)
-            spread = type(down)(*[t.expand(len(rows), *t.shape) for t in down.tensors().values()])
-            seat = Seat(members, r, 0, phase.name)
-            turn = run_update(half, seat, spread, mine, examples, sizes[rows].tolist(), source)
-            mine = turn.memory
-            draws = ServerDraws(source, r, 0, index)
-            if client_mechanism is None:
-                weights = sizes[rows].double()
-                if strategy.weights == "uniform":
-                    weights = torch.ones_like(weights)
-                mean = weighted_mean(turn.up, weights)
-            else:
-                base = strategy.base(state, manifold)
-                mean = private_mean(
-                    turn.up, base, strategy.space, manifold, client_mechanism, len(rows), draws
-                ).mean
-            collected = Collected(mean, turn.up, members, n, draws.uniform())
-            state = strategy.step(state, phase.name, collected, r, manifold)
-        if mine is not None and memory is not None:
-            old, new = memory.tensors().values(), mine.tensors().values()
-            memory = type(mine)(*[a.index_copy(0, rows, b) for a, b in zip(old, new, strict=True)])
-        yield Played(r, state, memory, turn.up)
+    everyone = tuple(range(len(shards)))
+    setup = ClientSetup(problem, training, mechanism or ExampleMechanism())
+    side = ClientSide(setup, shards, tuple(x.shape), source)
+    transport = Watched(side, device="cpu", memory_budget_mb=256)
+    if memory is not None:
+        transport.remember(memory, len(shards))
+    plan = Plan(
+        server_update=strategy,
+        manifold=problem.manifold,
+        phases=training.phases,
+        cohort=Members(cohort or (lambda _: everyone)),  # type: ignore[arg-type]  # a test's own
+        policy=ReplyPolicy(),
+        source=source,
+        num_examples=tuple(len(shard) for shard in shards),
+        config_sha256="",
+        mechanism=client_mechanism,
+    )
+    for report in run_rounds(plan, strategy.initial(x), transport, num_rounds=num_rounds):
+        yield Played(report.server_round, report.state, transport.memory, transport.uploads)
 
 
 def last(rounds: Iterator[Played]) -> Played:
