@@ -4,12 +4,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from flwr.app import ArrayRecord, ConfigRecord
+from flwr.app import Array, ArrayRecord, ConfigRecord
+from flwr.serverapp.strategy import Strategy
 
 from app.client_app import app as client_app
 from manifed.errors import RoundFailed
 from manifed.experiment.assembly import initial_point, plan_of
 from manifed.experiment.load import load, save
+from manifed.flower.apps import client_app_of
 from manifed.flower.inline import InlineGrid
 from manifed.flower.records import tensors_from_record
 from manifed.flower.strategy import ServerLoop, ignore
@@ -47,17 +49,31 @@ def parts(tmp_path):
     return loop, grid, purse
 
 
-def test_flowers_own_calls_give_the_rounds_that_start_runs(parts):
-    loop, grid, purse = parts
-    story, by_hand = loop(), loop()
-    expected = tensors_from_record(story.start(grid, num_rounds=3).arrays)["x"]
-    purse.charged.clear()
-    arrays = ArrayRecord()
-    for server_round in (1, 2, 3):
-        messages = by_hand.configure_train(server_round, arrays, ConfigRecord(), grid)
-        assert purse.charged[-1][0] == server_round
-        arrays, _ = by_hand.aggregate_train(server_round, grid.send_and_receive(messages))
-    assert torch.equal(tensors_from_record(arrays)["x"], expected)
+ALGORITHMS = {
+    "tangent mean": (),
+    "two exchanges": (
+        "training={kind='federated-svrg',step_size=0.1,local_steps=2}",
+        "strategy={kind='variance-reduced'}",
+        "privacy={kind='none'}",
+        "federation.cohort={kind='all'}",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_flowers_own_start_gives_the_model_of_the_loop(name):
+    config = load(QUICKSTART, [*SETS, *ALGORITHMS[name]])
+    plan, grid = plan_of(config), InlineGrid(client_app_of(lambda _: config), 4, {})
+    x = initial_point(config)
+    state, charged = plan.server_update.initial(x), ([], [])
+    ours = ServerLoop(plan, state, lambda *paid: charged[0].append(paid))
+    theirs = ServerLoop(plan, state, lambda *paid: charged[1].append(paid))
+    start = ArrayRecord({"x": Array(x.numpy())})
+    expected = ours.start(grid, start, num_rounds=3).arrays
+    found = Strategy.start(theirs, grid, start, num_rounds=3 * len(plan.phases)).arrays
+    assert torch.equal(tensors_from_record(found)["x"], tensors_from_record(expected)["x"])
+    assert charged[0] == charged[1]
+    assert len(charged[0]) == 3
 
 
 def test_aggregate_without_configure_is_refused(parts):
