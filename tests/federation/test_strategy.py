@@ -52,8 +52,7 @@ def parts(tmp_path):
 ALGORITHMS = {
     "tangent mean": (),
     "two exchanges": (
-        "training={kind='federated-svrg',step_size=0.1,local_steps=2}",
-        "strategy={kind='variance-reduced'}",
+        "training={kind='rfedsvrg',step_size=0.1,local_steps=2}",
         "privacy={kind='none'}",
         "federation.cohort={kind='all'}",
     ),

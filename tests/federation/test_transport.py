@@ -23,7 +23,6 @@ REMEMBERS = (
     "privacy={kind='none'}",
     "problem={kind='kpca'}",
     "training={kind='projected',step_size=1e-3,local_steps=2}",
-    "strategy={kind='projection-mean'}",
 )
 WAYS = ("memory", "stacked", "messages")
 
