@@ -51,7 +51,7 @@ def run(
         if tls is not None:
             for key in tls.supernode_keys[:num_supernodes]:
                 flower.call("flwr", "supernode", "register", str(key) + ".pub", CONNECTION)
-        nodes = _start_nodes(flower, address, configs, tls)
+        nodes = start_nodes(flower, address, configs, tls)
         submit(
             flower,
             run_config,
@@ -102,7 +102,7 @@ def _node_options(tls: TLSFiles | None, partition: int) -> list[str]:
     ]
 
 
-def _start_nodes(
+def start_nodes(
     flower: PrivateFlower, address: str, configs: Sequence[str], tls: TLSFiles | None
 ) -> list[Service]:
     """SuperNodes that the SuperLink has accepted."""

@@ -1,0 +1,127 @@
+"""``flwr run`` itself: its run config, the code that it brings, and nodes that run other code."""
+
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app import deployment
+from app.processes import PrivateFlower, private_flower
+from app.staging import stage
+from app.superlink import CONNECTION, start_superlink, status_of, submit
+from manifed.errors import EngineFailed
+from manifed.experiment.load import load
+from manifed.flower.run_config import run_config_of
+from manifed.runs.manifest import LIBRARY, code_sha256, source_sha256
+
+ROOT = Path(__file__).parents[2]
+QUICKSTART = ROOT / "configs" / "quickstart.toml"
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """Our app with one more experiment, and with code that is not what is installed."""
+    folder = stage(ROOT, tmp_path / "project")
+    text = (folder / "configs" / "quickstart.toml").read_text()
+    for old, new in (("num_rounds = 30", "num_rounds = 3"), ('"quickstart"', '"other"')):
+        assert old in text
+        text = text.replace(old, new)
+    (folder / "configs" / "other.toml").write_text(text)
+    with (folder / "manifed" / "__init__.py").open("a") as file:
+        file.write("\n# a version of its own\n")
+    return folder
+
+
+@pytest.fixture
+def simulation(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, leaves_nothing: None
+) -> Iterator[PrivateFlower]:
+    """A SuperLink with Flower's simulation engine; run folders appear in ``tmp_path / "runs"``."""
+    monkeypatch.chdir(tmp_path)
+    with private_flower(project) as flower:
+        _, address = start_superlink(
+            flower, ["--insecure", "--simulation", "--isolation", "subprocess"]
+        )
+        flower.connect(CONNECTION, address)
+        yield flower
+
+
+def _flwr_run(flower: PrivateFlower, run_config: str | None, nodes: int = 10) -> tuple[str, str]:
+    """Status and details after ``flwr run . --run-config RUN_CONFIG``."""
+    given = ["--run-config", run_config] if run_config is not None else []
+    nodes_of = ["--federation-config", f"num-supernodes={nodes} client-resources-num-cpus=1"]
+    said = flower.call("flwr", "run", str(flower.app), CONNECTION, *given, *nodes_of)
+    (run_id,) = re.findall(r"Successfully started run (\d+)", said)
+    flower.call("flwr", "log", run_id, CONNECTION, "--stream", timeout=300)
+    return status_of(flower, run_id)
+
+
+def _newest_manifest(folder: Path) -> dict[str, Any]:
+    newest = max((folder / "runs").iterdir(), key=lambda path: path.stat().st_mtime_ns)
+    return json.loads((newest / "manifest.json").read_text())
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_the_run_config_changes_what_it_names_and_nothing_else(
+    simulation: PrivateFlower, project: Path, tmp_path: Path
+) -> None:
+    keys = "num-server-rounds=2 num-clients=3 seed=5 epsilon=1.5 delta=1e-6 step-size=0.1"
+    status, details = _flwr_run(simulation, keys, nodes=3)
+    assert status == "finished:completed", details
+    manifest = _newest_manifest(tmp_path)
+    config = manifest["config"]
+    assert (manifest["final"]["rounds"], config["federation"]["num_clients"]) == (2, 3)
+    assert (config["federation"]["seed"], config["training"]["step_size"]) == (5, 0.1)
+    noise = config["privacy"]["noise"]
+    assert (noise["epsilon"], noise["delta"]) == (1.5, 1e-6)
+    assert manifest["code_sha256"] == source_sha256(project / "manifed") != code_sha256()
+
+    assert _flwr_run(simulation, None)[0] == "finished:completed"
+    plain = _newest_manifest(tmp_path)
+    assert (plain["final"]["rounds"], plain["name"]) == (30, "quickstart")
+    noise = plain["config"]["privacy"]["noise"]
+    assert (noise["epsilon"], noise["delta"]) == (2.0, 1e-5)
+
+    assert _flwr_run(simulation, 'experiment="configs/other.toml"')[0] == "finished:completed"
+    other = _newest_manifest(tmp_path)
+    assert (other["final"]["rounds"], other["name"]) == (3, "other")
+
+    status, details = _flwr_run(simulation, "num-server-rounds=0 num-clients=3", nodes=3)
+    assert status == "finished:failed"
+    assert "federation.num_rounds: " in details
+    assert "got 0 (in the run config federation.num_rounds is num-server-rounds)" in details
+
+    with pytest.raises(EngineFailed, match=r"\[code: 15\] Invalid run configuration"):
+        _flwr_run(simulation, "rounds=5")
+
+
+@pytest.mark.deployment
+@pytest.mark.slow
+@pytest.mark.usefixtures("leaves_nothing")
+def test_a_node_whose_process_imported_another_version_first_is_refused(
+    project: Path, tmp_path: Path
+) -> None:
+    installed = tmp_path / "installed"
+    shutil.copytree(LIBRARY, installed / "manifed", ignore=shutil.ignore_patterns("__pycache__"))
+    (installed / "sitecustomize.py").write_text("import manifed\n")
+    config = load(QUICKSTART, ["federation.num_clients=1"])
+    with private_flower(project) as flower:
+        link, address = start_superlink(flower, ["--insecure", "--isolation", "subprocess"])
+        flower.connect(CONNECTION, address)
+        planted = replace(flower, env={**flower.env, "PYTHONPATH": str(installed)})
+        nodes = deployment.start_nodes(planted, address, deployment.node_configs(1, None), tls=None)
+        with pytest.raises(EngineFailed) as refused:
+            submit(
+                flower, run_config_of(config), (), timeout=300.0, on_line=lambda _: None,
+                watched=[link, *nodes],
+            )  # fmt: skip
+    ours, theirs = source_sha256(project / "manifed"), code_sha256()
+    assert refused.value.status == "finished:failed"
+    said = f"the server runs manifed '{ours[:12]}', this process '{theirs[:12]}'"
+    assert said in refused.value.details
