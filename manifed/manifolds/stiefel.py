@@ -119,8 +119,8 @@ def tangent_of_logarithm(x: Tensor, y: Tensor, beta: float) -> Tensor:
         ArithmeticError: no logarithm found (y is too far from x), with the residual.
     """
     if x.dtype != torch.float64:
-        points = (polar(p.to(torch.float64)) for p in (x, y))
-        return tangent_of_logarithm(*points, beta).to(x.dtype)
+        start, end = (polar(p.to(torch.float64)) for p in (x, y))
+        return tangent_of_logarithm(start, end, beta).to(x.dtype)
     x, y = torch.broadcast_tensors(x, y)
     n, k = x.shape[-2:]
     across = min(k, n - k)
