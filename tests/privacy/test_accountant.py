@@ -47,7 +47,7 @@ def subset(z, size, population, count=1, relation="replace-one"):
 
 
 @pytest.mark.golden
-def test_the_golden_table_covers_every_event_and_view():
+def test_the_golden_table_covers_every_event_and_adversary():
     assert len(GOLDEN) >= 60
     seen = {(c["adversary"], r["sampling"]["kind"]) for c in GOLDEN for r in c["releases"]}
     assert len(seen) == 9
@@ -55,7 +55,9 @@ def test_the_golden_table_covers_every_event_and_view():
 
 @pytest.mark.golden
 @pytest.mark.parametrize(
-    "case", GOLDEN, ids=[f"{c['view']} {c['name']} {c['times']} {c['delta']:g}" for c in GOLDEN]
+    "case",
+    GOLDEN,
+    ids=[f"{c['adversary']} {c['name']} {c['times']} {c['delta']:g}" for c in GOLDEN],
 )
 def test_epsilon_agrees_with_dp_accounting(case):
     releases = [GaussianRelease.model_validate(r) for r in case["releases"]]
