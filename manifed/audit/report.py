@@ -1,12 +1,12 @@
 """Run audits and say what they found."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from manifed.audit.attack import Audited
 from manifed.audit.mechanisms import mechanisms, planted_faults, published_rsvrg
-from manifed.privacy.audit import WEAK, audit
+from manifed.privacy.audit import Verdict, audit
 from manifed.privacy.noise import NoiseSource
 
 CONFIDENCE = 0.95
@@ -14,29 +14,12 @@ CONFIDENCE = 0.95
 
 @dataclass(frozen=True)
 class Finding:
-    """One audited mechanism: what is claimed and what an attack proves."""
+    """One audited mechanism, and what its attack proved."""
 
-    name: str
-    claimed_epsilon: float
-    epsilon_lower_bound: float
-    delta: float
+    audited: Audited
     trials: int
-    attack: str
-
-    @property
-    def is_violated(self) -> bool:
-        """Whether the attack proves the claim wrong (at 95 % confidence, over all audits)."""
-        return self.epsilon_lower_bound > self.claimed_epsilon
-
-    @property
-    def power(self) -> float:
-        """Proved over claimed."""
-        return self.epsilon_lower_bound / self.claimed_epsilon
-
-    @property
-    def is_weak(self) -> bool:
-        """Whether the attack proves so little that it would miss a fault of a factor of two."""
-        return self.power < WEAK
+    """Runs on each dataset."""
+    verdict: Verdict
 
 
 def find(audited: Audited, confidence: float, *, scale: float = 1.0) -> Finding:
@@ -49,21 +32,14 @@ def find(audited: Audited, confidence: float, *, scale: float = 1.0) -> Finding:
         deltas=audited.deltas,
         confidence=confidence,
     )
-    return Finding(
-        audited.name,
-        verdict.claimed_epsilon,
-        verdict.epsilon_lower_bound,
-        verdict.delta,
-        trials,
-        audited.how,
-    )
+    return Finding(audited, trials, verdict)
 
 
 def find_strongest(attacks: Sequence[Audited], **given: float) -> tuple[Finding, list[Finding]]:
     """The attack that proves the largest share of the claim, and all of them in order."""
     confidence = family_confidence(len(attacks))
     found = [find(attack, confidence, **given) for attack in attacks]
-    return max(found, key=lambda finding: finding.power), found
+    return max(found, key=lambda finding: finding.verdict.power), found
 
 
 def family_confidence(count: int) -> float:
@@ -90,27 +66,37 @@ def audit_all(
     good, bad, (printed,) = run(shipped), run(faults), run([published])
     return {
         "mechanisms": len(good),
-        "violations": sum(f.is_violated for f in good),
+        "violations": sum(f.verdict.is_violated for f in good),
         "planted_faults": len(bad),
-        "planted_faults_caught": sum(f.is_violated for f in bad),
-        "weakest_power": min(f.power for f in good),
-        "weak": [f.name for f in good if f.is_weak],
-        "published_dp_rsvrg_violated": printed.is_violated,
+        "planted_faults_caught": sum(f.verdict.is_violated for f in bad),
+        "weakest_power": min(f.verdict.power for f in good),
+        "weak": [f.audited.name for f in good if f.verdict.is_weak],
+        "published_dp_rsvrg_violated": printed.verdict.is_violated,
         "findings": [plain(f) for f in [*good, *bad, printed]],
     }
 
 
 def plain(finding: Finding) -> dict[str, Any]:
     """A finding as data."""
-    verdicts = {"power": finding.power, "is_violated": finding.is_violated}
-    return asdict(finding) | verdicts | {"is_weak": finding.is_weak}
+    verdict = finding.verdict
+    return {
+        "name": finding.audited.name,
+        "claimed_epsilon": verdict.claimed_epsilon,
+        "epsilon_lower_bound": verdict.epsilon_lower_bound,
+        "delta": verdict.delta,
+        "trials": finding.trials,
+        "attack": finding.audited.how,
+        "power": verdict.power,
+        "is_violated": verdict.is_violated,
+        "is_weak": verdict.is_weak,
+    }
 
 
-def line(finding: Finding) -> str:
-    """One finding as a line of a table."""
-    mark = "VIOLATED" if finding.is_violated else "weak" if finding.is_weak else "holds"
+def line(name: str, verdict: Verdict) -> str:
+    """What was found of one mechanism, as a line of a table."""
+    mark = "VIOLATED" if verdict.is_violated else "weak" if verdict.is_weak else "holds"
     return (
-        f"{finding.name:26s} claimed {finding.claimed_epsilon:7.3f}  attack proves "
-        f"{finding.epsilon_lower_bound:7.3f}  power {finding.power:5.2f}  "
-        f"at delta {finding.delta:<7g} {mark}"
+        f"{name:26s} claimed {verdict.claimed_epsilon:7.3f}  attack proves "
+        f"{verdict.epsilon_lower_bound:7.3f}  power {verdict.power:5.2f}  "
+        f"at delta {verdict.delta:<7g} {mark}"
     )

@@ -228,7 +228,7 @@ def audit(
     from manifed.cli.launch import Request, guarded, load_or_exit
 
     def show(finding: Any) -> None:
-        sys.stdout.write(line(finding) + "\n")
+        sys.stdout.write(line(finding.audited.name, finding.verdict) + "\n")
         sys.stdout.flush()
 
     if everything:
@@ -242,9 +242,9 @@ def audit(
         best, found = guarded(lambda: find_strongest(attacks_of(experiment, trials)), fail)
         for finding in found:
             show(finding)
-            sys.stdout.write(f"  {finding.attack}\n")
+            sys.stdout.write(f"  {finding.audited.how}\n")
         result = plain(best) | {"attacks": [plain(finding) for finding in found]}
-        is_bad = any(finding.is_violated for finding in found)
+        is_bad = any(finding.verdict.is_violated for finding in found)
     if as_json:
         print_json(result)
     if is_bad:

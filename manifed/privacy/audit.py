@@ -49,6 +49,16 @@ class Verdict:
         """Proved over claimed: 1 is a tight audit, 0 one that saw nothing."""
         return self.epsilon_lower_bound / self.claimed_epsilon
 
+    @property
+    def is_violated(self) -> bool:
+        """Whether the claim is proved wrong, at the verdict's confidence."""
+        return self.epsilon_lower_bound > self.claimed_epsilon
+
+    @property
+    def is_weak(self) -> bool:
+        """Whether so little is proved that a fault of a factor of two would be missed."""
+        return self.power < WEAK
+
 
 def clopper_pearson(successes: int, trials: int, confidence: float) -> tuple[float, float]:
     """One-sided bounds (lower, upper), each at ``confidence``, of a binomial probability."""

@@ -20,12 +20,12 @@ from manifed.audit.client_attacks import (
 )
 from manifed.audit.mechanisms import planted_faults, price
 from manifed.audit.own_problem import OwnProblemAttack
-from manifed.audit.report import Finding, audit_all, find, line
+from manifed.audit.report import audit_all, find, line
 from manifed.experiment.assembly import initial_point, load_shards
 from manifed.experiment.load import load
 from manifed.oracles.minibatch import Full, Poisson, WithoutReplacement
 from manifed.privacy import accountant, gaussian
-from manifed.privacy.audit import audit, clopper_pearson
+from manifed.privacy.audit import Verdict, audit, clopper_pearson
 from manifed.privacy.mechanism import ExampleMechanism, RelativeNoise
 from manifed.privacy.noise import NoiseSource
 from manifed.problems.pca import PrincipalEigenvector
@@ -75,10 +75,11 @@ def test_a_claim_of_nothing_is_not_audited():
 
 
 def test_an_attack_that_proves_less_than_half_is_called_weak():
-    finding = Finding("half", 2.0, 0.9, 0.05, 100, "-")
-    assert finding.is_weak
-    assert finding.power == 0.45
-    assert " weak" in line(finding)
+    found = Verdict(0.9, 2.0, 0.05, 50, 40, 100, 0.95)
+    assert found.is_weak
+    assert not found.is_violated
+    assert found.power == 0.45
+    assert " weak" in line("half", found)
 
 
 def test_clopper_pearson_is_the_exact_binomial_bound():
@@ -135,7 +136,7 @@ def test_the_answers_of_an_oracle_prove_most_of_the_claim_and_tell_a_quiet_one(c
     broken = replace(honest, training=Quiet(**table))
 
     def found(attack):
-        return find(Audited("-", attack, honest.claim, 4000, "-"), 0.95)
+        return find(Audited("-", attack, honest.claim, 4000, "-"), 0.95).verdict
 
     assert 0.5 < found(honest).power <= 1
     assert found(broken).is_violated
@@ -143,7 +144,7 @@ def test_the_answers_of_an_oracle_prove_most_of_the_claim_and_tell_a_quiet_one(c
 
 @pytest.mark.parametrize("fault", planted_faults(SOURCE), ids=lambda fault: fault.name)
 def test_every_planted_fault_is_caught(fault):
-    assert find(fault, 0.95, scale=0.5).is_violated
+    assert find(fault, 0.95, scale=0.5).verdict.is_violated
 
 
 @pytest.mark.slow
@@ -176,7 +177,7 @@ def test_a_config_is_attacked_on_its_own_problem_at_its_own_steps(name, sets):
     def audited(attack):
         return Audited(name, attack, lambda d: accountant.epsilon(releases, d), 2000, "-")
 
-    honest = find(audited(attack), 0.999)
+    honest = find(audited(attack), 0.999).verdict
     assert 0.2 < honest.power <= 1
     broken = mechanism.model_copy(update={"noise": RelativeNoise(multiplier=0.2)})
-    assert find(audited(replace(attack, mechanism=broken)), 0.999).is_violated
+    assert find(audited(replace(attack, mechanism=broken)), 0.999).verdict.is_violated
