@@ -7,9 +7,17 @@ from typing import Annotated, Any
 
 import typer
 
-from manifed.cli.main import ConfigPath, DataDir, Json, Sets, fail, print_json, use_data_dir
+from manifed.cli.options import (
+    QUICKSTART,
+    ConfigPath,
+    DataDir,
+    Json,
+    Sets,
+    fail,
+    print_json,
+    use_data_dir,
+)
 
-QUICKSTART = "configs/quickstart.toml"
 AUTHENTICITY = {
     "unkeyed": "unkeyed: accidents are excluded, a consistent rewrite is not",
     "not checked": "keyed, but no key was given: a consistent rewrite is not excluded",
