@@ -15,6 +15,7 @@ from torch import Tensor
 
 from manifed.errors import ConfigError
 from manifed.experiment.load import sha256
+from manifed.experiment.plugins import is_plugin
 from manifed.experiment.privacy import client_mechanism, example_mechanism
 from manifed.experiment.schema import Experiment
 from manifed.federation.client import ClientSetup, ClientSide
@@ -107,6 +108,8 @@ def check_shards(config: Experiment) -> None:
 
 
 def _check_batches(config: Experiment, sizes: tuple[int, ...]) -> None:
+    if is_plugin(config.training.kind):
+        return  # its minibatches are its own
     minibatch = config.training.minibatch
     if minibatch.kind != "full" and minibatch.batch_size > min(sizes):
         raise ConfigError(

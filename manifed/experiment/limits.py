@@ -1,17 +1,23 @@
 """Which parts go together, and what a run can count to; everything else is free to combine."""
 
-from manifed.algorithms.interface import ServerUpdate
+from manifed.algorithms.interface import ClientUpdate, ServerUpdate
 from manifed.algorithms.projected import Projected, ProjectedPartial, Projecting
 from manifed.algorithms.rfedprox import RFedProx
 from manifed.algorithms.rfedsvrg import RFedSVRG
 from manifed.algorithms.rsgd import RSGD
 from manifed.algorithms.rsvrg import RSVRG
 from manifed.algorithms.tangent_mean import TangentMean
+from manifed.experiment.plugins import is_plugin
 from manifed.federation.cohorts import Cohort
 from manifed.manifolds.ambient import reach
 from manifed.manifolds.base import Manifold
 from manifed.oracles.draws import STEPS_PER_PHASE
+from manifed.privacy.events import NeighboringRelation
+from manifed.privacy.mechanism import ExampleMechanism, RelativeNoise
 from manifed.privacy.noise import BITS
+
+_MANY_EXAMPLES = 1 << 20
+"""A shard so large that a minibatch is a proper part of it."""
 
 AnyTraining = RSGD | RSVRG | Projected | ProjectedPartial | RFedProx | RFedSVRG
 
@@ -19,12 +25,16 @@ AnyTraining = RSGD | RSVRG | Projected | ProjectedPartial | RFedProx | RFedSVRG
 def server_update(training: AnyTraining, strategy: TangentMean | None) -> ServerUpdate:
     """The server's part: the algorithm's own where it is tied, else ``strategy``.
 
-    A tangent mean moves by the maps of the client update, whose uploads it undoes.
+    A tangent mean moves by the maps of the client update, whose uploads it undoes; for a plug-in's
+    ``strategy.maps`` says by which.
     """
     if isinstance(training, ServerUpdate):
         return training
-    maps = training.maps if isinstance(training, RSGD | RFedProx) else "exact"
-    return (strategy or TangentMean()).model_copy(update={"maps": maps})
+    if strategy is not None and is_plugin(strategy.kind):
+        return strategy
+    mean = strategy or TangentMean()
+    maps = training.maps if isinstance(training, RSGD | RFedProx) else mean.maps or "exact"
+    return mean.model_copy(update={"maps": maps})
 
 
 def check_strategy(training: AnyTraining, strategy: TangentMean | None, cohort: Cohort) -> None:
@@ -38,7 +48,8 @@ def check_strategy(training: AnyTraining, strategy: TangentMean | None, cohort: 
             f"strategy.kind: training.kind = {training.kind!r} brings its own server update, got "
             f"{strategy.kind!r}; remove [strategy] (server_step_size is a key of [training])"
         )
-    if strategy is not None and strategy.maps is not None:
+    is_other = is_plugin(training.kind) or (strategy is not None and is_plugin(strategy.kind))
+    if strategy is not None and not is_other and strategy.maps is not None:
         raise ValueError(
             f"strategy.maps: the server moves by training.maps, got {strategy.maps!r}; remove it"
         )
@@ -55,6 +66,8 @@ def check_manifold(training: AnyTraining, manifold: Manifold) -> None:
     Raises:
         ValueError: naming the manifolds that have them, or the maps that this one has.
     """
+    if is_plugin(training.kind):
+        return  # what it asks of a manifold is its own
     if isinstance(training, Projecting):
         try:
             reach(manifold)
@@ -68,7 +81,9 @@ def check_manifold(training: AnyTraining, manifold: Manifold) -> None:
         )
 
 
-def check_private(training: AnyTraining, privacy_kind: str, noise_kind: str) -> None:
+def check_private(
+    training: AnyTraining, server: ServerUpdate, privacy_kind: str, noise_kind: str
+) -> None:
     """Refuse a mechanism that nothing charges for, with this training.
 
     Raises:
@@ -78,6 +93,8 @@ def check_private(training: AnyTraining, privacy_kind: str, noise_kind: str) -> 
     why = ""
     if len(training.phases) > 1:
         why = "it uploads twice a round, and one noised average is charged"
+    elif is_plugin(server.kind):
+        why = "a server update of another package may read the un-noised uploads"
     elif isinstance(training, ProjectedPartial):
         why = "its server broadcasts a mean of control variates, which are un-noised uploads"
     if is_client_level and why:
@@ -97,6 +114,56 @@ def check_private(training: AnyTraining, privacy_kind: str, noise_kind: str) -> 
         )
 
 
+def check_sampling(training: AnyTraining, relation: NeighboringRelation, clip: float) -> None:
+    """Refuse minibatches that nothing prices, and a plug-in that states no release.
+
+    A plug-in's minibatches are those of its releases.
+
+    Raises:
+        ValueError: naming field, value and what to use instead.
+    """
+    if is_plugin(training.kind):
+        schemes = _stated_schemes(training, relation, clip)
+    else:
+        schemes = {training.minibatch.kind}
+    if "poisson" in schemes and relation == "replace-one":
+        raise ValueError(
+            "privacy.neighboring_relation: Poisson minibatches are priced under "
+            "'add-or-remove' only, got 'replace-one'; use training.minibatch.kind = 'full' or "
+            "'without-replacement'"
+        )
+    if "without-replacement" in schemes and relation == "add-or-remove":
+        raise ValueError(
+            "privacy.neighboring_relation: minibatches without replacement are priced under "
+            "'replace-one' only, got 'add-or-remove'; use 'replace-one' or "
+            "training.minibatch.kind = 'poisson'"
+        )
+
+
+def _stated_schemes(training: ClientUpdate, relation: NeighboringRelation, clip: float) -> set[str]:
+    """How the releases of a plug-in draw their minibatches, for a shard of any size."""
+    noise = RelativeNoise(multiplier=1.0)
+    mechanism = ExampleMechanism(l2_norm_clip=clip, neighboring_relation=relation, noise=noise)
+    try:
+        releases = training.releases(mechanism, _MANY_EXAMPLES)
+        stated = {(r.unit, r.neighboring_relation) for r in releases}
+        schemes = {r.sampling.kind for r in releases}
+    except Exception as error:
+        said = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ValueError(f"training.kind: {training.kind!r}: releases failed: {said}") from None
+    if not sum(r.count for r in releases):
+        raise ValueError(
+            f"training.kind: {training.kind!r} states no release; with privacy.kind = "
+            "'example-level' releases() must charge every answer of the oracle"
+        )
+    if stated != {("example", relation)}:
+        raise ValueError(
+            f"training.kind: {training.kind!r}: expected releases of unit 'example' under "
+            f"{relation!r}, as privacy.neighboring_relation says, got {sorted(stated)}"
+        )
+    return schemes
+
+
 def check_limits(
     training: AnyTraining, *, num_clients: int, num_rounds: int, max_attempts: int
 ) -> None:
@@ -109,6 +176,8 @@ def check_limits(
     _check("federation.num_clients", num_clients, 1 << BITS["partition"])
     _check("federation.replies.max_attempts", max_attempts, 1 << BITS["attempt"])
     most = STEPS_PER_PHASE
+    if is_plugin(training.kind):
+        return  # its draws are refused when they pass the bound
     if isinstance(training, RSVRG):
         name = "training.epochs * (training.inner_steps + 1)"
         _check(name, training.epochs * (training.inner_steps + 1), most)

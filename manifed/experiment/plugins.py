@@ -221,6 +221,8 @@ class OrPlugin:
     """Annotation of a union: or an object of a class that its kind names, with ``interface``."""
 
     interface: type
+    or_both: type | None = None
+    """A second interface, which a class has whole or not at all."""
 
     def __get_pydantic_core_schema__(
         self, source: Any, handler: GetCoreSchemaHandler
@@ -232,6 +234,12 @@ class OrPlugin:
             serialization=core_schema.wrap_serializer_function_ser_schema(_written, info_arg=True),
         )
 
+    def _second(self) -> set[str]:
+        """The methods that only the second interface has."""
+        both: Any = self.or_both
+        own = _members(both) - _members(self.interface)
+        return {name for name in own if callable(getattr(both, name))}
+
     def _read(self, value: Any, known: Callable[[Any], Any]) -> Any:
         is_table = isinstance(value, Mapping)
         kind = value.get("kind") if is_table else getattr(value, "kind", None)
@@ -240,6 +248,8 @@ class OrPlugin:
         try:
             found = plugin_of(kind)
             check_interface(found.cls, self.interface)
+            if self.or_both is not None and any(hasattr(found.cls, n) for n in self._second()):
+                check_interface(found.cls, self.or_both)
             if not is_table and type(value) is not found.cls:
                 raise NotAPlugin(f"expected a {kind!r}, got an object of {type(value).__name__}")
             return _made(found, kind, value) if is_table else value

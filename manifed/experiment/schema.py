@@ -1,7 +1,7 @@
 """The schema of an experiment: parsing a TOML table yields the frozen objects that run.
 
 No registry and no factory: every part is a discriminated union on ``kind``. Extra keys are refused.
-Problem, data and partition may also be plug-ins (plugins.py).
+Problem, data, partition, training and strategy may also be plug-ins (plugins.py).
 Cross-checks between parts name the field, the value and the bound.
 """
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from manifed.algorithms.interface import ServerUpdate
+from manifed.algorithms.interface import ClientUpdate, ServerUpdate
 from manifed.algorithms.projected import Projected, ProjectedPartial
 from manifed.algorithms.rfedprox import RFedProx
 from manifed.algorithms.rfedsvrg import RFedSVRG
@@ -20,6 +20,7 @@ from manifed.experiment.limits import (
     check_limits,
     check_manifold,
     check_private,
+    check_sampling,
     check_strategy,
     server_update,
 )
@@ -35,9 +36,11 @@ from manifed.problems.problem_specs import ProblemSource
 from manifed.problems.spec import DataSpec, EqualSpec, PartitionSpec, ProblemSpec
 
 Training = Annotated[
-    RSGD | RSVRG | Projected | ProjectedPartial | RFedProx | RFedSVRG, Field(discriminator="kind")
+    RSGD | RSVRG | Projected | ProjectedPartial | RFedProx | RFedSVRG,
+    Field(discriminator="kind"),
+    OrPlugin(ClientUpdate, or_both=ServerUpdate),
 ]
-Strategy = TangentMean
+Strategy = Annotated[TangentMean, OrPlugin(ServerUpdate)]
 
 
 # -- privacy ---------------------------------------------------------------------------------
@@ -263,7 +266,7 @@ class Experiment(Frozen):
         privacy, training = self.privacy, self.training
         if privacy.kind == "none":
             return
-        check_private(training, privacy.kind, privacy.noise.kind)
+        check_private(training, self.server_update, privacy.kind, privacy.noise.kind)
         if (mixed := self._mixes_records()) is not None:
             raise ValueError(mixed)
         if privacy.kind == "client-level":
@@ -274,19 +277,7 @@ class Experiment(Frozen):
                     "'random-output', which uploads two"
                 )
             return
-        relation, scheme = privacy.neighboring_relation, training.minibatch.kind
-        if scheme == "poisson" and relation == "replace-one":
-            raise ValueError(
-                "privacy.neighboring_relation: Poisson minibatches are priced under "
-                "'add-or-remove' only, got 'replace-one'; use training.minibatch.kind = 'full' or "
-                "'without-replacement'"
-            )
-        if scheme == "without-replacement" and relation == "add-or-remove":
-            raise ValueError(
-                "privacy.neighboring_relation: minibatches without replacement are priced under "
-                "'replace-one' only, got 'add-or-remove'; use 'replace-one' or "
-                "training.minibatch.kind = 'poisson'"
-            )
+        check_sampling(training, privacy.neighboring_relation, privacy.l2_norm_clip)
         if privacy.noise.kind == "target" and privacy.noise.adversary == "client-level":
             raise ValueError(
                 "privacy.noise.adversary: 'client-level' needs privacy.kind = 'client-level', got "

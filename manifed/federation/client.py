@@ -6,6 +6,7 @@
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 
@@ -15,7 +16,7 @@ from manifed.algorithms.rsvrg import RSVRG
 from manifed.manifolds.base import Manifold
 from manifed.oracles.draws import Draws
 from manifed.oracles.minibatch import Full
-from manifed.oracles.oracle import Oracle
+from manifed.oracles.oracle import UNNOISED, Oracle
 from manifed.privacy.mechanism import ExampleMechanism
 from manifed.privacy.noise import NoiseSource
 from manifed.problems.base import Examples, Problem, ProblemBase
@@ -66,6 +67,10 @@ class Turn:
     queries: Counter[str]
 
 
+class Uncharged(RuntimeError):
+    """An update whose answers are not what is charged; its upload must not leave."""
+
+
 def run_update(
     half: ClientSetup,
     seat: Seat,
@@ -84,7 +89,47 @@ def run_update(
     counts = torch.as_tensor(num_examples, device=device)
     oracle = Oracle(half.problem, examples, counts, half.mechanism, draws)
     up, after = half.training.update(seat.phase, down, memory, oracle, half.manifold, draws)
+    key = (half.training, half.mechanism, int(counts.min()))
+    charged = _charged(*key)  # pyright: ignore[reportArgumentType] (frozen: hashable)
+    if charged is not None:
+        check_charged(half.training.kind, oracle.queries, charged)
     return Turn(up, after, oracle.queries)
+
+
+@lru_cache(maxsize=256)
+def _charged(
+    training: ClientUpdate, mechanism: ExampleMechanism, num_examples: int
+) -> Counter[str] | None:
+    """How often a round's releases charge each label; None where no noise is added."""
+    if mechanism.l2_norm_clip is None or mechanism.noise.stddev(1.0, 1) == 0:
+        return None
+    charged: Counter[str] = Counter()
+    for release in training.releases(mechanism, num_examples):
+        charged[release.label] += release.count
+    return charged
+
+
+def check_charged(kind: str, queries: Counter[str], charged: Counter[str]) -> None:
+    """Refuse an update that asked its oracle for more than its releases are charged for.
+
+    An un-noised answer must be charged too, and be covered by as many noised ones of another label
+    (the reference of Algorithm 3 as printed).
+
+    Raises:
+        Uncharged: with the label and both counts, which depend on no record unless the number of
+            queries does.
+    """
+    noised = sum(n for label, n in queries.items() if not label.endswith(UNNOISED))
+    for label, asked in queries.items():
+        name = label.removesuffix(UNNOISED)
+        paid, how = charged[name], "noised"
+        if name != label:
+            paid, how = (paid if 0 < paid <= noised else 0), "un-noised"
+        if asked > paid:
+            raise Uncharged(
+                f"training.kind: {kind!r} asked for {asked} {how} answers {name!r} in a "
+                f"phase whose releases charge {paid}; noise them and state them in releases()"
+            )
 
 
 @dataclass(frozen=True)

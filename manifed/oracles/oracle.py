@@ -20,6 +20,9 @@ from manifed.privacy.mechanism import ExampleMechanism
 from manifed.privacy.noise import Stream
 from manifed.problems.base import Examples, Problem
 
+UNNOISED = "-unnoised"
+"""What the label of a query ends with where nothing was added to its answer."""
+
 StddevRule = Callable[[ExampleMechanism, int], float]
 """(mechanism, num_examples) -> stddev of one release, from the half that states the event."""
 
@@ -128,7 +131,7 @@ class Oracle:
 
     def _noised(self, x: Tensor, mean: Tensor, stddev: StddevRule | None, label: str) -> Tensor:
         if stddev is None or self._mechanism.l2_norm_clip is None:
-            self.queries[f"{label}-unnoised"] += 1
+            self.queries[label + UNNOISED] += 1
             return mean
         self.queries[label] += 1
         stddevs = self._per_client(lambda n: stddev(self._mechanism, n))

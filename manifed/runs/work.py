@@ -19,6 +19,7 @@ from manifed.algorithms.rfedsvrg import RFedSVRG
 from manifed.algorithms.rsgd import RSGD
 from manifed.algorithms.rsvrg import RSVRG
 from manifed.algorithms.tangent_mean import TangentMean
+from manifed.experiment.plugins import is_plugin
 from manifed.experiment.schema import Experiment, Training
 from manifed.manifolds.maps import MapChoice
 
@@ -89,9 +90,10 @@ def communication(training: Training, point_shape: tuple[int, ...]) -> dict[str,
 
 
 def work_of(config: Experiment, point_shape: tuple[int, ...]) -> dict[str, Any]:
-    """The account of one round, for the manifest."""
+    """The account of one round, for the manifest; None for the calls of a plug-in."""
+    training, server = config.training, config.server_update
     return {
-        "communication_per_client": communication(config.training, point_shape),
-        "client": asdict(client_work(config.training)),
-        "server": asdict(server_work(config.server_update)),
+        "communication_per_client": communication(training, point_shape),
+        "client": None if is_plugin(training.kind) else asdict(client_work(training)),
+        "server": None if is_plugin(server.kind) else asdict(server_work(server)),
     }
