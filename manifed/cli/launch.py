@@ -111,6 +111,7 @@ def _saved(directory: Path) -> Path:
 def check_parts(config: Experiment) -> None:
     """Load the data and find the noise, so that a config that cannot run fails before round 1."""
     from manifed.experiment.assembly import (
+        check_first_update,
         check_shards,
         initial_point,
         load_shards,
@@ -120,6 +121,7 @@ def check_parts(config: Experiment) -> None:
     found = load_shards(config)
     check_shards(config)
     initial_point(config)
+    check_first_update(config)
     promise = promise_of(config, found.sizes)
     promise.statement(promise.odometer())
 

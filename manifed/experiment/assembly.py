@@ -5,6 +5,7 @@ clip norm, its noise) is computed here from that config and never read from a me
 """
 
 import os
+import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -13,12 +14,13 @@ from typing import Any
 
 from torch import Tensor
 
+from manifed.algorithms.interface import Collected
 from manifed.errors import ConfigError
 from manifed.experiment.load import sha256
 from manifed.experiment.plugins import is_plugin
 from manifed.experiment.privacy import client_mechanism, example_mechanism
 from manifed.experiment.schema import Experiment
-from manifed.federation.client import ClientSetup, ClientSide
+from manifed.federation.client import ClientSetup, ClientSide, Seat, Uncharged, run_update
 from manifed.federation.plan import Plan
 from manifed.manifolds.base import Manifold
 from manifed.privacy.noise import NoiseSource, Stream
@@ -188,3 +190,39 @@ def initial_point(config: Experiment) -> Tensor:
         )
     except ValueError as error:
         raise ConfigError(str(error)) from None
+
+
+def check_first_update(config: Experiment) -> None:
+    """Rehearse a first update of client 0 where a part of the algorithm is a plug-in.
+
+    Nothing of it is kept: it is how an author learns what is wrong before round 1, in one line.
+
+    Raises:
+        ConfigError: with what the algorithm raised, or `Uncharged`.
+    """
+    training, server = config.training, config.server_update
+    if not is_plugin(training.kind) and not is_plugin(server.kind):
+        return
+    side, x = client_side(config), initial_point(config)
+    shard, source, manifold = side.shards[0], NoiseSource.from_seed(0), side.half.manifold
+    try:
+        state, memory = server.initial(x), training.initial_memory(x)
+        for phase in training.phases:
+            seat, down = Seat(0, 1, 0, phase.name), server.down(state, phase.name)
+            turn = run_update(side.half, seat, down, memory, shard, len(shard), source)
+            if type(turn.up) is not phase.up:
+                raise TypeError(f"expected a {phase.up.__name__}, got a {type(turn.up).__name__}")
+            stacked, clients = type(turn.up).stack([turn.up]), config.federation.num_clients
+            collected = Collected(turn.up.tensors(), stacked, (0,), clients, uniform=0.5)
+            state, memory = server.step(state, phase.name, collected, 1, manifold), turn.memory
+        server.output(state, manifold)
+        server.model(state, manifold)
+    except Uncharged as error:
+        raise ConfigError(str(error)) from None
+    except Exception as error:
+        said = " ".join(f"{type(error).__name__}: {error}".split())
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        raise ConfigError(
+            f"training.kind: {training.kind!r} with strategy.kind = {server.kind!r}: a first "
+            f"update failed: {said} ({Path(where.filename).name}:{where.lineno})"
+        ) from None

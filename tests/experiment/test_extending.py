@@ -1,6 +1,7 @@
 """The pages of docs/extending.md, written to an empty folder and run from there."""
 
 import json
+import math
 import os
 import re
 import subprocess
@@ -8,9 +9,22 @@ import sys
 from pathlib import Path
 
 import pytest
+from scipy.optimize import brentq
+from scipy.stats import norm
 
 PAGE = Path(__file__).parents[2] / "docs" / "extending.md"
 FENCE = re.compile(r"^```(?:python|toml)\n# (\S+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def of_gaussians(count, noise_multiplier, delta):
+    """Epsilon of so many full-batch Gaussians: one of mu = sqrt(count) / noise_multiplier."""
+    mu = math.sqrt(count) / noise_multiplier
+
+    def excess(epsilon):
+        first, second = norm.cdf(mu / 2 - epsilon / mu), norm.cdf(-mu / 2 - epsilon / mu)
+        return first - math.exp(epsilon) * second - delta
+
+    return brentq(excess, 0.0, 50.0)
 
 
 def call(folder, *arguments):
@@ -44,3 +58,6 @@ def test_the_package_of_the_page_runs_from_outside(tmp_path):
     first, second = manifests
     assert first["config_sha256"] == second["config_sha256"]
     assert first["privacy"] == second["privacy"]
+    (server,) = [view for view in first["privacy"]["views"] if view["view"] == "server"]
+    assert server["delta"] == 1e-5
+    assert server["epsilon"] == pytest.approx(of_gaussians(5, 8.0, 1e-5), rel=1e-4)

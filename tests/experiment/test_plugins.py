@@ -6,6 +6,7 @@ from textwrap import dedent
 import pytest
 
 from manifed.errors import ConfigError
+from manifed.experiment.assembly import check_first_update
 from manifed.experiment.load import dump, from_toml, load, parse, sha256, to_toml
 from manifed.experiment.plugins import VARIABLE, plugin_of
 from manifed.flower.run_config import experiment_of, run_config_of
@@ -20,6 +21,9 @@ from pydantic import Field
 
 from manifed.oracles.minibatch import Full, Minibatch
 from manifed.problems.partition_specs import EqualSpec, PartitionRule
+from manifed.algorithms.gradient_steps import GradientSteps
+from manifed.algorithms.interface import Phase, ServerState
+from manifed.algorithms.payloads import Displacement, Point
 from manifed.problems.problem_specs import PrincipalEigenvectorSpec
 from manifed.privacy.events import Frozen
 
@@ -90,6 +94,75 @@ class Honest(Centred):
 
 class Renamed(PrincipalEigenvectorSpec):
     kind: Literal["orchard.parts:Renamed"] = "orchard.parts:Renamed"
+
+
+class Step(GradientSteps):
+    """Gradient steps with their charge, and an update that keeps to it."""
+
+    kind: Literal["orchard.parts:Step"] = "orchard.parts:Step"
+    times: int = 1
+    is_noised: bool = True
+
+    @property
+    def phases(self):
+        return (Phase("train", Point, Displacement),)
+
+    def initial_memory(self, x):
+        return None
+
+    def update(self, phase, down, memory, oracle, manifold, draws):
+        rule = self.stddev if self.is_noised else None
+        for _ in range(self.times):
+            u = oracle.gradient(down.x, self.minibatch, rule)
+        return Displacement(-self.step_size * u), None
+
+
+class Silent(Step):
+    kind: Literal["orchard.parts:Silent"] = "orchard.parts:Silent"
+
+    def releases(self, mechanism, num_examples):
+        return ()
+
+
+class Forgotten(Step):
+    kind: Literal["orchard.parts:Forgotten"] = "orchard.parts:Forgotten"
+
+    def releases(self, mechanism, num_examples):
+        return self.charges
+
+
+class HalfBoth(Step):
+    kind: Literal["orchard.parts:HalfBoth"] = "orchard.parts:HalfBoth"
+
+    def step(self, state, phase, collected, server_round, manifold):
+        return state
+
+
+class Server(Frozen):
+    """A server update that stays where it is."""
+
+    kind: Literal["orchard.parts:Server"] = "orchard.parts:Server"
+    weights: Literal["uniform"] = "uniform"
+    space: Literal["tangent"] = "tangent"
+    needs_everyone: bool = False
+
+    def initial(self, x):
+        return ServerState({"x": x})
+
+    def down(self, state, phase):
+        return Point(state["x"])
+
+    def base(self, state, manifold):
+        return state["x"]
+
+    def step(self, state, phase, collected, server_round, manifold):
+        return state
+
+    def model(self, state, manifold):
+        return state["x"]
+
+    def output(self, state, manifold):
+        return state["x"]
 
 
 ELSEWHERE = 3
@@ -176,6 +249,69 @@ def test_with_privacy_a_plugin_says_whether_it_mixes_records():
             parse(theirs)
         assert parse(theirs | {"privacy": {"kind": "none"}}).problem.kind.endswith(name)
     assert parse(table | {"problem": {"kind": "orchard.parts:Renamed"}}).privacy.kind != "none"
+
+
+# -- algorithms ------------------------------------------------------------------------------
+def with_training(name, privacy=None, **fields):
+    base = {key: value for key, value in dump(load(QUICKSTART)).items() if key != "strategy"}
+    table = {"kind": f"orchard.parts:{name}", "step_size": 0.1} | fields
+    return base | {"training": table} | ({} if privacy is None else {"privacy": privacy})
+
+
+@pytest.mark.usefixtures("orchard")
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        (with_training("Silent"), ["training.kind", "states no release", "example-level"]),
+        (with_training("Forgotten"), ["training.kind", "releases failed", "charges"]),
+        (with_training("HalfBoth"), ["training.kind", "no ServerUpdate: it lacks", "initial"]),
+        (with_training("Server"), ["training.kind", "no ClientUpdate: it lacks", "update"]),
+        (
+            with_training("Step", minibatch={"kind": "without-replacement", "batch_size": 8}),
+            ["privacy.neighboring_relation", "'replace-one' only"],
+        ),
+        (
+            with_training("Step") | {"strategy": {"kind": "orchard.parts:Step"}},
+            ["strategy.kind", "no ServerUpdate"],
+        ),
+        (
+            with_training("Step", {"kind": "client-level", "l2_norm_clip": 1.0, "delta": 1e-5,
+                          "noise": {"kind": "multiplier", "noise_multiplier": 1.0}})
+            | {"strategy": {"kind": "orchard.parts:Server"}},
+            ["client-level", "may read the un-noised uploads"],
+        ),
+    ],
+)  # fmt: skip
+def test_the_checks_of_privacy_hold_for_algorithms_of_other_packages(table, words):
+    with pytest.raises(ConfigError) as caught:
+        parse(table)
+    text = str(caught.value)
+    assert "\n" not in text
+    assert [word for word in words if word not in text] == []
+
+
+@pytest.mark.usefixtures("orchard")
+def test_without_privacy_an_algorithm_need_not_state_a_release():
+    config = parse(with_training("Silent", {"kind": "none"}))
+    assert config.server_update.kind == "tangent-mean"
+    config = parse(with_training("Step") | {"strategy": {"kind": "orchard.parts:Server"}})
+    assert type(config.server_update).__name__ == "Server"
+    assert from_toml(to_toml(config)) == config
+
+
+@pytest.mark.usefixtures("orchard")
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"times": 3, "local_steps": 2}, "asked for 3 noised answers 'gradient'.* charge 2"),
+        ({"is_noised": False}, "asked for 1 un-noised answers 'gradient'.* charge 0"),
+        ({"times": 0}, r"a first update failed: UnboundLocalError.*\(parts.py:\d+\)"),
+    ],
+)
+def test_an_update_that_does_not_keep_to_its_charge_is_refused_before_round_1(fields, words):
+    with pytest.raises(ConfigError, match=rf"^training\.kind: .*{words}"):
+        check_first_update(parse(with_training("Step", **fields)))
+    check_first_update(parse(with_training("Step", times=2, local_steps=2)))
 
 
 def test_the_hash_follows_the_source_of_the_package(orchard):

@@ -1,6 +1,5 @@
 import re
 import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
@@ -74,19 +73,6 @@ def test_the_config_of_the_readme_is_a_valid_experiment():
     (text,) = blocks(ROOT / "README.md", "toml")
     experiment = parse({"name": "readme", **tomllib.loads(text)})
     assert experiment.federation.num_clients == 10
-
-
-@pytest.mark.slow
-def test_the_programs_of_the_extension_guide_run():
-    program = "\n".join(blocks(ROOT / "docs" / "extending.md", "python"))
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", program],
-        cwd=ROOT,
-        check=False,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
 
 
 def test_the_licence_and_the_changelog_are_whole():
