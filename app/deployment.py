@@ -1,8 +1,8 @@
 """The deployment engine: a real SuperLink and real SuperNodes, on this machine's loopback.
 
 Everything runs as in a federation of several machines: separate processes, HTTP between them, one
-new Python process for each message to a client. It is the rehearsal of a deployment, and takes
-seconds for each round; docs/deployment.md tells how to do it on machines of your own.
+new Python process for each message to a client. It takes seconds for each round;
+docs/deployment.md tells how to do it on machines of your own.
 """
 
 from collections.abc import Callable, Mapping, Sequence

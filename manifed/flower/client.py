@@ -1,4 +1,4 @@
-"""A client's turn as Flower sees it: open the message, take the turn, write the memory last.
+"""A client as Flower sees it: open the message, run the client update, write the memory last.
 
 The handler is transactional: Flower's simulation discards a state change when a handler raises and
 its deployment keeps it, so everything is computed first and the state is written at the end. What
@@ -117,7 +117,7 @@ def answer(message: Message, context: Context, config: Experiment) -> Message:
     memory = _remember(header, context, blank)
     examples = side.shards[partition]
     seat = Seat(partition, header.server_round, header.attempt, header.phase)
-    with _absent_if_it_fails("its turn failed"):
+    with _absent_if_it_fails("its update failed"):
         source = side.turn_source()
         turn = run_update(side.half, seat, down, memory, examples, len(examples), source)
     reply = Message(pack(header, turn.up, noise_origin=source.origin), reply_to=message)
@@ -135,7 +135,7 @@ def _remember(header: Header, context: Context, blank: Memory | None) -> Memory 
     """The memory that belongs to the last round the server accepted from this client.
 
     A SuperNode that restarted has lost it, and one whose last reply was lost has one too many:
-    either way the tag differs and the half starts from its initial memory.
+    either way the tag differs and the client starts from its initial memory.
     """
     if blank is None or keys.MEMORY not in context.state.array_records:
         return blank
@@ -143,11 +143,11 @@ def _remember(header: Header, context: Context, blank: Memory | None) -> Memory 
     if tag[keys.CONFIG_SHA256] != header.config_sha256:
         return blank
     is_last_accepted = tag[keys.SERVER_ROUND] == header.last_accepted_round
-    is_this_turn = (tag[keys.SERVER_ROUND], tag[keys.ATTEMPT]) == (
+    is_this_attempt = (tag[keys.SERVER_ROUND], tag[keys.ATTEMPT]) == (
         header.server_round,
         header.attempt,
     )
-    if not is_last_accepted and not is_this_turn:
+    if not is_last_accepted and not is_this_attempt:
         return blank
     return type(blank)(**tensors_from_record(context.state.array_records[keys.MEMORY]))
 

@@ -64,6 +64,7 @@ def meet(
     meeting = _Meeting(config_sha256, num_examples)
     deadline = time.monotonic() + timeout
     quiet_since = time.monotonic()
+    told = False
     while True:
         has_news = meeting.ask_who_is_new(grid)
         has_news |= meeting.hear(grid)
@@ -71,6 +72,9 @@ def meet(
             return dict(sorted(meeting.nodes.items()))
         now = time.monotonic()
         quiet_since = now if has_news else quiet_since
+        if not told and len(meeting.asked) < count and now - quiet_since > patience:
+            told = True
+            log(30, "Handshake: %s", meeting.explain(timeout))
         is_settled = len(meeting.asked) >= count and not meeting.waiting
         if now > deadline or (is_settled and now - quiet_since > patience):
             raise HandshakeFailed(meeting.explain(timeout))
@@ -147,7 +151,8 @@ class _Meeting:
         if len(self.asked) < count:
             return (
                 f"Expected {count} clients within {timeout:g} s, got {len(self.asked)}; start more "
-                "SuperNodes or lower federation.num_clients"
+                "SuperNodes (flwr run: --federation-config num-supernodes=...) or lower "
+                "federation.num_clients"
             )
         missing = sorted(set(range(count)) - set(self.nodes))
         reasons = "; ".join(self.problems[:3]) or "no answer"

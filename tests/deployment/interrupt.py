@@ -27,7 +27,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's & may have
 
 
 def interrupted(
-    engine: str, project: Path, out: Path, number: signal.Signals, until: str = "turn 0"
+    engine: str, project: Path, out: Path, number: signal.Signals, until: str = "round 0"
 ) -> tuple[int, set[ProcessId], list[str]]:
     """Exit code after the signal, the engine's processes before it, and the lines of the log."""
     child = subprocess.Popen(

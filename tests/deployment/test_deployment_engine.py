@@ -61,7 +61,7 @@ def test_with_tls_and_registered_keys_each_node_has_its_partition_its_data_and_i
     ]
     assert result["experiment"] == "some.toml"
     assert result["threads"] == "1"
-    assert sum(line.startswith("turn ") for line in lines) == 2
+    assert sum(line.startswith("round ") for line in lines) == 2
 
 
 @pytest.mark.usefixtures("leaves_nothing")

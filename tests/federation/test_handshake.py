@@ -97,6 +97,7 @@ def test_an_error_of_a_member_is_one_short_line(monkeypatch):
     assert str(failed.value).isprintable()
 
 
-def test_too_few_nodes_are_waited_for_and_counted():
+def test_too_few_nodes_are_waited_for_and_counted(caplog):
     with pytest.raises(HandshakeFailed, match=r"Expected 3 clients within 0\.2 s, got 2"):
-        meet(grid_of(2), "sha", SIZES, 0.2)
+        meet(grid_of(2), "sha", SIZES, 0.2, patience=0.0)
+    assert caplog.text.count("Handshake: Expected 3 clients within 0.2 s, got 2; start more") == 1

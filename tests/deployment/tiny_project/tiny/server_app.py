@@ -22,12 +22,12 @@ def main(grid: Grid, context: Context) -> None:
     while len(nodes := list(grid.get_node_ids())) < wanted:
         time.sleep(0.1)
     started = time.time()
-    for turn in range(int(given["rounds"])):
+    for server_round in range(int(given["rounds"])):
         questions = [
             Message(RecordDict(), dst_node_id=node, message_type="query") for node in nodes
         ]
         replies = list(_ask(grid, questions, float(given.get("interval", 0))))
-        print(f"turn {turn} replies {len(replies)} after {time.time() - started:.1f} s")
+        print(f"round {server_round} replies {len(replies)} after {time.time() - started:.1f} s")
     answers = [dict(reply.content.config_records["answer"]) for reply in replies]
     result = {
         "answers": sorted(answers, key=lambda answer: answer["partition-id"]),
