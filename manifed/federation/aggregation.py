@@ -61,7 +61,7 @@ def weighted_mean(uploads: Payload, weights: Tensor) -> dict[str, Tensor]:
     """sum_i w_i u_i of every field, with weights normalised to one."""
     share = weights / weights.sum()
     return {
-        name: torch.einsum("c,c...->...", share, stacked)
+        name: torch.einsum("c,c...->...", share, stacked.to(share.dtype)).to(stacked.dtype)
         for name, stacked in uploads.tensors().items()
     }
 
@@ -89,7 +89,8 @@ def private_mean(
     Guarantees: adding or removing one client moves the un-noised mean by at most
     ``l2_norm_clip / expected_cohort`` (1 + 1e-9) in the norm at ``base``, by a tangent vector where
     uploads are tangent, whatever it uploads (zero where not finite); the result carries
-    N(0, stddev^2) in every orthonormal coordinate of the space the uploads live in. Mean and
+    N(0, stddev^2) in every orthonormal coordinate of the space the uploads live in, computed in
+    float64 and rounded to the uploads' type only after the noise. Mean and
     adapted clip norm together are one Gaussian release of ``mechanism.noise_multiplier``.
 
     Raises:
@@ -101,7 +102,8 @@ def private_mean(
             f"Expected a payload of one field under client-level privacy, got {list(fields)}; "
             "use output = 'last-iterate'"
         )
-    ((name, stacked),) = fields.items()
+    ((name, given),) = fields.items()
+    stacked, base = given.to(torch.float64), base.to(torch.float64)
     clip = mechanism.l2_norm_clip if l2_norm_clip is None else l2_norm_clip
     if space == "tangent":
         norms = manifold.norm_bound(base.unsqueeze(0), stacked)
@@ -115,7 +117,9 @@ def private_mean(
     if space == "tangent":
         total = manifold.tangent_part(base, total)
     mean = total / expected_cohort + mechanism.stddev(expected_cohort, clip) * noise
-    return PrivateMean({name: mean}, _adapted(mechanism, clip, norms, expected_cohort, draws))
+    return PrivateMean(
+        {name: mean.to(given.dtype)}, _adapted(mechanism, clip, norms, expected_cohort, draws)
+    )
 
 
 def _adapted(

@@ -119,7 +119,7 @@ def tangent_of_logarithm(x: Tensor, y: Tensor, beta: float) -> Tensor:
         ArithmeticError: no logarithm found (y is too far from x), with the residual.
     """
     if x.dtype != torch.float64:
-        start, end = (polar(p.to(torch.float64)) for p in (x, y))
+        start, end = polar(x.to(torch.float64)), polar(y.to(torch.float64))
         return tangent_of_logarithm(start, end, beta).to(x.dtype)
     x, y = torch.broadcast_tensors(x, y)
     n, k = x.shape[-2:]

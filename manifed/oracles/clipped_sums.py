@@ -100,7 +100,8 @@ class Corrections:
 def sum_of_good(summand: Summand, points: Points, examples: Examples, weights: Tensor) -> Tensor:
     """The sum over the examples that have a finite vector, shape ``(..., *point)`` of points[0].
 
-    Computed in float64, whatever the type of the points, and returned in their type.
+    Computed and returned in float64, whatever the type of the points: a shorter type rounds what is
+    released (`narrowed`), never what noise is added to.
 
     Raises:
         torch.linalg.LinAlgError: the metric at a point itself cannot be evaluated.
@@ -110,8 +111,7 @@ def sum_of_good(summand: Summand, points: Points, examples: Examples, weights: T
         wide = tuple(p.to(torch.float64) for p in points)
         tensors = {key: tensor.to(torch.float64) for key, tensor in examples.tensors.items()}
         examples = Examples(tensors, examples.feature_ndim)
-        total = sum_of_good(summand, wide, examples, weights.to(torch.float64))
-        return (total * (1 - 2 * torch.finfo(dtype).eps)).to(dtype)
+        return sum_of_good(summand, wide, examples, weights.to(torch.float64))
     total = _attempt(summand, points, examples, weights)
     if total is not None:
         return total
@@ -127,6 +127,13 @@ def sum_of_good(summand: Summand, points: Points, examples: Examples, weights: T
         examples, weights = examples.take(good), weights[good]
         total = _attempt(summand, points, examples, weights) if len(good) else None
     return _by_halves(summand, points, examples, weights) if total is None else total
+
+
+def narrowed(total: Tensor, dtype: torch.dtype) -> Tensor:
+    """The float64 ``total`` in ``dtype``, not longer: in a shorter type by two units of its own."""
+    if total.dtype == dtype:
+        return total
+    return (total * (1 - 2 * torch.finfo(dtype).eps)).to(dtype)
 
 
 def _attempt(

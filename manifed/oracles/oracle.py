@@ -13,7 +13,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from manifed.oracles.clipped_sums import ClippedGradients, Corrections, sum_of_good
+from manifed.oracles.clipped_sums import ClippedGradients, Corrections, narrowed, sum_of_good
 from manifed.oracles.draws import Draws
 from manifed.oracles.minibatch import Batch, Minibatch
 from manifed.privacy.mechanism import ExampleMechanism
@@ -64,7 +64,7 @@ class Oracle:
         examples, weights = self._batch(minibatch)
         clip = self._mechanism.l2_norm_clip
         if clip is None:
-            mean = self.problem.rgrad_sum(x, examples, weights)
+            mean = self.problem.rgrad_sum(x, examples, weights.to(x.dtype))
         else:
             mean = sum_of_good(ClippedGradients(self.problem, clip), (x,), examples, weights)
         return self._noised(x, mean, stddev, label)
@@ -87,7 +87,7 @@ class Oracle:
         examples, weights = self._batch(minibatch)
         change = Corrections(self.problem, clip, is_clipped_as_one=is_clipped_as_one)
         if clip is None:
-            mean = change((x, anchor), examples, weights)
+            mean = change((x, anchor), examples, weights.to(x.dtype))
         else:
             mean = sum_of_good(change, (x, anchor), examples, weights)
         return self._noised(x, mean, stddev, "correction")
@@ -100,13 +100,14 @@ class Oracle:
         than the larger `Manifold.norm_slack` of the two points, so it is divided by one plus that;
         points are public or noised before, so that the divisor says nothing about an example.
         """
-        moved = self.manifold.transp(anchor, x, mean)
         if self._mechanism.l2_norm_clip is None:
-            return moved
-        here = torch.as_tensor(self.manifold.norm_slack(x), dtype=x.dtype, device=x.device)
-        there = torch.as_tensor(self.manifold.norm_slack(anchor), dtype=x.dtype, device=x.device)
+            return self.manifold.transp(anchor, x, mean)
+        start, end = anchor.to(torch.float64), x.to(torch.float64)
+        moved = self.manifold.transp(start, end, mean.to(torch.float64))
+        here = torch.as_tensor(self.manifold.norm_slack(end), dtype=end.dtype, device=x.device)
+        there = torch.as_tensor(self.manifold.norm_slack(start), dtype=end.dtype, device=x.device)
         slack = self.manifold.expand_scalar(torch.maximum(here, there))
-        return torch.where(slack <= 1.0, moved / (1 + slack), 0.0)
+        return narrowed(torch.where(slack <= 1.0, moved / (1 + slack), 0.0), x.dtype)
 
     # -- the parts ---------------------------------------------------------------------------
     def _batch(self, minibatch: Minibatch) -> tuple[Examples, Tensor]:
@@ -132,14 +133,14 @@ class Oracle:
     def _noised(self, x: Tensor, mean: Tensor, stddev: StddevRule | None, label: str) -> Tensor:
         if stddev is None or self._mechanism.l2_norm_clip is None:
             self.queries[label + UNNOISED] += 1
-            return mean
+            return narrowed(mean, x.dtype)
         self.queries[label] += 1
         stddevs = self._per_client(lambda n: stddev(self._mechanism, n))
         if not bool((stddevs > 0).any()):
-            return mean
+            return narrowed(mean, x.dtype)
         shape = tuple(x.shape[x.dim() - self.manifold.ndim :])
         normals = self._draws.normals(
             self.manifold.coords_shape(shape), Stream.GRADIENT_NOISE, self._step - 1
         )
-        noise = self.manifold.from_coords(x, normals)
-        return mean + self.manifold.expand_scalar(stddevs) * noise
+        noise = self.manifold.from_coords(x.to(normals.dtype), normals)
+        return (mean + self.manifold.expand_scalar(stddevs) * noise).to(x.dtype)
