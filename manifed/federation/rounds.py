@@ -24,13 +24,9 @@ from manifed.federation.plan import Plan, RoundReport
 from manifed.federation.replies import Replies
 from manifed.federation.transport import Transport
 from manifed.federation.uploads import Expectation, refuse_bad_rows
-from manifed.manifolds.defects import largest_allowed, tolerance
+from manifed.manifolds.defects import largest_allowed, largest_drift
 
 log = logging.getLogger("manifed")
-
-DRIFT = 1e-4
-"""What part of the clients' tolerance a model may be off its manifold: 1e-10 in float64, where
-2000 exponential maps without a projection leave less than 1e-13."""
 
 CLIP = "l2_norm_clip"
 """The adapted clip norm, kept in the server's state and so in its checkpoints."""
@@ -343,7 +339,7 @@ def _usable(state: ServerState, plan: Plan, server_round: int) -> ServerState:
                 f"{kept}"
             )
     model = plan.server_update.model(state, plan.manifold)
-    bound = DRIFT * tolerance(model.dtype)
+    bound = largest_drift(model.dtype)
     defect = float(plan.manifold.membership_defect(model))
     if not defect <= bound:
         raise BadState(

@@ -1,0 +1,142 @@
+"""A problem in float32 stays in float32, from the shards to the checkpoint, private or not."""
+
+from pathlib import Path
+
+import mpmath as mp
+import pytest
+import torch
+from torch import Tensor
+
+from manifed.algorithms.payloads import Displacement
+from manifed.algorithms.projected import Projected
+from manifed.algorithms.rfedprox import RFedProx
+from manifed.algorithms.rfedsvrg import RFedSVRG
+from manifed.algorithms.rsgd import RSGD
+from manifed.algorithms.rsvrg import RSVRG
+from manifed.algorithms.tangent_mean import TangentMean
+from manifed.federation.aggregation import ServerDraws, private_mean
+from manifed.federation.client import ClientSetup, ClientSide
+from manifed.federation.cohorts import Everyone
+from manifed.federation.plan import Plan
+from manifed.federation.replies import ReplyPolicy
+from manifed.federation.rounds import run_rounds
+from manifed.federation.stacked import StackedTransport
+from manifed.federation.transport import MemoryTransport
+from manifed.flower.records import pack, read_payload
+from manifed.manifolds import Manifold, Sphere, Stiefel
+from manifed.oracles.minibatch import Full, WithoutReplacement
+from manifed.privacy.mechanism import ClientMechanism, ExampleMechanism, RelativeNoise
+from manifed.privacy.noise import NoiseSource
+from manifed.problems.base import Examples
+from manifed.problems.pca import KPCA, PrincipalEigenvector
+from manifed.problems.spd_mean import SPDMean
+from manifed.runs import checkpoint
+from tests.privacy.clip_bound_cases import exact, frobenius
+
+F32, F64 = torch.float32, torch.float64
+SOURCE = NoiseSource.from_seed(3)
+PRIVATE = ExampleMechanism(l2_norm_clip=1.0, noise=RelativeNoise(multiplier=0.5))
+PLAIN = ExampleMechanism()
+STEPS = {"step_size": 0.05, "local_steps": 2, "minibatch": Full()}
+SVRG = RSVRG(step_size=0.05, inner_steps=2, minibatch=WithoutReplacement(batch_size=4))
+RUNS = {
+    "rsgd": (PrincipalEigenvector(), (5,), RSGD(**STEPS), TangentMean(), PLAIN),
+    "rsgd-private": (PrincipalEigenvector(), (5,), RSGD(**STEPS), TangentMean(), PRIVATE),
+    "rsgd-stiefel": (KPCA(2), (5, 2), RSGD(**STEPS), TangentMean(), PRIVATE),
+    "rsgd-spd": (SPDMean(), (3, 3), RSGD(**STEPS), TangentMean(), PRIVATE),
+    "rsvrg": (KPCA(2), (5, 2), SVRG, TangentMean(), PRIVATE),
+    "rsvrg-fresh": (KPCA(2), (5, 2), SVRG.model_copy(update={"variant": "fresh"}), TangentMean(),
+                    PRIVATE),
+    "rfedprox": (KPCA(2), (5, 2), RFedProx(**STEPS, penalty_weight=0.1), TangentMean(), PRIVATE),
+    "rfedsvrg": (KPCA(2), (5, 2), RFedSVRG(**STEPS), RFedSVRG(**STEPS), PLAIN),
+    "projected": (KPCA(2), (5, 2), Projected(**STEPS), Projected(**STEPS), PRIVATE),
+}  # fmt: skip
+
+
+class RecordTransport(MemoryTransport):
+    """Every payload passes through the records of a Flower message."""
+
+    def _update(self, header, phase, down):
+        side = self._side
+        sent = pack(header, down)
+        arrived = read_payload(sent, phase.down, side.point_shape, side.dtype)
+        up, origin = super()._update(header, phase, arrived)
+        return read_payload(pack(header, up), phase.up, side.point_shape, side.dtype), origin
+
+
+def data_of(shape: tuple[int, ...]) -> list[Examples]:
+    generator = torch.Generator().manual_seed(1)
+    z = torch.randn(3, 12, *shape, generator=generator, dtype=F64)
+    if shape == (3, 3):
+        z = torch.eye(3) + z @ z.mT
+        return [Examples({"z": shard}, {"z": 2}) for shard in z]
+    return [Examples({"z": shard}, {"z": 1}) for shard in z.reshape(3, -1, 5)]
+
+
+def final(name: str, transport: str, dtype: torch.dtype) -> Tensor:
+    """The model after three rounds."""
+    problem, shape, training, strategy, mechanism = RUNS[name]
+    shards = [Examples({"z": s["z"].to(dtype)}, s.feature_ndim) for s in data_of(shape)]
+    x = problem.manifold.random(*shape, generator=torch.Generator().manual_seed(2)).to(dtype)
+    setup = ClientSetup(problem, training, mechanism)
+    side = ClientSide(setup, shards, shape, SOURCE, dtype=dtype)
+    way = {
+        "memory": lambda: MemoryTransport(side),
+        "records": lambda: RecordTransport(side),
+        "stacked": lambda: StackedTransport(side, device="cpu", memory_budget_mb=64),
+    }[transport]()
+    plan = Plan(
+        strategy, problem.manifold, training.phases, Everyone(), ReplyPolicy(on_failure="abort"),
+        SOURCE, tuple(len(s) for s in shards), "",
+    )  # fmt: skip
+    *_, last = run_rounds(plan, strategy.initial(x), way, num_rounds=3)
+    assert all(t.dtype == dtype for t in last.state.tensors.values())
+    return strategy.model(last.state, problem.manifold)
+
+
+FAST = {"rsgd-private", "rsvrg"}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=() if n in FAST else pytest.mark.slow) for n in RUNS]
+)
+def test_a_run_in_float32_is_the_run_in_float64_rounded_on_every_transport(name):
+    exact = final(name, "memory", F64)
+    for transport in ("memory", "records", "stacked"):
+        found = final(name, transport, F32)
+        torch.testing.assert_close(found.to(F64), exact, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("manifold", [Sphere(), Stiefel()], ids=str)
+def test_no_upload_moves_the_servers_mean_by_more_than_the_bound(manifold: Manifold):
+    """By more than the bound rounded to float32, with 50 digits; the noise is that of float64."""
+    generator, shape = torch.Generator().manual_seed(0), (6, 2)[: manifold.ndim]
+    x = manifold.random(*shape, dtype=F32, generator=generator)
+    clip = 0.03
+    quiet = ClientMechanism(l2_norm_clip=clip, noise_multiplier=0.0)
+    for scale in (1e-30, 1e-3, 1.0, 1e30):
+        u = scale * manifold.tangent_gaussian(x, 1.0, generator)
+        draws = ServerDraws(SOURCE, 1, 0)
+        mean = private_mean(Displacement(u[None]), x, "tangent", manifold, quiet, 1.0, draws).mean
+        assert mean["u"].dtype == F32
+        assert frobenius(exact(mean["u"])) <= clip * (1 + mp.mpf(2) ** -24)
+
+
+def test_noise_is_drawn_and_added_in_float64():
+    x = Sphere().random(6, generator=torch.Generator().manual_seed(0)).to(F32)
+    loud = ClientMechanism(l2_norm_clip=0.03, noise_multiplier=2.0)
+    draws, still = ServerDraws(SOURCE, 1, 0), Displacement(torch.zeros(1, 6))
+    one, two = (
+        private_mean(u, p, "tangent", Sphere(), loud, 1.0, draws).mean["u"]
+        for u, p in ((still, x), (Displacement(still.u.to(F64)), x.to(F64)))
+    )
+    assert (one.dtype, two.dtype) == (F32, F64)
+    assert torch.equal(one, two.to(F32))
+
+
+def test_a_checkpoint_keeps_float32(tmp_path: Path):
+    x = torch.linspace(0, 1, 7)
+    checkpoint.save(tmp_path / "c", 1, {"x": x}, {})
+    loaded = checkpoint.load(tmp_path / "c").tensors["x"]
+    assert loaded.dtype == F32
+    assert torch.equal(loaded, x)
