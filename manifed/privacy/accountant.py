@@ -3,11 +3,13 @@
 ========================= ===================== ================================================
 sampling of the releases  neighbouring relation bound
 ========================= ===================== ================================================
-unsampled                 either                exact: Gaussian differential privacy
-Poisson (and unsampled)   add-or-remove         privacy loss distribution, rounded up; coins
+unsampled Gaussian        either                exact: Gaussian differential privacy
+Laplace (and unsampled)   either                privacy loss distribution, rounded up; pure
+                                                epsilon where it is all
+Poisson (and these)       add-or-remove         privacy loss distribution, rounded up; coins
                                                 revealed where all rates are below 1e-6
 without replacement       replace-one           Rényi (Wang, Balle, Kasiviswanathan 2019),
-(and unsampled)                                 at most the price of taking everybody
+(and these unsampled)                           at most the price of taking everybody
 anything else             --                    refused: `NoValidBound`
 ========================= ===================== ================================================
 
@@ -31,13 +33,13 @@ from typing import Any
 
 from manifed.privacy import gaussian, rare, renyi
 from manifed.privacy.composition import Composition, NoValidBound, compose, grid_interval
-from manifed.privacy.events import GaussianRelease, PoissonSampled, SampledWithoutReplacement
+from manifed.privacy.events import Event, LaplaceRelease, PoissonSampled, SampledWithoutReplacement
 from manifed.privacy.loss_distribution import Loss
 
 __all__ = ["NoValidBound", "delta", "epsilon", "epsilon_of", "to_dp_event"]
 
 
-def epsilon(releases: Iterable[GaussianRelease], delta: float) -> float:
+def epsilon(releases: Iterable[Event], delta: float) -> float:
     """The least epsilon known to hold at ``delta`` for all releases together.
 
     Raises:
@@ -49,20 +51,22 @@ def epsilon(releases: Iterable[GaussianRelease], delta: float) -> float:
     return epsilon_of(compose(releases), delta)
 
 
-def delta(releases: Iterable[GaussianRelease], epsilon: float) -> float:
+def delta(releases: Iterable[Event], epsilon: float) -> float:
     """The least delta known to hold at ``epsilon``; errors as `epsilon`."""
     if not epsilon >= 0:
         raise ValueError(f"Expected epsilon >= 0, got {epsilon}")
     return _delta(compose(releases), epsilon)
 
 
-def to_dp_event(releases: Iterable[GaussianRelease]) -> Any:
+def to_dp_event(releases: Iterable[Event]) -> Any:
     """The releases as a ``dp_accounting.DpEvent``, for its accountants and ledgers."""
     import dp_accounting  # pyright: ignore[reportMissingTypeStubs]
 
     events: list[Any] = []
     for release in releases:
         event: Any = dp_accounting.GaussianDpEvent(release.noise_multiplier)
+        if isinstance(release, LaplaceRelease):
+            event = dp_accounting.LaplaceDpEvent(release.noise_multiplier)
         sampling = release.sampling
         if isinstance(sampling, PoissonSampled):
             event = dp_accounting.PoissonSampledDpEvent(sampling.sampling_probability, event)
@@ -77,20 +81,22 @@ def to_dp_event(releases: Iterable[GaussianRelease]) -> Any:
 @lru_cache(maxsize=1 << 14)
 def epsilon_of(total: Composition, delta: float) -> float:
     """`epsilon` of releases already composed."""
-    if not total.poisson and not total.without_replacement:
+    if total.is_gaussian:
         return gaussian.epsilon(delta, mu=total.mu)
     if delta == 1:
         return 0.0
     if total.mu == math.inf or delta == 0:
-        return math.inf
+        return total.pure_epsilon
     if total.without_replacement:
-        most = gaussian.epsilon(delta, mu=total.everybody.mu)
+        most = epsilon_of(total.everybody, delta)
         return min(renyi.epsilon(renyi.curve(total), delta), most)
-    return _poisson_epsilon(total, delta)
+    return min(_rounded_epsilon(total, delta), total.pure_epsilon)
 
 
-def _poisson_epsilon(total: Composition, delta: float) -> float:
+def _rounded_epsilon(total: Composition, delta: float) -> float:
     if rare.is_rare(total.poisson):
+        if total.laplace:  # no closed form, and a grid for such rates would be too long
+            return renyi.epsilon(renyi.curve(total), delta)
         return rare.epsilon(total.poisson, total.mu, delta)
     loss, is_fine = _loss(total)
     found = loss.epsilon(delta)
@@ -101,14 +107,22 @@ def _poisson_epsilon(total: Composition, delta: float) -> float:
 
 @lru_cache(maxsize=1 << 14)
 def _delta(total: Composition, epsilon: float) -> float:
-    if not total.poisson and not total.without_replacement:
+    if total.is_gaussian:
         return gaussian.delta(epsilon, mu=total.mu)
     if total.mu == math.inf:
         return 1.0
+    if epsilon >= total.pure_epsilon:
+        return 0.0
     if total.without_replacement:
-        most = gaussian.delta(epsilon, mu=total.everybody.mu)
+        most = _delta(total.everybody, epsilon)
         return min(renyi.delta(renyi.curve(total), epsilon), most)
+    return _rounded_delta(total, epsilon)
+
+
+def _rounded_delta(total: Composition, epsilon: float) -> float:
     if rare.is_rare(total.poisson):
+        if total.laplace:
+            return renyi.delta(renyi.curve(total), epsilon)
         return rare.delta(total.poisson, total.mu, epsilon)
     loss, is_fine = _loss(total)
     found = loss.delta(epsilon)

@@ -17,12 +17,12 @@ from typing import Final
 
 from manifed.errors import ConfigError
 from manifed.privacy import accountant
-from manifed.privacy.events import GaussianRelease, PoissonSampled, Unsampled
+from manifed.privacy.events import Event, GaussianRelease, PoissonSampled, Unsampled
 
 _WASTE: Final = 0.002
 _LARGEST: Final = 2.0**40
 
-Releases = Sequence[GaussianRelease]
+Releases = Sequence[Event]
 
 
 def noise_multiplier(

@@ -23,8 +23,8 @@ from manifed.privacy import cohorts
 from manifed.privacy.chain import RECOVERED, Entry
 from manifed.privacy.cohorts import Members
 from manifed.privacy.events import (
+    Event,
     Frozen,
-    GaussianRelease,
     PoissonSampled,
     SampledWithoutReplacement,
     Sampling,
@@ -37,7 +37,7 @@ CONSUMED: Final = "consumed"
 MOST_CLIENTS: Final = 10**8
 """A ledger that claims more is refused before memory is spent on it."""
 MOST_ROUNDS: Final = 10**9
-Releases = tuple[GaussianRelease, ...]
+Releases = tuple[Event, ...]
 _RELEASES: Final = TypeAdapter(Releases)
 _SAMPLING: Final[TypeAdapter[Sampling]] = TypeAdapter(Sampling)
 

@@ -1,8 +1,8 @@
 """What a list of releases amounts to, sorted by the way it can be bounded.
 
-A `Composition` is the normal form of adaptively composed releases: one mu for everything unsampled,
-and counts per (noise multiplier, sampling) for the rest. Building it is where combinations without
-a valid bound are refused by name.
+A `Composition` is the normal form of adaptively composed releases: one mu for all unsampled
+Gaussian ones, and counts per (noise multiplier, sampling) for the rest. Building it is where
+combinations without a valid bound are refused by name.
 """
 
 import math
@@ -13,7 +13,8 @@ from functools import cached_property
 from typing import Final
 
 from manifed.privacy.events import (
-    GaussianRelease,
+    Event,
+    LaplaceRelease,
     NeighboringRelation,
     PoissonSampled,
     PrivacyUnit,
@@ -21,7 +22,7 @@ from manifed.privacy.events import (
 )
 from manifed.privacy.gaussian import composed_mu
 from manifed.privacy.loss_distribution import Loss
-from manifed.privacy.loss_grid import gaussian_loss
+from manifed.privacy.loss_grid import gaussian_loss, laplace_loss
 
 _CELLS_PER_STDDEV: Final = 50
 _COARSEST: Final = 0.01
@@ -31,6 +32,10 @@ _LONGEST: Final = 1 << 22
 _LEAST_RATE: Final = 1e-9
 _LEAST_NOISE: Final = 1e-3
 """At and below this noise multiplier (epsilon > 10^5) sampling is not worth a bound of its own."""
+_LEAST_LAPLACE: Final = 2e-3
+"""Below this one a Laplace release (epsilon > 500 on its own) counts as no noise."""
+_MOST_LAPLACE: Final = 1e9
+"""Above this one it counts as this one: less noise, so still a bound."""
 
 
 class NoValidBound(ValueError):
@@ -44,16 +49,30 @@ class Composition:
     unit: PrivacyUnit
     neighboring_relation: NeighboringRelation
     mu: float
-    """Of all unsampled releases together; infinite when anything was released without noise."""
+    """Of all unsampled Gaussians together; infinite when anything was released without noise."""
     poisson: tuple[tuple[float, float, int], ...] = ()
     """(noise multiplier, sampling probability, count)."""
     without_replacement: tuple[tuple[float, int, int, int], ...] = ()
     """(noise multiplier, sample size, population, count)."""
+    laplace: tuple[tuple[float, int], ...] = ()
+    """(noise multiplier, count)."""
 
     @property
     def is_empty(self) -> bool:
         """Whether nothing was released."""
-        return self.mu == 0 and not self.poisson and not self.without_replacement
+        return self.mu == 0 and not (self.poisson or self.without_replacement or self.laplace)
+
+    @property
+    def is_gaussian(self) -> bool:
+        """Whether mu says everything."""
+        return not (self.poisson or self.without_replacement or self.laplace)
+
+    @property
+    def pure_epsilon(self) -> float:
+        """Epsilon at delta 0: finite where all noise is Laplace."""
+        if self.mu > 0 or self.poisson or self.without_replacement:
+            return math.inf
+        return math.fsum(count / z for z, count in self.laplace) * (1 + 1e-12)
 
     def times(self, count: int) -> "Composition":
         """Everything ``count`` times over."""
@@ -65,6 +84,7 @@ class Composition:
                 (z, size, population, n * count)
                 for z, size, population, n in self.without_replacement
             ),
+            laplace=tuple((z, n * count) for z, n in self.laplace),
         )
 
     @property
@@ -89,34 +109,40 @@ class Composition:
     @cached_property
     def loss_variance(self) -> float:
         """About the variance of the privacy loss of everything."""
-        return math.fsum([self.mu**2, *(n * _loss_variance(z, q) for z, q, n in self._on_a_grid)])
+        sampled = (n * _loss_variance(z, q) for z, q, n in self._on_a_grid)
+        laplace = (n * min(1 / z**2, 3.0) for z, n in self.laplace)
+        return math.fsum([self.mu**2, *sampled, *laplace])
 
     @cached_property
     def roundings(self) -> int:
-        """How many losses a grid rounds: each release with a sampling, all the others together."""
-        return sum(count for _, _, count in self.poisson) + (self.mu > 0)
+        """How many losses a grid rounds: each sampled or Laplace one, all the others together."""
+        sampled = sum(count for _, _, count in self.poisson)
+        return sampled + sum(count for _, count in self.laplace) + (self.mu > 0)
 
     @cached_property
     def largest_loss(self) -> float:
         """About the largest finite loss of a release that is rounded alone."""
-        return max((_largest_loss(z, q) for z, q, _ in self._on_a_grid), default=0.0)
+        sampled = (_largest_loss(z, q) for z, q, _ in self._on_a_grid)
+        return max([0.0, *sampled, *(1 / z for z, _ in self.laplace)])
 
     def length(self, interval: float) -> int:
-        """How many grid points the composed loss of any one sampled release takes."""
-        return max(
-            (gaussian_loss(z, q, interval).composed_length(n) for z, q, n in self._on_a_grid),
-            default=0,
-        )
+        """How many grid points the composed loss of any one release takes, the unsampled aside."""
+        return max((loss.composed_length(n) for loss, n in self._losses(interval)), default=0)
 
     def loss(self, interval: float) -> Loss:
         """The privacy loss distribution of everything on a grid; needs a finite mu > 0 or more."""
-        parts = [gaussian_loss(z, q, interval).composed(n) for z, q, n in self._on_a_grid]
+        parts = [loss.composed(n) for loss, n in self._losses(interval)]
         if self.mu > 0:
             parts.append(gaussian_loss(1 / self.mu, 1.0, interval))
         total = parts[0]
         for part in parts[1:]:
             total = total.convolved(part)
         return total
+
+    def _losses(self, interval: float) -> list[tuple[Loss, int]]:
+        """Each loss that a grid rounds, and its count."""
+        sampled = [(gaussian_loss(z, q, interval), n) for z, q, n in self._on_a_grid]
+        return sampled + [(laplace_loss(z, interval), n) for z, n in self.laplace]
 
 
 def grid_interval(parts: Iterable[tuple[Composition, float]]) -> tuple[float, bool]:
@@ -138,7 +164,7 @@ def grid_interval(parts: Iterable[tuple[Composition, float]]) -> tuple[float, bo
     return interval, interval <= wanted
 
 
-def compose(releases: Iterable[GaussianRelease]) -> Composition:
+def compose(releases: Iterable[Event]) -> Composition:
     """The normal form of the releases; what has count 0 is not there.
 
     Raises:
@@ -153,9 +179,15 @@ def compose(releases: Iterable[GaussianRelease]) -> Composition:
     unsampled: list[tuple[float, int]] = []
     poisson = Counter[tuple[float, float]]()
     subsets = Counter[tuple[float, int, int]]()
+    laplace = Counter[float]()
     for release in present:
         z, count, sampling = release.noise_multiplier, release.count, release.sampling
-        if isinstance(sampling, PoissonSampled) and (rate := _rate(sampling, z)) < 1:
+        if isinstance(release, LaplaceRelease):
+            if z < _LEAST_LAPLACE:
+                unsampled.append((0.0, count))
+            else:
+                laplace[min(z, _MOST_LAPLACE)] += count
+        elif isinstance(sampling, PoissonSampled) and (rate := _rate(sampling, z)) < 1:
             poisson[z, rate] += count
         elif isinstance(sampling, SampledWithoutReplacement) and _is_proper(sampling, z):
             subsets[z, sampling.sample_size, sampling.population] += count
@@ -168,10 +200,11 @@ def compose(releases: Iterable[GaussianRelease]) -> Composition:
         composed_mu(unsampled),
         tuple(sorted((*key, count) for key, count in poisson.items())),
         tuple(sorted((*key, count) for key, count in subsets.items())),
+        tuple(sorted(laplace.items())),
     )
 
 
-def _refuse_mixtures(present: list[GaussianRelease]) -> None:
+def _refuse_mixtures(present: list[Event]) -> None:
     units = sorted({release.unit for release in present})
     if len(units) > 1:
         raise NoValidBound(

@@ -1,8 +1,9 @@
 """What was released, as data: the events that accountants price.
 
-A mechanism never computes an epsilon. It states which Gaussian releases it made, about whom, under
-which neighbouring relation and which sampling; ``privacy.accountant`` prices them. Every event
-converts to a ``dp_accounting.DpEvent``.
+A mechanism never computes an epsilon. It states what it released, about whom, under which
+neighbouring relation and which sampling; ``privacy.accountant`` prices it. An event is a
+`GaussianRelease` or a `LaplaceRelease`, told apart by ``kind``, on disk too; another kind is
+another class of the union, and what a `manifed.privacy.composition.Composition` does with it.
 """
 
 from collections.abc import Iterable
@@ -76,7 +77,30 @@ class GaussianRelease(Frozen):
         return self.model_copy(update={"count": self.count * factor})
 
 
-def repeated(releases: Iterable[GaussianRelease], times: int) -> tuple[GaussianRelease, ...]:
+class LaplaceRelease(Frozen):
+    """``count`` adaptively chosen releases with Laplace noise in every coordinate, unsampled.
+
+    ``noise_multiplier`` is the noise's scale over the L1 sensitivity of the query under the stated
+    relation, so one release is (1 / noise_multiplier, 0)-private. 0 means that nothing was added.
+    """
+
+    kind: Literal["laplace"] = "laplace"
+    unit: PrivacyUnit
+    neighboring_relation: NeighboringRelation
+    noise_multiplier: float = Field(ge=0)
+    sampling: Unsampled = Unsampled()
+    count: int = Field(default=1, ge=0, le=10**15)
+    label: str = "query"
+
+    def times(self, factor: int) -> "LaplaceRelease":
+        """The same release made ``factor`` times as often."""
+        return self.model_copy(update={"count": self.count * factor})
+
+
+Event = Annotated[GaussianRelease | LaplaceRelease, Field(discriminator="kind")]
+
+
+def repeated(releases: Iterable[Event], times: int) -> tuple[Event, ...]:
     """Everything in ``releases``, ``times`` times over.
 
     Raises:

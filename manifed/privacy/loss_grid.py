@@ -27,6 +27,24 @@ def gaussian_loss(noise_multiplier: float, sampling_probability: float, interval
     return Loss(remove, remove if q == 1 else _added(z, q, interval))
 
 
+@lru_cache(maxsize=16)
+def laplace_loss(noise_multiplier: float, interval: float) -> Loss:
+    """One Laplace release: Lap(0, b) against Lap(1, b), the same in both directions.
+
+    The loss is (|x - 1| - |x|) / b: an atom at either end, +-1/b, and an exponential in between.
+    """
+    end = 1 / noise_multiplier
+    points = _grid(interval, -end, end)
+    low = np.maximum(points[:-1] * interval, -end)
+    high = np.minimum(points[1:] * interval, end)
+    upper = 0.5 * np.exp((low - end) / 2) * np.expm1((high - low) / 2)
+    lower = 0.5 * np.exp(-(end + low) / 2) * -np.expm1((low - high) / 2)
+    upper[[0, -1]] += 0.5 * math.exp(-end), 0.5
+    lower[[0, -1]] += 0.5, 0.5 * math.exp(-end)
+    pmf = _split(interval, points, upper, lower)
+    return Loss(pmf, pmf)
+
+
 def guarantee_loss(epsilon: float, delta: float) -> Loss:
     """The worst loss of any (epsilon, delta)-private release (Kairouz, Oh, Viswanath 2015)."""
     share = (1.0 - delta) / (1.0 + math.exp(-epsilon))

@@ -32,7 +32,7 @@ from pydantic import Field
 
 from manifed.privacy import accountant, renyi
 from manifed.privacy.composition import Composition, compose, grid_interval
-from manifed.privacy.events import Frozen, GaussianRelease, repeated
+from manifed.privacy.events import Event, Frozen, repeated
 from manifed.privacy.loss_distribution import Loss
 from manifed.privacy.loss_grid import guarantee_loss
 from manifed.privacy.normal_law import binomial_tail
@@ -47,7 +47,7 @@ class Guarantee(Frozen):
     delta: float = Field(ge=0, lt=1)
 
 
-Turn = Guarantee | Iterable[GaussianRelease]
+Turn = Guarantee | Iterable[Event]
 """What one participation releases."""
 
 
@@ -67,7 +67,7 @@ def external_epsilon(
 
 
 def external_epsilon_of_rounds(
-    rounds: Iterable[tuple[Iterable[GaussianRelease], float]], delta: float
+    rounds: Iterable[tuple[Iterable[Event], float]], delta: float
 ) -> float:
     """The same for rounds that differ: (releases of a turn, its probability) for every round."""
     counted = Counter((tuple(turn), probability) for turn, probability in rounds)
@@ -75,10 +75,10 @@ def external_epsilon_of_rounds(
 
 
 def external_epsilon_of_counts(
-    rounds: Mapping[tuple[tuple[GaussianRelease, ...], float], int], delta: float
+    rounds: Mapping[tuple[tuple[Event, ...], float], int], delta: float
 ) -> float:
     """The same from how often each (releases of a turn, its probability) occurred."""
-    certain: list[GaussianRelease] = []
+    certain: list[Event] = []
     counts = Counter[tuple[Composition, float]]()
     for (turn, probability), times in rounds.items():
         _check(probability, times, delta)
@@ -140,11 +140,11 @@ def _external(counts: Mapping[tuple[Composition, float], int], delta: float) -> 
     present = {key: n for key, n in counts.items() if n > 0 and not key[0].is_empty}
     if not present or delta == 1:
         return 0.0
-    if delta == 0 or any(turn.mu == math.inf for turn, _ in present):
-        return math.inf
     if all(probability == 1 for _, probability in present):
         ((turn, _), count), *_ = present.items()
         return accountant.epsilon_of(turn.times(count), delta)
+    if delta == 0 or any(turn.mu == math.inf for turn, _ in present):
+        return math.inf
     if any(turn.without_replacement for turn, _ in present):
         return min(_renyi(present, delta), _of_everybody(present, delta))
     interval, is_fine = grid_interval((turn, n * p) for (turn, p), n in present.items())

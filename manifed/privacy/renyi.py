@@ -23,9 +23,18 @@ def curve(releases: Composition) -> Array:
         total = total + releases.mu**2 / 2 * orders()
     for z, q, count in releases.poisson:
         total = total + count * _poisson(z, q)
+    for z, count in releases.laplace:
+        total = total + count * laplace(z)
     for z, size, population, count in releases.without_replacement:
         total = total + count * _without_replacement(z, size, population)
     return total
+
+
+def laplace(z: float) -> Array:
+    """Those of one Laplace release (Mironov 2017, Proposition 6)."""
+    a = orders()
+    one, other = (a - 1) / z + np.log(a / (2 * a - 1)), np.log((a - 1) / (2 * a - 1)) - a / z
+    return np.minimum(np.logaddexp(one, other) / (a - 1), 1 / z)
 
 
 def mixed(divergences: Array, probability: float) -> Array:

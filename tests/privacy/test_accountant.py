@@ -16,6 +16,7 @@ from manifed.privacy import accountant, gaussian
 from manifed.privacy.accountant import NoValidBound
 from manifed.privacy.events import (
     GaussianRelease,
+    LaplaceRelease,
     PoissonSampled,
     SampledWithoutReplacement,
     Unsampled,
@@ -37,6 +38,12 @@ def release(z, sampling=None, count=1, relation="add-or-remove", unit="example")
     )
 
 
+def laplace(z, count=1, relation="add-or-remove"):
+    return LaplaceRelease(
+        unit="example", neighboring_relation=relation, noise_multiplier=z, count=count
+    )
+
+
 def poisson(z, q, count=1):
     return release(z, PoissonSampled(sampling_probability=q), count)
 
@@ -47,7 +54,7 @@ def subset(z, size, population, count=1, relation="replace-one"):
 
 
 @pytest.mark.golden
-def test_the_golden_table_covers_every_event_and_adversary():
+def test_the_golden_table_covers_every_adversary_and_sampling():
     assert len(GOLDEN) >= 60
     seen = {(c["adversary"], r["sampling"]["kind"]) for c in GOLDEN for r in c["releases"]}
     assert len(seen) == 9
@@ -89,6 +96,16 @@ EVENTS = [
     ([release(2.0, count=3)], dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE),
     ([poisson(1.0, 0.1, 4), release(9.0)], dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE),
     ([subset(2.0, 3, 300, 5)], dp_accounting.NeighboringRelation.REPLACE_ONE),
+    ([laplace(1.0)], dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE),
+    ([laplace(10.0, 500)], dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE),
+    (
+        [laplace(5.0, 20), release(3.0, count=5)],
+        dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE,
+    ),
+    (
+        [laplace(20.0, 99), poisson(1.0, 0.01, 9)],
+        dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE,
+    ),
 ]
 
 
@@ -130,10 +147,44 @@ def test_nothing_released_costs_nothing():
         assert accountant.delta(releases, 0.0) == 0.0
 
 
-@pytest.mark.parametrize("bare", [release(0.0), poisson(0.0, 0.01), subset(0.0, 1, 9)])
+@pytest.mark.parametrize("z", [0.3, 1.0, 8.0])
+def test_one_laplace_release_costs_its_closed_form_and_many_at_most_their_sum(z):
+    """delta(epsilon) = 1 - exp((epsilon - 1/z) / 2), by its hockey-stick divergence."""
+    for delta in (1e-2, 1e-5):
+        exact = 1 / z + 2 * math.log1p(-delta)
+        found = accountant.epsilon([laplace(z)], delta)
+        assert exact * (1 - 1e-9) <= found <= exact * (1 + 1e-4)
+        assert accountant.delta([laplace(z)], exact) >= delta * (1 - 1e-9)
+    assert accountant.delta([laplace(z)], 0.5 / z) == pytest.approx(
+        -math.expm1(-0.25 / z), rel=1e-4
+    )
+    assert accountant.epsilon([laplace(z, 7)], 0.0) == pytest.approx(7 / z, rel=1e-9)
+    assert accountant.epsilon([laplace(z, 7)], 1e-9) <= 7 / z * SLACK
+    assert accountant.delta([laplace(z, 7)], 7.001 / z) == 0.0
+
+
+def test_laplace_noise_composes_with_whatever_else_was_released():
+    both = [laplace(9.0, 30), release(4.0, count=3)]
+    for part in ([both[0]], [both[1]]):
+        assert accountant.epsilon(part, 1e-5) < accountant.epsilon(both, 1e-5)
+    assert accountant.epsilon(both, 0.0) == math.inf
+    subsets = [subset(2.0, 3, 300, 5), laplace(9.0, 30, "replace-one")]
+    most = accountant.epsilon([release(2.0, count=5), laplace(9.0, 30)], 1e-5)
+    assert accountant.epsilon(subsets[:1], 1e-5) < accountant.epsilon(subsets, 1e-5) <= most * SLACK
+    rare = [poisson(2.0, 1e-8, 9), laplace(9.0, 30)]
+    assert accountant.epsilon(rare, 1e-5) < 1.05 * accountant.epsilon([laplace(9.0, 30)], 1e-6)
+    mixture = {"participation_probability": 0.1, "num_rounds": 20, "delta": 1e-5}
+    seen = server_epsilon([laplace(9.0)], participations=20, delta=1e-5)
+    assert 0 < external_epsilon([laplace(9.0)], **mixture) < seen
+
+
+@pytest.mark.parametrize(
+    "bare", [release(0.0), poisson(0.0, 0.01), subset(0.0, 1, 9), laplace(0.0), laplace(1e-3)]
+)
 def test_no_noise_is_an_infinite_epsilon(bare):
     assert accountant.epsilon([bare], 1e-5) == math.inf
     assert accountant.delta([bare], 10.0) == 1.0
+    assert accountant.epsilon([bare], 0.0) == math.inf
     noised = release(5.0, relation=bare.neighboring_relation)
     assert accountant.epsilon([noised, bare], 1e-5) == math.inf
 

@@ -3,10 +3,12 @@
 import math
 
 import pytest
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from manifed.privacy.events import (
+    Event,
     GaussianRelease,
+    LaplaceRelease,
     PoissonSampled,
     SampledWithoutReplacement,
     Unsampled,
@@ -27,6 +29,19 @@ def test_a_release_survives_json_and_cannot_be_changed():
     assert hash(STEP) == hash(STEP.model_copy())
     with pytest.raises(ValidationError, match="frozen"):
         STEP.count = 5
+
+
+def test_an_event_is_read_by_its_kind_and_sampled_laplace_noise_is_none():
+    event = TypeAdapter(Event)
+    once = LaplaceRelease(
+        unit="example", neighboring_relation="replace-one", noise_multiplier=3.0, count=2
+    )
+    for one in (STEP, once):
+        assert event.validate_json(event.dump_json(one)) == one
+    assert repeated([STEP, once], 5)[1].count == 10
+    for change in ({"kind": "cauchy"}, {"sampling": STEP.sampling.model_dump()}):
+        with pytest.raises(ValidationError):
+            event.validate_python({**once.model_dump(), **change})
 
 
 def test_repeating_multiplies_counts_and_nothing_else():
