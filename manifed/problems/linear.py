@@ -37,29 +37,6 @@ def outer_combination(left: Tensor, rows: Tensor) -> Tensor:
     return torch.matmul(left.mT, rows).mT
 
 
-def slope_norms(x: Tensor, examples: Examples, slopes: Tensor, ridge: float) -> Tensor:
-    """Upper bounds of |slopes_j a_j + ridge x| for rows a_j ``feature``, shape ``(..., n)``.
-
-    Without a ridge |slopes_j| |a_j|. With one the norm of the vector itself, but at least
-    ``ROUNDING_SHARE`` of |slopes_j| |a_j| + ridge |x|: the sum adds all slopes_j a_j first and the
-    multiples of x afterwards, and where they cancel what rounding leaves must be clipped, too.
-    """
-    lengths = slopes.abs() * squared_norms(examples, "feature").sqrt()
-    if not ridge:
-        return lengths
-    gradients = slopes.unsqueeze(-1) * examples["feature"] + ridge * x.unsqueeze(-2)
-    summands = lengths + ridge * row_lengths(x).unsqueeze(-1)
-    return torch.maximum(row_lengths(gradients), ROUNDING_SHARE * summands)
-
-
-def slope_sum(
-    x: Tensor, examples: Examples, weights: Tensor, slopes: Tensor, ridge: float
-) -> Tensor:
-    """sum_j weights_j (slopes_j a_j + ridge x), shape ``(..., d)``."""
-    total = row_combination(weights * slopes, examples["feature"])
-    return total + ridge * weights.sum(-1, keepdim=True) * x if ridge else total
-
-
 def squared_norms(examples: Examples, key: str) -> Tensor:
     """|rows_j|^2, shape ``(..., n)``: the tensor ``squared_norm`` if ``prepare`` stored it.
 

@@ -1,40 +1,22 @@
-"""Logistic regression: f_j(x) = log(1 + exp(-b_j a_j^T x)) + penalty/2 |x|^2 on R^d, b = -1 or 1.
+"""Logistic regression: f_j(x) = log(1 + exp(-b_j a_j^T x)) + ridge/2 |x|^2 on R^d, b = -1 or 1.
 
 Used on a9a by DECOR (2024), whose printed loss log(1 + b exp(-x^T a)) vanishes for b = 0; this is
-the loss its code runs. The paper's lambda |x|^2 is penalty = 2 lambda.
+the loss its code runs. The paper's lambda |x|^2 is ridge = 2 lambda.
 """
-
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from manifed.manifolds.base import Manifold
-from manifed.manifolds.euclidean import Euclidean
 from manifed.problems.base import Examples
-from manifed.problems.finite_sum import Constant, FiniteSum, Optimum, Shards, pool
-from manifed.problems.linear import row_products, slope_norms, slope_sum, squared_norms
+from manifed.problems.finite_sum import Constant, Optimum, Shards, pool
+from manifed.problems.linear import row_products, squared_norms
+from manifed.problems.linear_model import LinearModel
 from manifed.problems.records import require
 
 
-class Logistic(FiniteSum):
+class Logistic(LinearModel):
     """Examples ``feature`` (..., n, d) and ``label`` (..., n) in {-1, 1}."""
-
-    points_per_example = 0.0
-
-    def __init__(self, penalty: float = 0.0) -> None:
-        self.penalty = penalty
-        self._manifold = Euclidean()
-
-    @property
-    def manifold(self) -> Manifold:
-        """R^d."""
-        return self._manifold
-
-    def point_shape(self, examples: Examples) -> tuple[int, ...]:
-        """(d,)."""
-        return (examples["feature"].shape[-1],)
 
     def check_records(self, examples: Examples) -> None:
         """Labels -1 and 1."""
@@ -42,30 +24,9 @@ class Logistic(FiniteSum):
         require(label, label.abs() == 1, "a label -1 or 1")
 
     def losses(self, x: Tensor, examples: Examples) -> Tensor:
-        """log(1 + exp(-b_j a_j^T x)) + penalty/2 |x|^2, shape ``(..., n)``."""
+        """log(1 + exp(-b_j a_j^T x)) + ridge/2 |x|^2, shape ``(..., n)``."""
         margins = examples["label"] * row_products(examples["feature"], x)
-        return softplus(-margins) + 0.5 * self.penalty * x.square().sum(-1, keepdim=True)
-
-    def rgrads(self, x: Tensor, examples: Examples) -> Tensor:
-        """c_j a_j + penalty x with c_j = -b_j / (1 + exp(b_j a_j^T x)), shape ``(..., n, d)``."""
-        c = self._slopes(x, examples).unsqueeze(-1)
-        return c * examples["feature"] + self.penalty * x.unsqueeze(-2)
-
-    def rgrad_norms(self, x: Tensor, examples: Examples) -> Tensor:
-        """|grad f_j|, shape ``(..., n)``; without a penalty |c_j| |a_j|."""
-        return slope_norms(x, examples, self._slopes(x, examples), self.penalty)
-
-    def rgrad_sum(self, x: Tensor, examples: Examples, weights: Tensor) -> Tensor:
-        """sum_j weights_j grad f_j, shape ``(..., d)``."""
-        return slope_sum(x, examples, weights, self._slopes(x, examples), self.penalty)
-
-    def rgrad_sum_by_norm(
-        self, x: Tensor, examples: Examples, weigh: Callable[[Tensor], Tensor]
-    ) -> tuple[Tensor, Tensor]:
-        """The weighted sum and the norms from the same slopes."""
-        slopes = self._slopes(x, examples)
-        norms = slope_norms(x, examples, slopes, self.penalty)
-        return slope_sum(x, examples, weigh(norms), slopes, self.penalty), norms
+        return softplus(-margins) + 0.5 * self.ridge * x.square().sum(-1, keepdim=True)
 
     def optimum(self, shards: Shards, weights: Tensor | None = None) -> Optimum:
         """The minimiser by damped Newton steps, to a gradient norm of 1e-9.
@@ -93,16 +54,17 @@ class Logistic(FiniteSum):
         return Optimum(x, value, float(self.gradient_norm(x, shards, weights)))
 
     def lipschitz(self, shards: Shards) -> Constant:
-        """Max |a| (no penalty; unbounded otherwise)."""
-        if self.penalty:
+        """Max |a| (no ridge; unbounded otherwise)."""
+        if self.ridge:
             return super().lipschitz(shards)
         return Constant(max(_largest(shard) for shard in shards) ** 0.5, "|sigmoid| <= 1")
 
     def smoothness(self, shards: Shards) -> Constant:
-        """Max |a|^2 / 4 + penalty."""
-        return Constant(max(_largest(s) for s in shards) / 4 + self.penalty, "sigmoid' <= 1/4")
+        """Max |a|^2 / 4 + ridge."""
+        return Constant(max(_largest(s) for s in shards) / 4 + self.ridge, "sigmoid' <= 1/4")
 
-    def _slopes(self, x: Tensor, examples: Examples) -> Tensor:
+    def slopes(self, x: Tensor, examples: Examples) -> Tensor:
+        """-b_j / (1 + exp(b_j a_j^T x)), shape ``(..., n)``."""
         label = examples["label"]
         return -label * torch.sigmoid(-label * row_products(examples["feature"], x))
 
@@ -110,7 +72,7 @@ class Logistic(FiniteSum):
         features = examples["feature"]
         p = torch.sigmoid(row_products(features, x))
         curvature = features.mT @ ((each * p * (1 - p)).unsqueeze(-1) * features)
-        return curvature + self.penalty * torch.eye(features.shape[-1], dtype=features.dtype)
+        return curvature + self.ridge * torch.eye(features.shape[-1], dtype=features.dtype)
 
 
 def _largest(shard: Examples) -> float:

@@ -134,7 +134,7 @@ class BareNorms(LeastSquares):
     """The planted fault: norms from squares that vanish below 1e-162."""
 
     def rgrad_sum_by_norm(self, x, examples, weigh):
-        norms = self._residuals(x, examples).abs() * examples["feature"].norm(dim=-1)
+        norms = self.slopes(x, examples).abs() * examples["feature"].norm(dim=-1)
         return self.rgrad_sum(x, examples, weigh(norms)), norms
 
 

@@ -96,7 +96,7 @@ CASES = {
     "least-squares": Case(LeastSquares(), regression),
     "ridge": Case(LeastSquares(ridge=0.3), regression),
     "logistic": Case(Logistic(), classification),
-    "logistic-penalised": Case(Logistic(penalty=0.3), classification),
+    "logistic-penalised": Case(Logistic(ridge=0.3), classification),
     "matrix-completion-stiefel": Case(MatrixCompletion(2, "stiefel"), columns),
     "matrix-completion-grassmann": Case(MatrixCompletion(2, "grassmann"), columns),
 }
