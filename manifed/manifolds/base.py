@@ -10,8 +10,8 @@ what differential privacy and federated averaging need on top:
 * ``invretr``: the inverse of ``retr``; ``geodesic(t, x, y)``;
 * ``frechet_mean``; capabilities as data (``has_logmap``, ``is_transp_isometric``).
 
-Conventions: float64; every method broadcasts over leading dimensions (shape ``(..., *point)``);
-nothing mutates its arguments; points `x, y`, tangents `u, v`.
+Conventions: float64, or float32 to its rounding; every method broadcasts over leading dimensions
+(shape ``(..., *point)``); nothing mutates its arguments; points `x, y`, tangents `u, v`.
 """
 
 import math

@@ -314,7 +314,8 @@ def truncate(matrix: Tensor, rank: int) -> Factors:
     if not matrix.requires_grad:
         u, s, vt = torch.linalg.svd(matrix, full_matrices=False)
         return u[..., :rank], vt[..., :rank, :].mT, torch.diag_embed(s[..., :rank])
-    nearest, u, vt = _Truncate.apply(matrix, rank)  # pyright: ignore[reportGeneralTypeIssues]
+    found: Any = _Truncate.apply(matrix, rank)
+    nearest, u, vt = found
     left = polar(nearest @ vt[..., :rank, :].mT)
     right = polar(nearest.mT @ u[..., :rank])
     return left, right, left.mT @ nearest @ right

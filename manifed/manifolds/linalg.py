@@ -135,7 +135,8 @@ def sym_function(a: Tensor, function: ScalarFunction) -> Tensor:
     Only the lower triangle of ``a`` is read.
     """
     if a.requires_grad:
-        return _SymFunction.apply(a, function)[0]  # pyright: ignore[reportOptionalSubscript]
+        found: Any = _SymFunction.apply(a, function)
+        return found[0]
     w, v = torch.linalg.eigh(a)
     return (v * function.value(w).unsqueeze(-2)) @ v.mT
 
@@ -256,7 +257,8 @@ def polar(x: Tensor) -> Tensor:
     SVD. Differentiable where x has rank k.
     """
     if x.requires_grad:
-        return _Polar.apply(x)[0]  # pyright: ignore[reportOptionalSubscript]
+        found: Any = _Polar.apply(x)
+        return found[0]
     if x.dim() > 2 and x.numel() and _may_be_mild(x[(0,) * (x.dim() - 2)]):
         factor = _inverse_root(x.mT @ x)
         if factor is not None:

@@ -1,5 +1,8 @@
 """What every manifold inherits: the Fréchet mean."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -31,3 +34,10 @@ def test_frechet_mean_converges_for_widely_spread_points(manifold, shape, radius
     mean = manifold.frechet_mean(points, max_iterations=60)
     residual = manifold.norm(mean, manifold.logmap(mean, points).mean(0))
     assert float(residual.max()) <= 1e-9
+
+
+@pytest.mark.slow
+def test_the_manifolds_need_neither_pydantic_nor_flower():
+    found = "[m for m in ('pydantic', 'flwr') if m in sys.modules]"
+    code = f"import sys, manifed.manifolds; sys.exit(' '.join({found}) or 0)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -135,8 +135,8 @@ def test_stiefel_random_is_haar():
 
 def test_stiefel_refuses_unknown_options_and_wide_matrices():
     with pytest.raises(ValueError, match="metric"):
-        Stiefel("flat")  # type: ignore[arg-type]
+        Stiefel("flat")
     with pytest.raises(ValueError, match="retraction"):
-        Stiefel(retraction="exp")  # type: ignore[arg-type]
+        Stiefel(retraction="exp")
     with pytest.raises(ValueError, match="n >= k"):
         Stiefel().random(2, 3, generator=generator(18))
