@@ -100,10 +100,11 @@ class Collected:
 
     ``mean`` holds the weighted mean of every field of the payload; ``uploads`` the stacked payload
     it came from, for algorithms that keep a record of each client (rows follow ``partitions``).
+    Under client-level privacy there is the noised mean alone: no upload, no partition.
     """
 
     mean: Mapping[str, Tensor]
-    uploads: Payload
+    uploads: Payload | None
     partitions: tuple[int, ...]
     num_clients: int
     uniform: float

@@ -261,6 +261,7 @@ class ProjectedPartial(Projecting):
         """Line 13 with the corrections from the control variates, then the control variates."""
         rows = torch.tensor(collected.partitions, device=state["x"].device)
         displacements, is_known = _control_variates(state, collected.num_clients)
+        assert collected.uploads is not None  # never under client-level privacy
         u = collected.uploads.tensors()["u"]
         before = corrections(state["mean_displacement"], displacements[rows], is_known[rows])
         moved = self.moved(state, (u + before).mean(0), server_round, manifold)

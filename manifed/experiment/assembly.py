@@ -212,8 +212,10 @@ def check_first_update(config: Experiment) -> None:
             turn = run_update(side.half, seat, down, memory, shard, len(shard), source)
             if type(turn.up) is not phase.up:
                 raise TypeError(f"expected a {phase.up.__name__}, got a {type(turn.up).__name__}")
-            stacked, clients = type(turn.up).stack([turn.up]), config.federation.num_clients
-            collected = Collected(turn.up.tensors(), stacked, (0,), clients, uniform=0.5)
+            is_hidden = config.privacy.kind == "client-level"
+            seen = (None, ()) if is_hidden else (type(turn.up).stack([turn.up]), (0,))
+            clients = config.federation.num_clients
+            collected = Collected(turn.up.tensors(), *seen, clients, uniform=0.5)
             state, memory = server.step(state, phase.name, collected, 1, manifold), turn.memory
         server.output(state, manifold)
         server.model(state, manifold)

@@ -81,9 +81,7 @@ def check_manifold(training: AnyTraining, manifold: Manifold) -> None:
         )
 
 
-def check_private(
-    training: AnyTraining, server: ServerUpdate, privacy_kind: str, noise_kind: str
-) -> None:
+def check_private(training: AnyTraining, privacy_kind: str, noise_kind: str) -> None:
     """Refuse a mechanism that nothing charges for, with this training.
 
     Raises:
@@ -93,8 +91,8 @@ def check_private(
     why = ""
     if len(training.phases) > 1:
         why = "it uploads twice a round, and one noised average is charged"
-    elif is_plugin(server.kind):
-        why = "a server update of another package may read the un-noised uploads"
+    elif is_plugin(training.kind) and any(len(one.up.names()) > 1 for one in training.phases):
+        why = "one vector a client is noised, and it uploads several"
     elif isinstance(training, ProjectedPartial):
         why = "its server broadcasts a mean of control variates, which are un-noised uploads"
     if is_client_level and why:

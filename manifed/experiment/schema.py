@@ -266,7 +266,7 @@ class Experiment(Frozen):
         privacy, training = self.privacy, self.training
         if privacy.kind == "none":
             return
-        check_private(training, self.server_update, privacy.kind, privacy.noise.kind)
+        check_private(training, privacy.kind, privacy.noise.kind)
         if (mixed := self._mixes_records()) is not None:
             raise ValueError(mixed)
         if privacy.kind == "client-level":

@@ -262,9 +262,8 @@ def _step(now: Attempt, replies: Replies) -> ServerState:
         mean = private.mean
         if plan.mechanism.adaptive is not None:
             state = state.replace(**{CLIP: torch.tensor(private.next_clip, dtype=torch.float64)})
-    collected = Collected(
-        mean, replies.uploads, replies.partitions, plan.num_clients, draws.uniform()
-    )
+    seen = (None, ()) if plan.mechanism is not None else (replies.uploads, replies.partitions)
+    collected = Collected(mean, *seen, plan.num_clients, draws.uniform())
     try:
         new = plan.server_update.step(state, now.name, collected, now.server_round, plan.manifold)
     except (torch.linalg.LinAlgError, ArithmeticError) as error:  # pyright: ignore[reportPrivateImportUsage]

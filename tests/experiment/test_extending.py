@@ -58,6 +58,6 @@ def test_the_package_of_the_page_runs_from_outside(tmp_path):
     first, second = manifests
     assert first["config_sha256"] == second["config_sha256"]
     assert first["privacy"] == second["privacy"]
-    (server,) = [view for view in first["privacy"]["views"] if view["view"] == "server"]
+    (server,) = [one for one in first["privacy"]["adversaries"] if one["name"] == "server"]
     assert server["delta"] == 1e-5
     assert server["epsilon"] == pytest.approx(of_gaussians(5, 8.0, 1e-5), rel=1e-4)

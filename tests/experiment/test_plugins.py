@@ -23,7 +23,7 @@ from manifed.oracles.minibatch import Full, Minibatch
 from manifed.problems.partition_specs import EqualSpec, PartitionRule
 from manifed.algorithms.gradient_steps import GradientSteps
 from manifed.algorithms.interface import Phase, ServerState
-from manifed.algorithms.payloads import Displacement, Point
+from manifed.algorithms.payloads import Displacement, DisplacementAndIterate, Point
 from manifed.problems.problem_specs import PrincipalEigenvectorSpec
 from manifed.privacy.events import Frozen
 
@@ -136,6 +136,42 @@ class HalfBoth(Step):
 
     def step(self, state, phase, collected, server_round, manifold):
         return state
+
+
+class Pairs(Step):
+    kind: Literal["orchard.parts:Pairs"] = "orchard.parts:Pairs"
+
+    @property
+    def phases(self):
+        return (Phase("train", Point, DisplacementAndIterate),)
+
+
+class Peeking(Step):
+    """A server update that reads what each client sent."""
+
+    kind: Literal["orchard.parts:Peeking"] = "orchard.parts:Peeking"
+    weights: Literal["uniform"] = "uniform"
+
+    space = property(lambda self: "tangent")
+    needs_everyone = property(lambda self: False)
+
+    def initial(self, x):
+        return ServerState({"x": x})
+
+    def down(self, state, phase):
+        return Point(state["x"])
+
+    def base(self, state, manifold):
+        return state["x"]
+
+    def step(self, state, phase, collected, server_round, manifold):
+        return state.replace(x=manifold.expmap(state["x"], collected.uploads.u[0]))
+
+    def model(self, state, manifold):
+        return state["x"]
+
+    def output(self, state, manifold):
+        return state["x"]
 
 
 class Server(Frozen):
@@ -251,6 +287,14 @@ def test_with_privacy_a_plugin_says_whether_it_mixes_records():
     assert parse(table | {"problem": {"kind": "orchard.parts:Renamed"}}).privacy.kind != "none"
 
 
+AT_CLIENTS = {
+    "kind": "client-level",
+    "l2_norm_clip": 1.0,
+    "delta": 1e-5,
+    "noise": {"kind": "multiplier", "noise_multiplier": 1.0},
+}
+
+
 # -- algorithms ------------------------------------------------------------------------------
 def with_training(name, privacy=None, **fields):
     base = {key: value for key, value in dump(load(QUICKSTART)).items() if key != "strategy"}
@@ -274,12 +318,7 @@ def with_training(name, privacy=None, **fields):
             with_training("Step") | {"strategy": {"kind": "orchard.parts:Step"}},
             ["strategy.kind", "no ServerUpdate"],
         ),
-        (
-            with_training("Step", {"kind": "client-level", "l2_norm_clip": 1.0, "delta": 1e-5,
-                          "noise": {"kind": "multiplier", "noise_multiplier": 1.0}})
-            | {"strategy": {"kind": "orchard.parts:Server"}},
-            ["client-level", "may read the un-noised uploads"],
-        ),
+        (with_training("Pairs", AT_CLIENTS), ["client-level", "it uploads several"]),
     ],
 )  # fmt: skip
 def test_the_checks_of_privacy_hold_for_algorithms_of_other_packages(table, words):
@@ -312,6 +351,15 @@ def test_an_update_that_does_not_keep_to_its_charge_is_refused_before_round_1(fi
     with pytest.raises(ConfigError, match=rf"^training\.kind: .*{words}"):
         check_first_update(parse(with_training("Step", **fields)))
     check_first_update(parse(with_training("Step", times=2, local_steps=2)))
+
+
+@pytest.mark.usefixtures("orchard")
+def test_under_client_level_privacy_a_server_update_sees_no_upload():
+    check_first_update(parse(with_training("Peeking")))
+    with pytest.raises(ConfigError, match="a first update failed: AttributeError: 'NoneType'"):
+        check_first_update(parse(with_training("Peeking", AT_CLIENTS)))
+    config = with_training("Step", AT_CLIENTS) | {"strategy": {"kind": "orchard.parts:Server"}}
+    check_first_update(parse(config))
 
 
 def test_the_hash_follows_the_source_of_the_package(orchard):
