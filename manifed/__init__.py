@@ -1,1 +1,34 @@
 """Federated and decentralised learning on Riemannian manifolds with differential privacy."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from manifed.experiment.schema import ClientLevel, ExampleLevel, Multiplier, Target
+    from manifed.federation.replies import ReplyPolicy
+    from manifed.runs.fit import Result, Round, federate, fit
+
+__all__ = [
+    "ClientLevel",
+    "ExampleLevel",
+    "Multiplier",
+    "ReplyPolicy",
+    "Result",
+    "Round",
+    "Target",
+    "federate",
+    "fit",
+]
+
+_HOME = {
+    "ReplyPolicy": "federation.replies",
+    **dict.fromkeys(("ClientLevel", "ExampleLevel", "Multiplier", "Target"), "experiment.schema"),
+    **dict.fromkeys(("Result", "Round", "federate", "fit"), "runs.fit"),
+}
+
+
+def __getattr__(name: str) -> object:
+    """Import what is asked for, when it is asked for (PEP 562): torch takes a second."""
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)

@@ -1,0 +1,380 @@
+"""The researcher's loop: rounds over one's own tensors, accounted as a run from a config is.
+
+`federate` yields round after round; `fit` runs them all and keeps model, curves and statement.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from manifed.algorithms.interface import ClientUpdate, ServerState, ServerUpdate
+from manifed.algorithms.tangent_mean import TangentMean
+from manifed.durable import write_atomically
+from manifed.errors import BudgetExhausted, ConfigError
+from manifed.experiment.assembly import release_source, seeded_source, starting_point
+from manifed.experiment.limits import AnyTraining, check_private, server_update
+from manifed.experiment.privacy import client_mechanism, example_mechanism, promise_of
+from manifed.experiment.schema import (
+    ClientLevel,
+    Engine,
+    Evaluation,
+    ExampleLevel,
+    Experiment,
+    Federation,
+    NoPrivacy,
+)
+from manifed.federation.client import ClientSetup, ClientSide
+from manifed.federation.cohorts import Cohort, Everyone
+from manifed.federation.plan import Plan, RoundReport
+from manifed.federation.replies import ReplyPolicy
+from manifed.federation.rounds import Charge, run_rounds
+from manifed.federation.transport import MemoryTransport, Transport
+from manifed.privacy.account import opened
+from manifed.privacy.charges import Reservation
+from manifed.privacy.odometer import Odometer
+from manifed.privacy.statement import Promise
+from manifed.problems.base import Examples, Problem
+from manifed.problems.finite_sum import FiniteSum
+from manifed.problems.records import InvalidRecord
+from manifed.problems.starts import RandomStart
+from manifed.runs.run_folder import RunFolder, encode
+from manifed.runs.statement import statement_of
+
+Algorithm = ClientUpdate | tuple[ClientUpdate, ServerUpdate]
+Shard = Examples | Tensor | Mapping[str, Tensor]
+Evaluate = Callable[[Tensor], Mapping[str, float]]
+
+
+@dataclass(frozen=True)
+class Round:
+    """What is known after a round."""
+
+    server_round: int
+    state: ServerState
+    model: Tensor
+    spending: float | None
+    """Epsilon so far against the first adversary of the statement; None without privacy."""
+    participants: tuple[int, ...]
+    failures: Mapping[int, str]
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a fit leaves."""
+
+    model: Tensor
+    curves: Mapping[str, list[float | None]]
+    """One entry a round: "round", "epsilon", "participants", "failures", and what was evaluated."""
+    statement: Mapping[str, Any]
+    """The privacy statement as data; `text` prints it."""
+    stopped: str | None = None
+    """Why there are fewer rounds than were asked for: a budget that ran out."""
+
+    @property
+    def text(self) -> str:
+        """The privacy statement, one fact a line."""
+        return statement_of(self.statement)
+
+    def save(self, folder: str | Path) -> Path:
+        """Write model.safetensors, metrics.csv and statement.json into a new or empty folder.
+
+        Raises:
+            OSError: when the folder is taken or cannot be written.
+        """
+        made = RunFolder.claim(Path(folder))
+        for values in zip(*self.curves.values(), strict=True):
+            made.append_metrics(dict(zip(self.curves, values, strict=True)))
+        made.save_tensors("model", {"x": self.model.to("cpu").contiguous()})
+        told = {**self.statement, "stopped": self.stopped}
+        write_atomically(made.directory / "statement.json", encode(told))
+        return made.directory
+
+
+def federate(
+    problem: Problem,
+    shards: Sequence[Shard],
+    algorithm: Algorithm,
+    *,
+    privacy: ExampleLevel | ClientLevel | None = None,
+    rounds: int,
+    cohort: Cohort | None = None,
+    seed: int = 0,
+    start: Tensor | None = None,
+    replies: ReplyPolicy | None = None,
+    ledger: str | Path | None = None,
+    transport: Callable[[ClientSide], Transport] = MemoryTransport,
+) -> Iterator[Round]:
+    """The rounds of a federation in this process, one by one.
+
+    ``shards`` has one entry a client: Examples, a dict of tensors, or a tensor that the problem
+    knows as "z"; each tensor of shape (n, *feature). ``algorithm`` is a client update and a server
+    update, or one object that is both (a client update alone goes with the tangent mean).
+    ``privacy`` is the frozen object of a config: it is priced, each cohort draw passes its budget,
+    and with ``ledger``, a file that is not there yet, each charge is on disk before the clients
+    are asked. ``start`` is x^(0); None draws a random point of ``seed``.
+
+    Raises:
+        ConfigError: before round 1, for parts that do not go together or that nothing prices.
+        BudgetExhausted: for a round that the budget does not pay; the rounds before stand.
+        RoundFailed: as `manifed.federation.rounds.run_round`.
+    """
+    run = _prepared(
+        problem, shards, algorithm, privacy, rounds, cohort, seed, start, replies, transport
+    )
+    return (found for found, _ in run.rounds(ledger))
+
+
+def fit(
+    problem: Problem,
+    shards: Sequence[Shard],
+    algorithm: Algorithm,
+    *,
+    privacy: ExampleLevel | ClientLevel | None = None,
+    rounds: int,
+    cohort: Cohort | None = None,
+    seed: int = 0,
+    start: Tensor | None = None,
+    replies: ReplyPolicy | None = None,
+    ledger: str | Path | None = None,
+    transport: Callable[[ClientSide], Transport] = MemoryTransport,
+    evaluate: Evaluate | None = None,
+) -> Result:
+    """All rounds of `federate`, whose arguments these are, and what came of them.
+
+    ``evaluate`` maps a model to named numbers for the curves; what it computes from private data is
+    no part of the release, and the statement says so. A budget that runs out ends the fit in good
+    order. Errors as `federate`.
+    """
+    run = _prepared(
+        problem, shards, algorithm, privacy, rounds, cohort, seed, start, replies, transport
+    )
+    curves: dict[str, list[float | None]] = {}
+    state, odometer, origins, stopped = run.state, run.promise.odometer(), frozenset[str](), None
+    try:
+        for found, spent in run.rounds(ledger):
+            state, (odometer, new) = found.state, spent
+            origins |= new
+            row: dict[str, float | None] = {
+                "round": found.server_round,
+                "epsilon": found.spending,
+                "participants": len(found.participants),
+                "failures": len(found.failures),
+                **(evaluate(found.model) if evaluate is not None else {}),
+            }
+            for name, value in row.items():
+                curves.setdefault(name, []).append(value)
+    except BudgetExhausted as budget:
+        stopped = str(budget)
+    statement = run.promise.statement(
+        odometer, noise_origins=origins, has_oracle=evaluate is not None
+    )
+    model = run.plan.server_update.output(state, run.plan.manifold)
+    return Result(model, curves, statement, stopped)
+
+
+_UNSEEN, _HERE = Evaluation(is_enabled=False), Engine()
+
+
+@dataclass(frozen=True)
+class _Setting:
+    """What of an experiment decides its mechanisms and its price; hashable, as an Experiment is."""
+
+    federation: Federation
+    training: ClientUpdate
+    server_update: ServerUpdate
+    privacy: NoPrivacy | ExampleLevel | ClientLevel
+    evaluation: Evaluation = _UNSEEN
+    engine: Engine = _HERE
+
+    def sha256(self) -> str:
+        """Hash of everything that decides the trajectory, problem and data aside."""
+        said = [repr(self.federation), repr(self.training), repr(self.server_update)]
+        return hashlib.sha256(json.dumps([*said, repr(self.privacy)]).encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    """A federation before its first round."""
+
+    plan: Plan
+    state: ServerState
+    promise: Promise
+    transport: Transport
+    num_rounds: int
+
+    def rounds(
+        self, ledger: str | Path | None
+    ) -> Generator[tuple[Round, tuple[Odometer, frozenset[str]]], None, None]:
+        """Each round with the odometer after it and where its noise came from."""
+        server, manifold = self.plan.server_update, self.plan.manifold
+        with self._charging(ledger) as (charge, odometer, note):
+            reports = run_rounds(
+                self.plan, self.state, self.transport, charge, num_rounds=self.num_rounds
+            )
+            for report in reports:
+                note(report)
+                found = Round(
+                    report.server_round,
+                    report.state,
+                    server.model(report.state, manifold),
+                    self.promise.headline(odometer),
+                    report.participants,
+                    report.failures,
+                )
+                yield found, (odometer, report.noise_origins)
+
+    @contextmanager
+    def _charging(
+        self, ledger: str | Path | None
+    ) -> Generator[tuple[Charge, Odometer, Callable[[RoundReport], None]], None, None]:
+        """How an attempt is charged, what counts it, and what is told of each round."""
+        if ledger is None:
+            odometer = self.promise.odometer()
+            yield partial(_counted, self.promise, odometer), odometer, lambda _: None
+            return
+        header = {"config_sha256": self.plan.config_sha256}
+        with opened(
+            Path(ledger), self.promise, last_round=self.num_rounds, header=header
+        ) as account:
+
+            def note(report: RoundReport) -> None:
+                account.note_origins(report.server_round, report.noise_origins)
+
+            yield account.charge, account.odometer, note
+
+
+def _counted(
+    promise: Promise,
+    odometer: Odometer,
+    server_round: int,
+    attempt: int,
+    partitions: tuple[int, ...],
+) -> None:
+    """The charge of a run that writes nothing: the filter asked, then counted as spent.
+
+    Raises:
+        BudgetExhausted: when the filter does not pay another draw.
+    """
+    if not promise.adversaries:
+        return
+    promise.filter.check(odometer.rounds_counted + 1, server_round)
+    cohort = np.asarray(partitions, dtype=np.int64)
+    odometer.reserve(Reservation(server_round, server_round, attempt, cohort))
+
+
+def _prepared(
+    problem: Problem,
+    shards: Sequence[Shard],
+    algorithm: Algorithm,
+    privacy: ExampleLevel | ClientLevel | None,
+    rounds: int,
+    cohort: Cohort | None,
+    seed: int,
+    start: Tensor | None,
+    replies: ReplyPolicy | None,
+    transport: Callable[[ClientSide], Transport],
+) -> _Prepared:
+    examples = tuple(_examples(shard) for shard in shards)
+    _check_records(problem, examples)
+    client, server = _updates(algorithm)
+    federation = Federation(
+        num_clients=len(examples),
+        num_rounds=rounds,
+        seed=seed,
+        cohort=cohort or Everyone(),
+        replies=replies or ReplyPolicy(),
+    )
+    setting = _Setting(federation, client, server, privacy or NoPrivacy())
+    _check_parts(setting)
+    config = cast(Experiment, setting)  # what prices and draws reads these fields of it alone
+    sizes = tuple(len(shard) for shard in examples)
+    shape, manifold = problem.point_shape(examples[0]), problem.manifold
+    x = starting_point(RandomStart(), manifold, shape, seed) if start is None else start
+    setup = ClientSetup(problem, client, example_mechanism(config, sizes))
+    source = seeded_source(config)
+    side = ClientSide(setup, examples, shape, source, partial(release_source, config), x.dtype)
+    plan = Plan(
+        server_update=server,
+        manifold=manifold,
+        phases=client.phases,
+        cohort=federation.cohort,
+        policy=federation.replies,
+        source=source or release_source(config),
+        num_examples=sizes,
+        config_sha256=setting.sha256(),
+        mechanism=client_mechanism(config),
+        needs_everyone=server.needs_everyone,
+    )
+    return _Prepared(plan, server.initial(x), promise_of(config, sizes), transport(side), rounds)
+
+
+def _examples(shard: Shard) -> Examples:
+    """A client's examples; each tensor has shape (n, *feature)."""
+    if isinstance(shard, Examples):
+        return shard
+    tensors = {"z": shard} if isinstance(shard, Tensor) else dict(shard)
+    return Examples(tensors, {name: tensor.dim() - 1 for name, tensor in tensors.items()})
+
+
+def _check_records(problem: Problem, shards: Sequence[Examples]) -> None:
+    """Refuse data that nothing may be computed from.
+
+    Raises:
+        ConfigError: naming client and record.
+    """
+    if not shards or not all(len(shard) for shard in shards):
+        sizes = [len(shard) for shard in shards]
+        raise ConfigError(f"shards: expected at least one example a client, got sizes {sizes}")
+    for i, shard in enumerate(shards):
+        try:
+            if isinstance(problem, FiniteSum):
+                problem.check_records(shard)
+            elif not all(bool(torch.isfinite(t).all()) for t in shard.tensors.values()):
+                raise InvalidRecord("expected finite entries, got others")
+        except InvalidRecord as error:
+            raise ConfigError(f"shards: client {i}, {error}; mend or remove the record") from None
+
+
+def _updates(algorithm: Algorithm) -> tuple[ClientUpdate, ServerUpdate]:
+    """Client and server update; a tangent mean moves by the maps of the client's."""
+    if isinstance(algorithm, tuple):
+        client, server = algorithm
+        if not isinstance(server, TangentMean):
+            return client, server
+        return client, server_update(cast(AnyTraining, client), server)
+    return algorithm, server_update(cast(AnyTraining, algorithm), None)
+
+
+def _check_parts(setting: _Setting) -> None:
+    """Refuse a mechanism that nothing charges for, and a cohort the algorithm cannot go with.
+
+    Raises:
+        ConfigError: naming the field and what works instead.
+    """
+    privacy, client, cohort = setting.privacy, setting.training, setting.federation.cohort
+    fields = sum(len(phase.up.names()) for phase in client.phases)
+    if privacy.kind == "client-level" and fields > 1:
+        raise ConfigError(
+            "privacy.kind: 'client-level' noises one array a client and round, got an algorithm "
+            f"that uploads {fields}; use 'example-level'"
+        )
+    if setting.server_update.needs_everyone and cohort.kind != "all":
+        raise ConfigError(
+            f"cohort: {client.kind!r} needs every client in every round, got {cohort.kind!r}"
+        )
+    try:
+        if privacy.kind != "none":
+            check_private(cast(AnyTraining, client), privacy.kind, privacy.noise.kind)
+        if privacy.kind == "client-level":
+            setting.federation.replies.check_client_level()
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
