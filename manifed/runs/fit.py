@@ -21,7 +21,7 @@ from manifed.algorithms.tangent_mean import TangentMean
 from manifed.durable import write_atomically
 from manifed.errors import BudgetExhausted, ConfigError
 from manifed.experiment.assembly import release_source, seeded_source, starting_point
-from manifed.experiment.limits import AnyTraining, check_private, server_update
+from manifed.experiment.limits import AnyTraining, check_private, check_sampling, server_update
 from manifed.experiment.privacy import client_mechanism, example_mechanism, promise_of
 from manifed.experiment.schema import (
     ClientLevel,
@@ -371,9 +371,17 @@ def _check_parts(setting: _Setting) -> None:
         raise ConfigError(
             f"cohort: {client.kind!r} needs every client in every round, got {cohort.kind!r}"
         )
+    server = setting.server_update
+    if privacy.kind == "client-level" and not type(server).__module__.startswith("manifed."):
+        raise ConfigError(
+            "privacy.kind: 'client-level' needs a server update of the library, got "
+            f"{type(server).__name__}, which may read un-noised uploads; use 'example-level'"
+        )
     try:
         if privacy.kind != "none":
-            check_private(cast(AnyTraining, client), privacy.kind, privacy.noise.kind)
+            check_private(cast(AnyTraining, client), server, privacy.kind, privacy.noise.kind)
+        if privacy.kind == "example-level" and isinstance(client, AnyTraining):
+            check_sampling(client, privacy.neighboring_relation, privacy.l2_norm_clip)
         if privacy.kind == "client-level":
             setting.federation.replies.check_client_level()
     except ValueError as error:

@@ -148,6 +148,12 @@ def test_what_a_fit_leaves_is_saved(tmp_path):
 CLIENT = manifed.ClientLevel(
     l2_norm_clip=1.0, noise=manifed.Multiplier(noise_multiplier=4.0), delta=1e-3
 )
+
+
+class MyMean(TangentMean):
+    """Another one's."""
+
+
 REFUSED = {
     "two uploads of a client": (
         {"privacy": CLIENT},
@@ -159,6 +165,18 @@ REFUSED = {
         {"privacy": PRIVATE.model_copy(update={"delta": 0.1})},
         STEPS,
         r"expected delta < 1/n",
+    ),
+    "a server update that may read every upload": (
+        {"privacy": CLIENT},
+        (STEPS, MyMean()),
+        "needs a server update of the library, got MyMean",
+    ),
+    "minibatches that nothing prices": (
+        {"privacy": PRIVATE},
+        RSGD(
+            step_size=0.2, local_steps=2, minibatch={"kind": "without-replacement", "batch_size": 2}
+        ),
+        "without replacement are priced under 'replace-one' only",
     ),
     "a policy that would show a failure": (
         {"privacy": CLIENT, "replies": manifed.ReplyPolicy(on_failure="retry")},
