@@ -45,32 +45,6 @@ class LedgerLocked(LedgerDamaged):
 
 
 @dataclass(frozen=True)
-class Head:
-    """The last acknowledged line of a ledger; as text ``sequence:sha256``, an anchor to keep."""
-
-    sequence: int
-    sha256: str
-
-    def __str__(self) -> str:
-        return f"{self.sequence}:{self.sha256}"
-
-    @classmethod
-    def parse(cls, text: str) -> "Head":
-        """The head that ``str`` wrote.
-
-        Raises:
-            ValueError: for any other text.
-        """
-        found = re.fullmatch(r"([0-9]{1,18}):([0-9a-f]{64})", text.strip())
-        if found is None:
-            raise ValueError(
-                f"Expected a ledger head like '41:<64 hex digits>', got {text[:80]!r}; "
-                "copy it from the end of the run's output"
-            )
-        return cls(int(found[1]), found[2])
-
-
-@dataclass(frozen=True)
 class Entry:
     """One line."""
 
@@ -165,20 +139,16 @@ def checked_key(key: bytes, name: str = "the ledger's key") -> bytes:
 
 def key_id_of(key: bytes) -> str:
     """A name for a key that tells nothing about it, 16 hex digits."""
-    return _mac(key, "id", "")[:16]
+    return mac(key, "id", "")[:16]
 
 
 def line_tag(key: bytes | None, sha256: str) -> str | None:
     """The tag of the line with this hash; None without a key."""
-    return None if key is None else _mac(key, "line", sha256)
+    return None if key is None else mac(key, "line", sha256)
 
 
-def head_tag(key: bytes | None, head: Head) -> str | None:
-    """The tag of a head; None without a key."""
-    return None if key is None else _mac(key, "head", str(head))
-
-
-def _mac(key: bytes, purpose: str, text: str) -> str:
+def mac(key: bytes, purpose: str, text: str) -> str:
+    """HMAC-SHA256 of ``text``, 64 hex digits; tags of different purposes never meet."""
     return hmac.new(key, f"manifed ledger {purpose}\0{text}".encode(), hashlib.sha256).hexdigest()
 
 

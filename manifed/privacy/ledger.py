@@ -38,7 +38,6 @@ from manifed.privacy.chain import (
     RECOVERED,
     RESTORE,
     Entry,
-    Head,
     LedgerDamaged,
     LedgerLocked,
     LedgerTorn,
@@ -74,6 +73,32 @@ _RECOVER: Final = "resume the run, or call Ledger.recover with the charge it was
 _RESERVED_NAMES: Final = {"format", "run_id", "key_id"}
 _LONGEST_HEAD: Final = 4096
 """Bytes; a head has about 200."""
+
+
+@dataclass(frozen=True)
+class Head:
+    """The last acknowledged line of a ledger; as text ``sequence:sha256``, an anchor to keep."""
+
+    sequence: int
+    sha256: str
+
+    def __str__(self) -> str:
+        return f"{self.sequence}:{self.sha256}"
+
+    @classmethod
+    def parse(cls, text: str) -> "Head":
+        """The head that ``str`` wrote.
+
+        Raises:
+            ValueError: for any other text.
+        """
+        found = re.fullmatch(r"([0-9]{1,18}):([0-9a-f]{64})", text.strip())
+        if found is None:
+            raise ValueError(
+                f"Expected a ledger head like '41:<64 hex digits>', got {text[:80]!r}; "
+                "copy it from the end of the run's output"
+            )
+        return cls(int(found[1]), found[2])
 
 
 @dataclass(frozen=True)
@@ -144,7 +169,7 @@ class Ledger:
         if (left := read_head(path)) is not None and left[0].sequence > 0:
             raise LedgerDamaged(path, 1, "the ledger is gone and only its head is left", RESTORE)
         head = Head(0, first.sha256)
-        write_head(path, head, chain.head_tag(key, head))
+        write_head(path, head, _head_tag(key, head))
         create_atomically(path, first.line())
         authenticity = "unkeyed" if key is None else "verified"
         found = Verified(
@@ -176,7 +201,7 @@ class Ledger:
             if found.is_torn:
                 raise found.torn_error(path)
             _refuse_without_key(path, found)
-            write_head(path, found.head, chain.head_tag(key, found.head))
+            write_head(path, found.head, _head_tag(key, found.head))
         except BaseException:
             os.close(descriptor)
             raise
@@ -338,7 +363,7 @@ class Ledger:
         head = Head(entry.sequence, entry.sha256)
         self._is_broken = True
         append_durably(self._descriptor, entry.line())
-        write_head(self._path, head, chain.head_tag(self._key, head))
+        write_head(self._path, head, _head_tag(self._key, head))
         self._head = head
         self._is_broken = False
         return entry
@@ -428,7 +453,7 @@ def _check_head(
             f"its head {name} has a tag where the header has no key, or none where it has one",
             RESTORE,
         )
-    if key is not None and not hmac.compare_digest(str(tag), str(chain.head_tag(key, head))):
+    if key is not None and not hmac.compare_digest(str(tag), str(_head_tag(key, head))):
         raise LedgerDamaged(
             path, last.sequence + 1, f"its head {name} was rewritten without the key", RESTORE
         )
@@ -460,6 +485,11 @@ def write_head(path: Path, head: Head, tag: str | None = None) -> None:
     if tag is not None:
         found["tag"] = tag
     write_atomically(head_file(path), json.dumps(found).encode("ascii") + b"\n")
+
+
+def _head_tag(key: bytes | None, head: Head) -> str | None:
+    """What signs a head; None without a key."""
+    return None if key is None else chain.mac(key, "head", str(head))
 
 
 # -- the end that a crash tore ----------------------------------------------------------------

@@ -47,7 +47,6 @@ def manifest_of(
     experiment_sha256: str | None = None,
     device: str = "cpu",
     dtype: str = "float64",
-    source: Path = LIBRARY.parent,
 ) -> dict[str, Any]:
     """The manifest of a run that starts now, ready for ``RunFolder.begin``.
 
@@ -67,7 +66,6 @@ def manifest_of(
         experiment_sha256: of experiment.toml beside it, as written.
         device: where tensors live.
         dtype: of the model.
-        source: folder of the code whose commit is recorded.
     """
     return {
         "format": FORMAT,
@@ -84,7 +82,7 @@ def manifest_of(
         "experiment_sha256": experiment_sha256,
         "config_sha256": config_sha256,
         "config": dict(config),
-        "git": git_state(source),
+        "git": git_state(LIBRARY.parent),
         "code_sha256": code_sha256(),
         "versions": versions(),
         "machine": machine(device, dtype),
