@@ -13,6 +13,7 @@ from manifed.experiment.assembly import (
     load_shards,
     plan_of,
 )
+from manifed.experiment.plugins import is_plugin
 from manifed.experiment.privacy import client_mechanism, example_mechanism
 from manifed.experiment.schema import Experiment
 from manifed.privacy.noise import NoiseSource
@@ -39,6 +40,11 @@ def attacks_of(config: Experiment, trials: int) -> list[Audited]:
         raise ConfigError("privacy.kind: nothing to audit, got 'none'")
     if config.privacy.kind == "client-level":
         return [_of_server(config, source, trials)]
+    if is_plugin(config.training.kind):
+        raise ConfigError(
+            "training.kind: the audit runs this library's algorithms at several step sizes, got "
+            f"{config.training.kind!r}"
+        )
     found = load_shards(config)
     mechanism = example_mechanism(config, found.sizes)
     if len(config.training.phases) > 1:

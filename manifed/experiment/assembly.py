@@ -193,7 +193,7 @@ def initial_point(config: Experiment) -> Tensor:
 
 
 def check_first_update(config: Experiment) -> None:
-    """Rehearse a first update of client 0 where a part of the algorithm is a plug-in.
+    """Try a first update of client 0 where a part of the algorithm is a plug-in.
 
     Nothing of it is kept: it is how an author learns what is wrong before round 1, in one line.
 
