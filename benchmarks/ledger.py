@@ -56,7 +56,7 @@ def terms_of(clients: int, groups: int = 5) -> Terms:
         for group in range(groups)
     )
     half = SampledWithoutReplacement(sample_size=clients // 2, population=clients)
-    return Terms(population=clients, turns=turns, sampling=half)
+    return Terms(population=clients, updates=turns, sampling=half)
 
 
 def resident_bytes() -> int:
@@ -102,7 +102,7 @@ def write_format_1(path: Path, clients: int, rounds: int) -> dict[str, float]:
         charge = Charge(
             server_round=server_round,
             partitions=cohort,
-            turns=terms.turns,
+            turns=terms.updates,
             sampling=terms.sampling,
         )
         body = charge.model_dump(mode="json")

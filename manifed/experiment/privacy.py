@@ -209,7 +209,7 @@ def _terms(config: Experiment, sizes: Sizes) -> Terms:
     sampling = federation.cohort.sampling(federation.num_clients)
     return Terms(
         population=federation.num_clients,
-        turns=tuple(client for client in clients if client.releases),
+        updates=tuple(client for client in clients if client.releases),
         sampling=sampling,
         aggregate=() if server is None else (server.release(sampling=sampling),),
     )
@@ -297,7 +297,7 @@ def _mechanism_text(config: Experiment, terms: Terms) -> str:
     shown = {
         f"{r.label}: {r.count} a client update, multiplier {r.noise_multiplier:.5g}, "
         f"{r.sampling.kind}"
-        for client in terms.turns
+        for client in terms.updates
         for r in client.releases
     }
     return "tangent Gaussian at each client; " + "; ".join(sorted(shown))

@@ -74,7 +74,7 @@ class Account:
         if block < 1:
             raise ValueError(f"Expected a block of at least 1 round, got {block}")
         self._ledger, self.odometer, self._allowed = ledger, odometer, allowed
-        self._is_free = not (terms.turns or terms.aggregate)
+        self._is_free = not (terms.updates or terms.aggregate)
         self.noise_origins: frozenset[str] = frozenset()
         """Where the keys of all noise came from so far, as the sources said (privacy/noise.py)."""
         self._terms = None if odometer.terms == terms else terms

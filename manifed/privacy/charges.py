@@ -43,7 +43,7 @@ _SAMPLING: Final[TypeAdapter[Sampling]] = TypeAdapter(Sampling)
 
 
 class ClientReleases(Frozen):
-    """What each of ``partitions`` releases in one turn of local training."""
+    """What each of ``partitions`` releases in one client update."""
 
     partitions: tuple[int, ...]
     releases: Releases
@@ -54,8 +54,8 @@ class Terms(Frozen):
 
     population: int = Field(ge=1, le=MOST_CLIENTS)
     """Clients are 0 ... population - 1."""
-    turns: tuple[ClientReleases, ...] = ()
-    """Must cover every cohort; for the external view everyone who could be drawn."""
+    updates: tuple[ClientReleases, ...] = ()
+    """Must cover every cohort; for who sees no cohorts everyone who could be drawn."""
     sampling: Sampling = Unsampled()
     """How cohorts are drawn."""
     aggregate: Releases = ()
@@ -79,10 +79,10 @@ class Terms(Frozen):
             "population": self.population,
             "turns": [
                 {
-                    "cohort": cohorts.encode(cohorts.members(turn.partitions)),
-                    "releases": _RELEASES.dump_python(turn.releases, mode="json"),
+                    "cohort": cohorts.encode(cohorts.members(update.partitions)),
+                    "releases": _RELEASES.dump_python(update.releases, mode="json"),
                 }
-                for turn in self.turns
+                for update in self.updates
             ],
             "sampling": _SAMPLING.dump_python(self.sampling, mode="json"),
             "aggregate": _RELEASES.dump_python(self.aggregate, mode="json"),
@@ -99,16 +99,16 @@ class Terms(Frozen):
         population = int(body["population"])
         if not 1 <= population <= MOST_CLIENTS:
             raise ValueError(f"Expected 1 to {MOST_CLIENTS} clients, got {population}")
-        turns = tuple(
+        updates = tuple(
             ClientReleases(
-                partitions=tuple(cohorts.decode(turn["cohort"], population).tolist()),
-                releases=_RELEASES.validate_python(turn["releases"]),
+                partitions=tuple(cohorts.decode(update["cohort"], population).tolist()),
+                releases=_RELEASES.validate_python(update["releases"]),
             )
-            for turn in body["turns"]
+            for update in body["turns"]
         )
         return cls(
             population=population,
-            turns=turns,
+            updates=updates,
             sampling=body["sampling"],
             aggregate=_RELEASES.validate_python(body["aggregate"]),
             planned_draws=body["planned_draws"],
@@ -221,7 +221,8 @@ class Charge(Frozen):
     partitions: tuple[int, ...]
     """The cohort: who was sent a message."""
     turns: tuple[ClientReleases, ...] = ()
-    """Must cover the cohort; for the external view it should cover everyone who could be drawn."""
+    """Client updates, by the name of format 1: must cover the cohort; for who sees no cohorts it
+    should cover everyone who could be drawn."""
     sampling: Sampling = Unsampled()
     """How the cohort was drawn."""
     aggregate: Releases = ()
@@ -231,11 +232,11 @@ class Charge(Frozen):
 
     @model_validator(mode="after")
     def _turns_cover_the_cohort(self) -> "Charge":
-        named = [partition for turn in self.turns for partition in turn.partitions]
+        named = [partition for one in self.turns for partition in one.partitions]
         if len(set(named)) != len(named):
-            raise ValueError(f"Expected every partition in one turn at most, got {sorted(named)}")
+            raise ValueError(f"Expected every partition in one update at most, got {sorted(named)}")
         if self.turns and (missing := set(self.partitions) - set(named)):
-            raise ValueError(f"Expected a turn for every partition, none for {sorted(missing)}")
+            raise ValueError(f"Expected an update for every partition, none for {sorted(missing)}")
         return self
 
 

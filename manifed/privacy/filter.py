@@ -46,7 +46,7 @@ class Draw:
     @classmethod
     def of(cls, terms: Terms) -> "Draw":
         """The draw of a ledger's terms."""
-        updates = frozenset(turn.releases for turn in terms.turns)
+        updates = frozenset(one.releases for one in terms.updates)
         return cls(terms.participation_probability, updates, terms.aggregate)
 
 

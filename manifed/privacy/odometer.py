@@ -35,7 +35,7 @@ from manifed.privacy.cohorts import Members
 from manifed.privacy.composition import Composition, compose
 from manifed.privacy.events import NeighboringRelation, PrivacyUnit
 from manifed.privacy.realised import price, spent_by_client
-from manifed.privacy.tally import Attempts, Book, Coin, Known, Tally
+from manifed.privacy.tally import Attempts, Coin, Known, Register, Tally
 
 NOTE: Final = "note"
 
@@ -75,7 +75,7 @@ class Odometer:
 
     def __init__(self) -> None:
         """Nothing spent."""
-        self._book, self._counted, self._consumed = Book(), Tally(), Tally()
+        self._register, self._counted, self._consumed = Register(), Tally(), Tally()
         self._open: _Open | None = None
         self._now: int | None = None
         self._recent: dict[tuple[int, int], tuple[Coin, bool]] = {}
@@ -117,7 +117,7 @@ class Odometer:
 
     def declare(self, terms: Terms) -> None:
         """The terms of what comes next, if it brings none of its own."""
-        self._now = self._book.number(terms)
+        self._now = self._register.number(terms)
 
     def reserve(self, reservation: Reservation) -> None:
         """Count a reservation whole, after settling the one before as it says."""
@@ -129,14 +129,14 @@ class Odometer:
         if self._now is None:
             raise ValueError("Expected terms before the first reservation, got none")
         cohort = reservation.cohort
-        self._book.known[self._now].check(cohort)
+        self._register.known[self._now].check(cohort)
         first, last, rounds = reservation.first, reservation.last, _length(reservation)
         before, is_certain = self._coin_used_again(reservation)
         self._recent = {k: v for k, v in self._recent.items() if k[0] == first == last}
         self._counted.add(self._now, cohort, rounds)
         after = (*before, self._now)
         self._counted.toss(before, after, rounds)
-        self._book.first_round.setdefault(after, first)
+        self._register.first_round.setdefault(after, first)
         drawn = reservation.attempt
         if reservation.cohort_attempt is not None:
             drawn = reservation.cohort_attempt
@@ -191,13 +191,13 @@ class Odometer:
     def charge(self, charge: Charge) -> None:
         """Count a self-contained charge."""
         self._is_certain_unknown = True
-        named = [p for turn in charge.turns for p in turn.partitions]
+        named = [p for one in charge.turns for p in one.partitions]
         population = 1 + max([*named, *charge.partitions], default=0)
         if not charge.turns:  # a power of two, so that few terms differ by nothing else
             population = 1 << (population - 1).bit_length()
         terms = Terms(
             population=population,
-            turns=charge.turns,
+            updates=charge.turns,
             sampling=charge.sampling,
             aggregate=charge.aggregate,
         )
@@ -208,7 +208,7 @@ class Odometer:
     def after(self, reservation: Reservation) -> "Odometer":
         """An odometer that has taken the reservation too; this one has not."""
         other = copy(self)
-        other._book = self._book.copied()
+        other._register = self._register.copied()
         other._counted, other._consumed = self._counted.copied(), self._consumed.copied()
         other._recent, other._settled = dict(self._recent), self._settled.copied()
         other.reserve(reservation)
@@ -238,7 +238,7 @@ class Odometer:
     @property
     def terms(self) -> Terms | None:
         """The terms of what comes next, if it brings none of its own."""
-        return None if self._now is None else self._book.known[self._now].terms
+        return None if self._now is None else self._register.known[self._now].terms
 
     @property
     def covered(self) -> int:
@@ -287,7 +287,7 @@ class Odometer:
                 have released to an adversary who sees no cohorts.
         """
         used = self._used()
-        updates = dict.fromkeys(t.releases for k in used for t in k.terms.turns if t.releases)
+        updates = dict.fromkeys(t.releases for k in used for t in k.terms.updates if t.releases)
         said = {
             "updates": compose(release for update in updates for release in update),
             "aggregate": compose(dict.fromkeys(r for k in used for r in k.terms.aggregate)),
@@ -304,7 +304,7 @@ class Odometer:
         tally = self._counted
         if adversary.releases == "updates" and not adversary.sees_cohorts:
             tally = self._as_planned(tally)
-        return price(self._book, tally, adversary, delta)
+        return price(self._register, tally, adversary, delta)
 
     def _as_planned(self, tally: Tally) -> Tally:
         """With a coin for every planned draw that was not made."""
@@ -322,12 +322,12 @@ class Odometer:
 
     def spent_by_client(self, delta: float) -> dict[int, float]:
         """Epsilon of every client that may have been asked, against the server, as counted."""
-        return spent_by_client(self._book, self._counted, delta)
+        return spent_by_client(self._register, self._counted, delta)
 
     def _spent(self, adversary: Adversary, said: Composition, delta: float) -> PrivacySpent:
         certain = None
         if not self._is_certain_unknown:
-            certain = price(self._book, self._consumed, adversary, delta)
+            certain = price(self._register, self._consumed, adversary, delta)
         return PrivacySpent(
             adversary,
             said.unit,
@@ -341,7 +341,7 @@ class Odometer:
         indices = {i for i, times in self._counted.attempts.items() if times}
         if self._now is not None:
             indices.add(self._now)
-        return [self._book.known[i] for i in sorted(indices)]
+        return [self._register.known[i] for i in sorted(indices)]
 
 
 def _length(reservation: Reservation) -> int:

@@ -1,9 +1,9 @@
-"""What client sampling does and does not buy: the views of spec/000 §11.
+"""What client sampling does and does not buy: the prices of spec/000 §11.
 
 A client takes part in a round by a coin that does not depend on the data, with probability rho.
 
 * *external* (record level; broadcast models seen, cohorts not): in the worst case the output
-  betrays the coin, so the loss of a round is ``(1 - rho) delta_0 + rho * loss of a turn`` and T
+  betrays the coin, so the loss of a round is ``(1 - rho) delta_0 + rho * loss of an update`` and T
   rounds are its T-fold convolution. Amplification by rho in epsilon (Lemma 4.1 of PriRFed) does
   *not* hold: neighbouring datasets make neighbouring clients only inside one client.
 * *server* (cohorts and uploads seen): the releases of the rounds a client really served; before
@@ -12,10 +12,10 @@ A client takes part in a round by a coin that does not depend on the data, with 
   fixed-size amplification holds. There the sampling stands in the release itself, and
   ``privacy.accountant`` is the price.
 
->>> turn = Guarantee(epsilon=0.15, delta=1e-4)
->>> round(external_epsilon(turn, participation_probability=0.01, num_rounds=50, delta=1.05e-3), 4)
+>>> update = Guarantee(epsilon=0.15, delta=1e-4)
+>>> round(external_epsilon(update, participation_probability=0.01, num_rounds=50, delta=1.05e-3), 4)
 0.2705
->>> round(external_epsilon(turn, participation_probability=0.01, num_rounds=500, delta=1.5e-3), 4)
+>>> round(external_epsilon(update, participation_probability=0.01, num_rounds=500, delta=1.5e-3), 4)
 0.8777
 
 Guarantee: every number is an upper bound.
@@ -47,12 +47,12 @@ class Guarantee(Frozen):
     delta: float = Field(ge=0, lt=1)
 
 
-Turn = Guarantee | Iterable[Event]
+Update = Guarantee | Iterable[Event]
 """What one participation releases."""
 
 
 def external_epsilon(
-    turn: Turn, *, participation_probability: float, num_rounds: int, delta: float
+    update: Update, *, participation_probability: float, num_rounds: int, delta: float
 ) -> float:
     """Epsilon at ``delta`` against who sees the models of ``num_rounds`` rounds, not the cohorts.
 
@@ -61,45 +61,45 @@ def external_epsilon(
         ValueError: for a probability outside (0, 1], or a negative number of rounds.
     """
     _check(participation_probability, num_rounds, delta)
-    if isinstance(turn, Guarantee):
-        return _guaranteed(turn, participation_probability, num_rounds, delta)
-    return _external({(compose(turn), participation_probability): num_rounds}, delta)
+    if isinstance(update, Guarantee):
+        return _guaranteed(update, participation_probability, num_rounds, delta)
+    return _external({(compose(update), participation_probability): num_rounds}, delta)
 
 
 def external_epsilon_of_rounds(
     rounds: Iterable[tuple[Iterable[Event], float]], delta: float
 ) -> float:
-    """The same for rounds that differ: (releases of a turn, its probability) for every round."""
-    counted = Counter((tuple(turn), probability) for turn, probability in rounds)
+    """The same for rounds that differ: (releases of an update, its probability) for every round."""
+    counted = Counter((tuple(update), probability) for update, probability in rounds)
     return external_epsilon_of_counts(counted, delta)
 
 
 def external_epsilon_of_counts(
     rounds: Mapping[tuple[tuple[Event, ...], float], int], delta: float
 ) -> float:
-    """The same from how often each (releases of a turn, its probability) occurred."""
+    """The same from how often each (releases of an update, its probability) occurred."""
     certain: list[Event] = []
     counts = Counter[tuple[Composition, float]]()
-    for (turn, probability), times in rounds.items():
+    for (update, probability), times in rounds.items():
         _check(probability, times, delta)
         if probability == 1:
-            certain.extend(repeated(turn, times))
+            certain.extend(repeated(update, times))
         else:
-            counts[compose(turn), probability] += times
+            counts[compose(update), probability] += times
     counts[compose(certain), 1.0] += 1
     return _external(counts, delta)
 
 
-def server_epsilon(turn: Turn, *, participations: int, delta: float) -> float:
+def server_epsilon(update: Update, *, participations: int, delta: float) -> float:
     """Epsilon at ``delta`` against the server, of a client that served so many rounds."""
     _check(1.0, participations, delta)
-    if isinstance(turn, Guarantee):
-        return _guaranteed(turn, 1.0, participations, delta)
-    return accountant.epsilon(repeated(turn, participations), delta)
+    if isinstance(update, Guarantee):
+        return _guaranteed(update, 1.0, participations, delta)
+    return accountant.epsilon(repeated(update, participations), delta)
 
 
 def server_epsilon_a_priori(
-    turn: Turn, *, participation_probability: float, num_rounds: int, delta: float
+    update: Update, *, participation_probability: float, num_rounds: int, delta: float
 ) -> float:
     """Epsilon at ``delta`` against the server, before the cohorts are drawn.
 
@@ -107,7 +107,7 @@ def server_epsilon_a_priori(
     worst case.
     """
     _check(participation_probability, num_rounds, delta)
-    releases = turn if isinstance(turn, Guarantee) else tuple(turn)
+    releases = update if isinstance(update, Guarantee) else tuple(update)
     best = server_epsilon(releases, participations=num_rounds, delta=delta)
     for k in _quantiles(num_rounds, participation_probability, delta):
         left = delta - float(binomial_tail(np.asarray(k), num_rounds, participation_probability))
@@ -125,30 +125,30 @@ def _quantiles(num_rounds: int, probability: float, delta: float) -> list[int]:
     return sorted({int(np.argmax(tails <= share)) for share in shares})
 
 
-def _guaranteed(turn: Guarantee, probability: float, rounds: int, delta: float) -> float:
+def _guaranteed(update: Guarantee, probability: float, rounds: int, delta: float) -> float:
     """The smaller of optimal and basic composition (the latter needs no delta of its own)."""
     if rounds == 0:
         return 0.0
-    loss = guarantee_loss(turn.epsilon, turn.delta).mixed(probability).composed(rounds)
-    failing = -math.expm1(rounds * math.log1p(-probability * turn.delta))
-    basic = rounds * turn.epsilon if delta >= failing else math.inf
+    loss = guarantee_loss(update.epsilon, update.delta).mixed(probability).composed(rounds)
+    failing = -math.expm1(rounds * math.log1p(-probability * update.delta))
+    basic = rounds * update.epsilon if delta >= failing else math.inf
     return min(loss.epsilon(delta), basic)
 
 
 def _external(counts: Mapping[tuple[Composition, float], int], delta: float) -> float:
-    """Price of turns by (composition, probability); probability 1 has at most one entry."""
+    """Price of updates by (composition, probability); probability 1 has at most one entry."""
     present = {key: n for key, n in counts.items() if n > 0 and not key[0].is_empty}
     if not present or delta == 1:
         return 0.0
     if all(probability == 1 for _, probability in present):
-        ((turn, _), count), *_ = present.items()
-        return accountant.epsilon_of(turn.times(count), delta)
-    if delta == 0 or any(turn.mu == math.inf for turn, _ in present):
+        ((update, _), count), *_ = present.items()
+        return accountant.epsilon_of(update.times(count), delta)
+    if delta == 0 or any(update.mu == math.inf for update, _ in present):
         return math.inf
-    if any(turn.without_replacement for turn, _ in present):
+    if any(update.without_replacement for update, _ in present):
         return min(_renyi(present, delta), _of_everybody(present, delta))
-    interval, is_fine = grid_interval((turn, n * p) for (turn, p), n in present.items())
-    parts = [_mixture(turn, p, interval).composed(n) for (turn, p), n in present.items()]
+    interval, is_fine = grid_interval((update, n * p) for (update, p), n in present.items())
+    parts = [_mixture(update, p, interval).composed(n) for (update, p), n in present.items()]
     total = parts[0]
     for part in parts[1:]:
         total = total.convolved(part)
@@ -157,25 +157,25 @@ def _external(counts: Mapping[tuple[Composition, float], int], delta: float) -> 
 
 
 def _of_everybody(present: Mapping[tuple[Composition, float], int], delta: float) -> float:
-    """The price of the same turns when each takes all units (`Composition.everybody`).
+    """The price of the same updates when each takes all units (`Composition.everybody`).
 
-    A turn that would alone cost more than _USELESS makes the grid large and the bound useless.
+    A update that would alone cost more than _USELESS makes the grid large and the bound useless.
     """
     everybody = Counter[tuple[Composition, float]]()
-    for (turn, probability), count in present.items():
-        everybody[turn.everybody, probability] += count
-    largest = max(turn.mu for turn, _ in everybody)
+    for (update, probability), count in present.items():
+        everybody[update.everybody, probability] += count
+    largest = max(update.mu for update, _ in everybody)
     return _external(everybody, delta) if largest**2 / 2 <= _USELESS else math.inf
 
 
 def _renyi(present: Mapping[tuple[Composition, float], int], delta: float) -> float:
-    curves = [n * renyi.mixed(renyi.curve(turn), p) for (turn, p), n in present.items()]
+    curves = [n * renyi.mixed(renyi.curve(update), p) for (update, p), n in present.items()]
     return renyi.epsilon(np.sum(curves, axis=0), delta)
 
 
 @lru_cache(maxsize=16)
-def _mixture(turn: Composition, probability: float, interval: float) -> Loss:
-    return turn.loss(interval).mixed(probability)
+def _mixture(update: Composition, probability: float, interval: float) -> Loss:
+    return update.loss(interval).mixed(probability)
 
 
 def _check(probability: float, num_rounds: int, delta: float) -> None:

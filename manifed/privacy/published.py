@@ -127,16 +127,16 @@ def compare(
     }
     published, delta = theorem(local_epsilon, local_delta, **federation, slack_delta=slack_delta)
     repaired, _ = parallel(local_epsilon, local_delta, **federation, slack_delta=slack_delta)
-    turn = Guarantee(epsilon=local_epsilon, delta=local_delta)
+    update = Guarantee(epsilon=local_epsilon, delta=local_delta)
     rho, at = cohort_size / num_clients, min(delta, 1.0)
     epsilons = {
         "published": published,
         "parallel": repaired,
         "external": external_epsilon(
-            turn, participation_probability=rho, num_rounds=num_rounds, delta=at
+            update, participation_probability=rho, num_rounds=num_rounds, delta=at
         ),
         "server": server_epsilon_a_priori(
-            turn, participation_probability=rho, num_rounds=num_rounds, delta=at
+            update, participation_probability=rho, num_rounds=num_rounds, delta=at
         ),
     }
     return {name: {"epsilon": epsilon, "delta": delta} for name, epsilon in epsilons.items()}

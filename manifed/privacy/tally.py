@@ -17,15 +17,15 @@ Coin = tuple[int, ...]
 
 @dataclass(frozen=True, eq=False)
 class Known:
-    """Terms as arrays: the turn of every client as an index into `Book.turns`, -1 for none."""
+    """Terms as arrays: every client's update as an index into `Register.updates`, -1 for none."""
 
     terms: Terms
-    turn_of: NDArray[np.int32]
+    update_of: NDArray[np.int32]
 
     @property
-    def has_turns(self) -> bool:
+    def has_updates(self) -> bool:
         """Whether clients release anything of their own."""
-        return bool(self.terms.turns)
+        return bool(self.terms.updates)
 
     def check(self, cohort: Members) -> None:
         """Raise ValueError for a client outside the terms."""
@@ -33,52 +33,52 @@ class Known:
             raise ValueError(
                 f"Expected clients < {self.terms.population} in a cohort, got {cohort[-1]}"
             )
-        if self.has_turns and (self.turn_of[cohort] < 0).any():
-            missing = cohort[self.turn_of[cohort] < 0][:5].tolist()
-            raise ValueError(f"Expected a turn for every client of a cohort, none for {missing}")
+        if self.has_updates and (self.update_of[cohort] < 0).any():
+            missing = cohort[self.update_of[cohort] < 0][:5].tolist()
+            raise ValueError(f"Expected an update for every client of a cohort, none for {missing}")
 
 
-class Book:
+class Register:
     """The terms that were met, each once, by the number under which tallies keep them."""
 
     def __init__(self) -> None:
         """Empty."""
         self.known: list[Known] = []
-        self.turns: list[Releases] = []
+        self.updates: list[Releases] = []
         self.first_round: dict[Coin, int] = {}
         """A round that drew such a coin, for messages."""
         self._index: dict[Terms, int] = {}
-        self._turn_index: dict[Releases, int] = {}
+        self._update_index: dict[Releases, int] = {}
 
-    def copied(self) -> "Book":
+    def copied(self) -> "Register":
         """One that can be added to alone."""
-        other = Book()
-        other.known, other.turns = list(self.known), list(self.turns)
+        other = Register()
+        other.known, other.updates = list(self.known), list(self.updates)
         other.first_round = dict(self.first_round)
-        other._index, other._turn_index = dict(self._index), dict(self._turn_index)
+        other._index, other._update_index = dict(self._index), dict(self._update_index)
         return other
 
     def number(self, terms: Terms) -> int:
         """The number of the terms.
 
         Raises:
-            ValueError: for a client in two turns or outside the population.
+            ValueError: for a client in two updates or outside the population.
         """
         if (found := self._index.get(terms)) is not None:
             return found
-        turn_of = np.full(terms.population, -1, dtype=np.int32)
-        for turn in terms.turns:
-            owners = cohorts.members(turn.partitions)
+        update_of = np.full(terms.population, -1, dtype=np.int32)
+        for update in terms.updates:
+            owners = cohorts.members(update.partitions)
             if owners.size and owners[-1] >= terms.population:
                 raise ValueError(f"Expected clients < {terms.population}, got {owners[-1]}")
-            if owners.size != len(turn.partitions) or (turn_of[owners] >= 0).any():
-                raise ValueError(f"Expected every partition in one turn at most, got {owners}")
-            if turn.releases not in self._turn_index:
-                self._turn_index[turn.releases] = len(self.turns)
-                self.turns.append(turn.releases)
-            turn_of[owners] = self._turn_index[turn.releases]
+            if owners.size != len(update.partitions) or (update_of[owners] >= 0).any():
+                raise ValueError(f"Expected every partition in one update at most, got {owners}")
+            if update.releases not in self._update_index:
+                self._update_index[update.releases] = len(self.updates)
+                self.updates.append(update.releases)
+            update_of[owners] = self._update_index[update.releases]
         self._index[terms] = len(self.known)
-        self.known.append(Known(terms, turn_of))
+        self.known.append(Known(terms, update_of))
         return self._index[terms]
 
 

@@ -16,12 +16,12 @@ from manifed.privacy.events import PoissonSampled, SampledWithoutReplacement, re
 from manifed.privacy.ledger import Ledger, LedgerDamaged
 from manifed.privacy.odometer import Odometer
 from manifed.privacy.participation import external_epsilon, external_epsilon_of_rounds
-from tests.privacy.test_spending import DELTA, LARGE, SMALL, TURNS, odometer_of, release
+from tests.privacy.test_spending import DELTA, LARGE, SMALL, UPDATES, odometer_of, release
 
 settings.register_profile("privacy", derandomize=True, deadline=None, max_examples=50)
 settings.load_profile("privacy")
 PAIRS = SampledWithoutReplacement(sample_size=2, population=5)
-TERMS = Terms(population=5, turns=TURNS, sampling=PAIRS)
+TERMS = Terms(population=5, updates=UPDATES, sampling=PAIRS)
 
 
 def opened(path, *, block=1, terms=TERMS, last_round=None):
@@ -82,7 +82,7 @@ def test_one_round_is_one_line_and_prices_are_those_of_self_contained_charges(tm
             assert state(audited(path)) == state(account.odometer)
             assert account.odometer.rounds_consumed == server_round - 1
     found = account.odometer.spent(DELTA)
-    paid = [Charge(server_round=1, partitions=c, turns=TURNS, sampling=PAIRS) for c in drawn]
+    paid = [Charge(server_round=1, partitions=c, turns=UPDATES, sampling=PAIRS) for c in drawn]
     for mine, theirs in zip(found, odometer_of(paid).spent(DELTA), strict=True):
         assert mine.epsilon == pytest.approx(theirs.epsilon, rel=1e-12)
         assert mine.epsilon_consumed <= mine.epsilon
@@ -143,9 +143,9 @@ def test_a_retry_ends_a_block_and_one_cohort_used_again_is_one_coin(tmp_path):
         account.settle()
     found = audited(path)
     assert found.participations_by_client().tolist() == [4, 4, 0, 0, 0]
-    turns = [(SMALL, 0.4), (repeated(SMALL, 2), 0.4), (SMALL, 0.4)]
+    updates = [(SMALL, 0.4), (repeated(SMALL, 2), 0.4), (SMALL, 0.4)]
     assert found.epsilon(EXTERNAL, DELTA) == pytest.approx(
-        external_epsilon_of_rounds(turns, DELTA), rel=1e-9
+        external_epsilon_of_rounds(updates, DELTA), rel=1e-9
     )
     assert found.spent(DELTA)[1].epsilon_consumed == found.epsilon(EXTERNAL, DELTA)
 
@@ -201,8 +201,8 @@ def test_planned_draws_are_priced_for_the_outsider_and_for_nobody_else(tmp_path)
     with (account := opened(tmp_path / "ledger.jsonl", terms=terms)).ledger:
         account.charge(1, 0, (3, 4))
     expected = max(
-        external_epsilon(turn, participation_probability=0.4, num_rounds=10, delta=DELTA)
-        for turn in (SMALL, LARGE)
+        external_epsilon(update, participation_probability=0.4, num_rounds=10, delta=DELTA)
+        for update in (SMALL, LARGE)
     )
     found = {one.adversary.name: one.epsilon for one in account.odometer.spent(DELTA)}
     assert found["external"] == pytest.approx(expected, rel=1e-9)
@@ -220,7 +220,7 @@ def test_a_client_whose_terms_change_pays_for_both(tmp_path):
     with (account := opened(path)).ledger as ledger:
         account.charge(1, 0, (0, 3))
         account.settle()
-        other = Account(ledger, account.odometer, TERMS.model_copy(update={"turns": turned}))
+        other = Account(ledger, account.odometer, TERMS.model_copy(update={"updates": turned}))
         other.charge(2, 0, (0, 4))
         other.settle()
     found = audited(path)

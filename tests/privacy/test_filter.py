@@ -18,7 +18,7 @@ COUNT = LaplaceRelease(
 )
 UPDATE = (*SMALL, COUNT)
 """What a site releases each time: two noised gradients and one noised count."""
-SITE = Terms(population=1, turns=(ClientReleases(partitions=(0,), releases=UPDATE),))
+SITE = Terms(population=1, updates=(ClientReleases(partitions=(0,), releases=UPDATE),))
 
 
 def budget(times, adversary=SERVER):

@@ -32,7 +32,7 @@ from manifed.privacy.statement import audit_ledger
 from tests.privacy.test_spending import SMALL
 
 KEY, OTHER = b"k" * 32, b"o" * 32
-TERMS = Terms(population=3, turns=(ClientReleases(partitions=(0, 1, 2), releases=SMALL),))
+TERMS = Terms(population=3, updates=(ClientReleases(partitions=(0, 1, 2), releases=SMALL),))
 
 
 def written(path, key=None, rounds=3):
@@ -256,7 +256,7 @@ def test_an_append_is_bounded_in_memory_and_bytes_at_ten_thousand_clients(tmp_pa
     clients, rng = 10_000, random.Random(0)
     terms = Terms(
         population=clients,
-        turns=(ClientReleases(partitions=tuple(range(clients)), releases=SMALL),),
+        updates=(ClientReleases(partitions=tuple(range(clients)), releases=SMALL),),
     )
     path = tmp_path / "ledger.jsonl"
     with Ledger.create(path, {}) as ledger:

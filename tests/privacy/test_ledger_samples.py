@@ -46,7 +46,7 @@ def test_a_torn_sample_is_told_apart_and_recovered_under_the_new_terms(samples):
     with pytest.raises(LedgerTorn, match="line 6"):
         audit_ledger(path, 1e-5)
     paid = charges(Ledger.read(samples / "plain.jsonl"))
-    terms = Terms(population=4, turns=paid[0].turns, sampling=paid[0].sampling)
+    terms = Terms(population=4, updates=paid[0].turns, sampling=paid[0].sampling)
     account = Account.recover(path, terms, resumed_at=5, last_round=6)
     with account.ledger:
         account.charge(5, 1, (0, 1))

@@ -63,7 +63,7 @@ def test_one_round_scales_delta_and_keeps_epsilon(rho):
 
 
 def test_many_rounds_are_the_binomial_mixture_of_closed_forms():
-    """Participation revealed: delta(eps) = sum_k P[Bin = k] delta(eps; k turns)."""
+    """Participation revealed: delta(eps) = sum_k P[Bin = k] delta(eps; k updates)."""
     rho, rounds, z = 0.2, 12, 3.0
     epsilon = external_epsilon(
         [release(z)], participation_probability=rho, num_rounds=rounds, delta=1e-5
@@ -96,39 +96,41 @@ def test_rounds_that_differ_compose():
 
 def test_subsets_are_mixed_in_renyi_divergence():
     sampling = SampledWithoutReplacement(sample_size=10, population=1000)
-    turn = [release(2.0, sampling, 3, "replace-one")]
-    mixed = external_epsilon(turn, participation_probability=0.1, num_rounds=50, delta=1e-5)
-    full = server_epsilon(turn, participations=50, delta=1e-5)
+    update = [release(2.0, sampling, 3, "replace-one")]
+    mixed = external_epsilon(update, participation_probability=0.1, num_rounds=50, delta=1e-5)
+    full = server_epsilon(update, participations=50, delta=1e-5)
     assert 0 < mixed < full
-    near = external_epsilon(turn, participation_probability=1 - 1e-9, num_rounds=50, delta=1e-5)
+    near = external_epsilon(update, participation_probability=1 - 1e-9, num_rounds=50, delta=1e-5)
     assert near == pytest.approx(full, rel=1e-6)
 
 
 @given(st.integers(1, 99), st.integers(1, 60), st.integers(8, 40))
 def test_the_external_price_is_monotone_and_below_the_worst_server_price(percent, rounds, tenths):
-    rho, turn = percent / 100, [release(tenths / 10)]
+    rho, update = percent / 100, [release(tenths / 10)]
 
     def price(rho, rounds, delta=1e-5):
-        return external_epsilon(turn, participation_probability=rho, num_rounds=rounds, delta=delta)
+        return external_epsilon(
+            update, participation_probability=rho, num_rounds=rounds, delta=delta
+        )
 
     base = price(rho, rounds)
     assert price(min(1.0, rho * 1.02), rounds) >= base * (1 - 1e-9)
     assert price(rho, rounds + 1) >= base * (1 - 1e-9)
     assert price(rho, rounds, 5e-6) >= base * (1 - 1e-9)
-    assert base <= server_epsilon(turn, participations=rounds, delta=1e-5) * (1 + 1e-4)
+    assert base <= server_epsilon(update, participations=rounds, delta=1e-5) * (1 + 1e-4)
     a_priori = server_epsilon_a_priori(
-        turn, participation_probability=rho, num_rounds=rounds, delta=1e-5
+        update, participation_probability=rho, num_rounds=rounds, delta=1e-5
     )
     assert base <= a_priori * (1 + 1e-4)
-    assert a_priori <= server_epsilon(turn, participations=rounds, delta=1e-5)
+    assert a_priori <= server_epsilon(update, participations=rounds, delta=1e-5)
 
 
-def test_a_turn_over_most_examples_costs_no_more_than_one_over_all():
-    """Known to hold: the participation shows, and the sample inside a turn hides nothing."""
+def test_an_update_over_most_examples_costs_no_more_than_one_over_all():
+    """Known to hold: the participation shows, and the sample inside an update hides nothing."""
 
     def price(sampling):
-        turn = [release(4.0, sampling, count=3, relation="replace-one")]
-        return external_epsilon(turn, participation_probability=0.3, num_rounds=40, delta=1e-5)
+        update = [release(4.0, sampling, count=3, relation="replace-one")]
+        return external_epsilon(update, participation_probability=0.3, num_rounds=40, delta=1e-5)
 
     most = price(None)
     for size in (300, 600, 900):
@@ -162,8 +164,10 @@ def test_a_guarantee_composes_and_its_delta_counts():
 
 def test_nothing_costs_nothing_and_no_noise_costs_everything():
     assert external_epsilon([], participation_probability=0.5, num_rounds=9, delta=1e-5) == 0.0
-    for turn in (POISSON, PAPER):
-        assert external_epsilon(turn, participation_probability=0.5, num_rounds=0, delta=0.0) == 0.0
+    for update in (POISSON, PAPER):
+        assert (
+            external_epsilon(update, participation_probability=0.5, num_rounds=0, delta=0.0) == 0.0
+        )
     bare = [release(0.0)]
     for rho in (0.1, 1.0):
         found = external_epsilon(bare, participation_probability=rho, num_rounds=2, delta=1e-3)

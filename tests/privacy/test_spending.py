@@ -36,14 +36,14 @@ def release(z, sampling=None, count=1, unit="example"):
 
 
 SMALL, LARGE = (release(5.0, count=2),), (release(9.0, count=2),)
-TURNS = (
+UPDATES = (
     ClientReleases(partitions=(0, 1, 2), releases=SMALL),
     ClientReleases(partitions=(3, 4), releases=LARGE),
 )
 PAIRS = SampledWithoutReplacement(sample_size=2, population=5)
 
 
-def charge(server_round, partitions, *, attempt=0, turns=TURNS, sampling=PAIRS, **more):
+def charge(server_round, partitions, *, attempt=0, turns=UPDATES, sampling=PAIRS, **more):
     return Charge(
         server_round=server_round,
         attempt=attempt,
@@ -96,8 +96,8 @@ def test_aborted_attempts_and_retries_are_paid():
 def test_an_outsider_prices_every_named_client_for_every_round():
     paid = [charge(r, (3, 4)) for r in range(10)]
     expected = max(
-        external_epsilon(turn, participation_probability=0.4, num_rounds=10, delta=DELTA)
-        for turn in (SMALL, LARGE)
+        external_epsilon(update, participation_probability=0.4, num_rounds=10, delta=DELTA)
+        for update in (SMALL, LARGE)
     )
     assert external_spent(paid) == pytest.approx(expected, rel=1e-9)
 
@@ -114,7 +114,7 @@ def test_a_retry_with_the_same_cohort_is_one_coin():
     assert external_spent(same) > external_spent(fresh)
 
 
-def test_charges_that_name_only_their_cohort_are_completed_where_one_turn_fits():
+def test_charges_that_name_only_their_cohort_are_completed_where_one_update_fits():
     alike = ClientReleases(partitions=(0,), releases=SMALL)
     other = ClientReleases(partitions=(1,), releases=SMALL)
     coin = PoissonSampled(sampling_probability=0.3)
@@ -214,8 +214,8 @@ def test_spending_only_grows_and_ignores_the_order(pairs):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"turns": TURNS, "partitions": (0, 9)}, r"none for \[9\]"),
-        ({"turns": (TURNS[0], TURNS[0]), "partitions": (0,)}, "one turn at most"),
+        ({"turns": UPDATES, "partitions": (0, 9)}, r"none for \[9\]"),
+        ({"turns": (UPDATES[0], UPDATES[0]), "partitions": (0,)}, "one update at most"),
         ({"partitions": (0,), "server_round": -1}, "server_round"),
     ],
 )

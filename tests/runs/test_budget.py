@@ -73,7 +73,7 @@ class FollowsTheCoins:
     """The planted fault: stops by realised counts, and prices the draws that were made."""
 
     def __init__(self, experiment):
-        (clients,) = promise_of(experiment, SIZES).terms.turns
+        (clients,) = promise_of(experiment, SIZES).terms.updates
         cohort, self._update = experiment.federation.cohort, clients.releases
         self._budget, self._rate = experiment.privacy.max_epsilon, cohort.rate(2)
         self._counts, self._draws = Counter(), 0

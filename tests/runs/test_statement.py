@@ -74,8 +74,8 @@ def test_the_statement_counts_what_stands_in_the_ledger_and_nothing_else(tmp_pat
     noisier = GaussianRelease(
         unit="example", neighboring_relation="add-or-remove", noise_multiplier=0.5
     )
-    turn = ClientReleases(partitions=tuple(range(6)), releases=(noisier,))
-    other = replace(promise, terms=promise.terms.model_copy(update={"turns": (turn,)}))
+    update = ClientReleases(partitions=tuple(range(6)), releases=(noisier,))
+    other = replace(promise, terms=promise.terms.model_copy(update={"updates": (update,)}))
     with opened(path, other, header={}, last_round=4) as account:
         account.charge(1, 0, (0, 1))
     odometer = account.odometer

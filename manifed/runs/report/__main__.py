@@ -1,6 +1,6 @@
 """manifed report FOLDER... [--out DIR] [--markdown] [--as-server]: figures and a table.
 
-Private runs are shown as runs/report/public.py publishes them, unless the server's view is wanted.
+Private runs are shown as runs/report/public.py publishes them, unless one reports as the server.
 """
 
 import argparse
