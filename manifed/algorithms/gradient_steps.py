@@ -1,8 +1,9 @@
-"""What all client halves that take ``local_steps`` gradient steps share: the charge for them."""
+"""What all client updates that take ``local_steps`` gradient steps share: what they ask and pay."""
 
 from pydantic import Field
 
 from manifed.oracles.minibatch import Full, Minibatch
+from manifed.oracles.oracle import Query
 from manifed.privacy.events import Frozen, GaussianRelease
 from manifed.privacy.mechanism import ExampleMechanism
 
@@ -14,29 +15,17 @@ class GradientSteps(Frozen):
     local_steps: int = Field(default=1, ge=1)
     minibatch: Minibatch = Full()
 
-    def sensitivity(self, mechanism: ExampleMechanism, num_examples: int) -> float:
-        """L2 sensitivity of one clipped mean gradient."""
-        assert mechanism.l2_norm_clip is not None
-        return mechanism.sensitivity(
-            mechanism.l2_norm_clip, self.minibatch.expected_size(num_examples)
-        )
-
-    def stddev(self, mechanism: ExampleMechanism, num_examples: int) -> float:
-        """Standard deviation of the noise of one gradient."""
-        return mechanism.stddev(self.sensitivity(mechanism, num_examples), num_examples)
+    def queries(self, mechanism: ExampleMechanism, num_examples: int) -> tuple[Query, ...]:
+        """``local_steps`` gradients; all else in an upload follows from them."""
+        return (Query.of(mechanism, self.minibatch, num_examples, count=self.local_steps),)
 
     def releases(
         self, mechanism: ExampleMechanism, num_examples: int
     ) -> tuple[GaussianRelease, ...]:
-        """``local_steps`` noised gradients; all else in an upload follows from them."""
-        if mechanism.l2_norm_clip is None:
-            return ()
-        return (
-            mechanism.release(
-                label="gradient",
-                count=self.local_steps,
-                stddev=self.stddev(mechanism, num_examples),
-                sensitivity=self.sensitivity(mechanism, num_examples),
-                sampling=self.minibatch.sampling(num_examples),
-            ),
-        )
+        """What one round releases."""
+        return releases_of(self.queries(mechanism, num_examples))
+
+
+def releases_of(queries: tuple[Query, ...]) -> tuple[GaussianRelease, ...]:
+    """What the queries are charged as, in order."""
+    return tuple(release for query in queries for release in query.release())

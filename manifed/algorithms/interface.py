@@ -13,8 +13,9 @@ from torch import Tensor
 
 from manifed.algorithms.payloads import Payload
 from manifed.manifolds.base import Manifold
+from manifed.manifolds.maps import MapChoice
 from manifed.oracles.draws import Draws
-from manifed.oracles.oracle import Oracle
+from manifed.oracles.oracle import Oracle, Query
 from manifed.privacy.events import GaussianRelease
 from manifed.privacy.mechanism import ExampleMechanism
 
@@ -38,6 +39,26 @@ class Phase:
     up: type[Payload]
     places: tuple[Place, ...] = ("point",)
     """One for each field of ``down``; the client refuses what is elsewhere."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """Calls of the geometry in one round; ``gradients`` are oracle queries (a mean counts once)."""
+
+    gradients: int = 0
+    projections: int = 0
+    exponentials: int = 0
+    logarithms: int = 0
+    retractions: int = 0
+    inverse_retractions: int = 0
+    transports: int = 0
+
+    @staticmethod
+    def of_moves(maps: MapChoice, forward: int, inverse: int, **others: int) -> "Work":
+        """So many steps, and vectors between points, by exact maps or by retractions."""
+        if maps == "exact":
+            return Work(exponentials=forward, logarithms=inverse, **others)
+        return Work(retractions=forward, inverse_retractions=inverse, **others)
 
 
 class ClientUpdate(Protocol):
@@ -67,6 +88,10 @@ class ClientUpdate(Protocol):
         draws: Draws,
     ) -> tuple[Payload, Memory | None]:
         """The upload and the new memory."""
+        ...
+
+    def queries(self, mechanism: ExampleMechanism, num_examples: int) -> tuple[Query, ...]:
+        """What it asks the oracle, in one round: clip, noise and charge of each kind of query."""
         ...
 
     def releases(
@@ -164,4 +189,14 @@ class ServerUpdate(Protocol):
 
     def output(self, state: ServerState, manifold: Manifold) -> Tensor:
         """What the algorithm returns at the end (Option 2: a drawn iterate)."""
+        ...
+
+
+@runtime_checkable
+class DeclaresServerWork(Protocol):
+    """A server update whose page states what it calls."""
+
+    @property
+    def server_work(self) -> Work:
+        """Calls of the server in one round, whatever the number of clients."""
         ...

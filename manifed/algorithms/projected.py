@@ -29,7 +29,7 @@ from pydantic import Field
 from torch import Tensor
 
 from manifed.algorithms.gradient_steps import GradientSteps
-from manifed.algorithms.interface import Collected, Memory, Phase, ServerState, Space
+from manifed.algorithms.interface import Collected, Memory, Phase, ServerState, Space, Work
 from manifed.algorithms.payloads import Displacement, Payload, Point, PointAndDisplacement
 from manifed.errors import RoundFailed
 from manifed.manifolds.ambient import ambient_point, ambient_vector, nearest, point_of, reach
@@ -73,13 +73,18 @@ class Projecting(GradientSteps):
         z_hat = anchor = ambient_point(manifold, z)  # line 3
         total = torch.zeros_like(anchor)
         for t in range(self.local_steps):  # line 4
-            tangent = oracle.gradient(z, self.minibatch, self.stddev)  # lines 5-6
+            tangent = oracle.gradient(z)  # lines 5-6
             gradient = ambient_vector(manifold, z, tangent)
             total.add_(gradient)
             z_hat = torch.sub(z_hat, gradient + correction, alpha=self.step_size)  # line 8
             if t + 1 < self.local_steps:
                 z = nearest(manifold, z_hat)  # line 9
         return anchor, z_hat, total / self.local_steps
+
+    @property
+    def client_work(self) -> Work:
+        """Tau gradients and projections (table of spec 001, section 5)."""
+        return Work(gradients=self.local_steps, projections=self.local_steps)
 
     # -- the server --------------------------------------------------------------------------
     @property
@@ -91,6 +96,11 @@ class Projecting(GradientSteps):
     def weights(self) -> Literal["uniform"]:
         """1/n, as in the paper."""
         return "uniform"
+
+    @property
+    def server_work(self) -> Work:
+        """One projection."""
+        return Work(projections=1)
 
     def base(self, state: ServerState, manifold: Manifold) -> Tensor:
         """P_M(x^r), ambient."""

@@ -1,7 +1,7 @@
 r"""RFedProx: local Riemannian gradient steps that are pulled back to the broadcast point.
 
 Rival of Zhang, Hu, So, Johansson (2024), "a direct extension of FedProx"; pseudocode from the
-public code of Li and Ma (2022). Server half: manifed/algorithms/tangent_mean.py.
+public code of Li and Ma (2022). Server update: manifed/algorithms/tangent_mean.py.
 
 Local objective f_i(x) + (mu / 2) dist^2(x, x^r), and grad of 1/2 dist^2(., y) at x is -log_x(y):
     x_{t+1} = Exp_{x_t}( -eta ( grad f_i(x_t) - mu Log_{x_t}(x^r) ) ).
@@ -16,7 +16,7 @@ from pydantic import Field
 from torch import Tensor
 
 from manifed.algorithms.gradient_steps import GradientSteps
-from manifed.algorithms.interface import Memory, Phase
+from manifed.algorithms.interface import Memory, Phase, Work
 from manifed.algorithms.payloads import Displacement, Payload, Point
 from manifed.manifolds.base import Manifold
 from manifed.manifolds.maps import MapChoice, maps_of
@@ -50,6 +50,13 @@ class RFedProx(GradientSteps):
             return manifold.proju(x, anchor - x)
         return maps_of(self.maps, manifold).inverse(x, anchor)
 
+    @property
+    def client_work(self) -> Work:
+        """Tau steps, a pull in all but the first, and the upload's logarithm."""
+        steps = self.local_steps
+        pulls = steps - 1 if self.penalty == "geodesic" else 0
+        return Work.of_moves(self.maps, steps, pulls + 1, gradients=steps)
+
     def update(
         self,
         phase: str,
@@ -64,7 +71,7 @@ class RFedProx(GradientSteps):
         maps, x = maps_of(self.maps, manifold), down.x
         pull = self.penalty_weight if self.sign == "towards-anchor" else -self.penalty_weight
         for t in range(self.local_steps):
-            direction = oracle.gradient(x, self.minibatch, self.stddev)
+            direction = oracle.gradient(x)
             if t > 0:
                 direction = direction - pull * self.towards(x, down.x, manifold)
             x = maps.forward(x, -self.step_size * direction)

@@ -22,15 +22,14 @@ from torch import Tensor
 
 from manifed.algorithms.broadcast import check_tangent
 from manifed.algorithms.gradient_steps import GradientSteps
-from manifed.algorithms.interface import Collected, Memory, Phase, ServerState, Space
+from manifed.algorithms.interface import Collected, Memory, Phase, ServerState, Space, Work
 from manifed.algorithms.payloads import Displacement, LocalGradient, MeanGradient, Payload, Point
 from manifed.algorithms.tangent_mean import tangent_mean
 from manifed.manifolds.base import Manifold
 from manifed.manifolds.maps import MapChoice, maps_of
 from manifed.oracles.draws import Draws
 from manifed.oracles.minibatch import Full
-from manifed.oracles.oracle import Oracle
-from manifed.privacy.events import GaussianRelease
+from manifed.oracles.oracle import Oracle, Query
 from manifed.privacy.mechanism import ExampleMechanism
 
 
@@ -66,6 +65,13 @@ class RFedSVRG(GradientSteps):
         """No gradient yet."""
         return Reference(torch.zeros_like(x), torch.zeros_like(x), torch.zeros_like(x[..., :1]))
 
+    @property
+    def client_work(self) -> Work:
+        """Tau steps, a transport in all but the first, one reference, the upload's logarithm."""
+        steps = self.local_steps
+        gradients = steps if self.reuses_reference else steps + 1
+        return Work.of_moves(self.maps, steps, 1, gradients=gradients, transports=steps - 1)
+
     def update(
         self,
         phase: str,
@@ -83,7 +89,7 @@ class RFedSVRG(GradientSteps):
         assert isinstance(memory, Reference)
         if phase == "gradient":
             assert isinstance(down, Point)
-            g = oracle.gradient(down.x, Full(), self.reference_stddev, label="reference")
+            g = oracle.gradient(down.x, "reference")
             return LocalGradient(g), Reference(down.x, g, torch.ones_like(memory.has_history))
         if not bool(memory.has_history.all()):
             raise ValueError("Expected a gradient of phase 'gradient' in memory, got none")
@@ -98,12 +104,12 @@ class RFedSVRG(GradientSteps):
         offset = memory.gradient - down.gradient
         for t in range(self.local_steps):
             if t > 0:
-                gradient = oracle.gradient(x, self.minibatch, self.stddev)
+                gradient = oracle.gradient(x)
                 v = gradient - maps.transport(memory.x, x, offset)
             elif self.reuses_reference:
                 v = down.gradient
             else:
-                v = oracle.gradient(x, self.minibatch, self.stddev) - offset
+                v = oracle.gradient(x) - offset
             x = maps.forward(x, -self.step_size * v)
         return Displacement(maps.inverse(memory.x, x))
 
@@ -112,37 +118,13 @@ class RFedSVRG(GradientSteps):
         """Whether the first local gradient is the one of phase "gradient"."""
         return self.minibatch.kind == "full"
 
-    # -- what is released --------------------------------------------------------------------
-    def reference_sensitivity(self, mechanism: ExampleMechanism, num_examples: int) -> float:
-        """Of the clipped full gradient."""
-        assert mechanism.l2_norm_clip is not None
-        return mechanism.sensitivity(mechanism.l2_norm_clip, float(num_examples))
-
-    def reference_stddev(self, mechanism: ExampleMechanism, num_examples: int) -> float:
-        """Standard deviation of the noise of g_i^0."""
-        return mechanism.stddev(self.reference_sensitivity(mechanism, num_examples), num_examples)
-
-    def releases(
-        self, mechanism: ExampleMechanism, num_examples: int
-    ) -> tuple[GaussianRelease, ...]:
+    def queries(self, mechanism: ExampleMechanism, num_examples: int) -> tuple[Query, ...]:
         """One full gradient and the local ones, over both phases."""
-        if mechanism.l2_norm_clip is None:
-            return ()
-        reference = mechanism.release(
-            label="reference",
-            count=1,
-            stddev=self.reference_stddev(mechanism, num_examples),
-            sensitivity=self.reference_sensitivity(mechanism, num_examples),
-            sampling=Full().sampling(num_examples),
+        count = self.local_steps - 1 if self.reuses_reference else self.local_steps
+        return (
+            Query.of(mechanism, Full(), num_examples, label="reference"),
+            Query.of(mechanism, self.minibatch, num_examples, count=count),
         )
-        local = mechanism.release(
-            label="gradient",
-            count=self.local_steps - 1 if self.reuses_reference else self.local_steps,
-            stddev=self.stddev(mechanism, num_examples),
-            sensitivity=self.sensitivity(mechanism, num_examples),
-            sampling=self.minibatch.sampling(num_examples),
-        )
-        return (reference, local) if local.count else (reference,)
 
     # -- the server --------------------------------------------------------------------------
     @property
@@ -183,6 +165,11 @@ class RFedSVRG(GradientSteps):
             return state.replace(gradient=mean)
         x = tangent_mean(state["x"], mean, self.server_step_size, manifold, self.maps)
         return state.replace(x=x)
+
+    @property
+    def server_work(self) -> Work:
+        """One step."""
+        return Work.of_moves(self.maps, 1, 0)
 
     def model(self, state: ServerState, manifold: Manifold) -> Tensor:
         """The broadcast point."""

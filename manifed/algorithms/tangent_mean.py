@@ -16,7 +16,7 @@ from typing import Literal
 from pydantic import Field
 from torch import Tensor
 
-from manifed.algorithms.interface import Collected, ServerState, Space
+from manifed.algorithms.interface import Collected, ServerState, Space, Work
 from manifed.algorithms.payloads import Payload, Point
 from manifed.manifolds.base import Manifold
 from manifed.manifolds.maps import MapChoice, maps_of
@@ -79,6 +79,11 @@ class TangentMean(Frozen):
             candidate = tangent_mean(start, collected.mean["drawn"], size, manifold, maps)
         keeps = self.output_rule == "last" or collected.uniform * server_round < 1.0  # line 13
         return state.replace(x=x, output=candidate if keeps else state["output"])
+
+    @property
+    def server_work(self) -> Work:
+        """One step (and one for a drawn iterate, where the clients send one)."""
+        return Work.of_moves(self.maps or "exact", 1, 0)
 
     def model(self, state: ServerState, manifold: Manifold) -> Tensor:
         """The broadcast point."""

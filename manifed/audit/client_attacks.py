@@ -224,7 +224,8 @@ class CorrectionAttack:
         problem, count = PrincipalEigenvector(), len(partitions)
         draws = Draws(self.source, partitions, 1, 0, 0, "cpu")
         sizes, x = torch.full((count,), self.size), pole().expand(count, DIMENSION)
-        oracle = Witness(problem, stack(examples, count), sizes, self.mechanism, draws)
+        queries = [self.training.queries(self.mechanism, self.size)] * count
+        oracle = Witness(problem, stack(examples, count), sizes, queries, draws)
         self.training.update("train", Point(x), None, oracle, problem.manifold, draws)
         return self._log_ratio(oracle.reference, oracle.corrections, oracle.moved)
 
@@ -239,16 +240,15 @@ class CorrectionAttack:
         mechanism, training, size = self.mechanism, self.training, self.size
         assert mechanism.l2_norm_clip is not None
         others = -mechanism.l2_norm_clip * (size - 1) / size
-        there = training.reference_sensitivity(mechanism, size) * (
-            1.0 if self._is_reversed else -1.0
-        )
-        here = -training.correction_sensitivity(mechanism, size)
-        rate = training.minibatch.expected_size(size) / size
-        stddev, y = training.correction_stddev(mechanism, size), reference @ direction()
+        first, second = training.queries(mechanism, size)
+        there = first.sensitivity * (1.0 if self._is_reversed else -1.0)
+        here, rate = -second.sensitivity, second.expected_size / size
+        assert second.drawn is not None
+        stddev, y = second.drawn, reference @ direction()
         total = torch.zeros_like(y)
         is_fresh = training.variant == "fresh"
         if not is_fresh:
-            total += _gaussian(y - others, there, training.reference_stddev(mechanism, size))
+            total += _gaussian(y - others, there, first.stddev)
         for step, answer in enumerate(corrections):
             y, without = answer @ direction(), 0.0
             if is_fresh:

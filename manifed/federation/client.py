@@ -6,17 +6,15 @@
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property
 
 import torch
 
 from manifed.algorithms.interface import ClientUpdate, Memory, Phase
 from manifed.algorithms.payloads import Payload
-from manifed.algorithms.rsvrg import RSVRG
 from manifed.manifolds.base import Manifold
 from manifed.oracles.draws import Draws
-from manifed.oracles.minibatch import Full
-from manifed.oracles.oracle import UNNOISED, Oracle
+from manifed.oracles.oracle import UNNOISED, Oracle, Query
 from manifed.privacy.mechanism import ExampleMechanism
 from manifed.privacy.noise import NoiseSource
 from manifed.problems.base import Examples, Problem, ProblemBase
@@ -34,6 +32,31 @@ class ClientSetup:
     def manifold(self) -> Manifold:
         """Where the model lives."""
         return self.problem.manifold
+
+    @cached_property
+    def _charged(self) -> dict[int, Counter[str] | None]:
+        return {}
+
+    def charged(self, num_examples: int) -> Counter[str] | None:
+        """How often a round's releases charge each label; None where no noise is added."""
+        if num_examples not in self._charged:
+            is_noised = self.mechanism.l2_norm_clip is not None
+            is_noised = is_noised and self.mechanism.noise.stddev(1.0, 1) > 0
+            charged: Counter[str] = Counter()
+            for release in self.training.releases(self.mechanism, num_examples):
+                charged[release.label] += release.count
+            self._charged[num_examples] = charged if is_noised else None
+        return self._charged[num_examples]
+
+    @cached_property
+    def _queries(self) -> dict[int, tuple[Query, ...]]:
+        return {}
+
+    def queries(self, num_examples: int) -> tuple[Query, ...]:
+        """Clips, noise and charges of a shard of that size, which are the same in every round."""
+        if num_examples not in self._queries:
+            self._queries[num_examples] = self.training.queries(self.mechanism, num_examples)
+        return self._queries[num_examples]
 
     def phase(self, name: str) -> tuple[int, Phase]:
         """Index and description of a phase.
@@ -87,26 +110,14 @@ def run_update(
         raise ValueError(f"Expected a {phase.down.__name__}, got a {type(down).__name__}")
     draws = Draws(source, seat.partition, seat.server_round, seat.attempt, index, device)
     counts = torch.as_tensor(num_examples, device=device)
-    oracle = Oracle(half.problem, examples, counts, half.mechanism, draws)
+    sizes = counts.reshape(-1).tolist()
+    asked = {n: half.queries(n) for n in set(sizes)}
+    oracle = Oracle(half.problem, examples, counts, [asked[n] for n in sizes], draws)
     up, after = half.training.update(seat.phase, down, memory, oracle, half.manifold, draws)
-    key = (half.training, half.mechanism, int(counts.min()))
-    charged = _charged(*key)  # pyright: ignore[reportArgumentType] (frozen: hashable)
+    charged = half.charged(min(sizes))
     if charged is not None:
         check_charged(half.training.kind, oracle.queries, charged)
     return Turn(up, after, oracle.queries)
-
-
-@lru_cache(maxsize=256)
-def _charged(
-    training: ClientUpdate, mechanism: ExampleMechanism, num_examples: int
-) -> Counter[str] | None:
-    """How often a round's releases charge each label; None where no noise is added."""
-    if mechanism.l2_norm_clip is None or mechanism.noise.stddev(1.0, 1) == 0:
-        return None
-    charged: Counter[str] = Counter()
-    for release in training.releases(mechanism, num_examples):
-        charged[release.label] += release.count
-    return charged
 
 
 def check_charged(kind: str, queries: Counter[str], charged: Counter[str]) -> None:
@@ -149,17 +160,10 @@ class ClientSide:
         """The source of one turn."""
         return self.source or self.release()
 
-    def iterates_in_a_turn(self) -> int:
-        """How many points a turn may keep until its end."""
-        training = self.half.training
-        if isinstance(training, RSVRG):
-            return training.epochs * training.inner_steps
-        return int(getattr(training, "local_steps", 1))
-
     def gradients_in_a_step(self, num_examples: int) -> float:
-        """How many points' worth of per-example gradients, with temporaries, a step may hold."""
-        each = self.half.problem.points_per_example
-        if isinstance(self.half.training, RSVRG):
-            each = ProblemBase.points_per_example
-        batch = getattr(self.half.training, "minibatch", Full()).expected_size(num_examples)
-        return each * batch
+        """How many points' worth of per-example gradients, with temporaries, a query may hold."""
+        summed, each = self.half.problem.points_per_example, ProblemBase.points_per_example
+        return max(
+            (summed if query.form == "gradient" else each) * query.expected_size
+            for query in self.half.queries(num_examples)
+        )

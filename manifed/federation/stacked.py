@@ -26,7 +26,7 @@ from manifed.problems.base import Examples
 _CACHE_BYTES = 16 * 2**20
 """What the local steps of one chunk read again and again: larger chunks would fall out of cache."""
 _POINTS_OF_A_STEP = 16
-"""Iterates, gradients, noise and their temporaries, in sizes of a point."""
+"""Gradients, noise, a kept iterate and their temporaries, in sizes of a point."""
 _KEPT_POINTS = 3
 """Uploads of a round, of at most two tensors, and once more while they are averaged."""
 
@@ -40,7 +40,7 @@ def _clients_at_a_time(side: ClientSide, device: str, memory_budget_mb: int) -> 
     remembered = blank.num_bytes() if blank is not None else 0
     kept = len(side.shards) * (shard + remembered + _KEPT_POINTS * point)
     working = shard + point * side.gradients_in_a_step(longest)
-    each = shard + working + point * (_POINTS_OF_A_STEP + side.iterates_in_a_turn())
+    each = shard + working + point * _POINTS_OF_A_STEP
     budget = memory_budget_mb * 2**20
     if kept + each > budget:
         raise ConfigError(

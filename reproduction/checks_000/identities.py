@@ -51,7 +51,8 @@ def _displacement(training: RSGD | RSVRG, shard: Examples, x: Tensor, draws: Dra
     """What one client uploads."""
     problem = PrincipalEigenvector()
     mechanism = ExampleMechanism(l2_norm_clip=2.0, noise=PublishedNoise(coefficient=3.0))
-    oracle = Oracle(problem, shard, torch.tensor(len(shard)), mechanism, draws)
+    queries = [training.queries(mechanism, len(shard))]
+    oracle = Oracle(problem, shard, torch.tensor(len(shard)), queries, draws)
     up, _ = training.update("train", Point(x), None, oracle, problem.manifold, draws)
     assert isinstance(up, Displacement)
     return up.u

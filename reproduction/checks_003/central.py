@@ -116,15 +116,8 @@ def _run(
         if r % config.evaluation.every == 0 or r == config.federation.num_rounds:
             spent.append(r * gradients_a_round(config, len(data)))
             excess.append(_costs(problem, x, data) - least)
-    noise = 0.0 if mechanism.l2_norm_clip is None else _step_stddev(config, mechanism, len(data))
-    return Curve(np.array(spent), np.stack(excess, axis=1), x, noise)
-
-
-def _step_stddev(config: Experiment, mechanism: ExampleMechanism, num_examples: int) -> float:
-    training = config.training
-    if isinstance(training, RSVRG):
-        return training.correction_stddev(mechanism, num_examples)
-    return training.stddev(mechanism, num_examples)
+    *_, of_a_step = training.queries(mechanism, len(data))
+    return Curve(np.array(spent), np.stack(excess, axis=1), x, of_a_step.drawn or 0.0)
 
 
 def _costs(problem: FiniteSum, x: Tensor, data: Examples) -> NDArray[np.float64]:

@@ -18,24 +18,25 @@ from manifed.problems.pca import PrincipalEigenvector
 from tests.conformance.client_cases import shards, start
 
 FALSE_POSITIVE = 1e-6
+TRAINING = RSGD(step_size=1.0, minibatch=Full())
 
 
 def oracle_of(shard, mechanism, server_round=1):
+    queries = [TRAINING.queries(mechanism, len(shard))]
     draws = Draws(NoiseSource.from_seed(5), 0, server_round)
-    return Oracle(PrincipalEigenvector(), shard, torch.tensor(len(shard)), mechanism, draws)
+    return Oracle(PrincipalEigenvector(), shard, torch.tensor(len(shard)), queries, draws)
 
 
 @lru_cache
 def summed_squares():
     """(sum of |noise|^2 over the stated variance, degrees of freedom)."""
     shard, x = shards(dim=51)[0], start(dim=51)
-    training = RSGD(step_size=1.0, minibatch=Full())
     mechanism = ExampleMechanism(l2_norm_clip=0.5, noise=RelativeNoise(multiplier=0.7))
-    quiet = oracle_of(shard, ExampleMechanism(l2_norm_clip=0.5)).gradient(x, Full(), None)
+    quiet = oracle_of(shard, ExampleMechanism(l2_norm_clip=0.5)).gradient(x)
     oracle, draws = oracle_of(shard, mechanism), 2500
     total = 0.0
     for _ in range(draws):
-        total += float((oracle.gradient(x, Full(), training.stddev) - quiet).square().sum())
+        total += float((oracle.gradient(x) - quiet).square().sum())
     return total / (0.7 * 0.5 / len(shard)) ** 2, draws * (x.numel() - 1)
 
 
@@ -51,7 +52,7 @@ def test_noise_norm_is_chi_square_with_the_stated_stddev(scale, is_accepted):
 def test_sensitivity_is_attained_and_never_exceeded(relation):
     mechanism = ExampleMechanism(l2_norm_clip=0.3, neighboring_relation=relation)
     shard, x = shards()[0], start()
-    mean = oracle_of(shard, mechanism).gradient(x, Full(), None)
+    mean = oracle_of(shard, mechanism).gradient(x)
     bound = mechanism.sensitivity(0.3, float(len(shard)))
     for seed in range(20):
         generator = torch.Generator().manual_seed(seed)
@@ -59,7 +60,7 @@ def test_sensitivity_is_attained_and_never_exceeded(relation):
         z[0] = 10 * torch.randn(z.shape[1], generator=generator, dtype=torch.float64)
         tensors = {"z": z} | {k: z.square().sum(-1) for k in shard.tensors if k != "z"}
         other = Examples(tensors, shard.feature_ndim)
-        moved = oracle_of(other, mechanism).gradient(x, Full(), None)
+        moved = oracle_of(other, mechanism).gradient(x)
         replaced = ExampleMechanism(l2_norm_clip=0.3, neighboring_relation="replace-one")
         allowed = replaced.sensitivity(0.3, float(len(shard)))
         assert float((moved - mean).norm()) <= allowed * (1 + 1e-12)
@@ -69,11 +70,11 @@ def test_sensitivity_is_attained_and_never_exceeded(relation):
 def test_one_bad_record_neither_shows_as_nan_nor_moves_the_mean_by_more_than_its_bound():
     mechanism = ExampleMechanism(l2_norm_clip=0.3)
     shard, x = shards()[0], start()
-    mean = oracle_of(shard, mechanism).gradient(x, Full(), None)
+    mean = oracle_of(shard, mechanism).gradient(x)
     tensors = {key: t.clone() for key, t in shard.tensors.items()}
     for tensor in tensors.values():
         tensor[0] = float("nan")
-    broken = oracle_of(Examples(tensors, shard.feature_ndim), mechanism).gradient(x, Full(), None)
+    broken = oracle_of(Examples(tensors, shard.feature_ndim), mechanism).gradient(x)
     assert bool(torch.isfinite(broken).all())
     assert float((broken - mean).norm()) <= 0.3 / len(shard) * (1 + 1e-12)
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from manifed.algorithms.payloads import Point
-from manifed.algorithms.rsvrg import RSVRG
+from manifed.algorithms.rsvrg import RSVRG, least_cost_share
 from manifed.federation.client import ClientSetup, Seat, run_update
 from manifed.manifolds import Sphere
 from manifed.oracles.minibatch import Full, Minibatch, Poisson, WithoutReplacement
@@ -99,29 +99,33 @@ def test_only_reuse_may_be_charged_the_public_codes_count():
 def test_clipping_the_difference_halves_the_correction():
     mechanism = mechanism_of("replace-one")
     each, one = VARIANTS["fresh"][0], VARIANTS["diffclip"][0]
-    assert each.correction_sensitivity(mechanism, SIZE) == pytest.approx(4 * 0.1)
-    assert one.correction_sensitivity(mechanism, SIZE) == pytest.approx(2 * 0.1)
-    assert each.reference_sensitivity(mechanism, SIZE) == pytest.approx(2 * 0.5 / SIZE)
+    reference, correction = each.queries(mechanism, SIZE)
+    assert correction.sensitivity == pytest.approx(4 * 0.1)
+    assert one.queries(mechanism, SIZE)[1].sensitivity == pytest.approx(2 * 0.1)
+    assert reference.sensitivity == pytest.approx(2 * 0.5 / SIZE)
 
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_the_two_parts_are_the_whole_noise(name):
     training, relation = VARIANTS[name]
     mechanism = mechanism_of(relation)
-    reference, correction = training.releases(mechanism, SIZE)
-    first = reference.noise_multiplier * training.reference_sensitivity(mechanism, SIZE)
-    second = correction.noise_multiplier * training.correction_sensitivity(mechanism, SIZE)
-    whole = training.correction_stddev(mechanism, SIZE)
-    assert first == pytest.approx(training.reference_stddev(mechanism, SIZE))
+    reference, correction = training.queries(mechanism, SIZE)
+    charged = [
+        release.noise_multiplier * query.sensitivity
+        for release, query in zip(
+            training.releases(mechanism, SIZE), (reference, correction), strict=True
+        )
+    ]
     if training.variant == "fresh":
-        assert math.hypot(first, second) == pytest.approx(whole)
+        assert reference.drawn is None
+        assert math.hypot(*charged) == pytest.approx(correction.drawn)
     else:
-        assert second == pytest.approx(whole)
+        assert charged == pytest.approx([reference.drawn, correction.drawn])
 
 
 def test_the_default_share_is_the_papers_for_equal_clips():
     mechanism = mechanism_of("replace-one").model_copy(update={"correction_l2_norm_clip": 0.5})
-    share = VARIANTS["fresh"][0].least_cost_share(mechanism, SIZE)
+    share = least_cost_share(*VARIANTS["fresh"][0].queries(mechanism, SIZE))
     assert share == pytest.approx((math.sqrt(14) - 1) / 13)
 
 
@@ -140,7 +144,7 @@ def test_the_default_share_costs_least_by_the_formula_it_minimises(minibatch: Mi
         return reference.noise_multiplier**-2 + factor * (rate / correction.noise_multiplier) ** 2
 
     default = VARIANTS["fresh"][0].model_copy(update={"minibatch": minibatch})
-    best = default.least_cost_share(mechanism, SIZE)
+    best = least_cost_share(*default.queries(mechanism, SIZE))
     assert cost(None) == pytest.approx(cost(best))
     assert cost(best) < min(cost(best * 0.98), cost(min(best * 1.02, 0.999)))
 

@@ -1,7 +1,7 @@
 """The noise that a client really draws is the noise that it is charged for, query by query.
 
-Each half runs on two oracles with the same draws, one of them without noise, so that what was added
-to every answer is seen. Sensitivities are computed here by hand, not by the half.
+Each client update runs on two oracles with the same draws, one of them without noise, so that what
+was added to every answer is seen. Sensitivities are computed here by hand, not by the update.
 """
 
 from collections import defaultdict
@@ -30,17 +30,16 @@ class Twin:
         self._noisy, self._clean, self._seen = noisy, clean, seen
         self.manifold, self.carried = noisy.manifold, noisy.carried
 
-    def gradient(self, x, minibatch, stddev, label="gradient"):
-        answer = self._noisy.gradient(x, minibatch, stddev, label)
-        added = answer - self._clean.gradient(x, minibatch, stddev, label)
-        if stddev is not None:
+    def gradient(self, x, label="gradient"):
+        answer = self._noisy.gradient(x, label)
+        added = answer - self._clean.gradient(x, label)
+        if label in self._noisy.queries:
             self._seen[label].append(float(added.square().sum()))
         return answer
 
-    def correction(self, x, anchor, minibatch, stddev, *, is_clipped_as_one):
-        said = {"is_clipped_as_one": is_clipped_as_one}
-        answer = self._noisy.correction(x, anchor, minibatch, stddev, **said)
-        clean = self._clean.correction(x, anchor, minibatch, stddev, **said)
+    def correction(self, x, anchor):
+        answer = self._noisy.correction(x, anchor)
+        clean = self._clean.correction(x, anchor)
         self._seen["correction"].append(float((answer - clean).square().sum()))
         return answer
 
@@ -52,12 +51,16 @@ def added(name):
     problem, seen = PrincipalEigenvector(), defaultdict(list)
     quiet = case.mechanism.model_copy(update={"noise": RelativeNoise(multiplier=0.0)})
     shard, x = shards(DIM)[0], start(DIM)
+
+    def asked(mechanism):
+        return case.training.queries(mechanism, len(shard))
+
     for server_round in range(1, ROUNDS + 1):
         memory = case.training.initial_memory(x)
         for index, phase in enumerate(case.training.phases):
             draws = Draws(NoiseSource.from_seed(5), 0, server_round, 0, index)
             pair = [
-                Oracle(problem, shard, torch.tensor(len(shard)), mechanism, draws)
+                Oracle(problem, shard, torch.tensor(len(shard)), [asked(mechanism)], draws)
                 for mechanism in (case.mechanism, quiet)
             ]
             down = broadcast(phase, x)

@@ -13,7 +13,7 @@ from manifed.flower.run_config import experiment_of, run_config_of
 from tests.experiment.test_load import QUICKSTART
 
 PARTS = '''
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -111,10 +111,13 @@ class Step(GradientSteps):
         return None
 
     def update(self, phase, down, memory, oracle, manifold, draws):
-        rule = self.stddev if self.is_noised else None
         for _ in range(self.times):
-            u = oracle.gradient(down.x, self.minibatch, rule)
+            u = oracle.gradient(down.x)
         return Displacement(-self.step_size * u), None
+
+    def queries(self, mechanism, num_examples):
+        (asked,) = super().queries(mechanism, num_examples)
+        return (asked if self.is_noised else replace(asked, drawn=None),)
 
 
 class Silent(Step):

@@ -17,7 +17,7 @@ from manifed.manifolds.sphere import Sphere
 from manifed.manifolds.stiefel import Stiefel
 from manifed.oracles.draws import Draws
 from manifed.oracles.minibatch import Full
-from manifed.oracles.oracle import Oracle
+from manifed.oracles.oracle import Form, Oracle, Query
 from manifed.privacy.clipping import clip_factors, clipped
 from manifed.privacy.mechanism import ClientMechanism, ExampleMechanism
 from manifed.privacy.noise import NoiseSource
@@ -51,25 +51,35 @@ def digits():
         yield
 
 
-def stacked_oracle(problem: Problem, examples: Examples, clip: float) -> Oracle:
+def queries_of(mechanism: ExampleMechanism, size: int, form: Form = "each") -> tuple[Query, ...]:
+    """Full batches, no noise."""
+    correction = Query.of(mechanism, Full(), size, label="correction", form=form)
+    return Query.of(mechanism, Full(), size), correction
+
+
+def stacked_oracle(
+    problem: Problem, examples: Examples, clip: float, form: Form = "each"
+) -> Oracle:
     """A cohort in which every record is a client of its own."""
     tensors = {key: t.unsqueeze(1) for key, t in examples.tensors.items()}
     count = len(examples)
     mechanism = ExampleMechanism(l2_norm_clip=clip)
     ones = torch.ones(count, dtype=torch.int64)
     draws = Draws(SOURCE, tuple(range(count)), 1)
-    return Oracle(problem, Examples(tensors, examples.feature_ndim), ones, mechanism, draws)
+    queries = [queries_of(mechanism, 1, form)] * count
+    return Oracle(problem, Examples(tensors, examples.feature_ndim), ones, queries, draws)
 
 
 def one_client(problem: Problem, examples: Examples, clip: float) -> Oracle:
     mechanism, draws = ExampleMechanism(l2_norm_clip=clip), Draws(SOURCE, 0, 1)
-    return Oracle(problem, examples, torch.tensor(len(examples)), mechanism, draws)
+    size = len(examples)
+    return Oracle(problem, examples, torch.tensor(size), [queries_of(mechanism, size)], draws)
 
 
 def alone(problem: Problem, x: Tensor, examples: Examples, clip: float) -> Tensor:
     """What leaves the oracle for every record on its own, shape (records, *point)."""
     oracle = stacked_oracle(problem, examples, clip)
-    return oracle.gradient(x.expand(len(examples), *x.shape), Full(), None)
+    return oracle.gradient(x.expand(len(examples), *x.shape))
 
 
 def worst(problem: Problem, x: Tensor, values: Tensor, clip: float) -> mp.mpf:
@@ -169,9 +179,7 @@ def test_among_others_a_record_adds_at_most_the_bound_and_leaves_theirs(case):
     apart = each[others].sum(0)
     for index in range(1, len(examples), 4):
         chosen = torch.cat([others, torch.tensor([index])])
-        sums = len(chosen) * one_client(problem, examples.take(chosen), clip).gradient(
-            x, Full(), None
-        )
+        sums = len(chosen) * one_client(problem, examples.take(chosen), clip).gradient(x)
         assert norms(sums - apart) <= clip * (TOLERANCE + mp.mpf(10) ** -9)
 
 
@@ -187,13 +195,13 @@ def test_a_stacked_record_that_fails_changes_nothing_for_other_clients():
             problem,
             Examples({"z": z}, {"z": 2}),
             torch.full((3,), 4),
-            ExampleMechanism(l2_norm_clip=0.5),
+            [queries_of(ExampleMechanism(l2_norm_clip=0.5), 4)] * 3,
             Draws(SOURCE, (0, 1, 2), 1),
         )
-        total = 4 * oracle.gradient(x.expand(3, 3, 3), Full(), None)
+        total = 4 * oracle.gradient(x.expand(3, 3, 3))
         torch.testing.assert_close(total[0], total[2], rtol=0, atol=0)
         lone = one_client(problem, Examples({"z": good[None]}, {"z": 2}), 0.5)
-        single = lone.gradient(x, Full(), None)
+        single = lone.gradient(x)
         torch.testing.assert_close(total[0], 4 * single, rtol=1e-12, atol=1e-14)
         torch.testing.assert_close(total[1], 3 * single, rtol=1e-12, atol=1e-14)
 
@@ -206,10 +214,8 @@ def test_a_record_without_a_factor_counts_as_zero_for_one_client(case):
     v = torch.tensor([[1.0], [2.0], [3.0]], dtype=torch.float64)
     eye = torch.eye(3, dtype=torch.float64)
     z = torch.stack([v @ v.mT - eye, 2 * eye, 1e308 * (v @ v.mT), eye * BAD[0], 3 * eye])
-    both = 2 * one_client(problem, Examples({"z": z[[1, 4]]}, {"z": 2}), 0.5).gradient(
-        x, Full(), None
-    )
-    found = 5 * one_client(problem, Examples({"z": z}, {"z": 2}), 0.5).gradient(x, Full(), None)
+    both = 2 * one_client(problem, Examples({"z": z[[1, 4]]}, {"z": 2}), 0.5).gradient(x)
+    found = 5 * one_client(problem, Examples({"z": z}, {"z": 2}), 0.5).gradient(x)
     torch.testing.assert_close(found, both, rtol=1e-12, atol=1e-14)
 
 
@@ -246,9 +252,10 @@ def test_a_correction_is_at_most_one_bound_or_two(case, is_one):
     anchor = problem.manifold.retr(x, 0.1 * step)
     examples = records(case.spec, x, 0)
     examples = examples.take(torch.arange(0, len(examples), stride_of(case, 12)))
-    oracle = stacked_oracle(problem, examples, clip)
+    form = "difference" if is_one else "each"
+    oracle = stacked_oracle(problem, examples, clip, form)
     at, there = (p.expand(len(examples), *p.shape) for p in (x, anchor))
-    values = oracle.correction(at, there, Full(), None, is_clipped_as_one=is_one)
+    values = oracle.correction(at, there)
     assert worst(problem, x, values, clip) <= (1 if is_one else 2) * TOLERANCE
 
 

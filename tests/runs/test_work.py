@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 import torch
 
-from manifed.algorithms.interface import Collected
+from manifed.algorithms.interface import Collected, Work
 from manifed.algorithms.projected import Projected, ProjectedPartial
 from manifed.algorithms.rfedprox import RFedProx
 from manifed.algorithms.rfedsvrg import RFedSVRG
@@ -18,7 +18,7 @@ from manifed.oracles.minibatch import Full, WithoutReplacement
 from manifed.privacy.mechanism import ExampleMechanism
 from manifed.privacy.noise import NoiseSource
 from manifed.problems.pca import KPCA
-from manifed.runs.work import Work, client_work, communication, server_work
+from manifed.runs.work import communication
 from tests.algorithms.test_projected import pca_shards, start
 
 TAU = 5
@@ -115,14 +115,14 @@ PAIRS = [
 ]
 
 
-@pytest.mark.parametrize(("training", "strategy"), PAIRS, ids=lambda half: half.kind)
+@pytest.mark.parametrize(("training", "strategy"), PAIRS, ids=lambda update: update.kind)
 def test_what_is_declared_is_what_is_called(training, strategy):
     client, server, up, down = one_round(training, strategy)
     draws = 2 if getattr(training, "output", "") == "random-output" else 1
-    declared = server_work(strategy)
+    declared = strategy.server_work
     if draws == 2:
         declared = Work(exponentials=2)
-    assert client == client_work(training)
+    assert client == training.client_work
     assert server == declared
     account = communication(training, (10, 3))
     assert (account["matrices_up"], account["matrices_down"]) == (up, down)
@@ -142,7 +142,7 @@ def test_the_account_is_the_table_of_the_paper():
         "RFedSVRG": (RFedSVRG(**fast), (TAU, 0, TAU, 0, TAU - 1), (2, 2, 2)),
     }
     for name, (training, calls, wire) in rows.items():
-        work, sent = client_work(training), communication(training, (20, 5))
+        work, sent = training.client_work, communication(training, (20, 5))
         inverse = work.inverse_retractions - (0 if name == "ours" else 1)
         assert calls == (
             work.gradients, work.projections, work.retractions, inverse, work.transports,
