@@ -379,7 +379,7 @@ def _check_parts(setting: _Setting) -> None:
         )
     try:
         if privacy.kind != "none":
-            check_private(cast(AnyTraining, client), server, privacy.kind, privacy.noise.kind)
+            check_private(cast(AnyTraining, client), privacy.kind, privacy.noise.kind)
         if privacy.kind == "example-level" and isinstance(client, AnyTraining):
             check_sampling(client, privacy.neighboring_relation, privacy.l2_norm_clip)
         if privacy.kind == "client-level":
