@@ -91,7 +91,7 @@ def _model_of(cls: type, kind: str) -> type[BaseModel]:
             f"expected a frozen model that forbids unknown keys, got {kind!r}; derive it from "
             "manifed.privacy.events.Frozen"
         )
-    if not dataclasses.is_dataclass(cls) or not cls.__dataclass_params__.frozen:  # pyright: ignore[reportAttributeAccessIssue] (no stub)
+    if not dataclasses.is_dataclass(cls) or not cls.__dataclass_params__.frozen:
         raise NotAPlugin(f"expected a frozen pydantic model or a frozen dataclass, got {kind!r}")
     types = typing.get_type_hints(cls, include_extras=True)
     fields: dict[str, Any] = {f.name: (types[f.name], _default(f)) for f in dataclasses.fields(cls)}

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, Final
 
+from manifed.algorithms.rsgd import RSGD
+from manifed.algorithms.rsvrg import RSVRG
 from manifed.errors import ConfigError
 from manifed.experiment.evaluation import oracle_is_on
 from manifed.experiment.schema import ExampleLevel, Experiment, Target
@@ -103,11 +105,9 @@ def _published(config: Experiment, privacy: ExampleLevel) -> float:
     """Tau sqrt(o [m] K log(1/delta)) / epsilon (spec 000 §3.3)."""
     training, rule = config.training, privacy.noise
     assert rule.kind == "published"
-    steps = (
-        training.local_steps
-        if training.kind == "rsgd"
-        else (training.epochs * training.inner_steps)
-    )
+    assert isinstance(training, RSGD | RSVRG)  # the schema admits no other with this noise
+    is_plain = isinstance(training, RSGD)
+    steps = training.local_steps if is_plain else training.epochs * training.inner_steps
     bound = max(privacy.l2_norm_clip, privacy.correction_l2_norm_clip or 0.0)
     root = math.sqrt(rule.constant * steps * math.log(1.0 / rule.local_delta))
     return bound * root / rule.local_epsilon

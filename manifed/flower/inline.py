@@ -136,6 +136,6 @@ def _own_containers(content: RecordDict) -> RecordDict:
     for key, record in content.items():
         twin = type(record)()
         for name, value in record.items():
-            twin[name] = value  # type: ignore[assignment]
+            twin[name] = value  # type: ignore[assignment]  # of its own kind
         own[key] = twin
     return own

@@ -159,7 +159,7 @@ def read_header(content: RecordDict) -> Header:
         if type(value) is not wanted:
             raise BadMessage(f"Expected {key} of type {wanted.__name__}, got {shown(value)}")
         values[field.name] = value
-    return Header(**values)  # type: ignore[arg-type]
+    return Header(**values)  # type: ignore[arg-type]  # each was checked above
 
 
 def _names(record: RecordDict | ConfigRecord | ArrayRecord) -> str:

@@ -60,7 +60,7 @@ def delta(releases: Iterable[Event], epsilon: float) -> float:
 
 def to_dp_event(releases: Iterable[Event]) -> Any:
     """The releases as a ``dp_accounting.DpEvent``, for its accountants and ledgers."""
-    import dp_accounting  # pyright: ignore[reportMissingTypeStubs]
+    import dp_accounting
 
     events: list[Any] = []
     for release in releases:

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy import special  # pyright: ignore[reportMissingTypeStubs]
+from scipy import special
 
 Array = npt.NDArray[np.float64]
 _special: Any = special

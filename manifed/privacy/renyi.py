@@ -82,7 +82,7 @@ def _finite(divergences: Array) -> tuple[Array, Array]:
 
 @lru_cache(maxsize=256)
 def _poisson(z: float, q: float) -> Array:
-    import dp_accounting  # pyright: ignore[reportMissingTypeStubs]
+    import dp_accounting
 
     return _priced(
         z,
@@ -104,7 +104,7 @@ def _priced(z: float, sampled: Callable[[Any], Any], relation: Any) -> Array:
     Sampling never adds divergence (quasi-convexity). A failure, or a divergence that is negative
     or NaN, is numerical and gives no bound of its own.
     """
-    import dp_accounting  # pyright: ignore[reportMissingTypeStubs]
+    import dp_accounting
 
     unsampled = orders() / (2 * z * z)
     accountant = _dp_rdp().RdpAccountant(orders(), relation)
@@ -118,7 +118,7 @@ def _priced(z: float, sampled: Callable[[Any], Any], relation: Any) -> Array:
 
 def _dp_rdp() -> Any:
     """dp-accounting's Rényi module, imported when first needed (start-up time)."""
-    from dp_accounting.rdp import (  # pyright: ignore[reportMissingTypeStubs]
+    from dp_accounting.rdp import (
         rdp_privacy_accountant as accountant,
     )
 

@@ -19,7 +19,7 @@ from functools import lru_cache
 from typing import Any, Final
 
 import numpy as np
-from scipy import special  # pyright: ignore[reportMissingTypeStubs]
+from scipy import special
 
 from manifed.privacy.normal_law import Array
 

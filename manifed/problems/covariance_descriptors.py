@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import ndimage  # pyright: ignore[reportMissingTypeStubs]
+from scipy import ndimage
 
 Array = NDArray[np.float64]
 Features = Literal["nine", "eleven"]
