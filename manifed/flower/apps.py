@@ -44,16 +44,21 @@ def server_app_of(experiment: Callable[[Context], Experiment]) -> ServerApp:
 
 def client_app_of(experiment: Callable[[Context], Experiment]) -> ClientApp:
     """The ClientApp of nodes that take part in the experiment of their context."""
+    return client_app(lambda context: client.node_of(context, experiment(context)))
+
+
+def client_app(find: client.FindNode) -> ClientApp:
+    """The ClientApp of the nodes that ``find`` makes."""
     made = ClientApp()
 
     @made.query()
     def introduce(message: Message, context: Context) -> Message:
         """Which partition this node holds and how many examples (a public size)."""
-        return client.introduce(message, context, experiment(context))
+        return client.introduce(message, context, find)
 
     @made.train()
     def train(message: Message, context: Context) -> Message:
         """One client update."""
-        return client.answer(message, context, experiment(context))
+        return client.answer(message, context, find)
 
     return made

@@ -6,11 +6,13 @@ the client adds to its gradients comes from its own reading of the config, never
 message of another config is refused.
 """
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import lru_cache
 from logging import ERROR
 
+import torch
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.common.logger import log
 from torch import Tensor
@@ -21,7 +23,7 @@ from manifed.algorithms.payloads import Payload
 from manifed.experiment.assembly import check_shard, client_side
 from manifed.experiment.load import sha256
 from manifed.experiment.schema import Experiment
-from manifed.federation.client import ClientSide, Seat, run_update
+from manifed.federation.client import ClientSetup, ClientSide, Seat, run_update
 from manifed.federation.header import Header
 from manifed.flower import keys
 from manifed.flower.handshake import check_code
@@ -34,6 +36,8 @@ from manifed.flower.records import (
     tensors_from_record,
     tensors_to_record,
 )
+from manifed.privacy.noise import NoiseSource
+from manifed.problems.base import Examples
 from manifed.runs.manifest import code_sha256
 
 
@@ -56,6 +60,40 @@ def _absent_if_it_fails(what: str) -> Generator[None, None, None]:
         raise Absent from None
 
 
+@dataclass(frozen=True)
+class Node:
+    """What a node brings to a run: its client setup, its own shard, and what it agrees to."""
+
+    setup: ClientSetup
+    shard: Examples
+    partition: int
+    digest: str
+    """Hash of the config, or of the privacy parameters, that this node reads for itself."""
+    point_shape: tuple[int, ...]
+    source: Callable[[], NoiseSource]
+    """Makes the source of one client update."""
+    dtype: torch.dtype = torch.float64
+
+
+FindNode = Callable[[Context], Node]
+"""Makes the node of a context: its errors, whose text may hold data, stay in the node's own log."""
+
+
+def partition_of(context: Context, count: int | None = None) -> int:
+    """This node's partition, of ``count`` where the number is known.
+
+    Raises:
+        BadMessage: when the node's own config does not name it.
+    """
+    partition = context.node_config.get(keys.PARTITION_ID)
+    if type(partition) is not int or partition < 0 or (count is not None and partition >= count):
+        last = "federation.num_clients - 1" + ("" if count is None else f" = 0..{count - 1}")
+        raise BadMessage(
+            f"Expected a whole partition-id of this node in 0..{last}, got {shown(partition)}"
+        )
+    return partition
+
+
 @lru_cache(maxsize=4)
 def _side(config: Experiment) -> tuple[ClientSide, str]:
     return client_side(config), sha256(config)
@@ -66,63 +104,66 @@ def _check_once(config: Experiment, partition: int) -> None:
     check_shard(config, partition)
 
 
-def _mine(context: Context, config: Experiment) -> tuple[ClientSide, str, int]:
+def node_of(context: Context, config: Experiment) -> Node:
+    """The node of an experiment."""
     with _absent_if_it_fails("its data cannot be loaded"):
         side, digest = _side(config)
-    pinned = context.node_config.get(keys.CONFIG_SHA256)
-    if pinned is not None and pinned != digest:
-        raise BadMessage(f"This node is pinned to config {pinned}, the run has {digest}")
-    partition, count = context.node_config.get(keys.PARTITION_ID), len(side.shards)
-    if type(partition) is not int or not 0 <= partition < count:
-        raise BadMessage(
-            f"Expected a whole partition-id of this node in 0..federation.num_clients - 1 = "
-            f"0..{count - 1}, got {shown(partition)}"
-        )
+    partition = partition_of(context, len(side.shards))
     with _absent_if_it_fails("its data are not valid"):
         _check_once(config, partition)
-    return side, digest, partition
+    shard, source = side.shards[partition], side.turn_source
+    return Node(side.half, shard, partition, digest, side.point_shape, source, side.dtype)
+
+
+def _found(find: FindNode, context: Context) -> Node:
+    with _absent_if_it_fails("its data cannot be loaded"):
+        node = find(context)
+    pinned = context.node_config.get(keys.CONFIG_SHA256)
+    if pinned is not None and pinned != node.digest:
+        raise BadMessage(f"This node is pinned to config {pinned}, the run has {node.digest}")
+    return node
 
 
 @_absent_if_it_fails("it could not introduce itself")
-def introduce(message: Message, context: Context, config: Experiment) -> Message:
+def introduce(message: Message, context: Context, find: FindNode) -> Message:
     """The reply to the handshake's query."""
-    side, digest, partition = _mine(context, config)
+    node = _found(find, context)
     asked = message.content.config_records.get(keys.HEADER, ConfigRecord())
     check_code("the server", asked.get(keys.CODE_SHA256))
     record = ConfigRecord(
         {
-            keys.CONFIG_SHA256: digest,
+            keys.CONFIG_SHA256: node.digest,
             keys.CODE_SHA256: code_sha256(),
-            keys.PARTITION_ID: partition,
-            keys.NUM_EXAMPLES: len(side.shards[partition]),
+            keys.PARTITION_ID: node.partition,
+            keys.NUM_EXAMPLES: len(node.shard),
         }
     )
     return Message(RecordDict({keys.HEADER: record}), reply_to=message)
 
 
 @_absent_if_it_fails("it could not answer")
-def answer(message: Message, context: Context, config: Experiment) -> Message:
+def answer(message: Message, context: Context, find: FindNode) -> Message:
     """The reply to a training message."""
-    side, digest, partition = _mine(context, config)
+    node = _found(find, context)
     header = read_header(message.content)
-    if (header.config_sha256, header.partition_id) != (digest, partition):
+    if (header.config_sha256, header.partition_id) != (node.digest, node.partition):
         raise BadMessage(
-            f"Expected a message for config {digest}, client {partition}, got config "
+            f"Expected a message for config {node.digest}, client {node.partition}, got config "
             f"{header.config_sha256}, client {header.partition_id}"
         )
-    _, phase = side.half.phase(header.phase)
-    down = read_payload(message.content, phase.down, side.point_shape, side.dtype)
-    check_broadcast(phase, down, side.half.manifold)
-    blank = side.half.training.initial_memory(_point(down))
+    setup, shard = node.setup, node.shard
+    _, phase = setup.phase(header.phase)
+    down = read_payload(message.content, phase.down, node.point_shape, node.dtype)
+    check_broadcast(phase, down, setup.manifold)
+    blank = setup.training.initial_memory(_point(down))
     memory = _remember(header, context, blank)
-    examples = side.shards[partition]
-    seat = Seat(partition, header.server_round, header.attempt, header.phase)
+    seat = Seat(node.partition, header.server_round, header.attempt, header.phase)
     with _absent_if_it_fails("its update failed"):
-        source = side.turn_source()
-        turn = run_update(side.half, seat, down, memory, examples, len(examples), source)
-    reply = Message(pack(header, turn.up, noise_origin=source.origin), reply_to=message)
-    if turn.memory is not None:
-        _write(turn.memory, header, context)
+        source = node.source()
+        made = run_update(setup, seat, down, memory, shard, len(shard), source)
+    reply = Message(pack(header, made.up, noise_origin=source.origin), reply_to=message)
+    if made.memory is not None:
+        _write(made.memory, header, context)
     return reply
 
 

@@ -27,7 +27,7 @@ def test_a_node_without_a_place_among_the_shards_says_so(partition):
     node = {} if partition is None else {"partition-id": partition}
     context = Context(run_id=1, node_id=2, node_config=node, state=RecordDict(), run_config={})
     with pytest.raises(ValueError, match=r"partition-id of this node in .* 0\.\.2, got"):
-        client._mine(context, config_of())
+        client.node_of(context, config_of())
 
 
 def quoting(*arguments, **keywords):

@@ -29,18 +29,18 @@ SETS = (
 def ran(monkeypatch, request):
     """What each side of an inline run reads."""
     seen = []
-    run, introduce = apps.run, node.introduce
+    run, node_of = apps.run, node.node_of
 
     def server(grid, config):
         seen.append(config)
         return run(grid, config)
 
-    def client(message, context, config):
+    def client(context, config):
         seen.append(config)
-        return introduce(message, context, config)
+        return node_of(context, config)
 
     monkeypatch.setattr(apps, "run", server)
-    monkeypatch.setattr(node, "introduce", client)
+    monkeypatch.setattr(node, "node_of", client)
     return launch(request), seen
 
 
@@ -62,7 +62,7 @@ def test_a_description_changes_nothing_else(tmp_path, monkeypatch, text, sets):
     folder, seen = ran(monkeypatch, request)
     assert folder.directory == tmp_path / "run"
     assert [os.fspath(p.name) for p in tmp_path.iterdir()] == ["run"]
-    assert len(seen) == 3
+    assert len(seen) == 5
     for config in seen:
         assert config.description == text
         assert config.privacy == wanted.privacy
