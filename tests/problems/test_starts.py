@@ -70,7 +70,7 @@ def experiment(problem: ProblemSource | dict[str, Any], seed: int = 3) -> Experi
                 "maps": "retraction",
                 "minibatch": {"kind": "full"},
             },
-            "strategy": {"kind": "tangent-mean", "maps": "retraction"},
+            "strategy": {"kind": "tangent-mean"},
         }
     )
 
