@@ -182,3 +182,149 @@ class ServerLoop(Strategy):
             plan.num_clients,
             plan.cohort.kind,
         )
+
+
+class ManifoldStrategy(ServerLoop):
+    """A server update as a Flower strategy of one's own ServerApp: no config, no run folder.
+
+    It sends what the server update broadcasts, aggregates replies by it, charges every cohort draw
+    to a ledger before its messages leave, and stops at the draw that the budget does not pay.
+    """
+
+    def __init__(
+        self,
+        manifold: Manifold,
+        update: ClientUpdate,
+        server_update: ServerUpdate,
+        *,
+        num_clients: int | None = None,
+        cohort: Cohort | None = None,
+        privacy: Privacy | None = None,
+        budget: tuple[float, float] | None = None,
+        ledger: str | Path | None = None,
+        num_rounds: int = MOST_ROUNDS,
+        replies: ReplyPolicy | None = None,
+        source: NoiseSource | None = None,
+    ) -> None:
+        """``budget`` is (epsilon, delta); ``ledger`` a file that is not there yet.
+
+        ``num_rounds`` bounds how many are ever run. ``source`` is a seeded one in rehearsals and
+        tests; None is keyed by the operating system.
+
+        Raises:
+            ConfigError: for parts that do not go together.
+        """
+        sizes = tuple(privacy.num_examples) if privacy is not None else ()
+        count = num_clients or len(sizes)
+        if count < 1:
+            raise ConfigError("num_clients: expected it without privacy.num_examples, got none")
+        if ledger is not None and privacy is None:
+            raise ConfigError("ledger: expected privacy beside a ledger, got none")
+        people, policy = cohort or Everyone(), replies or ReplyPolicy()
+        if server_update.needs_everyone and people.kind != "all":
+            raise ConfigError(
+                f"cohort: {type(self).__name__} needs every client in every round, got "
+                f"{people.kind!r}"
+            )
+        privacy = with_update(privacy, update)
+        self.promise = promise_of(privacy, count, people, budget, num_rounds)
+        self._ledger, self._open_files, self._is_stopped = ledger, ExitStack(), False
+        self._account: Account | None = None
+        self._odometer = self.promise.odometer()
+        plan = Plan(
+            server_update=server_update,
+            manifold=manifold,
+            phases=update.phases,
+            cohort=people,
+            policy=policy,
+            source=source or NoiseSource.from_os(),
+            num_examples=sizes or (ANY_SIZE,) * count,
+            config_sha256=agreement(manifold, update, privacy),
+            mechanism=None if privacy is None else privacy.client_mechanism,
+            needs_everyone=server_update.needs_everyone,
+        )
+        super().__init__(plan, None, self._pay, self._note)
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord | None = None,
+        num_rounds: int = 3,
+        timeout: float = 3600,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+    ) -> Result:
+        """As `ServerLoop.start`; a budget that runs out ends it with the last paid model."""
+        try:
+            return super().start(grid, initial_arrays, num_rounds, timeout, evaluate_fn=evaluate_fn)
+        except BudgetExhausted as budget:
+            self._stop(budget)
+            return Result(arrays=self._arrays())
+        finally:
+            self.close()
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """As `ServerLoop.configure_train`; no messages once the budget has run out."""
+        try:
+            return [] if self._is_stopped else super().configure_train(
+                server_round, arrays, config, grid
+            )
+        except BudgetExhausted as budget:
+            self._stop(budget)
+            return []
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """As `ServerLoop.aggregate_train`; nothing new once the budget has run out."""
+        if self._is_stopped:
+            return self._arrays(), None
+        return super().aggregate_train(server_round, replies)
+
+    def statement(self) -> Mapping[str, object]:
+        """The privacy statement so far, as data."""
+        return self.promise.statement(self.odometer, noise_origins=self._origins)
+
+    @property
+    def odometer(self) -> Odometer:
+        """What is spent."""
+        return self._odometer if self._account is None else self._account.odometer
+
+    def close(self) -> None:
+        """Settle and release the ledger; whoever runs Flower's own loop calls it at the end."""
+        if self._account is not None:
+            self._odometer = self._account.odometer
+        self._open_files.close()
+        self._account = None
+
+    # -- what is paid ------------------------------------------------------------------------
+    _origins: frozenset[str] = frozenset()
+
+    def _pay(self, server_round: int, attempt: int, partitions: tuple[int, ...]) -> None:
+        """The charge of an attempt: asked of the filter, on disk, then counted."""
+        if self._ledger is not None and self._account is None:
+            self._account = self._open_files.enter_context(
+                opened(
+                    Path(self._ledger),
+                    self.promise,
+                    last_round=self.promise.filter.most_draws,
+                    header={"config_sha256": self.plan.config_sha256},
+                )
+            )
+            self._ledger = None
+        if self._account is not None:
+            self._account.charge(server_round, attempt, partitions)
+        else:
+            charge_unwritten(self.promise, self._odometer, server_round, attempt, partitions)
+
+    def _note(self, report: RoundReport) -> None:
+        self._origins |= report.noise_origins
+        if self._account is not None:
+            self._account.note_origins(report.server_round, report.noise_origins)
+
+    def _stop(self, budget: BudgetExhausted) -> None:
+        self._is_stopped = True
+        log(30, "%s", budget)

@@ -1,0 +1,166 @@
+"""Privacy parameters as two Flower apps agree on them: each side states its own, both compare.
+
+What clients protect is computed by clients from their own object, never from a message. The server
+prices with its own. A digest of what decides the guarantee stands in the handshake and in every
+message, so that sides that differ refuse each other.
+"""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from manifed.algorithms.interface import ClientUpdate
+from manifed.algorithms.rsgd import RSGD
+from manifed.errors import ConfigError
+from manifed.federation.cohorts import Cohort
+from manifed.manifolds.base import Manifold
+from manifed.oracles.minibatch import Full
+from manifed.privacy.adversaries import CLIENT_LEVEL, SERVER
+from manifed.privacy.charges import ClientReleases, Terms
+from manifed.privacy.events import NeighboringRelation
+from manifed.privacy.filter import Budget, Draw, Filter
+from manifed.privacy.mechanism import ClientMechanism, ExampleMechanism, RelativeNoise
+from manifed.privacy.statement import Promise
+
+ONE_GRADIENT = RSGD(step_size=1.0, minibatch=Full())
+"""A client update that asks for one gradient of all examples; no step size alters a price."""
+_PROBES = (1_000, 1_000_000)
+"""Shard sizes at which two sides compare what a client update releases."""
+
+
+@dataclass(frozen=True)
+class ExampleLevel:
+    """Every example is protected by its own client, which clips and noises gradients.
+
+    ``num_examples`` has the public size of each shard; a client may leave it empty. ``update`` is
+    what clients run, as far as it decides what they release.
+    """
+
+    l2_norm_clip: float
+    noise_multiplier: float
+    num_examples: Sequence[int] = ()
+    neighboring_relation: NeighboringRelation = "add-or-remove"
+    update: ClientUpdate = ONE_GRADIENT
+
+    @property
+    def example_mechanism(self) -> ExampleMechanism:
+        """What clients apply."""
+        return ExampleMechanism(
+            l2_norm_clip=self.l2_norm_clip,
+            neighboring_relation=self.neighboring_relation,
+            noise=RelativeNoise(multiplier=self.noise_multiplier),
+        )
+
+    @property
+    def client_mechanism(self) -> None:
+        """Nothing is left to the server."""
+        return None
+
+
+@dataclass(frozen=True)
+class ClientLevel:
+    """Every client is protected by the server, which clips uploads and noises their mean."""
+
+    l2_norm_clip: float
+    noise_multiplier: float
+    num_examples: Sequence[int] = ()
+    neighboring_relation: NeighboringRelation = "add-or-remove"
+    update: ClientUpdate = ONE_GRADIENT
+
+    @property
+    def example_mechanism(self) -> ExampleMechanism:
+        """Clients add nothing."""
+        return ExampleMechanism()
+
+    @property
+    def client_mechanism(self) -> ClientMechanism:
+        """What the server applies."""
+        return ClientMechanism(
+            l2_norm_clip=self.l2_norm_clip,
+            noise_multiplier=self.noise_multiplier,
+            neighboring_relation=self.neighboring_relation,
+        )
+
+
+Privacy = ExampleLevel | ClientLevel
+
+
+def agreement(manifold: Manifold, update: ClientUpdate, privacy: Privacy | None) -> str:
+    """Hash of what decides guarantee and meaning of the messages; both sides compute their own.
+
+    It holds the manifold, the exchanges, the privacy parameters and what a client update releases;
+    step sizes and shards are not in it.
+    """
+    exchanges = [(p.name, p.down.__name__, p.up.__name__) for p in update.phases]
+    said: list[object] = [manifold.name, exchanges]
+    if privacy is not None:
+        mechanism = privacy.client_mechanism or privacy.example_mechanism
+        said += [type(privacy).__name__, mechanism.model_dump(mode="json")]
+        said += [
+            [r.model_dump(mode="json") for r in update.releases(privacy.example_mechanism, size)]
+            for size in _PROBES
+        ]
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+
+
+def promise_of(
+    privacy: Privacy | None,
+    num_clients: int,
+    cohort: Cohort,
+    budget: tuple[float, float] | None,
+    draws: int,
+) -> Promise:
+    """What ``draws`` cohort draws at most promise, with a budget (epsilon, delta) or without one.
+
+    It is stated against whoever sees most: the server for examples, for clients whoever sees the
+    models.
+
+    Raises:
+        ConfigError: for sizes that are not those of the clients, or a budget without privacy.
+    """
+    if privacy is None:
+        if budget is not None:
+            raise ConfigError(f"budget: expected privacy beside a budget, got {budget} and none")
+        terms = Terms(population=num_clients)
+        return Promise(terms, Filter(Draw.of(terms), draws), facts={"kind": "none"})
+    sizes = tuple(privacy.num_examples)
+    if len(sizes) != num_clients:
+        raise ConfigError(
+            f"privacy.num_examples: expected the public size of each of the {num_clients} shards, "
+            f"got {len(sizes)}"
+        )
+    sampling = cohort.sampling(num_clients)
+    terms = Terms(population=num_clients, sampling=sampling, planned_draws=draws)
+    server = privacy.client_mechanism
+    if server is not None:
+        adversary = CLIENT_LEVEL
+        terms = terms.model_copy(update={"aggregate": (server.release(sampling=sampling),)})
+    else:
+        adversary = SERVER
+        terms = terms.model_copy(update={"turns": _releases(privacy, sizes)})
+    spent = None if budget is None else Budget(*budget, adversary)
+    return Promise(
+        terms,
+        Filter(Draw.of(terms), draws, spent),
+        (adversary,),
+        None if budget is None else budget[1],
+        {"kind": "client-level" if server is not None else "example-level"},
+    )
+
+
+def _releases(privacy: Privacy, sizes: tuple[int, ...]) -> tuple[ClientReleases, ...]:
+    """Who releases what; clients with shards of one size stand together."""
+    mechanism = privacy.example_mechanism
+    owners: dict[int, list[int]] = {}
+    for i, size in enumerate(sizes):
+        owners.setdefault(size, []).append(i)
+    return tuple(
+        ClientReleases(partitions=tuple(who), releases=privacy.update.releases(mechanism, size))
+        for size, who in owners.items()
+    )
+
+
+def with_update(privacy: Privacy | None, update: ClientUpdate) -> Privacy | None:
+    """The same parameters for what clients really run."""
+    return None if privacy is None else replace(privacy, update=update)
