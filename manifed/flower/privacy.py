@@ -8,7 +8,7 @@ message, so that sides that differ refuse each other.
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from manifed.algorithms.interface import ClientUpdate
 from manifed.algorithms.rsgd import RSGD
@@ -159,8 +159,3 @@ def _releases(privacy: Privacy, sizes: tuple[int, ...]) -> tuple[ClientReleases,
         ClientReleases(partitions=tuple(who), releases=privacy.update.releases(mechanism, size))
         for size, who in owners.items()
     )
-
-
-def with_update(privacy: Privacy | None, update: ClientUpdate) -> Privacy | None:
-    """The same parameters for what clients really run."""
-    return None if privacy is None else replace(privacy, update=update)

@@ -4,16 +4,22 @@ Under Flower's own loop an algorithm with several exchanges takes as many of Flo
 of its own. A failed round raises there, because only this class's `start` knows how to retry.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
+from torch import Tensor
 
-from manifed.algorithms.interface import ServerState
-from manifed.errors import RoundFailed
+from manifed.algorithms.interface import ClientUpdate, ServerState, ServerUpdate
+from manifed.errors import BudgetExhausted, ConfigError, RoundFailed
+from manifed.federation.cohorts import Cohort, Everyone
 from manifed.federation.plan import Plan, RoundReport
+from manifed.federation.replies import ReplyPolicy
 from manifed.federation.rounds import (
     Attempt,
     Charge,
@@ -26,8 +32,17 @@ from manifed.federation.rounds import (
     run_rounds,
 )
 from manifed.flower import keys
+from manifed.flower.privacy import Privacy, agreement, promise_of
 from manifed.flower.records import tensors_from_record, tensors_to_record
 from manifed.flower.transport import MessageTransport
+from manifed.manifolds.base import Manifold
+from manifed.manifolds.defects import tolerance
+from manifed.privacy.account import Account, count_only, opened
+from manifed.privacy.noise import NoiseSource
+from manifed.privacy.odometer import Odometer
+
+MOST_ROUNDS = 10**6
+"""Of a ledger whose run does not say how many there will be."""
 
 
 def ignore(report: RoundReport) -> None:
@@ -40,7 +55,7 @@ class ServerLoop(Strategy):
     def __init__(
         self,
         plan: Plan,
-        state: ServerState,
+        state: ServerState | None,
         charge: Charge = free,
         on_round: Callable[[RoundReport], None] = ignore,
         *,
@@ -50,9 +65,10 @@ class ServerLoop(Strategy):
     ) -> None:
         """``charge`` pays for an attempt before its messages leave, ``on_round`` sees each report.
 
-        ``attempts(round)`` says how often a round was charged before (after a crash).
+        ``attempts(round)`` says how often a round was charged before (after a crash). Without a
+        ``state`` the first call's ``initial_arrays`` say where it starts.
         """
-        self.plan, self.state = plan, state
+        self.plan, self._state = plan, state
         self._charge, self._on_round = charge, on_round
         self._first_round, self._attempts = first_round, attempts
         self._last_accepted = dict(last_accepted or {})
@@ -60,6 +76,17 @@ class ServerLoop(Strategy):
         self._open: tuple[Attempt, Traffic] | None = None
         self._sent: tuple[int, list[Message]] | None = None
         self._is_fresh = True
+
+    @property
+    def state(self) -> ServerState:
+        """The state after the last round.
+
+        Raises:
+            ConfigError: before there is one.
+        """
+        if self._state is None:
+            raise ConfigError("initial_arrays: expected a point x to start from, got none")
+        return self._state
 
     def start(
         self,
@@ -99,12 +126,28 @@ class ServerLoop(Strategy):
     def _begin_at(self, arrays: ArrayRecord | None) -> None:
         """Start from ``arrays`` unless a round was made or they hold nothing."""
         if self._is_fresh and arrays:
+            if "x" not in arrays:
+                raise ConfigError(f"initial_arrays: expected an array 'x', got {list(arrays)[:5]}")
             x = tensors_from_record(arrays)["x"]
-            self.state = self.plan.server_update.initial(x)
+            self._state = self.plan.server_update.initial(self._point(x))
         self._is_fresh = False
 
+    def _point(self, x: Tensor) -> Tensor:
+        """``x``, which must lie on the manifold.
+
+        Raises:
+            ConfigError: with its defect.
+        """
+        defect = float(self.plan.manifold.membership_defect(x))
+        if not defect <= tolerance(x.dtype):
+            raise ConfigError(
+                f"initial_arrays: expected x on {self.plan.manifold.name} within "
+                f"{tolerance(x.dtype):g}, got a relative distance of {defect:.3g}"
+            )
+        return x
+
     def _finish_round(self, report: RoundReport) -> None:
-        self.state = report.state
+        self._state = report.state
         self._last_accepted |= dict.fromkeys(report.participants, report.server_round)
         self._on_round(report)
 
@@ -197,40 +240,35 @@ class ManifoldStrategy(ServerLoop):
         update: ClientUpdate,
         server_update: ServerUpdate,
         *,
-        num_clients: int | None = None,
+        num_examples: Sequence[int] | None = None,
         cohort: Cohort | None = None,
         privacy: Privacy | None = None,
         budget: tuple[float, float] | None = None,
         ledger: str | Path | None = None,
-        num_rounds: int = MOST_ROUNDS,
+        num_rounds: int | None = None,
         replies: ReplyPolicy | None = None,
         source: NoiseSource | None = None,
     ) -> None:
-        """``budget`` is (epsilon, delta); ``ledger`` a file that is not there yet.
+        """``num_examples`` are public: weights, and the sizes that prices use.
 
-        ``num_rounds`` bounds how many are ever run. ``source`` is a seeded one in rehearsals and
-        tests; None is keyed by the operating system.
+        None takes those of ``privacy``. ``budget`` is (epsilon, delta), ``ledger`` a file that is
+        not there yet. ``num_rounds`` is for Flower's own loop, which does not say how many rounds
+        there will be; `start` does. ``source`` is a seeded one in tests; None is keyed by the
+        operating system.
 
         Raises:
             ConfigError: for parts that do not go together.
         """
-        sizes = tuple(privacy.num_examples) if privacy is not None else ()
-        count = num_clients or len(sizes)
-        if count < 1:
-            raise ConfigError("num_clients: expected it without privacy.num_examples, got none")
-        if ledger is not None and privacy is None:
-            raise ConfigError("ledger: expected privacy beside a ledger, got none")
+        sizes = tuple(num_examples or (privacy.num_examples if privacy is not None else ()))
         people, policy = cohort or Everyone(), replies or ReplyPolicy()
-        if server_update.needs_everyone and people.kind != "all":
-            raise ConfigError(
-                f"cohort: {type(self).__name__} needs every client in every round, got "
-                f"{people.kind!r}"
-            )
-        privacy = with_update(privacy, update)
-        self.promise = promise_of(privacy, count, people, budget, num_rounds)
+        _check(type(self).__name__, sizes, people, server_update, privacy, ledger)
+        privacy = None if privacy is None else replace(privacy, update=update, num_examples=sizes)
+        self._planned = num_rounds
+        self.promise = promise_of(privacy, len(sizes), people, budget, num_rounds or 0)
         self._ledger, self._open_files, self._is_stopped = ledger, ExitStack(), False
         self._account: Account | None = None
         self._odometer = self.promise.odometer()
+        self._origins: frozenset[str] = frozenset()
         plan = Plan(
             server_update=server_update,
             manifold=manifold,
@@ -238,7 +276,7 @@ class ManifoldStrategy(ServerLoop):
             cohort=people,
             policy=policy,
             source=source or NoiseSource.from_os(),
-            num_examples=sizes or (ANY_SIZE,) * count,
+            num_examples=sizes,
             config_sha256=agreement(manifold, update, privacy),
             mechanism=None if privacy is None else privacy.client_mechanism,
             needs_everyone=server_update.needs_everyone,
@@ -256,6 +294,7 @@ class ManifoldStrategy(ServerLoop):
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
     ) -> Result:
         """As `ServerLoop.start`; a budget that runs out ends it with the last paid model."""
+        self._plan_for(num_rounds)
         try:
             return super().start(grid, initial_arrays, num_rounds, timeout, evaluate_fn=evaluate_fn)
         except BudgetExhausted as budget:
@@ -268,10 +307,11 @@ class ManifoldStrategy(ServerLoop):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """As `ServerLoop.configure_train`; no messages once the budget has run out."""
+        if self._is_stopped:
+            return []
+        self._plan_for(self._planned)
         try:
-            return [] if self._is_stopped else super().configure_train(
-                server_round, arrays, config, grid
-            )
+            return super().configure_train(server_round, arrays, config, grid)
         except BudgetExhausted as budget:
             self._stop(budget)
             return []
@@ -301,7 +341,22 @@ class ManifoldStrategy(ServerLoop):
         self._account = None
 
     # -- what is paid ------------------------------------------------------------------------
-    _origins: frozenset[str] = frozenset()
+    def _plan_for(self, num_rounds: int | None) -> None:
+        """Price an outsider for all planned draws (privacy/filter.py says why).
+
+        Raises:
+            ConfigError: when cohorts are drawn and nobody said how many there will be.
+        """
+        if num_rounds is not None:
+            draws = num_rounds * (
+                self.plan.policy.max_attempts if self.plan.policy.on_failure == "retry" else 1
+            )
+            self.promise, self._planned = self.promise.for_draws(draws), num_rounds
+        elif self.promise.adversaries and self.promise.terms.participation_probability < 1:
+            raise ConfigError(
+                f"num_rounds: expected it in the call of {type(self).__name__} under Flower's own "
+                "loop, got none; an outsider is priced for all cohorts that may be drawn"
+            )
 
     def _pay(self, server_round: int, attempt: int, partitions: tuple[int, ...]) -> None:
         """The charge of an attempt: asked of the filter, on disk, then counted."""
@@ -310,7 +365,7 @@ class ManifoldStrategy(ServerLoop):
                 opened(
                     Path(self._ledger),
                     self.promise,
-                    last_round=self.promise.filter.most_draws,
+                    last_round=self._planned or MOST_ROUNDS,
                     header={"config_sha256": self.plan.config_sha256},
                 )
             )
@@ -318,7 +373,7 @@ class ManifoldStrategy(ServerLoop):
         if self._account is not None:
             self._account.charge(server_round, attempt, partitions)
         else:
-            charge_unwritten(self.promise, self._odometer, server_round, attempt, partitions)
+            count_only(self.promise, self._odometer, server_round, attempt, partitions)
 
     def _note(self, report: RoundReport) -> None:
         self._origins |= report.noise_origins
@@ -328,3 +383,27 @@ class ManifoldStrategy(ServerLoop):
     def _stop(self, budget: BudgetExhausted) -> None:
         self._is_stopped = True
         log(30, "%s", budget)
+
+
+def _check(
+    name: str,
+    sizes: tuple[int, ...],
+    cohort: Cohort,
+    server_update: ServerUpdate,
+    privacy: Privacy | None,
+    ledger: str | Path | None,
+) -> None:
+    """Refuse parts that do not go together.
+
+    Raises:
+        ConfigError: naming the argument.
+    """
+    if not sizes or min(sizes) < 1:
+        raise ConfigError(
+            "num_examples: expected the public size, at least 1, of every client's shard, got "
+            f"{list(sizes[:5])}"
+        )
+    if ledger is not None and privacy is None:
+        raise ConfigError("ledger: expected privacy beside a ledger, got none")
+    if server_update.needs_everyone and cohort.kind != "all":
+        raise ConfigError(f"cohort: {name} needs every client in every round, got {cohort.kind!r}")

@@ -258,6 +258,24 @@ class Account:
             raise ValueError(f"Expected clients < {self._population}, got {cohort[-1]}")
 
 
+def count_only(
+    promise: Promise,
+    odometer: Odometer,
+    server_round: int,
+    attempt: int,
+    partitions: Iterable[int],
+) -> None:
+    """The charge of a run that writes nothing: the filter asked, then counted as spent.
+
+    Raises:
+        BudgetExhausted: when the filter does not pay another draw.
+    """
+    if promise.terms.turns or promise.terms.aggregate:
+        promise.filter.check(odometer.rounds_counted + 1, server_round)
+        cohort = cohorts.members(partitions)
+        odometer.reserve(Reservation(server_round, server_round, attempt, cohort))
+
+
 @contextmanager
 def opened(
     path: Path,

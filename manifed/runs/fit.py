@@ -12,7 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -38,8 +37,7 @@ from manifed.federation.plan import Plan, RoundReport
 from manifed.federation.replies import ReplyPolicy
 from manifed.federation.rounds import Charge, run_rounds
 from manifed.federation.transport import MemoryTransport, Transport
-from manifed.privacy.account import opened
-from manifed.privacy.charges import Reservation
+from manifed.privacy.account import count_only, opened
 from manifed.privacy.odometer import Odometer
 from manifed.privacy.statement import Promise
 from manifed.problems.base import Examples, Problem
@@ -239,7 +237,7 @@ class _Prepared:
         """How an attempt is charged, what counts it, and what is told of each round."""
         if ledger is None:
             odometer = self.promise.odometer()
-            yield partial(_counted, self.promise, odometer), odometer, lambda _: None
+            yield partial(count_only, self.promise, odometer), odometer, lambda _: None
             return
         header = {"config_sha256": self.plan.config_sha256}
         with opened(
@@ -250,25 +248,6 @@ class _Prepared:
                 account.note_origins(report.server_round, report.noise_origins)
 
             yield account.charge, account.odometer, note
-
-
-def _counted(
-    promise: Promise,
-    odometer: Odometer,
-    server_round: int,
-    attempt: int,
-    partitions: tuple[int, ...],
-) -> None:
-    """The charge of a run that writes nothing: the filter asked, then counted as spent.
-
-    Raises:
-        BudgetExhausted: when the filter does not pay another draw.
-    """
-    if not promise.adversaries:
-        return
-    promise.filter.check(odometer.rounds_counted + 1, server_round)
-    cohort = np.asarray(partitions, dtype=np.int64)
-    odometer.reserve(Reservation(server_round, server_round, attempt, cohort))
 
 
 def _prepared(

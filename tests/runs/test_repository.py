@@ -13,7 +13,8 @@ from manifed.experiment.load import parse
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-LIBRARY, APPLICATION, BESIDE = {"manifed"}, {"app"}, {"tests", "benchmarks", "reproduction"}
+LIBRARY, APPLICATION = {"manifed"}, {"app", "strategies", "clients"}
+BESIDE = {"tests", "benchmarks", "reproduction"}
 PACKAGES = {path.parent.name for path in ROOT.glob("*/__init__.py")}
 
 

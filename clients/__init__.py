@@ -1,0 +1,1 @@
+"""This application's Flower clients: a ClientApp from a problem, a client update and a shard."""

@@ -1,0 +1,1 @@
+"""This application's Flower strategies, for a ServerApp of one's own or of a config."""

@@ -1,0 +1,78 @@
+"""The server of PriRFed as a Flower strategy: points go down, tangent vectors come up.
+
+Each round it sends the model to a cohort, takes the weighted mean of the tangent vectors that come
+back (noised here under `ClientLevel`), and moves the model along it (manifed/algorithms/
+tangent_mean.py). A reply that is missing, malformed or not tangent counts as that client's failure;
+`ReplyPolicy` says when a round fails, and under `ClientLevel` such a reply is the zero vector.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+from manifed.algorithms import tangent_mean
+from manifed.algorithms.interface import ClientUpdate
+from manifed.algorithms.payloads import DisplacementAndIterate
+from manifed.errors import ConfigError
+from manifed.federation.cohorts import Cohort
+from manifed.federation.replies import ReplyPolicy
+from manifed.flower.privacy import ONE_GRADIENT, ClientLevel, Privacy
+from manifed.flower.strategy import ManifoldStrategy
+from manifed.manifolds.base import Manifold
+from manifed.manifolds.maps import MapChoice
+from manifed.privacy.noise import NoiseSource
+
+
+class TangentMean(ManifoldStrategy):
+    """Algorithm 1 of PriRFed (Huang, Huang, Jawanpuria, Mishra) over a Grid."""
+
+    def __init__(
+        self,
+        manifold: Manifold,
+        *,
+        server_step_size: float = 1.0,
+        weights: Literal["num-examples", "uniform"] = "num-examples",
+        output_rule: Literal["last", "uniform"] = "last",
+        maps: MapChoice = "exact",
+        update: ClientUpdate | None = None,
+        num_examples: Sequence[int] | None = None,
+        cohort: Cohort | None = None,
+        privacy: Privacy | None = None,
+        budget: tuple[float, float] | None = None,
+        ledger: str | Path | None = None,
+        num_rounds: int | None = None,
+        replies: ReplyPolicy | None = None,
+        source: NoiseSource | None = None,
+    ) -> None:
+        """``update`` is what clients run; None takes that of ``privacy``, one gradient by default.
+
+        The other arguments are those of `manifed.flower.strategy.ManifoldStrategy`.
+
+        Raises:
+            ConfigError: for parts that do not go together.
+        """
+        runs = update or (privacy.update if privacy is not None else ONE_GRADIENT)
+        (phase,) = runs.phases
+        if phase.up is DisplacementAndIterate and isinstance(privacy, ClientLevel):
+            raise ConfigError(
+                "update: client-level privacy noises one vector a client, got an update that "
+                "uploads two; use output = 'last-iterate'"
+            )
+        super().__init__(
+            manifold,
+            runs,
+            tangent_mean.TangentMean(
+                server_step_size=server_step_size,
+                weights=weights,
+                output_rule=output_rule,
+                maps=maps,
+            ),
+            num_examples=num_examples,
+            cohort=cohort,
+            privacy=privacy,
+            budget=budget,
+            ledger=ledger,
+            num_rounds=num_rounds,
+            replies=replies,
+            source=source,
+        )

@@ -1,0 +1,218 @@
+"""Strategies and clients of the application in a ServerApp and a ClientApp of one's own."""
+
+import pytest
+import torch
+from flwr.app import ArrayRecord
+from flwr.serverapp.strategy import Strategy
+
+import manifed
+from clients.local_training import client_app
+from manifed.algorithms.projected import Projected, ProjectedPartial
+from manifed.algorithms.rfedsvrg import RFedSVRG
+from manifed.algorithms.rsgd import RSGD
+from manifed.errors import ConfigError
+from manifed.federation.cohorts import FixedSize
+from manifed.federation.replies import ReplyPolicy
+from manifed.flower.handshake import HandshakeFailed
+from manifed.flower.inline import InlineGrid
+from manifed.flower.privacy import ClientLevel, ExampleLevel
+from manifed.flower.records import tensors_from_record, tensors_to_record
+from manifed.manifolds.sphere import Sphere
+from manifed.oracles.minibatch import Full
+from manifed.privacy.noise import NoiseSource
+from manifed.privacy.statement import audit_ledger
+from manifed.problems.frechet_mean import FrechetMean
+from strategies.control_variates import ControlVariates
+from strategies.projection_mean import ProjectionMean
+from strategies.tangent_mean import TangentMean
+
+SEED, CLIENTS, ROWS = 7, 4, 30
+STEPS = RSGD(step_size=0.2, local_steps=1, minibatch=Full())
+PRIVATE = ExampleLevel(l2_norm_clip=1.0, noise_multiplier=4.0, num_examples=[ROWS] * CLIENTS)
+X = torch.tensor([1.0, 0.0, 0.0, 0.0], dtype=torch.float64)
+REPLIES = ReplyPolicy(timeout=5.0)
+
+
+def shards():
+    near = torch.randn(
+        CLIENTS, ROWS, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
+    )
+    near[..., 0] += 4.0
+    return list(near / near.norm(dim=-1, keepdim=True))
+
+
+def grid_of(update=STEPS, privacy=PRIVATE, data=None):
+    data = data or shards()
+    app = client_app(
+        FrechetMean(Sphere()),
+        update,
+        lambda context: {"z": data[context.node_config["partition-id"]]},
+        privacy=privacy,
+        source=NoiseSource.from_seed(SEED),
+    )
+    return InlineGrid(app, CLIENTS, {})
+
+
+def tangent_mean(**changes):
+    given = {"privacy": PRIVATE, "source": NoiseSource.from_seed(SEED), "replies": REPLIES}
+    return TangentMean(Sphere(), **{**given, **changes})
+
+
+def model(result):
+    return tensors_from_record(result.arrays)["x"]
+
+
+START = tensors_to_record({"x": X})
+
+
+def test_a_server_app_of_ones_own_gets_the_model_of_the_library(tmp_path):
+    cohort, ledger = FixedSize(cohort_size=2), tmp_path / "ledger.jsonl"
+    strategy = tangent_mean(update=STEPS, cohort=cohort, budget=(20.0, 1e-5), ledger=ledger)
+    result = strategy.start(grid_of(), initial_arrays=START, num_rounds=5)
+    same = manifed.fit(
+        FrechetMean(Sphere()),
+        shards(),
+        STEPS,
+        privacy=manifed.ExampleLevel(
+            l2_norm_clip=1.0, noise=manifed.Multiplier(noise_multiplier=4.0), delta=1e-5
+        ),
+        rounds=5,
+        cohort=cohort,
+        seed=SEED,
+        start=X,
+    )
+    torch.testing.assert_close(model(result), same.model, rtol=1e-12, atol=1e-14)
+    (told,) = strategy.statement()["adversaries"]
+    audited = {row["name"]: row for row in audit_ledger(ledger, 1e-5)["adversaries"]}
+    assert told["epsilon"] == pytest.approx(audited["server"]["epsilon"], rel=1e-12)
+    assert told["epsilon"] == pytest.approx(same.statement["adversaries"][0]["epsilon"], rel=1e-12)
+
+
+TWO = RFedSVRG(step_size=0.1, local_steps=2)
+PARTIAL = ProjectedPartial(step_size=0.1, local_steps=2)
+ALL = Projected(step_size=0.1, local_steps=2)
+
+
+@pytest.mark.parametrize(
+    ("made", "update", "exchanges"),
+    [
+        (lambda **more: tangent_mean(update=STEPS, **more), STEPS, 1),
+        (lambda **more: ControlVariates(Sphere(), TWO, **more), TWO, 2),
+        (lambda **more: ControlVariates(Sphere(), PARTIAL, **more), PARTIAL, 1),
+        (lambda **more: ProjectionMean(Sphere(), ALL, **more), ALL, 1),
+    ],
+    ids=["tangent-mean", "rfedsvrg", "projected-partial", "projected"],
+)
+def test_flowers_own_loop_gives_the_model_that_start_gives(made, update, exchanges):
+    given = {
+        "privacy": PRIVATE,
+        "source": NoiseSource.from_seed(SEED),
+        "replies": REPLIES,
+        "num_rounds": 3,
+    }
+    ours = made(**given).start(grid_of(update), initial_arrays=START, num_rounds=3)
+    theirs = Strategy.start(made(**given), grid_of(update), START, num_rounds=3 * exchanges)
+    torch.testing.assert_close(model(theirs), model(ours), rtol=0, atol=0)
+    assert not torch.equal(model(ours), X)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        ExampleLevel(l2_norm_clip=1.0, noise_multiplier=3.9),
+        ExampleLevel(l2_norm_clip=1.1, noise_multiplier=4.0),
+        ExampleLevel(1.0, 4.0, neighboring_relation="replace-one"),
+        ClientLevel(l2_norm_clip=1.0, noise_multiplier=4.0),
+        None,
+    ],
+    ids=["noise", "clip", "relation", "unit", "none"],
+)
+def test_a_server_with_other_privacy_parameters_is_refused(other, monkeypatch):
+    monkeypatch.setattr("manifed.flower.handshake.PATIENCE", 0.0)
+    strategy = tangent_mean(update=STEPS, replies=ReplyPolicy(timeout=0.2))
+    with pytest.raises(HandshakeFailed, match="runs another config"):
+        strategy.start(grid_of(privacy=other), initial_arrays=START, num_rounds=1)
+
+
+def test_a_server_that_prices_fewer_gradients_than_clients_release_is_refused():
+    strategy = tangent_mean(replies=ReplyPolicy(timeout=0.2))  # one gradient an update
+    more = RSGD(step_size=0.2, local_steps=2, minibatch=Full())
+    with pytest.raises(HandshakeFailed, match="runs another config"):
+        strategy.start(grid_of(more), initial_arrays=START, num_rounds=1)
+
+
+def test_the_ledger_is_on_disk_before_a_message_and_the_budget_ends_the_run(tmp_path, monkeypatch):
+    ledger, seen = tmp_path / "ledger.jsonl", []
+    grid = grid_of()
+    deliver = grid._deliver
+
+    def noting(message):
+        if message.metadata.message_type == "train":
+            seen.append(ledger.read_text().count('"reserved"'))
+        return deliver(message)
+
+    monkeypatch.setattr(grid, "_deliver", noting)
+    strategy = tangent_mean(update=STEPS, budget=(2.0, 1e-5), ledger=ledger)
+    result = strategy.start(grid, initial_arrays=START, num_rounds=50)
+    rounds = seen[-1]
+    assert seen == [r for r in range(1, rounds + 1) for _ in range(CLIENTS)]
+    assert 1 < rounds < 50
+    assert 1.0 < strategy.statement()["adversaries"][0]["epsilon"] <= 2.0
+    again = tangent_mean(update=STEPS, budget=(2.0, 1e-5), num_rounds=50)
+    theirs = Strategy.start(again, grid_of(), START, num_rounds=50)
+    torch.testing.assert_close(model(theirs), model(result), rtol=0, atol=0)
+
+
+def test_a_strategy_can_be_subclassed():
+    class Halved(TangentMean):
+        def aggregate_train(self, server_round, replies):
+            arrays, metrics = super().aggregate_train(server_round, replies)
+            return arrays, metrics | {"is-mine": 1} if metrics else metrics
+
+        def summary(self):
+            self.was_told = True
+
+    made = Halved(Sphere(), update=STEPS, privacy=PRIVATE, num_rounds=2, replies=REPLIES)
+    made.start(grid_of(), initial_arrays=START, num_rounds=2)
+    assert made.was_told
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: TangentMean(Sphere()), "num_examples: expected the public size"),
+        (lambda: tangent_mean(ledger="x", privacy=None, num_examples=[3]), "ledger: expected"),
+        (lambda: tangent_mean(budget=(1.0, 1e-5), privacy=None, num_examples=[3]), "budget:"),
+        (
+            lambda: ControlVariates(Sphere(), TWO, privacy=ClientLevel(1.0, 1.0, [3])),
+            "un-noised uploads of single clients",
+        ),
+        (
+            lambda: tangent_mean().start(grid_of(), initial_arrays=ArrayRecord()),
+            "initial_arrays: expected a point x",
+        ),
+        (
+            lambda: tangent_mean().start(grid_of(), tensors_to_record({"x": 2 * X})),
+            "initial_arrays: expected x on",
+        ),
+        (
+            lambda: Strategy.start(
+                tangent_mean(cohort=FixedSize(cohort_size=2)), grid_of(), START, 1
+            ),
+            "num_rounds: expected it",
+        ),
+    ],
+)
+def test_parts_that_do_not_go_together_are_refused_in_one_line(call, said):
+    with pytest.raises(ConfigError, match=said) as refusal:
+        call()
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_record_that_cannot_be_computed_with_makes_its_node_absent(caplog):
+    data = shards()
+    data[1][3, 0] = float("nan")
+    strategy = tangent_mean(update=STEPS, replies=ReplyPolicy(timeout=0.2))
+    with pytest.raises(HandshakeFailed, match="this node is absent") as failed:
+        strategy.start(grid_of(data=data), initial_arrays=START, num_rounds=1)
+    assert "record" not in str(failed.value)
