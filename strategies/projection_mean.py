@@ -1,4 +1,4 @@
-"""The server of projected federated learning as a Flower strategy: Algorithm 1, everybody each round.
+"""The server of projected federated learning as a Flower strategy: Algorithm 1, with everybody.
 
 It sends the ambient x^r, un-projected, because clients rebuild their correction from it, and takes
 the plain mean of ambient displacements. Its corrections sum to zero only if all clients reply: one
