@@ -1,6 +1,6 @@
 """A client's own judgement of what comes down, before any record is looked at.
 
-Why: lengths and noise are those of the metric *at the point*, so both halves of a mechanism are
+Why: lengths and noise are those of the metric *at the point*, so clip and noise of a mechanism are
 right only at a point of the manifold. Off it, the noise of an isotropic tangent Gaussian no longer
 covers every direction in which a gradient may move. The server is an adversary of example-level
 privacy, so a client believes nothing that it can check. Refusals depend on the broadcast alone and

@@ -1,4 +1,4 @@
-"""One turn of one client, or of a stacked cohort: from what came down to what goes up.
+"""One update of one client, or of a stacked cohort: from what came down to what goes up.
 
 `run_update` is pure: the same call serves a Flower message and ten thousand stacked clients.
 """
@@ -58,22 +58,26 @@ class ClientSetup:
             self._queries[num_examples] = self.training.queries(self.mechanism, num_examples)
         return self._queries[num_examples]
 
+    @cached_property
+    def _phases(self) -> tuple[Phase, ...]:
+        return self.training.phases
+
     def phase(self, name: str) -> tuple[int, Phase]:
         """Index and description of a phase.
 
         Raises:
             ValueError: naming the phases there are.
         """
-        for index, phase in enumerate(self.training.phases):
+        for index, phase in enumerate(self._phases):
             if phase.name == name:
                 return index, phase
-        known = [phase.name for phase in self.training.phases]
+        known = [phase.name for phase in self._phases]
         raise ValueError(f"Expected a phase out of {known}, got {name!r}")
 
 
 @dataclass(frozen=True)
 class Seat:
-    """Whose turn it is and when: one partition, or the partitions of a cohort."""
+    """Whose update it is and when: one partition, or the partitions of a cohort."""
 
     partition: int | tuple[int, ...]
     server_round: int
@@ -83,7 +87,7 @@ class Seat:
 
 @dataclass(frozen=True)
 class Turn:
-    """What a turn produced: the upload, the new memory, and how often the oracle was asked."""
+    """What an update produced: the upload, the new memory, and how often the oracle was asked."""
 
     up: Payload
     memory: Memory | None
@@ -104,7 +108,7 @@ def run_update(
     source: NoiseSource,
     device: str = "cpu",
 ) -> Turn:
-    """The turn of the client(s) in ``seat``; a cohort has a leading dimension everywhere."""
+    """The update of the client(s) in ``seat``; a cohort has a leading dimension everywhere."""
     index, phase = half.phase(seat.phase)
     if not isinstance(down, phase.down):
         raise ValueError(f"Expected a {phase.down.__name__}, got a {type(down).__name__}")
@@ -113,7 +117,7 @@ def run_update(
     sizes = counts.reshape(-1).tolist()
     asked = {n: half.queries(n) for n in set(sizes)}
     oracle = Oracle(half.problem, examples, counts, [asked[n] for n in sizes], draws)
-    up, after = half.training.update(seat.phase, down, memory, oracle, half.manifold, draws)
+    up, after = half.training.update(seat.phase, down, memory, oracle, oracle.manifold, draws)
     charged = half.charged(min(sizes))
     if charged is not None:
         check_charged(half.training.kind, oracle.queries, charged)
@@ -145,19 +149,19 @@ def check_charged(kind: str, queries: Counter[str], charged: Counter[str]) -> No
 
 @dataclass(frozen=True)
 class ClientSide:
-    """What a client's process holds: its half, the shards, and the rehearsal's noise source."""
+    """What a client's process holds: its setup, the shards, and the source of a seeded run."""
 
     half: ClientSetup
     shards: Sequence[Examples]
     point_shape: tuple[int, ...]
     source: NoiseSource | None
-    """None in a release: a fresh key from the operating system is drawn for every turn."""
+    """None in a release: a fresh key from the operating system is drawn for every update."""
     release: Callable[[], NoiseSource] = NoiseSource.from_os
-    """Makes a source with a fresh key, for the next turn of a release."""
+    """Makes a source with a fresh key, for the next update of a release."""
     dtype: torch.dtype = torch.float64
 
     def turn_source(self) -> NoiseSource:
-        """The source of one turn."""
+        """The source of one update."""
         return self.source or self.release()
 
     def gradients_in_a_step(self, num_examples: int) -> float:

@@ -48,12 +48,8 @@ class ClippedGradients:
     """clip(grad f_j(x))."""
 
     problem: Problem
+    manifold: Manifold
     clip: float
-
-    @property
-    def manifold(self) -> Manifold:
-        """The problem's."""
-        return self.problem.manifold
 
     def __call__(self, points: Points, examples: Examples, weights: Tensor) -> Tensor:
         """The sum at x, in the problem's own products."""

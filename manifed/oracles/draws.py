@@ -1,4 +1,4 @@
-"""The randomness of one turn, or of the turns of a stacked cohort.
+"""The randomness of one client update, or of those of a stacked cohort.
 
 A `Draws` fixes who (partition), when (round, attempt) and in which phase; an oracle adds the stream
 and the step. So a draw depends on its address alone: not on the order of draws, not on the cohort
@@ -14,7 +14,7 @@ from torch import Tensor
 from manifed.privacy.noise import NoiseSource, Stream
 
 STEPS_PER_PHASE = 1 << 20
-"""Oracle queries that one phase of one turn may ask."""
+"""Oracle queries that one phase of one update may ask."""
 
 
 @dataclass(frozen=True)

@@ -139,7 +139,9 @@ class Oracle:
         if clip is None:
             mean = self.problem.rgrad_sum(x, examples, weights.to(x.dtype))
         else:
-            mean = sum_of_good(ClippedGradients(self.problem, clip), (x,), examples, weights)
+            mean = sum_of_good(
+                ClippedGradients(self.problem, self.manifold, clip), (x,), examples, weights
+            )
         return self._noised(x, mean, asked)
 
     def correction(self, x: Tensor, anchor: Tensor, label: str = "correction") -> Tensor:
