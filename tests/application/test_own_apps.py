@@ -1,5 +1,10 @@
 """Strategies and clients of the application in a ServerApp and a ClientApp of one's own."""
 
+import re
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from flwr.app import ArrayRecord
@@ -216,3 +221,27 @@ def test_a_record_that_cannot_be_computed_with_makes_its_node_absent(caplog):
     with pytest.raises(HandshakeFailed, match="this node is absent") as failed:
         strategy.start(grid_of(data=data), initial_arrays=START, num_rounds=1)
     assert "record" not in str(failed.value)
+
+
+@pytest.mark.slow
+def test_the_two_programs_of_the_page_run(tmp_path):
+    page = (Path(__file__).parents[2] / "docs" / "flower.md").read_text()
+    server, client = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    run = (
+        "from flwr.app import Context, RecordDict\n"
+        "from manifed.flower.inline import InlineGrid\n"
+        "context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config={})\n"
+        "app(InlineGrid(clients, 3, {}), context)\n"
+    )
+    program = f"LEDGER = {str(tmp_path / 'ledger.jsonl')!r}\n{server}\n{client}\n{run}"
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program],
+        cwd=Path(__file__).parents[2],
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "'name': 'server'" in done.stdout
+    told = audit_ledger(tmp_path / "ledger.jsonl", 1e-5)["adversaries"][0]
+    assert 0 < told["epsilon"] <= 2.0
