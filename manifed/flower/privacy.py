@@ -130,15 +130,20 @@ def promise_of(
             f"privacy.num_examples: expected the public size of each of the {num_clients} shards, "
             f"got {len(sizes)}"
         )
-    sampling = cohort.sampling(num_clients)
-    terms = Terms(population=num_clients, sampling=sampling, planned_draws=draws)
-    server = privacy.client_mechanism
-    if server is not None:
-        adversary = CLIENT_LEVEL
-        terms = terms.model_copy(update={"aggregate": (server.release(sampling=sampling),)})
-    else:
-        adversary = SERVER
-        terms = terms.model_copy(update={"turns": _releases(privacy, sizes)})
+    sampling, server = cohort.sampling(num_clients), privacy.client_mechanism
+    adversary = SERVER if server is None else CLIENT_LEVEL
+    terms = Terms(
+        population=num_clients,
+        updates=_releases(privacy, sizes) if server is None else (),
+        sampling=sampling,
+        aggregate=() if server is None else (server.release(sampling=sampling),),
+        planned_draws=draws,
+    )
+    if not any(client.releases for client in terms.updates) and not terms.aggregate:
+        raise ConfigError(
+            f"privacy: expected a client update that states what it releases, got "
+            f"{type(privacy.update).__name__}, which states nothing"
+        )
     spent = None if budget is None else Budget(*budget, adversary)
     return Promise(
         terms,

@@ -270,7 +270,7 @@ def count_only(
     Raises:
         BudgetExhausted: when the filter does not pay another draw.
     """
-    if promise.terms.turns or promise.terms.aggregate:
+    if promise.terms.updates or promise.terms.aggregate:
         promise.filter.check(odometer.rounds_counted + 1, server_round)
         cohort = cohorts.members(partitions)
         odometer.reserve(Reservation(server_round, server_round, attempt, cohort))

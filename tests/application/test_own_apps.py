@@ -230,7 +230,7 @@ def test_the_two_programs_of_the_page_run(tmp_path):
     run = (
         "from flwr.app import Context, RecordDict\n"
         "from manifed.flower.inline import InlineGrid\n"
-        "context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config={})\n"
+        "context = Context(1, 1, {}, RecordDict(), {})\n"
         "app(InlineGrid(clients, 3, {}), context)\n"
     )
     program = f"LEDGER = {str(tmp_path / 'ledger.jsonl')!r}\n{server}\n{client}\n{run}"
