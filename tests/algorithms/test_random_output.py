@@ -15,7 +15,7 @@ from manifed.problems.base import Examples
 from manifed.problems.pca import PrincipalEigenvector
 from tests.conformance.client_cases import shards, start
 
-CLIENTS, STEPS, SIZE = 3000, 6, 12
+CLIENTS, STEPS, SIZE = 1200, 6, 12
 RANDOM = {"step_size": 0.2, "minibatch": Full(), "output": "random-iterate"}
 UPDATES = [RSGD(local_steps=STEPS, **RANDOM), RSVRG(epochs=2, inner_steps=3, **RANDOM)]
 
