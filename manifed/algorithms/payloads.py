@@ -99,9 +99,11 @@ Down = Payload | PerClient
 """What goes down in one exchange: the same for everybody, or a row for each client asked."""
 
 
-def down_of(down: Down, row: int) -> Payload:
-    """What the client of ``row`` is sent."""
-    return down.rows.take(row) if isinstance(down, PerClient) else down
+def downs(down: Down, clients: int) -> list[Payload]:
+    """What each of so many clients is sent."""
+    if isinstance(down, PerClient):
+        return [down.rows.take(row) for row in range(clients)]
+    return [down] * clients
 
 
 def down_bytes(down: Down, clients: int) -> int:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from manifed.algorithms.broadcast import BadBroadcast, check_broadcast
 from manifed.algorithms.interface import Memory, Phase
-from manifed.algorithms.payloads import Down, Payload, PerClient, down_bytes, down_of
+from manifed.algorithms.payloads import Down, Payload, PerClient, down_bytes, downs
 from manifed.errors import ConfigError
 from manifed.federation.client import ClientSide, Seat, run_update
 from manifed.federation.header import Header
@@ -181,13 +181,13 @@ def _refusals(
 ) -> dict[int, str]:
     """Why clients refuse what comes down; one look is enough where it is the same for all."""
     failures: dict[int, str] = {}
-    for row, i in enumerate(partitions):
+    is_one = not isinstance(down, PerClient)
+    looks = min(1, len(partitions)) if is_one else len(partitions)
+    for i, sent in zip(partitions, downs(down, looks), strict=False):
         try:
-            check_broadcast(phase, down_of(down, row), manifold)
+            check_broadcast(phase, sent, manifold)
         except BadBroadcast as bad:
-            failures[i] = f"BadBroadcast: {bad}"
-        if not isinstance(down, PerClient):
-            return dict.fromkeys(partitions, failures[i]) if failures else {}
+            failures |= dict.fromkeys(partitions if is_one else (i,), f"BadBroadcast: {bad}")
     return failures
 
 

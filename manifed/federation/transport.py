@@ -6,7 +6,7 @@ from typing import Protocol
 
 from manifed.algorithms.broadcast import check_broadcast
 from manifed.algorithms.interface import Memory, Phase
-from manifed.algorithms.payloads import Down, Payload, PerClient, down_bytes, down_of
+from manifed.algorithms.payloads import Down, Payload, PerClient, down_bytes, downs
 from manifed.federation.client import ClientSide, Seat, run_update
 from manifed.federation.header import Header
 from manifed.federation.replies import Replies
@@ -52,10 +52,10 @@ class MemoryTransport:
         uploads: dict[int, Payload] = {}
         failures: dict[int, str] = {}
         origins: set[str] = set()
-        for row, i in enumerate(partitions):
+        for i, sent in zip(partitions, downs(down, len(partitions)), strict=True):
             mine = replace(header, partition_id=i, last_accepted_round=last_accepted.get(i, 0))
             try:
-                uploads[i], origin = self._update(mine, phase, down_of(down, row))
+                uploads[i], origin = self._update(mine, phase, sent)
                 origins.add(origin)
             except Exception as error:
                 failures[i] = f"{type(error).__name__}: {error}"

@@ -6,8 +6,7 @@ the client adds to its gradients comes from its own reading of the config, never
 message of another config is refused.
 """
 
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from logging import ERROR
@@ -48,15 +47,21 @@ class Absent(RuntimeError):
         super().__init__("this node is absent; its own log says why")
 
 
-@contextmanager
-def _absent_if_it_fails(what: str) -> Generator[None, None, None]:
+@dataclass(frozen=True)
+class _absent_if_it_fails:  # noqa: N801  it is used as a verb: with _absent_if_it_fails(...)
     """Keep an error, whose text may hold data, in this node's own log."""
-    try:
-        yield
-    except (BadMessage, BadBroadcast, Absent):
-        raise
-    except Exception as error:
-        log(ERROR, "this node is absent, %s: %s: %s", what, type(error).__name__, error)
+
+    what: str
+
+    def __enter__(self) -> None:
+        """Nothing yet."""
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if not isinstance(error, Exception) or isinstance(
+            error, BadMessage | BadBroadcast | Absent
+        ):
+            return
+        log(ERROR, "this node is absent, %s: %s: %s", self.what, type(error).__name__, error)
         raise Absent from None
 
 
@@ -124,9 +129,13 @@ def _found(find: FindNode, context: Context) -> Node:
     return node
 
 
-@_absent_if_it_fails("it could not introduce itself")
 def introduce(message: Message, context: Context, find: FindNode) -> Message:
     """The reply to the handshake's query."""
+    with _absent_if_it_fails("it could not introduce itself"):
+        return _introduced(message, context, find)
+
+
+def _introduced(message: Message, context: Context, find: FindNode) -> Message:
     node = _found(find, context)
     asked = message.content.config_records.get(keys.HEADER, ConfigRecord())
     check_code("the server", asked.get(keys.CODE_SHA256))
@@ -141,9 +150,13 @@ def introduce(message: Message, context: Context, find: FindNode) -> Message:
     return Message(RecordDict({keys.HEADER: record}), reply_to=message)
 
 
-@_absent_if_it_fails("it could not answer")
 def answer(message: Message, context: Context, find: FindNode) -> Message:
     """The reply to a training message."""
+    with _absent_if_it_fails("it could not answer"):
+        return _answered(message, context, find)
+
+
+def _answered(message: Message, context: Context, find: FindNode) -> Message:
     node = _found(find, context)
     header = read_header(message.content)
     if (header.config_sha256, header.partition_id) != (node.digest, node.partition):
@@ -183,12 +196,7 @@ def _remember(header: Header, context: Context, blank: Memory | None) -> Memory 
     tag = context.state.config_records[keys.MEMORY_TAG]
     if tag[keys.CONFIG_SHA256] != header.config_sha256:
         return blank
-    is_last_accepted = tag[keys.SERVER_ROUND] == header.last_accepted_round
-    is_this_attempt = (tag[keys.SERVER_ROUND], tag[keys.ATTEMPT]) == (
-        header.server_round,
-        header.attempt,
-    )
-    if not is_last_accepted and not is_this_attempt:
+    if not header.continues(int(str(tag[keys.SERVER_ROUND])), int(str(tag[keys.ATTEMPT]))):
         return blank
     return type(blank)(**tensors_from_record(context.state.array_records[keys.MEMORY]))
 

@@ -196,7 +196,6 @@ def read_payload(
             )
     tensors = tensors_from_record(record)
     for name, tensor in tensors.items():
-        found = flaw(name, tensor, shape, dtype)
-        if found is not None:
-            raise BadMessage(found)
+        if not bool(torch.isfinite(tensor).all()):
+            raise BadMessage(flaw(name, tensor, shape, dtype) or f"Expected finite {name}")
     return kind(**tensors)

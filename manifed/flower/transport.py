@@ -13,15 +13,19 @@ from flwr.app import Message, MessageType
 from flwr.common.constant import SUPERLINK_NODE_ID
 from flwr.common.logger import log
 from flwr.serverapp import Grid
+from torch import Tensor
 
 from manifed.algorithms.interface import Phase
-from manifed.algorithms.payloads import Down, Payload, down_bytes, down_of
+from manifed.algorithms.payloads import Down, Payload, PerClient, down_bytes, downs
 from manifed.federation.header import Header
 from manifed.federation.plan import Plan
 from manifed.federation.replies import Replies, plain
 from manifed.federation.transport import stacked_or_empty
 from manifed.flower.handshake import meet
 from manifed.flower.records import BadMessage, pack, read_header, read_noise_origin, read_payload
+
+_Named = tuple[str, int, int, str, int]
+"""Config, round, attempt, phase and client of a message."""
 
 
 @dataclass(frozen=True)
@@ -66,11 +70,11 @@ class MessageTransport:
     ) -> list[Message]:
         """One message for each of ``partitions``, in order."""
         sent: list[Message] = []
-        for row, i in enumerate(partitions):
+        for i, payload in zip(partitions, downs(down, len(partitions)), strict=True):
             mine = replace(header, partition_id=i, last_accepted_round=last_accepted.get(i, 0))
             sent.append(
                 Message(
-                    pack(mine, down_of(down, row)),
+                    pack(mine, payload),
                     dst_node_id=self.nodes[i],
                     message_type=MessageType.TRAIN,
                     group_id=str(header.server_round),
@@ -96,12 +100,11 @@ class MessageTransport:
         uploads: dict[int, Payload] = {}
         failures: dict[int, str] = {}
         origins: set[str] = set()
-        for row, (i, node) in enumerate(nodes.items()):
-            mine = replace(header, partition_id=i)
+        point = _point(down)
+        for i, node in nodes.items():
+            mine = (header.config_sha256, header.server_round, header.attempt, header.phase, i)
             try:
-                uploads[i], origin = self._first_readable(
-                    mine, phase, down_of(down, row), by_node.get(node, ())
-                )
+                uploads[i], origin = self._first_readable(mine, phase, point, by_node.get(node, ()))
                 origins.add(origin)
             except BadMessage as bad:
                 failures[i] = str(bad)
@@ -117,13 +120,13 @@ class MessageTransport:
         )
 
     def _first_readable(
-        self, mine: Header, phase: Phase, down: Payload, replies: Sequence[Message]
+        self, mine: _Named, phase: Phase, point: Tensor, replies: Sequence[Message]
     ) -> tuple[Payload, str]:
         """The payload of the first readable reply, and where its noise is said to come from."""
         refusals: list[BadMessage] = []
         for reply in replies:
             try:
-                return _open(mine, phase, down, reply), read_noise_origin(reply.content)
+                return _open(mine, phase, point, reply), read_noise_origin(reply.content)
             except BadMessage as bad:
                 refusals.append(bad)
             except Exception as error:  # whatever a reply makes a check do is that client's failure
@@ -161,12 +164,18 @@ def _asked_node(answer: Message, asked: Mapping[str, int]) -> tuple[int | None, 
         return None, type(error).__name__
 
 
-def _open(ours: Header, phase: Phase, down: Payload, reply: Message) -> Payload:
-    """The payload of a reply to the message with header ``ours``: shapes and types of the point."""
+def _point(down: Down) -> Tensor:
+    """One array of what goes down to one client: uploads have its shape and type."""
+    if isinstance(down, PerClient):
+        return next(iter(down.rows.tensors().values()))[0]
+    return next(iter(down.tensors().values()))
+
+
+def _open(mine: _Named, phase: Phase, point: Tensor, reply: Message) -> Payload:
+    """The payload of a reply to the message named ``mine``: shapes and types of ``point``."""
     if reply.has_error():
         raise BadMessage(f"error {reply.error.code}: {reply.error.reason}")
     theirs = read_header(reply.content)
-    mine = (ours.config_sha256, ours.server_round, ours.attempt, ours.phase, ours.partition_id)
     got = (
         theirs.config_sha256,
         theirs.server_round,
@@ -178,8 +187,7 @@ def _open(ours: Header, phase: Phase, down: Payload, reply: Message) -> Payload:
         raise BadMessage(
             f"Expected (config, round, attempt, phase, client) {_brief(mine)}, got {_brief(got)}"
         )
-    x = next(iter(down.tensors().values()))
-    return read_payload(reply.content, phase.up, tuple(x.shape), x.dtype)
+    return read_payload(reply.content, phase.up, tuple(point.shape), point.dtype)
 
 
 def _brief(values: tuple[str | int, ...]) -> str:
