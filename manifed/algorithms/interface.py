@@ -16,7 +16,7 @@ from manifed.manifolds.base import Manifold
 from manifed.manifolds.maps import MapChoice
 from manifed.oracles.draws import Draws
 from manifed.oracles.oracle import Oracle, Query
-from manifed.privacy.events import GaussianRelease
+from manifed.privacy.events import Event
 from manifed.privacy.mechanism import ExampleMechanism
 
 
@@ -94,11 +94,23 @@ class ClientUpdate(Protocol):
         """What it asks the oracle, in one round: clip, noise and charge of each kind of query."""
         ...
 
-    def releases(
-        self, mechanism: ExampleMechanism, num_examples: int
-    ) -> tuple[GaussianRelease, ...]:
+    def releases(self, mechanism: ExampleMechanism, num_examples: int) -> tuple[Event, ...]:
         """What one round releases about the client's examples."""
         ...
+
+
+@runtime_checkable
+class Scheduled(Protocol):
+    """A client update that changes with the round: its step sizes, batches, queries, releases."""
+
+    def in_round(self, server_round: int) -> ClientUpdate:
+        """The client update of that round; phases, memory and payloads are those of every round."""
+        ...
+
+
+def in_round(training: ClientUpdate, server_round: int) -> ClientUpdate:
+    """What any client update is in a round."""
+    return training.in_round(server_round) if isinstance(training, Scheduled) else training
 
 
 Space = Literal["tangent", "ambient"]

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, Final
 
+from manifed.algorithms.interface import Scheduled, in_round
 from manifed.algorithms.rsgd import RSGD
 from manifed.algorithms.rsvrg import RSVRG
 from manifed.errors import ConfigError
@@ -18,7 +19,7 @@ from manifed.privacy.accountant import NoValidBound
 from manifed.privacy.adversaries import CLIENT_LEVEL, EXTERNAL, SERVER, Adversary, named
 from manifed.privacy.calibration import least_multiplier
 from manifed.privacy.charges import ClientReleases, Terms
-from manifed.privacy.filter import Budget, Calibration, Draw, Filter, a_priori
+from manifed.privacy.filter import Budget, Calibration, Draw, Filter, Schedule, a_priori
 from manifed.privacy.mechanism import (
     ClientMechanism,
     ExampleMechanism,
@@ -117,14 +118,20 @@ def _calibrated(config: Experiment, bare: ExampleMechanism, size: int, rule: Tar
     federation = config.federation
     rate = federation.cohort.rate(federation.num_clients)
 
-    def draw(multiplier: float) -> Draw:
+    def draw(multiplier: float) -> Draw | Schedule:
         mechanism = bare.model_copy(update={"noise": RelativeNoise(multiplier=multiplier)})
+        if isinstance(config.training, Scheduled):
+            rounds = range(1, federation.num_rounds + 1)
+            run = tuple(in_round(config.training, r).releases(mechanism, size) for r in rounds)
+            return Schedule(frozenset({run}))
         return Draw(rate, frozenset({config.training.releases(mechanism, size)}))
 
     return _search(draw, named(rule.adversary), federation.num_rounds, rule)
 
 
-def _search(draw: Callable[[float], Draw], adversary: Adversary, draws: int, rule: Target) -> float:
+def _search(
+    draw: Callable[[float], Draw | Schedule], adversary: Adversary, draws: int, rule: Target
+) -> float:
     def cost(multiplier: float) -> float:
         return a_priori(draw(multiplier), adversary, draws, rule.delta)
 
@@ -169,11 +176,11 @@ def promise_of(config: Experiment, sizes: Sizes) -> Promise:
         terms = Terms(population=federation.num_clients)
         facts = {"kind": "none", "noise_source": None}
         return Promise(terms, Filter(Draw.of(terms), planned_draws(config)), facts=facts)
-    terms = _terms(config, sizes)
+    terms, schedule = _terms(config, sizes), _schedule(config, sizes)
     _check_reporting_delta(config, sizes)
     promise = Promise(
         terms,
-        filter_of(config, terms),
+        filter_of(config, terms, schedule),
         (CLIENT_LEVEL,) if privacy.kind == "client-level" else (SERVER, EXTERNAL),
         delta,
         {
@@ -182,11 +189,12 @@ def promise_of(config: Experiment, sizes: Sizes) -> Promise:
             "unit": "example" if privacy.kind == "example-level" else "client",
             "neighboring_relation": privacy.neighboring_relation,
             "released": _RELEASED[privacy.kind],
-            "mechanism": _mechanism_text(config, terms),
+            "mechanism": _mechanism_text(config, terms, is_scheduled=bool(schedule)),
             "floating_point": FLOATING_POINT[privacy.noise_precision],
         },
         has_oracle=oracle_is_on(config),
         claim=_claim(config),
+        schedule=schedule,
     )
     try:
         promise.planned(1)
@@ -195,14 +203,39 @@ def promise_of(config: Experiment, sizes: Sizes) -> Promise:
         raise ConfigError(f"privacy: {refusal}") from None
 
 
-def _terms(config: Experiment, sizes: Sizes) -> Terms:
+def _schedule(config: Experiment, sizes: Sizes) -> tuple[Terms, ...]:
+    """The terms of every round where releases depend on it; else ().
+
+    Raises:
+        ConfigError: for cohorts or a policy under which round r is not the r-th cohort draw of all.
+    """
+    federation = config.federation
+    if config.privacy.kind != "example-level" or not isinstance(config.training, Scheduled):
+        return ()
+    if federation.cohort.kind != "all":
+        raise ConfigError(
+            "federation.cohort.kind: expected 'all' with releases that depend on the round, got "
+            f"{federation.cohort.kind!r}; nothing prices the other cohorts"
+        )
+    if federation.replies.on_failure == "retry":
+        raise ConfigError(
+            "federation.replies.on_failure: expected 'proceed' or 'abort' with releases that "
+            "depend on the round, got 'retry'; nothing prices a round that may be run again"
+        )
+    return tuple(_terms(config, sizes, r) for r in range(1, federation.num_rounds + 1))
+
+
+def _terms(config: Experiment, sizes: Sizes, server_round: int = 1) -> Terms:
     """Who releases what, and how cohorts are drawn; clients that release alike stand together."""
     federation, mechanism = config.federation, example_mechanism(config, sizes)
     by_size: dict[int, list[int]] = {}
     for i, size in enumerate(sizes):
         by_size.setdefault(size, []).append(i)
     clients = (
-        ClientReleases(partitions=tuple(owners), releases=config.training.releases(mechanism, size))
+        ClientReleases(
+            partitions=tuple(owners),
+            releases=in_round(config.training, server_round).releases(mechanism, size),
+        )
         for size, owners in by_size.items()
     )
     server = client_mechanism(config)
@@ -215,11 +248,12 @@ def _terms(config: Experiment, sizes: Sizes) -> Terms:
     )
 
 
-def filter_of(config: Experiment, terms: Terms) -> Filter:
+def filter_of(config: Experiment, terms: Terms, schedule: tuple[Terms, ...] = ()) -> Filter:
     """The filter of a config over what its ledger's terms say is released."""
     target = _target(config)
     calibration = None if target is None else Calibration(target, config.federation.num_rounds)
-    return Filter(Draw.of(terms), planned_draws(config), _budget(config, target), calibration)
+    draw = Schedule.of(schedule) if schedule else Draw.of(terms)
+    return Filter(draw, planned_draws(config), _budget(config, target), calibration)
 
 
 def _target(config: Experiment) -> Budget | None:
@@ -286,7 +320,7 @@ def _check_reporting_delta(config: Experiment, sizes: Sizes) -> None:
         _check_delta(delta, sum(sizes), "privacy.delta", "examples")
 
 
-def _mechanism_text(config: Experiment, terms: Terms) -> str:
+def _mechanism_text(config: Experiment, terms: Terms, *, is_scheduled: bool) -> str:
     mechanism = client_mechanism(config)
     if mechanism is not None:
         return (
@@ -300,7 +334,8 @@ def _mechanism_text(config: Experiment, terms: Terms) -> str:
         for client in terms.updates
         for r in client.releases
     }
-    return "tangent Gaussian at each client; " + "; ".join(sorted(shown))
+    when = " (of round 1; they depend on the round)" if is_scheduled else ""
+    return "tangent Gaussian at each client; " + "; ".join(sorted(shown)) + when
 
 
 def _claim(config: Experiment) -> Claim | None:

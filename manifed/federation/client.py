@@ -5,12 +5,12 @@
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
 
-from manifed.algorithms.interface import ClientUpdate, Memory, Phase
+from manifed.algorithms.interface import ClientUpdate, Memory, Phase, Scheduled, in_round
 from manifed.algorithms.payloads import Payload
 from manifed.manifolds.base import Manifold
 from manifed.oracles.draws import Draws
@@ -33,6 +33,21 @@ class ClientSetup:
         """Where the model lives."""
         return self.problem.manifold
 
+    def in_round(self, server_round: int) -> "ClientSetup":
+        """The setup of a round, whose queries and releases may be its own."""
+        if not isinstance(self.training, Scheduled):
+            return self
+        found = self._rounds.get(server_round)
+        if found is None:
+            found = replace(self, training=in_round(self.training, server_round))
+            self._rounds.clear()  # rounds follow each other
+            self._rounds[server_round] = found
+        return found
+
+    @cached_property
+    def _rounds(self) -> dict[int, "ClientSetup"]:
+        return {}
+
     @cached_property
     def _charged(self) -> dict[int, Counter[str] | None]:
         return {}
@@ -53,7 +68,7 @@ class ClientSetup:
         return {}
 
     def queries(self, num_examples: int) -> tuple[Query, ...]:
-        """Clips, noise and charges of a shard of that size, which are the same in every round."""
+        """Clips, noise and charges of a shard of that size, of one round."""
         if num_examples not in self._queries:
             self._queries[num_examples] = self.training.queries(self.mechanism, num_examples)
         return self._queries[num_examples]
@@ -109,6 +124,7 @@ def run_update(
     device: str = "cpu",
 ) -> Turn:
     """The update of the client(s) in ``seat``; a cohort has a leading dimension everywhere."""
+    half = half.in_round(seat.server_round)
     index, phase = half.phase(seat.phase)
     if not isinstance(down, phase.down):
         raise ValueError(f"Expected a {phase.down.__name__}, got a {type(down).__name__}")
@@ -167,6 +183,8 @@ class ClientSide:
     def gradients_in_a_step(self, num_examples: int) -> float:
         """How many points' worth of per-example gradients, with temporaries, a query may hold."""
         summed, each = self.half.problem.points_per_example, ProblemBase.points_per_example
+        if isinstance(self.half.training, Scheduled):  # a batch may grow to the whole shard
+            return each * num_examples
         return max(
             (summed if query.form == "gradient" else each) * query.expected_size
             for query in self.half.queries(num_examples)

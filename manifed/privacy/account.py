@@ -8,7 +8,7 @@ block.
 
 import logging
 import os
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -19,7 +19,7 @@ from manifed.errors import ConfigError
 from manifed.privacy import cohorts
 from manifed.privacy.charges import CONSUMED, RESERVED, Consumption, Reservation, Terms
 from manifed.privacy.cohorts import Members
-from manifed.privacy.filter import Filter
+from manifed.privacy.filter import Filter, Schedule
 from manifed.privacy.ledger import Head, Ledger, read_key
 from manifed.privacy.odometer import NOTE, Odometer
 from manifed.privacy.statement import Promise
@@ -69,21 +69,28 @@ class Account:
         allowed: Filter | None = None,
         block: int = 1,
         last_round: int | None = None,
+        terms_of: Callable[[int], Terms] | None = None,
     ) -> None:
-        """``block`` rounds are reserved in one write, none beyond ``last_round`` or ``allowed``."""
+        """``block`` rounds are reserved in one write, none beyond ``last_round`` or ``allowed``.
+
+        ``terms_of(round)`` gives the terms where they depend on the round; a block has one.
+        """
         if block < 1:
             raise ValueError(f"Expected a block of at least 1 round, got {block}")
         self._ledger, self.odometer, self._allowed = ledger, odometer, allowed
         self._is_free = not (terms.updates or terms.aggregate)
         self.noise_origins: frozenset[str] = frozenset()
         """Where the keys of all noise came from so far, as the sources said (privacy/noise.py)."""
-        self._terms = None if odometer.terms == terms else terms
+        self._terms_of = terms_of or (lambda _: terms)
+        self._written = odometer.terms
+        """The terms that the ledger's next reservation need not say."""
         self._population, self._block, self._last = terms.population, block, last_round
         self._before: Reservation | None = None
         self._done: list[Members] = []
         """Of the rounds of ``_before`` that were run and not yet written as consumed."""
         self._next = 0
-        odometer.declare(terms)
+        if terms_of is None or odometer.terms is None:
+            odometer.declare(terms)
 
     @classmethod
     def recover(
@@ -97,6 +104,7 @@ class Account:
         allowed: Filter | None = None,
         block: int = 1,
         last_round: int | None = None,
+        terms_of: Callable[[int], Terms] | None = None,
     ) -> "Account":
         """The account of a run that goes on at round ``resumed_at``; errors as `Ledger.recover`.
 
@@ -105,8 +113,9 @@ class Account:
         odometer = Odometer()
 
         def torn() -> dict[str, Any]:
-            own = None if odometer.terms == terms else terms
-            last = resumed_at + block - 1
+            mine = terms if terms_of is None else terms_of(resumed_at)
+            own = None if odometer.terms == mine else mine
+            last = resumed_at + (block if terms_of is None else 1) - 1
             if last_round is not None:
                 last = max(resumed_at, min(last, last_round))
             attempt = odometer.attempts(resumed_at)
@@ -114,7 +123,15 @@ class Account:
             return Reservation(resumed_at, last, attempt, everybody, terms=own).body()
 
         ledger = Ledger.recover(path, charge=torn, key=key, anchors=anchors, feed=odometer.feed)
-        found = cls(ledger, odometer, terms, allowed=allowed, block=block, last_round=last_round)
+        found = cls(
+            ledger,
+            odometer,
+            terms,
+            allowed=allowed,
+            block=block,
+            last_round=last_round,
+            terms_of=terms_of,
+        )
         found.noise_origins = _noted(ledger)
         return found
 
@@ -154,9 +171,12 @@ class Account:
         else:
             self._check_budget(server_round, cohort_attempt)
             reservation = self._reservation(server_round, attempt, cohort, cohort_attempt)
-            self.odometer.after(reservation)  # refuses what could never be read back
+            after = self.odometer.after(reservation)  # refuses what could never be read back
+            if self._allowed is not None and isinstance(self._allowed.draw, Schedule):
+                self._allowed.check_after(after, server_round)
             self.odometer.feed(self._ledger.append(RESERVED, reservation.body()))
-            self._before, self._done, self._terms = reservation, [], None
+            self._before, self._done = reservation, []
+            self._written = self._terms_of(server_round)
         self._done.append(cohort)
         self._next = server_round + 1
 
@@ -222,13 +242,18 @@ class Account:
         last = first if cohort_attempt is not None else self._block_from(first, attempt)
         consumed = None if self._before is None else self._consumption()
         bound = cohort if last == first else np.arange(self._population)
-        return Reservation(first, last, attempt, bound, cohort_attempt, consumed, self._terms)
+        mine = self._terms_of(first)
+        own = None if mine == self._written else mine
+        return Reservation(first, last, attempt, bound, cohort_attempt, consumed, own)
 
     def _block_from(self, first: int, attempt: int) -> int:
         """The last round of a block: the run's last, or before the first of another attempt."""
         end = first + self._block - 1
         last, drawn = first, self._drawn() + 1
+        mine = self._terms_of(first)
         while last < end and last != self._last and self.attempts(last + 1) == attempt:
+            if self._terms_of(last + 1) != mine:
+                break
             if self._allowed is not None and not self._allowed.pays(drawn + last + 1 - first):
                 break
             last += 1
@@ -236,7 +261,7 @@ class Account:
 
     def _check_budget(self, server_round: int, cohort_attempt: int | None) -> None:
         """Refuse the draw that the budget does not pay; say when a target is passed."""
-        if self._allowed is None:
+        if self._allowed is None or isinstance(self._allowed.draw, Schedule):
             return
         if cohort_attempt is not None:
             raise ValueError("Expected a fresh cohort under a filter, got one that is used again")
@@ -271,9 +296,11 @@ def count_only(
         BudgetExhausted: when the filter does not pay another draw.
     """
     if promise.terms.updates or promise.terms.aggregate:
-        promise.filter.check(odometer.rounds_counted + 1, server_round)
         cohort = cohorts.members(partitions)
-        odometer.reserve(Reservation(server_round, server_round, attempt, cohort))
+        terms = promise.terms_of(server_round) if promise.schedule else None
+        reservation = Reservation(server_round, server_round, attempt, cohort, terms=terms)
+        promise.filter.check_after(odometer.after(reservation), server_round)
+        odometer.reserve(reservation)
 
 
 @contextmanager
@@ -296,9 +323,12 @@ def opened(
         LedgerDamaged: as `Ledger.recover`.
     """
     terms, allowed, key = promise.terms, promise.filter, ledger_key()
+    terms_of = promise.terms_of if promise.schedule else None
     if resumed_at is None:
         ledger = Ledger.create(path, header, key=key)
-        account = Account(ledger, Odometer(), terms, allowed=allowed, last_round=last_round)
+        account = Account(
+            ledger, Odometer(), terms, allowed=allowed, last_round=last_round, terms_of=terms_of
+        )
     else:
         account = Account.recover(
             path,
@@ -308,6 +338,7 @@ def opened(
             anchors=anchors,
             allowed=allowed,
             last_round=last_round,
+            terms_of=terms_of,
         )
     with account.ledger:
         promise.check_ledger(account.odometer)

@@ -23,14 +23,17 @@ its own), and whether the server's process crashes or is resumed does not depend
 draw that a crash makes necessary is added to K.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import chain
 
 from manifed.errors import BudgetExhausted
 from manifed.privacy import accountant, participation
 from manifed.privacy.adversaries import Adversary
 from manifed.privacy.charges import Releases, Terms
 from manifed.privacy.events import Unsampled, repeated
+from manifed.privacy.odometer import Odometer
 
 
 @dataclass(frozen=True)
@@ -50,8 +53,26 @@ class Draw:
         return cls(terms.participation_probability, updates, terms.aggregate)
 
 
+@dataclass(frozen=True)
+class Schedule:
+    """What the draws of a run release where it depends on the round; everybody is in every one."""
+
+    updates: frozenset[tuple[Releases, ...]]
+    """What a client releases in rounds 1, 2, ...; several where clients differ."""
+
+    @classmethod
+    def of(cls, rounds: Sequence[Terms]) -> "Schedule":
+        """The schedule of the terms of rounds 1, 2, ..."""
+        by_client: dict[int, list[Releases]] = {}
+        for terms in rounds:
+            said = {i: update.releases for update in terms.updates for i in update.partitions}
+            for i in range(terms.population):
+                by_client.setdefault(i, []).append(said.get(i, ()))
+        return cls(frozenset(tuple(one) for one in by_client.values()))
+
+
 @lru_cache(maxsize=1 << 14)
-def a_priori(draw: Draw, adversary: Adversary, draws: int, delta: float) -> float:
+def a_priori(draw: Draw | Schedule, adversary: Adversary, draws: int, delta: float) -> float:
     """Epsilon of the worst client after ``draws`` draws, before any cohort is known.
 
     Raises:
@@ -59,6 +80,9 @@ def a_priori(draw: Draw, adversary: Adversary, draws: int, delta: float) -> floa
     """
     if draws == 0:
         return 0.0
+    if isinstance(draw, Schedule):
+        runs = [chain.from_iterable(one[:draws]) for one in draw.updates]
+        return max((accountant.epsilon(run, delta) for run in runs), default=0.0)
     if adversary.releases == "aggregate" and not adversary.sees_cohorts:
         return accountant.epsilon(repeated(draw.aggregate, draws), delta)
     updates = draw.updates
@@ -107,7 +131,7 @@ class Calibration:
 class Filter:
     """Pays draws one after the other until the budget is spent; without one it pays all."""
 
-    draw: Draw
+    draw: Draw | Schedule
     most_draws: int
     """What the rounds can need, retries included, no crash counted."""
     budget: Budget | None = None
@@ -143,11 +167,27 @@ class Filter:
         Raises:
             BudgetExhausted: with what it costs and what may allow more.
         """
-        if self.pays(draws):
-            return
-        budget = self.budget
-        assert budget is not None
-        raise BudgetExhausted(
+        if not self.pays(draws):
+            assert self.budget is not None
+            raise self._exhausted(self.budget, draws, server_round)
+
+    def check_after(self, after: Odometer, server_round: int) -> None:
+        """Refuse the last draw that ``after`` counts, if the budget does not pay it.
+
+        With a `Schedule` it matters which rounds were run again after a crash, and what was charged
+        depends on no cohort: then the odometer itself decides.
+
+        Raises:
+            BudgetExhausted: as `check`.
+        """
+        draws, budget = after.rounds_counted, self.budget
+        if not isinstance(self.draw, Schedule):
+            self.check(draws, server_round)
+        elif budget and not after.epsilon(budget.adversary, budget.delta) <= budget.epsilon:
+            raise self._exhausted(budget, draws, server_round)
+
+    def _exhausted(self, budget: Budget, draws: int, server_round: int) -> BudgetExhausted:
+        return BudgetExhausted(
             f"{budget.field}: round {server_round} would be cohort draw {draws}, which costs "
             f"epsilon {self.cost(budget, draws):.4g} against the {budget.adversary.name} adversary "
             f"whoever is drawn, the budget is {budget.epsilon:g}; the model of the last paid round "

@@ -32,6 +32,7 @@ class Promise:
     """What is promised, as data; without adversaries nothing is, and nothing is charged."""
 
     terms: Terms
+    """Of round 1, and of every round without a ``schedule``."""
     filter: Filter
     adversaries: tuple[Adversary, ...] = ()
     """The one of the headline first."""
@@ -43,13 +44,24 @@ class Promise:
     """Whether the run prints numbers computed on all data."""
     claim: Claim | None = None
     """What a paper prints for it; shown and labelled."""
+    schedule: tuple[Terms, ...] = ()
+    """The terms of rounds 1, 2, ... where they differ; the last ones hold on."""
+
+    def terms_of(self, server_round: int) -> Terms:
+        """Who releases what in a round."""
+        if not self.schedule:
+            return self.terms
+        return self.schedule[min(server_round, len(self.schedule)) - 1]
 
     def odometer(self, rounds: int = 0) -> Odometer:
         """Nothing spent under these terms, or so many rounds reserved for everybody."""
         odometer = Odometer()
         odometer.declare(self.terms)
-        if rounds:
-            odometer.reserve(Reservation(1, rounds, 0, np.arange(self.terms.population)))
+        everybody = np.arange(self.terms.population)
+        if not self.schedule and rounds:
+            odometer.reserve(Reservation(1, rounds, 0, everybody))
+        for r in range(1, rounds + 1 if self.schedule else 1):
+            odometer.reserve(Reservation(r, r, 0, everybody, terms=self.terms_of(r)))
         return odometer
 
     def headline(self, odometer: Odometer) -> float | None:
@@ -115,7 +127,9 @@ class Promise:
 
     def for_draws(self, draws: int) -> "Promise":
         """The same promise, planned for so many draws."""
-        return replace(self, terms=self.terms.model_copy(update={"planned_draws": draws}))
+        new = {"planned_draws": draws}
+        schedule = tuple(terms.model_copy(update=new) for terms in self.schedule)
+        return replace(self, terms=self.terms.model_copy(update=new), schedule=schedule)
 
     def check_ledger(self, odometer: Odometer) -> None:
         """Refuse a ledger that was charged more for its draws than these terms price them.
@@ -125,6 +139,8 @@ class Promise:
         """
         draws = odometer.rounds_counted
         for adversary in self.adversaries:
+            if self.schedule:  # its filter asks the odometer, whatever the draws cost
+                continue
             if adversary.sees_cohorts or self.delta is None or draws == 0:
                 continue
             counted = odometer.epsilon(adversary, self.delta)

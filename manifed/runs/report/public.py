@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from manifed.algorithms.interface import Scheduled
 from manifed.durable import write_atomically
 from manifed.errors import ConfigError
 from manifed.experiment.load import parse
@@ -166,7 +167,10 @@ def _privacy(privacy: Mapping[str, Any], config: Experiment, ledger: Path) -> di
     odometer, delta = _odometer(ledger), reporting_delta(config)
     assert delta is not None
     terms, planned, draw = odometer.terms, 0, Draw(1.0)
-    if terms is not None:  # a run that charged nothing made no draw and never will
+    is_scheduled = isinstance(config.training, Scheduled)
+    if is_scheduled:
+        planned = odometer.rounds_counted
+    elif terms is not None:  # a run that charged nothing made no draw and never will
         draw = Draw.of(terms)
         planned = max(filter_of(config, terms).planned_draws, odometer.rounds_counted)
     rows: list[dict[str, Any]] = []
@@ -176,7 +180,10 @@ def _privacy(privacy: Mapping[str, Any], config: Experiment, ledger: Path) -> di
             rows.append(shown | {"epsilon": one["epsilon"], "remark": one["remark"]})
             continue
         adversary = named(one["name"])
-        cost = a_priori(draw, adversary, planned, delta)
+        if is_scheduled:  # then everybody is in every draw, and what was charged is what is known
+            cost = odometer.epsilon(adversary, delta)
+        else:
+            cost = a_priori(draw, adversary, planned, delta)
         if not adversary.sees_cohorts:  # it depends on no cohort: never less than was charged
             cost = max(cost, odometer.epsilon(adversary, delta))
         remark = f"before any cohort is drawn, {planned} draws"
