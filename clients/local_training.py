@@ -52,15 +52,16 @@ def client_app(
     setup = ClientSetup(problem, update, mechanism)
     loaded: dict[int, Examples] = {}
 
+    def fresh() -> NoiseSource:
+        return source or NoiseSource.from_os()
+
     def find(context: Context) -> Node:
         partition = partition_of(context)
         if partition not in loaded:
             loaded[partition] = _checked(problem, load_shard(context))
         shard = loaded[partition]
-        shape, made = problem.point_shape(shard), source or NoiseSource.from_os
-        return Node(
-            setup, shard, partition, digest, shape, made if callable(made) else lambda: made
-        )
+        shape = problem.point_shape(shard)
+        return Node(setup, shard, partition, digest, shape, fresh)
 
     return app_of(find)
 

@@ -34,7 +34,7 @@ FLOATING_POINT: Final = {
     "single": "float64 normals, one a draw",
     "summed": "float64 normals, four summed a draw",
 }
-_RELEASED: Final = {
+RELEASED: Final = {
     "example-level": "every upload (to the server) and every broadcast model",
     "client-level": "every broadcast model; the server sees uploads in clear and is trusted",
 }
@@ -188,7 +188,7 @@ def promise_of(config: Experiment, sizes: Sizes) -> Promise:
             "noise_source": privacy.noise_source,
             "unit": "example" if privacy.kind == "example-level" else "client",
             "neighboring_relation": privacy.neighboring_relation,
-            "released": _RELEASED[privacy.kind],
+            "released": RELEASED[privacy.kind],
             "mechanism": _mechanism_text(config, terms, is_scheduled=bool(schedule)),
             "floating_point": FLOATING_POINT[privacy.noise_precision],
         },

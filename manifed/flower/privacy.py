@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from manifed.algorithms.interface import ClientUpdate
 from manifed.algorithms.rsgd import RSGD
 from manifed.errors import ConfigError
+from manifed.experiment.privacy import FLOATING_POINT, RELEASED
 from manifed.federation.cohorts import Cohort
 from manifed.manifolds.base import Manifold
 from manifed.oracles.minibatch import Full
@@ -110,8 +111,11 @@ def promise_of(
     cohort: Cohort,
     budget: tuple[float, float] | None,
     draws: int,
+    noise_source: str = "os",
 ) -> Promise:
     """What ``draws`` cohort draws at most promise, with a budget (epsilon, delta) or without one.
+
+    An infinite epsilon refuses nothing and says at which delta epsilon is stated.
 
     It is stated against whoever sees most: the server for examples, for clients whoever sees the
     models.
@@ -123,7 +127,9 @@ def promise_of(
         if budget is not None:
             raise ConfigError(f"budget: expected privacy beside a budget, got {budget} and none")
         terms = Terms(population=num_clients)
-        return Promise(terms, Filter(Draw.of(terms), draws), facts={"kind": "none"})
+        return Promise(
+            terms, Filter(Draw.of(terms), draws), facts={"kind": "none", "noise_source": None}
+        )
     sizes = tuple(privacy.num_examples)
     if len(sizes) != num_clients:
         raise ConfigError(
@@ -132,6 +138,7 @@ def promise_of(
         )
     sampling, server = cohort.sampling(num_clients), privacy.client_mechanism
     adversary = SERVER if server is None else CLIENT_LEVEL
+    kind = "example-level" if server is None else "client-level"
     terms = Terms(
         population=num_clients,
         updates=_releases(privacy, sizes) if server is None else (),
@@ -150,7 +157,18 @@ def promise_of(
         Filter(Draw.of(terms), draws, spent),
         (adversary,),
         None if budget is None else budget[1],
-        {"kind": "client-level" if server is not None else "example-level"},
+        {
+            "kind": kind,
+            "noise_source": noise_source,
+            "unit": "example" if server is None else "client",
+            "neighboring_relation": privacy.neighboring_relation,
+            "released": RELEASED[kind],
+            "mechanism": (
+                f"Gaussian at {'each client' if server is None else 'the server'}, multiplier "
+                f"{privacy.noise_multiplier:.5g}, l2_norm_clip {privacy.l2_norm_clip:g}"
+            ),
+            "floating_point": FLOATING_POINT["single"],
+        },
     )
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.common.logger import log
@@ -40,6 +41,7 @@ from manifed.manifolds.defects import tolerance
 from manifed.privacy.account import Account, count_only, opened
 from manifed.privacy.noise import NoiseSource
 from manifed.privacy.odometer import Odometer
+from manifed.runs.statement import statement_of
 
 MOST_ROUNDS = 10**6
 """Of a ledger whose run does not say how many there will be."""
@@ -105,23 +107,30 @@ class ServerLoop(Strategy):
         self._begin_at(initial_arrays)
         self.summary()
         result = Result()
-        for report in run_rounds(
-            self.plan,
-            self.state,
-            self._meet(grid),
-            self._charge,
-            num_rounds=num_rounds,
-            first_round=self._first_round,
-            attempts=self._attempts,
-            last_accepted=self._last_accepted,
-        ):
-            self._finish_round(report)
-            if evaluate_fn is not None:
-                metrics = evaluate_fn(report.server_round, self._arrays())
-                if metrics is not None:
-                    result.evaluate_metrics_serverapp[report.server_round] = metrics
+        try:
+            for report in run_rounds(
+                self.plan,
+                self.state,
+                self._meet(grid),
+                self._charge,
+                num_rounds=num_rounds,
+                first_round=self._first_round,
+                attempts=self._attempts,
+                last_accepted=self._last_accepted,
+            ):
+                self._finish_round(report)
+                if evaluate_fn is not None:
+                    metrics = evaluate_fn(report.server_round, self._arrays())
+                    if metrics is not None:
+                        result.evaluate_metrics_serverapp[report.server_round] = metrics
+        except BudgetExhausted as budget:
+            self._stop(budget)
         result.arrays = self._arrays()
         return result
+
+    def _stop(self, budget: BudgetExhausted) -> None:
+        """What is done with a round that the budget does not pay: here the caller's business."""
+        raise budget
 
     def _begin_at(self, arrays: ArrayRecord | None) -> None:
         """Start from ``arrays`` unless a round was made or they hold nothing."""
@@ -264,7 +273,8 @@ class ManifoldStrategy(ServerLoop):
         _check(type(self).__name__, sizes, people, server_update, privacy, ledger)
         privacy = None if privacy is None else replace(privacy, update=update, num_examples=sizes)
         self._planned = num_rounds
-        self.promise = promise_of(privacy, len(sizes), people, budget, num_rounds or 0)
+        own = source or NoiseSource.from_os()
+        self.promise = promise_of(privacy, len(sizes), people, budget, num_rounds or 0, own.origin)
         self._ledger, self._open_files, self._is_stopped = ledger, ExitStack(), False
         self._account: Account | None = None
         self._odometer = self.promise.odometer()
@@ -275,7 +285,7 @@ class ManifoldStrategy(ServerLoop):
             phases=update.phases,
             cohort=people,
             policy=policy,
-            source=source or NoiseSource.from_os(),
+            source=own,
             num_examples=sizes,
             config_sha256=agreement(manifold, update, privacy),
             mechanism=None if privacy is None else privacy.client_mechanism,
@@ -297,9 +307,6 @@ class ManifoldStrategy(ServerLoop):
         self._plan_for(num_rounds)
         try:
             return super().start(grid, initial_arrays, num_rounds, timeout, evaluate_fn=evaluate_fn)
-        except BudgetExhausted as budget:
-            self._stop(budget)
-            return Result(arrays=self._arrays())
         finally:
             self.close()
 
@@ -324,9 +331,14 @@ class ManifoldStrategy(ServerLoop):
             return self._arrays(), None
         return super().aggregate_train(server_round, replies)
 
-    def statement(self) -> Mapping[str, object]:
-        """The privacy statement so far, as data."""
-        return self.promise.statement(self.odometer, noise_origins=self._origins)
+    def statement(self) -> dict[str, Any]:
+        """The privacy statement so far, as data; clients declare where their noise came from."""
+        return self.promise.statement(self.odometer, noise_origins=self._origins, is_declared=True)
+
+    @property
+    def text(self) -> str:
+        """The privacy statement so far, one fact a line."""
+        return statement_of(self.statement())
 
     @property
     def odometer(self) -> Odometer:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from flwr.app import ArrayRecord
+from flwr.app import ArrayRecord, MetricRecord
 from flwr.serverapp.strategy import Strategy
 
 import manifed
@@ -88,6 +88,8 @@ def test_a_server_app_of_ones_own_gets_the_model_of_the_library(tmp_path):
     )
     torch.testing.assert_close(model(result), same.model, rtol=1e-12, atol=1e-14)
     (told,) = strategy.statement()["adversaries"]
+    assert "SEEDED RUN" in strategy.text
+    assert "unit: one example; neighbours: add-or-remove" in strategy.text
     audited = {row["name"]: row for row in audit_ledger(ledger, 1e-5)["adversaries"]}
     assert told["epsilon"] == pytest.approx(audited["server"]["epsilon"], rel=1e-12)
     assert told["epsilon"] == pytest.approx(same.statement["adversaries"][0]["epsilon"], rel=1e-12)
@@ -158,8 +160,12 @@ def test_the_ledger_is_on_disk_before_a_message_and_the_budget_ends_the_run(tmp_
 
     monkeypatch.setattr(grid, "_deliver", noting)
     strategy = tangent_mean(update=STEPS, budget=(2.0, 1e-5), ledger=ledger)
-    result = strategy.start(grid, initial_arrays=START, num_rounds=50)
+    told = []
+    result = strategy.start(
+        grid, START, 50, evaluate_fn=lambda r, _: told.append(r) or MetricRecord({"round": r})
+    )
     rounds = seen[-1]
+    assert list(result.evaluate_metrics_serverapp) == told == list(range(1, rounds + 1))
     assert seen == [r for r in range(1, rounds + 1) for _ in range(CLIENTS)]
     assert 1 < rounds < 50
     assert 1.0 < strategy.statement()["adversaries"][0]["epsilon"] <= 2.0
@@ -242,6 +248,7 @@ def test_the_two_programs_of_the_page_run(tmp_path):
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    assert "'name': 'server'" in done.stdout
+    assert "RELEASE" in done.stdout
+    assert "server: (" in done.stdout
     told = audit_ledger(tmp_path / "ledger.jsonl", 1e-5)["adversaries"][0]
     assert 0 < told["epsilon"] <= 2.0

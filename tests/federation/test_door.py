@@ -211,3 +211,9 @@ def test_importing_the_library_imports_neither_flower_nor_torch_and_a_fit_no_flo
     subprocess.run([sys.executable, "-c", code], check=True)
     with pytest.raises(AttributeError, match="no attribute 'fot'"):
         manifed.fot  # noqa: B018  the access is what raises
+
+
+def test_the_program_of_the_readme_is_the_one_that_is_run():
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    assert f"```python\n{PROGRAM.lstrip()}```" in readme
+    assert len(PROGRAM.strip().splitlines()) < 15
