@@ -7,18 +7,15 @@ for each client, so neither can be protected by noise on the mean alone: client-
 refused.
 """
 
-from collections.abc import Sequence
-from pathlib import Path
+from typing import Unpack
 
 from manifed.algorithms.projected import ProjectedPartial
 from manifed.algorithms.rfedsvrg import RFedSVRG
 from manifed.errors import ConfigError
-from manifed.federation.cohorts import Cohort
-from manifed.federation.replies import ReplyPolicy
-from manifed.flower.privacy import ClientLevel, Privacy
+from manifed.flower.privacy import ClientLevel
 from manifed.flower.strategy import ManifoldStrategy
 from manifed.manifolds.base import Manifold
-from manifed.privacy.noise import NoiseSource
+from strategies.settings import CohortSettings
 
 
 class ControlVariates(ManifoldStrategy):
@@ -28,38 +25,18 @@ class ControlVariates(ManifoldStrategy):
         self,
         manifold: Manifold,
         update: RFedSVRG | ProjectedPartial,
-        *,
-        num_examples: Sequence[int] | None = None,
-        cohort: Cohort | None = None,
-        privacy: Privacy | None = None,
-        budget: tuple[float, float] | None = None,
-        ledger: str | Path | None = None,
-        num_rounds: int | None = None,
-        replies: ReplyPolicy | None = None,
-        source: NoiseSource | None = None,
+        **settings: Unpack[CohortSettings],
     ) -> None:
-        """``update`` is both halves of the algorithm; clients and server must hold equal ones.
+        """``update`` is client and server update in one; both sides must hold equal ones.
 
-        The other arguments are those of `manifed.flower.strategy.ManifoldStrategy`.
+        ``settings`` are the keyword arguments that `CohortSettings` lists.
 
         Raises:
             ConfigError: for client-level privacy, or parts that do not go together.
         """
-        if isinstance(privacy, ClientLevel):
+        if isinstance(settings.get("privacy"), ClientLevel):
             raise ConfigError(
                 f"privacy: expected ExampleLevel with {type(update).__name__}, got ClientLevel: "
                 "the server would keep un-noised uploads of single clients"
             )
-        super().__init__(
-            manifold,
-            update,
-            update,
-            num_examples=num_examples,
-            cohort=cohort,
-            privacy=privacy,
-            budget=budget,
-            ledger=ledger,
-            num_rounds=num_rounds,
-            replies=replies,
-            source=source,
-        )
+        super().__init__(manifold, update, update, **settings)

@@ -6,17 +6,14 @@ missing reply fails the round (the state before stays), whatever the reply polic
 model that leaves the tube in which its projection is unique. For cohorts: control_variates.py.
 """
 
-from collections.abc import Sequence
-from pathlib import Path
+from typing import Unpack
 
 from manifed.algorithms.projected import Projected
 from manifed.errors import ConfigError
-from manifed.federation.replies import ReplyPolicy
-from manifed.flower.privacy import Privacy
 from manifed.flower.strategy import ManifoldStrategy
 from manifed.manifolds.ambient import reach
 from manifed.manifolds.base import Manifold
-from manifed.privacy.noise import NoiseSource
+from strategies.settings import Settings
 
 
 class ProjectionMean(ManifoldStrategy):
@@ -26,18 +23,11 @@ class ProjectionMean(ManifoldStrategy):
         self,
         manifold: Manifold,
         update: Projected,
-        *,
-        num_examples: Sequence[int] | None = None,
-        privacy: Privacy | None = None,
-        budget: tuple[float, float] | None = None,
-        ledger: str | Path | None = None,
-        num_rounds: int | None = None,
-        replies: ReplyPolicy | None = None,
-        source: NoiseSource | None = None,
+        **settings: Unpack[Settings],
     ) -> None:
-        """``update`` is both halves of the algorithm; clients and server must hold equal ones.
+        """``update`` is client and server update in one; both sides must hold equal ones.
 
-        The other arguments are those of `manifed.flower.strategy.ManifoldStrategy`.
+        ``settings`` are the keyword arguments that `Settings` lists.
 
         Raises:
             ConfigError: for a manifold without a projection, or parts that do not go together.
@@ -46,15 +36,4 @@ class ProjectionMean(ManifoldStrategy):
             reach(manifold)
         except ValueError as error:
             raise ConfigError(f"manifold: {error}") from None
-        super().__init__(
-            manifold,
-            update,
-            update,
-            num_examples=num_examples,
-            privacy=privacy,
-            budget=budget,
-            ledger=ledger,
-            num_rounds=num_rounds,
-            replies=replies,
-            source=source,
-        )
+        super().__init__(manifold, update, update, **settings)

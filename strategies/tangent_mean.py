@@ -6,21 +6,17 @@ tangent_mean.py). A reply that is missing, malformed or not tangent counts as th
 `ReplyPolicy` says when a round fails, and under `ClientLevel` such a reply is the zero vector.
 """
 
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Literal
+from typing import Literal, Unpack
 
 from manifed.algorithms import tangent_mean
 from manifed.algorithms.interface import ClientUpdate
 from manifed.algorithms.payloads import DisplacementAndIterate
 from manifed.errors import ConfigError
-from manifed.federation.cohorts import Cohort
-from manifed.federation.replies import ReplyPolicy
-from manifed.flower.privacy import ONE_GRADIENT, ClientLevel, Privacy
+from manifed.flower.privacy import ONE_GRADIENT, ClientLevel
 from manifed.flower.strategy import ManifoldStrategy
 from manifed.manifolds.base import Manifold
 from manifed.manifolds.maps import MapChoice
-from manifed.privacy.noise import NoiseSource
+from strategies.settings import CohortSettings
 
 
 class TangentMean(ManifoldStrategy):
@@ -35,22 +31,16 @@ class TangentMean(ManifoldStrategy):
         output_rule: Literal["last", "uniform"] = "last",
         maps: MapChoice = "exact",
         update: ClientUpdate | None = None,
-        num_examples: Sequence[int] | None = None,
-        cohort: Cohort | None = None,
-        privacy: Privacy | None = None,
-        budget: tuple[float, float] | None = None,
-        ledger: str | Path | None = None,
-        num_rounds: int | None = None,
-        replies: ReplyPolicy | None = None,
-        source: NoiseSource | None = None,
+        **settings: Unpack[CohortSettings],
     ) -> None:
         """``update`` is what clients run; None takes that of ``privacy``, one gradient by default.
 
-        The other arguments are those of `manifed.flower.strategy.ManifoldStrategy`.
+        ``settings`` are the keyword arguments that `CohortSettings` lists.
 
         Raises:
             ConfigError: for parts that do not go together.
         """
+        privacy = settings.get("privacy")
         runs = update or (privacy.update if privacy is not None else ONE_GRADIENT)
         (phase,) = runs.phases
         if phase.up is DisplacementAndIterate and isinstance(privacy, ClientLevel):
@@ -67,12 +57,5 @@ class TangentMean(ManifoldStrategy):
                 output_rule=output_rule,
                 maps=maps,
             ),
-            num_examples=num_examples,
-            cohort=cohort,
-            privacy=privacy,
-            budget=budget,
-            ledger=ledger,
-            num_rounds=num_rounds,
-            replies=replies,
-            source=source,
+            **settings,
         )
