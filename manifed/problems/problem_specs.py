@@ -72,6 +72,7 @@ class PrincipalEigenvectorSpec(ProblemSource):
     """The leading eigenvector on the sphere (PriRFed section 6.1)."""
 
     kind: Literal["principal-eigenvector"] = "principal-eigenvector"
+    needs: ClassVar[ExampleKind] = "rows"
 
     def build(self) -> FiniteSum:
         """The problem on the sphere."""
@@ -82,20 +83,21 @@ class PrincipalEigenvectorSpec(ProblemSource):
         del meta
         return with_squared_norms(shard, "z")
 
-    @property
-    def needs(self) -> ExampleKind:
-        """Rows."""
-        return "rows"
+
+class OnFrames(ProblemSource):
+    """A problem over orthonormal frames, or over the subspaces that they span."""
+
+    on: Literal["stiefel", "grassmann"] = "stiefel"
+    scaling: Scaling = "sum"
+    """"sum": f_i as in the paper, KPCA's -1/2 tr(X^T A_i^T A_i X); "mean": that over p."""
 
 
-class KPCASpec(ProblemSource):
+class KPCASpec(OnFrames):
     """k principal components on Stiefel or Grassmann (projected FL section 5.1)."""
 
     kind: Literal["kpca"] = "kpca"
+    needs: ClassVar[ExampleKind] = "rows"
     num_components: int = Field(default=2, ge=1)
-    on: Literal["stiefel", "grassmann"] = "stiefel"
-    scaling: Scaling = "sum"
-    """"sum": f_i = -1/2 tr(X^T A_i^T A_i X) as in the paper; "mean": that divided by p."""
 
     def build(self) -> FiniteSum:
         """The problem on the manifold ``on``."""
@@ -105,11 +107,6 @@ class KPCASpec(ProblemSource):
         """Rows, scaled, with their squared norms."""
         del meta
         return with_squared_norms(pca.sum_scaling(shard) if self.scaling == "sum" else shard, "z")
-
-    @property
-    def needs(self) -> ExampleKind:
-        """Rows."""
-        return "rows"
 
 
 class FrechetMeanSpec(ProblemSource):
@@ -160,6 +157,7 @@ class HyperbolicPredictionSpec(ProblemSource):
     """Structured prediction on the hyperbolic plane (PriRFed section 6.3)."""
 
     kind: Literal["hyperbolic-prediction"] = "hyperbolic-prediction"
+    needs: ClassVar[ExampleKind] = "hyperbolic-pairs"
     start: Start = OriginStart()
     bandwidth: float = Field(default=0.3, gt=0)
     ridge: float = Field(default=1e-5, gt=0)
@@ -199,16 +197,12 @@ class HyperbolicPredictionSpec(ProblemSource):
         )
         return Examples({"target": shard["target"], "weight": weight}, {"target": 1, "weight": 0})
 
-    @property
-    def needs(self) -> ExampleKind:
-        """Pairs of a feature and a point of the hyperboloid."""
-        return "hyperbolic-pairs"
-
 
 class LeastSquaresSpec(ProblemSource):
     """Least squares on R^d."""
 
     kind: Literal["least-squares"] = "least-squares"
+    needs: ClassVar[ExampleKind] = "regression"
     ridge: float = Field(default=0.0, ge=0)
     scaling: Scaling = "mean"
 
@@ -222,16 +216,12 @@ class LeastSquaresSpec(ProblemSource):
         scaled = least_squares.sum_scaling(shard) if self.scaling == "sum" else shard
         return with_squared_norms(scaled, "feature")
 
-    @property
-    def needs(self) -> ExampleKind:
-        """Features and real targets."""
-        return "regression"
-
 
 class LogisticSpec(ProblemSource):
     """Logistic regression on R^d."""
 
     kind: Literal["logistic"] = "logistic"
+    needs: ClassVar[ExampleKind] = "classification"
     start: Start = OriginStart()
     penalty: float = Field(default=0.0, ge=0)
 
@@ -244,19 +234,13 @@ class LogisticSpec(ProblemSource):
         del meta
         return with_squared_norms(shard, "feature")
 
-    @property
-    def needs(self) -> ExampleKind:
-        """Features and labels -1, 1."""
-        return "classification"
 
-
-class MatrixCompletionSpec(ProblemSource):
+class MatrixCompletionSpec(OnFrames):
     """Low-rank matrix completion on Stiefel or Grassmann (projected FL section 5.2)."""
 
     kind: Literal["matrix-completion"] = "matrix-completion"
+    needs: ClassVar[ExampleKind] = "columns"
     rank: int = Field(default=2, ge=1)
-    on: Literal["stiefel", "grassmann"] = "stiefel"
-    scaling: Scaling = "sum"
 
     def build(self) -> FiniteSum:
         """The problem on the manifold ``on``."""
@@ -266,8 +250,3 @@ class MatrixCompletionSpec(ProblemSource):
         """Columns, scaled."""
         del meta
         return matrix_completion.sum_scaling(shard) if self.scaling == "sum" else shard
-
-    @property
-    def needs(self) -> ExampleKind:
-        """Partly seen columns."""
-        return "columns"
