@@ -42,39 +42,39 @@ def local_gradients(problem, x, shards):
     return torch.stack([problem.rgrads(y, s).mean(0) for y, s in zip(points, shards, strict=True)])
 
 
-def compact_form(problem, shards, x, half, rounds):
+def compact_form(problem, shards, x, update, rounds):
     """Equation (5) with full gradients: no corrections, only the gradients of the round before."""
-    project, n, tau = problem.manifold.projx, len(shards), half.local_steps
+    project, n, tau = problem.manifold.projx, len(shards), update.local_steps
     before = torch.zeros(n, *x.shape, dtype=x.dtype)
     for _ in range(rounds):
         z_hat = z = project(x).expand(n, *x.shape)
         total = torch.zeros_like(before)
         for _ in range(tau):
             g = local_gradients(problem, z, shards)
-            z_hat = z_hat - half.step_size * (g + before.mean(0) / tau - before / tau)
+            z_hat = z_hat - update.step_size * (g + before.mean(0) / tau - before / tau)
             z, total = project(z_hat), total + g
-        x = project(x) - half.server_step_size * half.step_size * total.mean(0)
+        x = project(x) - update.server_step_size * update.step_size * total.mean(0)
         before = total
     return x
 
 
-HALF = Projected(step_size=2e-3, local_steps=5)
+UPDATE = Projected(step_size=2e-3, local_steps=5)
 
 
 @pytest.mark.parametrize("server_step_size", [1.0, math.sqrt(6)])
 def test_algorithm_1_is_its_compact_form(server_step_size):
     problem, shards = KPCA(3), pca_shards()
-    half = HALF.model_copy(update={"server_step_size": server_step_size, "step_size": 1e-3})
+    update = UPDATE.model_copy(update={"server_step_size": server_step_size, "step_size": 1e-3})
     x = start(problem, shards)
-    end = last(federate(problem, shards, half, half, x, 20))
-    expected = compact_form(problem, shards, x, half, 20)
+    end = last(federate(problem, shards, update, update, x, 20))
+    expected = compact_form(problem, shards, x, update, 20)
     assert float((end.state["x"] - expected).abs().max()) <= 1e-12
 
 
 def test_one_local_step_with_full_gradients_is_centralised_projected_descent():
     problem, shards = KPCA(3), pca_shards()
-    half, x = Projected(step_size=8e-3), start(problem, shards)
-    for played in federate(problem, shards, half, half, x, 20):
+    update, x = Projected(step_size=8e-3), start(problem, shards)
+    for played in federate(problem, shards, update, update, x, 20):
         x = problem.manifold.projx(x - 8e-3 * local_gradients(problem, x, shards).mean(0))  # (7)
         assert float((played.state["anchor"] - x).abs().max()) <= 1e-12
 
@@ -82,9 +82,9 @@ def test_one_local_step_with_full_gradients_is_centralised_projected_descent():
 @pytest.mark.parametrize("minibatch", [Full(), WithoutReplacement(batch_size=3)])
 def test_corrections_sum_to_zero_and_models_are_feasible_in_every_round(minibatch):
     problem, shards = KPCA(3), pca_shards()
-    half = HALF.model_copy(update={"minibatch": minibatch})
-    for played in federate(problem, shards, half, half, start(problem, shards), 12):
-        c = half.correction(played.state["x"], played.memory)
+    update = UPDATE.model_copy(update={"minibatch": minibatch})
+    for played in federate(problem, shards, update, update, start(problem, shards), 12):
+        c = update.correction(played.state["x"], played.memory)
         assert float(c.sum(0).abs().max()) <= 1e-10 < float(c.abs().max())
         p = played.state["anchor"]
         assert float((p.mT @ p - torch.eye(3)).norm()) <= 1e-12
@@ -93,13 +93,13 @@ def test_corrections_sum_to_zero_and_models_are_feasible_in_every_round(minibatc
 def test_the_average_moves_by_the_mean_gradient():
     """Equation (6), and the remark after line 17: c_i is the mean of the means minus one's own."""
     problem, shards = KPCA(3), pca_shards()
-    half = HALF.model_copy(update={"minibatch": WithoutReplacement(batch_size=3)})
+    update = UPDATE.model_copy(update={"minibatch": WithoutReplacement(batch_size=3)})
     anchor = start(problem, shards)
-    for played in federate(problem, shards, half, half, anchor, 10):
+    for played in federate(problem, shards, update, update, anchor, 10):
         means = played.memory.mean_gradient
-        moved = anchor - half.step_size * half.local_steps * means.mean(0)
+        moved = anchor - update.step_size * update.local_steps * means.mean(0)
         assert float((played.state["x"] - moved).abs().max()) <= 1e-13
-        c = half.correction(played.state["x"], played.memory)
+        c = update.correction(played.state["x"], played.memory)
         torch.testing.assert_close(c, means.mean(0) - means, rtol=0, atol=1e-11)
         anchor = played.state["anchor"]
 
@@ -110,7 +110,7 @@ def test_the_optimum_with_its_own_corrections_is_a_fixed_point():
     g = local_gradients(problem, x, shards)
     anchor = x.expand_as(g)
     memory = Drift(anchor, g, torch.ones(len(shards), *x[..., :1].shape, dtype=x.dtype))
-    end = last(federate(problem, shards, HALF, HALF, x, 20, memory=memory))
+    end = last(federate(problem, shards, UPDATE, UPDATE, x, 20, memory=memory))
     assert float((end.state["anchor"] - x).norm()) <= 1e-12
     assert float(end.uploads.tensors()["u"].norm()) <= 1e-11
 
@@ -120,7 +120,7 @@ def test_the_optimum_is_found_again_where_averaging_drifts_away():
     x = problem.optimum(shards).x
     sizes = [
         float(problem.gradient_norm(p.state["anchor"], shards))
-        for p in federate(problem, shards, HALF, HALF, x, 200)
+        for p in federate(problem, shards, UPDATE, UPDATE, x, 200)
     ]
     assert max(sizes[:5]) > 5e-2
     assert sizes[-1] < 1e-4
@@ -133,8 +133,8 @@ def test_the_optimum_is_found_again_where_averaging_drifts_away():
 def test_inputs_in_any_order_give_the_same_model():
     problem, shards = KPCA(3), pca_shards()
     x = start(problem, shards)
-    one = last(federate(problem, shards, HALF, HALF, x, 10))
-    two = last(federate(problem, shards[::-1], HALF, HALF, x, 10))
+    one = last(federate(problem, shards, UPDATE, UPDATE, x, 10))
+    two = last(federate(problem, shards[::-1], UPDATE, UPDATE, x, 10))
     torch.testing.assert_close(one.state["x"], two.state["x"], rtol=0, atol=1e-12)
 
 
@@ -173,8 +173,8 @@ def heterogeneous(shape, clients=4, rows=3, seed=1):
 def test_it_converges_where_averaging_stalls(manifold, shape):
     problem, shards = Linear(manifold), heterogeneous(shape)
     x = manifold.random_point(*shape, generator=torch.Generator().manual_seed(2))
-    half = Projected(step_size=0.1, local_steps=4)
-    end = last(federate(problem, shards, half, half, x, 150)).state["anchor"]
+    update = Projected(step_size=0.1, local_steps=4)
+    end = last(federate(problem, shards, update, update, x, 150)).state["anchor"]
     assert float(manifold.norm(end, problem.gradient(end, shards))) < 1e-5
     rival = RSGD(step_size=0.1, local_steps=4, minibatch=Full(), maps="retraction")
     mean = TangentMean(weights="uniform", maps="retraction")
@@ -186,8 +186,8 @@ def test_on_grassmann_it_is_the_stiefel_run():
     """Horizontal gradients keep the broadcast basis; f depends on its span alone."""
     shards = pca_shards()
     x = start(KPCA(3), shards)
-    one = last(federate(KPCA(3), shards, HALF, HALF, x, 10))
-    two = last(federate(KPCA(3, on="grassmann"), shards, HALF, HALF, x, 10))
+    one = last(federate(KPCA(3), shards, UPDATE, UPDATE, x, 10))
+    two = last(federate(KPCA(3, on="grassmann"), shards, UPDATE, UPDATE, x, 10))
     torch.testing.assert_close(one.state["x"], two.state["x"], rtol=0, atol=1e-12)
 
 
@@ -198,11 +198,11 @@ def test_on_fixed_rank_it_projects_dense_matrices():
     packed = manifold.random_point(
         *manifold.point_shape, generator=torch.Generator().manual_seed(0)
     )
-    half = Projected(step_size=0.1, local_steps=4)
-    end = last(federate(problem, shards, half, half, manifold.dense(packed), 100))
+    update = Projected(step_size=0.1, local_steps=4)
+    end = last(federate(problem, shards, update, update, manifold.dense(packed), 100))
     best = manifold.dense(manifold.from_dense(mean))
     torch.testing.assert_close(end.state["anchor"], best, rtol=0, atol=1e-5)
-    model = half.model(end.state, manifold)
+    model = update.model(end.state, manifold)
     assert tuple(model.shape) == manifold.point_shape
 
 

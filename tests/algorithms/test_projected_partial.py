@@ -4,7 +4,7 @@ import torch
 
 from manifed.algorithms.projected import ProjectedPartial, corrections
 from manifed.problems.pca import KPCA
-from tests.algorithms.test_projected import HALF, pca_shards, start
+from tests.algorithms.test_projected import UPDATE, pca_shards, start
 from tests.conformance.federated_loop import federate, last
 
 
@@ -20,7 +20,7 @@ PARTIAL = ProjectedPartial(step_size=2e-3, local_steps=5)
 def test_with_everybody_the_control_variates_are_algorithm_1():
     problem, shards = KPCA(3), pca_shards()
     x = start(problem, shards)
-    plain = federate(problem, shards, HALF, HALF, x, 15)
+    plain = federate(problem, shards, UPDATE, UPDATE, x, 15)
     partial = federate(problem, shards, PARTIAL, PARTIAL, x, 15)
     for a, b in zip(plain, partial, strict=True):
         assert float((a.state["x"] - b.state["x"]).abs().max()) <= 1e-12
@@ -47,10 +47,10 @@ def test_control_variates_converge_where_stale_corrections_do_not():
     x = start(problem, shards)
     partial = federate(problem, shards, PARTIAL, PARTIAL, x, 200, cohort=thirds)
     assert float(problem.gradient_norm(last(partial).state["anchor"], shards)) < 2e-2
-    wide = HALF.model_copy(update={"tube_radius": 99.0})
+    wide = UPDATE.model_copy(update={"tube_radius": 99.0})
     naive = [
         float(problem.gradient_norm(p.state["anchor"], shards))
-        for p in federate(problem, shards, HALF, wide, x, 100, cohort=thirds)
+        for p in federate(problem, shards, UPDATE, wide, x, 100, cohort=thirds)
     ]
     assert min(naive[50:]) > 1.0
 
@@ -58,10 +58,11 @@ def test_control_variates_converge_where_stale_corrections_do_not():
 def test_a_client_that_lost_its_memory_does_not_bend_the_control_variates():
     """What goes up is uncorrected: whatever correction a client used, the server's sum is zero."""
     problem, shards = KPCA(3), pca_shards()
-    half, strategy = PARTIAL, PARTIAL
-    first = last(federate(problem, shards, half, strategy, start(problem, shards), 5))
-    blank = half.initial_memory(first.memory.tensors()["u"])
-    after = last(federate(problem, shards, half, strategy, first.state["anchor"], 1, memory=blank))
+    update, strategy = PARTIAL, PARTIAL
+    first = last(federate(problem, shards, update, strategy, start(problem, shards), 5))
+    blank = update.initial_memory(first.memory.tensors()["u"])
+    x = first.state["anchor"]
+    after = last(federate(problem, shards, update, strategy, x, 1, memory=blank))
     state = after.state
     total = corrections(state["mean_displacement"], state["displacements"], state["is_known"])
     assert float(total.sum(0).abs().max()) <= 1e-12

@@ -1,4 +1,4 @@
-"""Private projected turns: what is drawn is what is charged, and it has the stated law."""
+"""Private projected updates: what is drawn is what is charged, and it has the stated law."""
 
 from functools import lru_cache
 
@@ -25,11 +25,11 @@ def test_an_update_asks_for_as_many_noised_gradients_as_it_declares(training):
     problem, shards = KPCA(3), pca_shards()
     x = start(problem, shards)
     down = training.down(training.initial(x), "train")
-    half = ClientSetup(problem, training, MECHANISM)
+    setup = ClientSetup(problem, training, MECHANISM)
     seat, source = Seat(0, 1, 0, "train"), NoiseSource.from_seed(0)
-    turn = run_update(half, seat, down, training.initial_memory(x), shards[0], 8, source)
+    done = run_update(setup, seat, down, training.initial_memory(x), shards[0], 8, source)
     (release,) = training.releases(MECHANISM, 8)
-    assert turn.queries == {"gradient": release.count} == {"gradient": 5}
+    assert done.queries == {"gradient": release.count} == {"gradient": 5}
     assert release.noise_multiplier == pytest.approx(2.0, rel=1e-12)
 
 

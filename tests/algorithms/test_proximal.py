@@ -27,13 +27,13 @@ def pair(manifold, shape, distance=0.3):
 @pytest.mark.parametrize(("manifold", "shape"), [(Sphere(), (6,)), (Stiefel(), (6, 2))])
 def test_the_pull_is_minus_the_gradient_of_half_the_squared_distance(manifold, shape):
     x, anchor = pair(manifold, shape)
-    half = RFedProx(step_size=1.0, penalty_weight=1.0)
+    update = RFedProx(step_size=1.0, penalty_weight=1.0)
     u = manifold.proju(x, torch.ones(shape, dtype=torch.float64))
     u = u / u.norm()
     ahead = manifold.dist(manifold.expmap(x, 1e-5 * u), anchor).square()
     behind = manifold.dist(manifold.expmap(x, -1e-5 * u), anchor).square()
     slope = float(ahead - behind) / 4e-5
-    pull = manifold.inner(x, half.towards(x, anchor, manifold), u)
+    pull = manifold.inner(x, update.towards(x, anchor, manifold), u)
     assert float(pull) == pytest.approx(-slope, abs=1e-8)
 
 
@@ -65,10 +65,10 @@ def test_a_larger_penalty_keeps_clients_nearer_and_the_published_sign_pushes_the
     x = Sphere().random_point(5, generator=torch.Generator().manual_seed(2))
 
     def reached(**fields):
-        half = RFedProx(step_size=0.05, local_steps=6, **fields)
+        update = RFedProx(step_size=0.05, local_steps=6, **fields)
         mean = TangentMean(weights="uniform")
         return float(
-            last(federate(problem, shards, half, mean, x, 1)).uploads.u.norm(dim=-1).mean()
+            last(federate(problem, shards, update, mean, x, 1)).uploads.u.norm(dim=-1).mean()
         )
 
     free = reached(penalty_weight=0.0)

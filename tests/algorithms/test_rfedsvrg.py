@@ -13,7 +13,7 @@ from manifed.problems.pca import KPCA
 from tests.algorithms.test_projected import local_gradients, pca_shards, start
 from tests.conformance.federated_loop import SOURCE, federate, last
 
-HALF = RFedSVRG(step_size=2e-3, local_steps=5, maps="retraction")
+UPDATE = RFedSVRG(step_size=2e-3, local_steps=5, maps="retraction")
 
 
 @pytest.mark.parametrize("maps", ["exact", "retraction"])
@@ -21,8 +21,8 @@ def test_one_local_step_is_centralised_riemannian_descent(maps):
     problem, shards = KPCA(3), pca_shards()
     x, manifold = start(problem, shards), problem.manifold
     move = manifold.expmap if maps == "exact" else manifold.retr
-    half = RFedSVRG(step_size=1e-3, maps=maps)
-    for played in federate(problem, shards, half, half, x, 5):
+    update = RFedSVRG(step_size=1e-3, maps=maps)
+    for played in federate(problem, shards, update, update, x, 5):
         x = move(x, -1e-3 * local_gradients(problem, x, shards).mean(0))
         assert float((played.state["x"] - x).abs().max()) <= 1e-11
 
@@ -31,7 +31,7 @@ def test_it_is_the_printed_recursion():
     """The reused first gradient is the one that the recursion evaluates."""
     problem, shards, manifold = KPCA(3), pca_shards(), Stiefel()
     x = start(problem, shards)
-    end = last(federate(problem, shards, HALF, HALF, x, 1))
+    end = last(federate(problem, shards, UPDATE, UPDATE, x, 1))
     g0 = local_gradients(problem, x, shards)
     y = x.expand_as(g0)
     for _ in range(5):
@@ -47,9 +47,9 @@ def test_it_is_the_printed_recursion():
 def test_it_converges_from_the_start_and_stays_at_the_optimum():
     problem, shards = KPCA(3), pca_shards()
     best = problem.optimum(shards).x
-    stays = last(federate(problem, shards, HALF, HALF, best, 10)).state["x"]
+    stays = last(federate(problem, shards, UPDATE, UPDATE, best, 10)).state["x"]
     assert float((stays - best).norm()) <= 1e-11
-    end = last(federate(problem, shards, HALF, HALF, start(problem, shards), 250)).state["x"]
+    end = last(federate(problem, shards, UPDATE, UPDATE, start(problem, shards), 250)).state["x"]
     assert float(problem.gradient_norm(end, shards)) < 1e-2
 
 
@@ -57,15 +57,17 @@ def test_minibatches_take_the_reference_off_the_same_point():
     """With b = N_i a minibatch is the full gradient, and the first step is evaluated anew."""
     problem, shards = KPCA(3), pca_shards()
     x = start(problem, shards)
-    all_rows = HALF.model_copy(update={"minibatch": WithoutReplacement(batch_size=8)})
-    one = last(federate(problem, shards, HALF, HALF, x, 3)).state["x"]
+    all_rows = UPDATE.model_copy(update={"minibatch": WithoutReplacement(batch_size=8)})
+    one = last(federate(problem, shards, UPDATE, UPDATE, x, 3)).state["x"]
     two = last(federate(problem, shards, all_rows, all_rows, x, 3)).state["x"]
     torch.testing.assert_close(one, two, rtol=0, atol=1e-12)
 
 
 def test_a_client_that_missed_the_first_phase_says_so():
     problem, shards = KPCA(3), pca_shards()
-    x, half = start(problem, shards), ClientSetup(KPCA(3), HALF, ExampleMechanism())
+    x, setup = start(problem, shards), ClientSetup(KPCA(3), UPDATE, ExampleMechanism())
     down = MeanGradient(torch.zeros_like(x))
     with pytest.raises(ValueError, match="phase 'gradient'"):
-        run_update(half, Seat(0, 1, 0, "train"), down, HALF.initial_memory(x), shards[0], 8, SOURCE)
+        run_update(
+            setup, Seat(0, 1, 0, "train"), down, UPDATE.initial_memory(x), shards[0], 8, SOURCE
+        )

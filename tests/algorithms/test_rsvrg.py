@@ -61,14 +61,14 @@ def mechanism_of(relation, multiplier=1.5):
 
 
 def turn_of(training, mechanism, source=None, server_round=1):
-    half = ClientSetup(PrincipalEigenvector(), training, mechanism)
+    setup = ClientSetup(PrincipalEigenvector(), training, mechanism)
     seat, shard = Seat(0, server_round, 0, "train"), shards()[0]
     source = source or NoiseSource.from_seed(3)
-    return run_update(half, seat, Point(start()), None, shard, len(shard), source)
+    return run_update(setup, seat, Point(start()), None, shard, len(shard), source)
 
 
 def drawn_noise(training, mechanism):
-    """How many gradient noise vectors left the source of randomness during one turn."""
+    """How many gradient noise vectors left the source of randomness during one update."""
     steps = Counter()
     source = NoiseSource(bytes(32), is_release=False, recorder=lambda r: steps.update([r]))
     turn_of(training, mechanism, source)

@@ -1,4 +1,4 @@
-"""One case per client half: adding an algorithm means adding a case."""
+"""One case per client update: adding an algorithm means adding a case."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ from manifed.problems.pca import PrincipalEigenvector
 
 @dataclass(frozen=True)
 class ClientCase:
-    """A half, with a mechanism that it is charged for."""
+    """A client update, with a mechanism that it is charged for."""
 
     name: str
     training: ClientUpdate
@@ -119,7 +119,7 @@ CASES = [
 SIZES = (12, 9, 7)
 
 
-def half_of(case: ClientCase) -> ClientSetup:
+def setup_of(case: ClientCase) -> ClientSetup:
     return ClientSetup(PrincipalEigenvector(), case.training, case.mechanism)
 
 
@@ -176,8 +176,8 @@ def play(
     for phase in case.training.phases:
         seat = Seat(partition, server_round, attempt, phase.name)
         down = broadcast(phase, x)
-        turn = run_update(half_of(case), seat, down, memory, examples, sizes, source)
-        up |= {f"{phase.name}.{name}": u for name, u in turn.up.tensors().items()}
-        queries.update(turn.queries)
-        memory = turn.memory
+        done = run_update(setup_of(case), seat, down, memory, examples, sizes, source)
+        up |= {f"{phase.name}.{name}": u for name, u in done.up.tensors().items()}
+        queries.update(done.queries)
+        memory = done.memory
     return Round(up, queries, memory)

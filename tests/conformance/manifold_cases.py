@@ -137,8 +137,6 @@ class ManifoldCase:
     retraction_radius: float = 0.5
     """Tangent norm up to which invretr inverts retr."""
     has_invretr: bool = True
-    has_nearest_projx: bool = True
-    """Whether projx of an ambient matrix is defined (every shape-correct tensor is ambient)."""
     is_transp_identity_at_home: bool = True
     """Whether transp(x, x, v) = v."""
     is_stored_in_ambient: bool = True

@@ -1,4 +1,4 @@
-"""What every client half promises, over all cases."""
+"""What every client update promises, over all cases."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ import torch
 from manifed.privacy.mechanism import ExampleMechanism
 from manifed.privacy.noise import NoiseSource
 from manifed.problems.base import Examples
-from tests.conformance.client_cases import CASES, SIZES, half_of, play, shards, start
+from tests.conformance.client_cases import CASES, SIZES, play, setup_of, shards, start
 
 SOURCE = NoiseSource.from_seed(11)
 ROUND = 4
@@ -62,7 +62,7 @@ def test_grouping_does_not_matter(case):
         torch.testing.assert_close(whole[name][[2, 0]], u, rtol=0, atol=1e-12)
 
 
-def test_the_same_address_gives_the_same_turn(case):
+def test_the_same_address_gives_the_same_update(case):
     shard = shards()[0]
     first, second = single(case, 0, shard), single(case, 0, shard)
     for name, u in first.up.items():
@@ -82,7 +82,7 @@ def test_another_round_attempt_or_client_draws_other_noise(case):
 
 @of(lambda case: case.space == "tangent")
 def test_uploads_are_tangent_at_the_broadcast_point(case):
-    manifold, x = half_of(case).manifold, start()
+    manifold, x = setup_of(case).manifold, start()
     for u in single(case, 0, shards()[0]).up.values():
         assert (manifold.proju(x, u) - u).norm() <= 1e-12 * (1 + u.norm())
 
@@ -101,7 +101,7 @@ def test_inputs_are_untouched(case):
 
 
 def test_what_is_charged_is_what_was_drawn(case):
-    """The releases a half states are exactly the noised queries its oracle answered."""
+    """The releases a client update states are exactly the noised queries its oracle answered."""
     queries = single(case, 0, shards()[0]).queries
     noised = {k: n for k, n in queries.items() if not k.endswith("-unnoised")}
     stated = {r.label: r.count for r in case.training.releases(case.mechanism, SIZES[0])}

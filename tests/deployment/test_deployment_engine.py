@@ -14,7 +14,6 @@ from manifed.errors import EngineFailed
 from tests.deployment.interrupt import all_gone, interrupted
 from tests.deployment.tiny_run_config import tiny_run_config
 
-READY = "Successfully installed"  # every process is there, the ServerApp's own included
 QUICKSTART = Path(__file__).parents[2] / "configs" / "quickstart.toml"
 pytestmark = [pytest.mark.deployment, pytest.mark.slow]
 

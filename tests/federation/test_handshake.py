@@ -1,4 +1,4 @@
-"""Who answers for which partition, whoever else turns up."""
+"""Who answers for which partition, whoever else comes."""
 
 import time
 

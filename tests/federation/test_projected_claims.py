@@ -47,7 +47,7 @@ def test_the_bound_of_theorem_4_3_holds_with_sampling_on_average():
     problem, shards, batch, rounds = KPCA(3), pca_shards(), 2, 10
     x, constants = start(problem, shards), client_constants(shards, 3)
     eta, server = theory_stepsize(constants, 6, 5)
-    half = Projected(
+    update = Projected(
         step_size=eta,
         local_steps=5,
         server_step_size=server,
@@ -58,7 +58,7 @@ def test_the_bound_of_theorem_4_3_holds_with_sampling_on_average():
     squares, variance = [], 0.0
     for seed in range(20):
         here, source = x, NoiseSource.from_seed(seed)
-        for played in federate(problem, shards, half, half, x, rounds, source=source):
+        for played in federate(problem, shards, update, update, x, rounds, source=source):
             g = optimality_measure(
                 here, problem.gradient(here, shards), eta * server * 5, problem.manifold
             )
@@ -74,9 +74,9 @@ def test_drift_inside_a_round_is_bounded():
     problem, shards = KPCA(3), pca_shards()
     constants = client_constants(shards, 3)
     eta, tau, n = theory_stepsize(constants, 6, 5)[0], 5, 6
-    half, x = Projected(step_size=eta, local_steps=tau), start(problem, shards)
+    update, x = Projected(step_size=eta, local_steps=tau), start(problem, shards)
     before = torch.zeros(n, *x.shape, dtype=torch.float64)
-    for played in federate(problem, shards, half, half, x, 10):
+    for played in federate(problem, shards, update, update, x, 10):
         full = problem.gradient(x, shards)
         lag = eta * tau * (full + before.mean(0) - before)
         c, z_hat, drift = before.mean(0) - before, x.expand_as(before), 0.0
@@ -98,8 +98,8 @@ def test_read_as_a_standard_deviation_the_recipe_stalls_this_algorithm_and_not_i
     shards = [Examples({"z": s["z"] * c}, {"z": 1}) for s, c in zip(variance, scales, strict=True)]
     problem = KPCA(5)
     x = start(problem, shards)
-    half = Projected(step_size=4e-3, local_steps=5, tube_radius=1e9)
-    ours = last(federate(problem, shards, half, half, x, 300)).state["anchor"]
+    update = Projected(step_size=4e-3, local_steps=5, tube_radius=1e9)
+    ours = last(federate(problem, shards, update, update, x, 300)).state["anchor"]
     rival = RFedSVRG(step_size=4e-3, local_steps=5, maps="retraction")
     theirs = last(federate(problem, shards, rival, rival, x, 300)).state["x"]
     assert float(problem.gradient_norm(ours, shards)) > 0.1

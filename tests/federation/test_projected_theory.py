@@ -45,7 +45,7 @@ def test_the_bound_of_theorem_4_3_holds(clients, local_steps, rounds):
     problem, shards = KPCA(3), pca_shards(clients)
     x, constants = start(problem, shards), client_constants(shards, 3)
     eta, server_step_size = theory_stepsize(constants, clients, local_steps)
-    half = Projected(
+    update = Projected(
         step_size=eta,
         local_steps=local_steps,
         server_step_size=server_step_size,
@@ -57,7 +57,7 @@ def test_the_bound_of_theorem_4_3_holds(clients, local_steps, rounds):
         gap, local_gradients(problem, x, shards), eta, server_step_size, local_steps
     )
     squares, here = [], x
-    for played in federate(problem, shards, half, half, x, rounds):
+    for played in federate(problem, shards, update, update, x, rounds):
         grad = problem.gradient(here, shards)
         measure = optimality_measure(here, grad, total_step, problem.manifold)
         squares.append(float(measure.square().sum()))

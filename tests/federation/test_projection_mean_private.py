@@ -19,13 +19,13 @@ from tests.conformance.federated_loop import federate, last
 
 def test_noise_moves_the_run_and_vanishes_with_its_multiplier():
     problem, shards = KPCA(3), pca_shards()
-    x, half = start(problem, shards), Projected(step_size=2e-3, local_steps=5)
-    plain = last(federate(problem, shards, half, half, x, 5)).state["x"]
+    x, update = start(problem, shards), Projected(step_size=2e-3, local_steps=5)
+    plain = last(federate(problem, shards, update, update, x, 5)).state["x"]
 
     def gap(multiplier, clip=1e6):
         noise = RelativeNoise(multiplier=multiplier)
         mechanism = ExampleMechanism(l2_norm_clip=clip, noise=noise)
-        wide = half.model_copy(update={"tube_radius": 1e9})
+        wide = update.model_copy(update={"tube_radius": 1e9})
         end = last(federate(problem, shards, wide, wide, x, 5, mechanism=mechanism))
         return float((end.state["x"] - plain).norm())
 
@@ -35,13 +35,13 @@ def test_noise_moves_the_run_and_vanishes_with_its_multiplier():
 
 def test_client_level_noise_and_clip_act_on_ambient_uploads():
     problem, shards = KPCA(3), pca_shards()
-    x, half = start(problem, shards), Projected(step_size=2e-3, local_steps=5)
-    plain = last(federate(problem, shards, half, half, x, 4)).state["x"]
+    x, update = start(problem, shards), Projected(step_size=2e-3, local_steps=5)
+    plain = last(federate(problem, shards, update, update, x, 4)).state["x"]
     wide = ClientMechanism(l2_norm_clip=1e3, noise_multiplier=0.0)
-    silent = last(federate(problem, shards, half, half, x, 4, client_mechanism=wide))
+    silent = last(federate(problem, shards, update, update, x, 4, client_mechanism=wide))
     torch.testing.assert_close(silent.state["x"], plain, rtol=0, atol=1e-13)
     tight = ClientMechanism(l2_norm_clip=0.01, noise_multiplier=0.0)
-    for played in federate(problem, shards, half, half, x, 4, client_mechanism=tight):
+    for played in federate(problem, shards, update, update, x, 4, client_mechanism=tight):
         assert float((played.state["x"] - x).norm()) <= 0.01 + 1e-12
         x = played.state["anchor"]
 
@@ -70,9 +70,9 @@ def test_the_noise_of_an_ambient_mean_is_chi_square_with_the_stated_stddev(scale
 def test_plain_uploads_are_algorithm_1_and_forget_the_servers_noise():
     problem, shards = KPCA(3), pca_shards()
     x, rounds = start(problem, shards), 40
-    half = Projected(step_size=2e-3, local_steps=5)
-    plain = half.model_copy(update={"upload": "plain"})
-    one = last(federate(problem, shards, half, half, x, 10)).state["x"]
+    update = Projected(step_size=2e-3, local_steps=5)
+    plain = update.model_copy(update={"upload": "plain"})
+    one = last(federate(problem, shards, update, update, x, 10)).state["x"]
     two = last(federate(problem, shards, plain, plain, x, 10)).state["x"]
     torch.testing.assert_close(one, two, rtol=0, atol=1e-12)
     noisy = ClientMechanism(l2_norm_clip=1e3, noise_multiplier=1e-8)
@@ -87,7 +87,7 @@ def test_plain_uploads_are_algorithm_1_and_forget_the_servers_noise():
         ]
         return sizes[0], sum(sizes[-10:]) / 10
 
-    first, late = imbalance(half)
+    first, late = imbalance(update)
     assert late > 3 * first
     first, late = imbalance(plain)
     assert 0.3 * first < late < 2 * first

@@ -20,7 +20,7 @@ QUICKSTART = Path(__file__).resolve().parents[2] / "configs" / "quickstart.toml"
 SETS = ["federation.num_clients=4", "federation.cohort={kind='fixed-size',cohort_size=2}"]
 
 
-class Purse:
+class Charges:
     """Notes every charge; can refuse to be silent about order."""
 
     def __init__(self):
@@ -39,14 +39,14 @@ def parts(tmp_path):
     save(config, tmp_path / "config.toml")
     run_config = {"experiment": str(tmp_path / "config.toml"), "overrides": ""}
     grid = InlineGrid(client_app, 4, run_config)
-    plan, purse = plan_of(config), Purse()
+    plan, charges = plan_of(config), Charges()
     start = plan.server_update.initial(initial_point(config))
 
     def loop(policy=plan.policy, on_round=ignore):
         changed = type(plan)(**{**vars(plan), "policy": policy})
-        return ServerLoop(changed, start, purse.charge, on_round, attempts=purse.attempts)
+        return ServerLoop(changed, start, charges.charge, on_round, attempts=charges.attempts)
 
-    return loop, grid, purse
+    return loop, grid, charges
 
 
 ALGORITHMS = {
@@ -82,12 +82,12 @@ def test_aggregate_without_configure_is_refused(parts):
 
 
 def test_a_round_is_charged_before_its_messages_leave(parts, monkeypatch):
-    loop, grid, purse = parts
+    loop, grid, charges = parts
     seen = []
     deliver = grid._deliver
 
     def noting(message):
-        seen.append(len(purse.charged))
+        seen.append(len(charges.charged))
         return deliver(message)
 
     monkeypatch.setattr(grid, "_deliver", noting)
@@ -98,7 +98,7 @@ def test_a_round_is_charged_before_its_messages_leave(parts, monkeypatch):
 
 
 def test_a_retry_is_a_charge_of_its_own_with_another_cohort_draw(parts, monkeypatch):
-    loop, grid, purse = parts
+    loop, grid, charges = parts
     policy = loop().plan.policy.model_copy(update={"on_failure": "retry"})
     deliver, broken = grid._deliver, []
 
@@ -110,7 +110,7 @@ def test_a_retry_is_a_charge_of_its_own_with_another_cohort_draw(parts, monkeypa
 
     monkeypatch.setattr(grid, "_deliver", fails_once)
     loop(policy).start(grid, num_rounds=1)
-    assert [(r, a) for r, a, _ in purse.charged] == [(1, 0), (1, 1)]
+    assert [(r, a) for r, a, _ in charges.charged] == [(1, 0), (1, 1)]
 
 
 def test_bad_replies_end_a_round_when_too_few_are_left(parts, monkeypatch):

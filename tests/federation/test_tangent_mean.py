@@ -1,4 +1,4 @@
-"""Algorithm 1's server half: reductions to what it must be."""
+"""Algorithm 1's server update: reductions to what it must be."""
 
 import torch
 
@@ -66,24 +66,24 @@ def collected(x, y, drawn, uniform):
 
 
 def test_option_2_returns_each_round_with_equal_probability():
-    half, sphere, rounds, counts = TangentMean(output_rule="uniform"), Sphere(), 4, [0] * 4
+    mean, sphere, rounds, counts = TangentMean(output_rule="uniform"), Sphere(), 4, [0] * 4
     x, y = points(rounds + 1, seed=2)
     generator = torch.Generator().manual_seed(0)
     trials = 1000
     for _ in range(trials):
-        state = half.initial(x)
+        state = mean.initial(x)
         for r in range(1, rounds + 1):
             uniform = float(torch.rand((), generator=generator))
-            state = half.step(state, "train", collected(state["x"], y[r], y[r], uniform), r, sphere)
-        gaps = [float((half.output(state, sphere) - y[r]).norm()) for r in range(1, rounds + 1)]
+            state = mean.step(state, "train", collected(state["x"], y[r], y[r], uniform), r, sphere)
+        gaps = [float((mean.output(state, sphere) - y[r]).norm()) for r in range(1, rounds + 1)]
         counts[gaps.index(min(gaps))] += 1
     statistic = sum((c - trials / rounds) ** 2 / (trials / rounds) for c in counts)
     assert statistic < 31.0  # chi-square with 3 degrees of freedom: 1e-6 of the mass lies above
 
 
 def test_option_2_for_its_proof_goes_on_from_the_last_iterate():
-    half, sphere = TangentMean(output_rule="uniform"), Sphere()
+    mean, sphere = TangentMean(output_rule="uniform"), Sphere()
     x, (last, drawn) = points(2, seed=3)
-    state = half.step(half.initial(x), "train", collected(x, last, drawn, 0.5), 1, sphere)
+    state = mean.step(mean.initial(x), "train", collected(x, last, drawn, 0.5), 1, sphere)
     torch.testing.assert_close(state["x"], last, rtol=0, atol=1e-14)
-    torch.testing.assert_close(half.output(state, sphere), drawn, rtol=0, atol=1e-14)
+    torch.testing.assert_close(mean.output(state, sphere), drawn, rtol=0, atol=1e-14)

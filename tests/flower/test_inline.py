@@ -33,7 +33,7 @@ def run(tmp_path, *sets, name="run"):
 def reference_loop(config):
     """PriRFed in twenty lines: Algorithm 1 over Algorithm 2, no Flower."""
     found = load_shards(config)
-    half = ClientSetup(found.problem, config.training, example_mechanism(config, found.sizes))
+    setup = ClientSetup(found.problem, config.training, example_mechanism(config, found.sizes))
     manifold, source = found.problem.manifold, NoiseSource.from_seed(config.federation.seed)
     x = initial_point(config)
     for t in range(1, config.federation.num_rounds + 1):
@@ -41,8 +41,8 @@ def reference_loop(config):
         total, weight = torch.zeros_like(x), 0
         for i in cohort:
             shard, seat = found.examples[i], Seat(i, t, 0, "train")
-            turn = run_update(half, seat, Point(x), None, shard, len(shard), source)
-            total, weight = total + len(shard) * turn.up.tensors()["u"], weight + len(shard)
+            done = run_update(setup, seat, Point(x), None, shard, len(shard), source)
+            total, weight = total + len(shard) * done.up.tensors()["u"], weight + len(shard)
         if cohort:
             x = manifold.expmap(x, total / weight)
     return x

@@ -170,12 +170,12 @@ def test_the_public_codes_noise_costs_nine_times_the_target():
     schedule = pixels(1.0, 0.01)
     stddev, _ = calibrated_stddev(schedule, 0.1, DELTA, counting="every-epoch")
     assert certain_epsilon(schedule, stddev, DELTA) > 0.86
-    half = schedule.releases(stddev, share=0.94)
-    assert 0.86 < tight_epsilon(half, DELTA) < 1.0
+    halved = schedule.releases(stddev, share=0.94)
+    assert 0.86 < tight_epsilon(halved, DELTA) < 1.0
 
 
 def test_our_clients_are_charged_every_step():
-    """The half's own events are the schedule's, at the schedule's own split."""
+    """The update's own events are the schedule's, at the schedule's own split."""
     schedule = pixels(1.0, 0.01)
     training = RSVRG(
         step_size=0.1,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
-from typing import Literal, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 
 import mpmath as mp
 import torch
@@ -288,7 +288,8 @@ def _variants(model: type[ProblemSource]) -> Iterator[ProblemSource]:
         elif name in {"ridge", "penalty"} and field.default == 0.0:
             choices[name] = (0.0, 0.3)
     for values in product(*choices.values()):
-        yield model(**dict(zip(choices, values, strict=True)))  # pyright: ignore[reportArgumentType]
+        chosen: dict[str, Any] = dict(zip(choices, values, strict=True))
+        yield model(**chosen)
 
 
 @lru_cache

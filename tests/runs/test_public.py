@@ -143,7 +143,7 @@ def test_an_oracle_is_published_where_it_was_declared(tmp_path):
     assert shown["manifest"]["final"]["gradient_norm"] > 0
 
 
-def test_export_is_a_command_with_errors_of_one_line(manifed, neighbours, tmp_path):  # noqa: F811
+def test_export_is_a_command_with_errors_of_one_line(manifed, neighbours, tmp_path):  # noqa: F811  a fixture
     done = manifed("export", neighbours[0], "--out", tmp_path / "out")
     assert done.exit_code == 0, done.output
     again = manifed("export", neighbours[0], "--out", tmp_path / "out")

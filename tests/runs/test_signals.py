@@ -24,6 +24,7 @@ def begun(out, *more):
     words = [sys.executable, "-u", "simulation.py", QUICKSTART, *sets, "--plain", "--out", str(out)]
     return subprocess.Popen(
         [*words, *more], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        # a test's own process has no threads that a fork could deadlock
         preexec_fn=lambda: [signal.signal(n, signal.SIG_DFL) for n, _ in SIGNALS],  # noqa: PLW1509
     )  # fmt: skip
 

@@ -76,7 +76,7 @@ def counting_problem():
 def one_round(training, strategy):
     """(calls of one client, calls of the server, matrices up, matrices down) in round 1."""
     problem, shards = counting_problem(), pca_shards()
-    half, manifold = ClientSetup(problem, training, ExampleMechanism()), problem.manifold
+    setup, manifold = ClientSetup(problem, training, ExampleMechanism()), problem.manifold
     x = start(KPCA(3), shards)
     state, client, server = strategy.initial(x), Counter(), Counter()
     memory, up, down = training.initial_memory(x), 0, 0
@@ -84,11 +84,11 @@ def one_round(training, strategy):
         sent = strategy.down(state, phase.name)
         manifold.calls = client
         seat = Seat(0, 1, 0, phase.name)
-        turn = run_update(half, seat, sent, memory, shards[0], 8, NoiseSource.from_seed(0))
-        client["gradients"] += sum(turn.queries.values())
-        memory, up, down = turn.memory, up + len(turn.up.names()), down + len(sent.names())
+        done = run_update(setup, seat, sent, memory, shards[0], 8, NoiseSource.from_seed(0))
+        client["gradients"] += sum(done.queries.values())
+        memory, up, down = done.memory, up + len(done.up.names()), down + len(sent.names())
         manifold.calls = server
-        stacked = type(turn.up).stack([turn.up])
+        stacked = type(done.up).stack([done.up])
         mean = {name: u.mean(0) for name, u in stacked.tensors().items()}
         state = strategy.step(
             state, phase.name, Collected(mean, stacked, (0,), 1, 0.5), 1, manifold
