@@ -2,17 +2,18 @@
 
 from collections.abc import Callable
 
-from flwr.app import Context, Message
-from flwr.clientapp import ClientApp
+from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from manifed.experiment.schema import Experiment
-from manifed.flower import client
+from manifed.flower.client import client_app, client_app_of
 from manifed.flower.inline import InlineGrid
 from manifed.flower.polling import PollingGrid
 from manifed.flower.transport import MessageTransport
 from manifed.runs import driver
 from manifed.runs.run_folder import RunFolder
+
+__all__ = ["client_app", "client_app_of", "run", "server_app_of"]
 
 
 def run(grid: Grid, config: Experiment) -> RunFolder:
@@ -38,27 +39,5 @@ def server_app_of(experiment: Callable[[Context], Experiment]) -> ServerApp:
     def main(grid: Grid, context: Context) -> None:
         """Run the experiment."""
         run(grid, experiment(context))
-
-    return made
-
-
-def client_app_of(experiment: Callable[[Context], Experiment]) -> ClientApp:
-    """The ClientApp of nodes that take part in the experiment of their context."""
-    return client_app(lambda context: client.node_of(context, experiment(context)))
-
-
-def client_app(find: client.FindNode) -> ClientApp:
-    """The ClientApp of the nodes that ``find`` makes."""
-    made = ClientApp()
-
-    @made.query()
-    def introduce(message: Message, context: Context) -> Message:
-        """Which partition this node holds and how many examples (a public size)."""
-        return client.introduce(message, context, find)
-
-    @made.train()
-    def train(message: Message, context: Context) -> Message:
-        """One client update."""
-        return client.answer(message, context, find)
 
     return made

@@ -13,6 +13,7 @@ from logging import ERROR
 
 import torch
 from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
 from flwr.common.logger import log
 from torch import Tensor
 
@@ -210,3 +211,25 @@ def _write(memory: Memory, header: Header, context: Context) -> None:
             keys.ATTEMPT: header.attempt,
         }
     )
+
+
+def client_app_of(experiment: Callable[[Context], Experiment]) -> ClientApp:
+    """The ClientApp of nodes that take part in the experiment of their context."""
+    return client_app(lambda context: node_of(context, experiment(context)))
+
+
+def client_app(find: FindNode) -> ClientApp:
+    """The ClientApp of the nodes that ``find`` makes."""
+    made = ClientApp()
+
+    @made.query()
+    def query(message: Message, context: Context) -> Message:
+        """Which partition this node holds and how many examples (a public size)."""
+        return introduce(message, context, find)
+
+    @made.train()
+    def train(message: Message, context: Context) -> Message:
+        """One client update."""
+        return answer(message, context, find)
+
+    return made

@@ -120,9 +120,20 @@ def _decoded(name: str, array: Array) -> Tensor:
     return torch.from_numpy(np.array(flat.reshape(shape, order=order), order="C", copy=True))
 
 
-def pack(header: Header, payload: Payload | None, *, noise_origin: str | None = None) -> RecordDict:
-    """The content of one message; a reply says where the key of its noise came from."""
+def pack(
+    header: Header,
+    payload: Payload | None,
+    *,
+    noise_origin: str | None = None,
+    to: tuple[int, int] | None = None,
+) -> RecordDict:
+    """The content of one message; a reply says where the key of its noise came from.
+
+    ``to`` is (client, its last accepted round) where the header is for nobody in particular.
+    """
     values = {key: getattr(header, name) for name, key in _HEADER_KEYS.items()}
+    if to is not None:
+        values[keys.PARTITION_ID], values[keys.LAST_ACCEPTED] = to
     if noise_origin is not None:
         values[keys.NOISE_ORIGIN] = noise_origin
     content = RecordDict({keys.HEADER: ConfigRecord(values)})
@@ -144,6 +155,11 @@ def read_header(content: RecordDict) -> Header:
     Raises:
         BadMessage: when it is missing, has other fields, or a field has another type.
     """
+    return Header(**_header_of(content))  # type: ignore[arg-type]  # each was checked there
+
+
+def _header_of(content: RecordDict) -> dict[str, str | int]:
+    """The fields of a header, each of its type."""
     record = content.get(keys.HEADER)
     if not isinstance(record, ConfigRecord):
         raise BadMessage(f"Expected a {keys.HEADER!r} record, got {_names(content)}")
@@ -159,7 +175,33 @@ def read_header(content: RecordDict) -> Header:
         if type(value) is not wanted:
             raise BadMessage(f"Expected {key} of type {wanted.__name__}, got {shown(value)}")
         values[field.name] = value
-    return Header(**values)  # type: ignore[arg-type]  # each was checked above
+    return values
+
+
+Named = tuple[str, int, int, str, int]
+"""Config, round, attempt, phase and client of a message."""
+_NAMED = ("config_sha256", "server_round", "attempt", "phase", "partition_id")
+
+
+def read_reply(
+    content: RecordDict, mine: Named, kind: type[P], shape: tuple[int, ...], dtype: torch.dtype
+) -> tuple[P, str]:
+    """The payload of a reply to the message ``mine``, and where its noise is said to come from.
+
+    Raises:
+        BadMessage: as `read_header` and `read_payload`, and for a reply to another message.
+    """
+    theirs = _header_of(content)
+    got = tuple(theirs[name] for name in _NAMED)
+    if got != mine:
+        raise BadMessage(
+            f"Expected (config, round, attempt, phase, client) {_brief(mine)}, got {_brief(got)}"
+        )
+    return read_payload(content, kind, shape, dtype), read_noise_origin(content)
+
+
+def _brief(values: tuple[str | int, ...]) -> str:
+    return "(" + ", ".join(str(value)[:12] for value in values) + ")"
 
 
 def _names(record: RecordDict | ConfigRecord | ArrayRecord) -> str:

@@ -6,7 +6,7 @@ tangent is the round's to judge, as for every transport (manifed/federation/uplo
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Self
 
 from flwr.app import Message, MessageType
@@ -22,10 +22,7 @@ from manifed.federation.plan import Plan
 from manifed.federation.replies import Replies, plain
 from manifed.federation.transport import stacked_or_empty
 from manifed.flower.handshake import meet
-from manifed.flower.records import BadMessage, pack, read_header, read_noise_origin, read_payload
-
-_Named = tuple[str, int, int, str, int]
-"""Config, round, attempt, phase and client of a message."""
+from manifed.flower.records import BadMessage, Named, pack, read_reply
 
 
 @dataclass(frozen=True)
@@ -71,10 +68,9 @@ class MessageTransport:
         """One message for each of ``partitions``, in order."""
         sent: list[Message] = []
         for i, payload in zip(partitions, downs(down, len(partitions)), strict=True):
-            mine = replace(header, partition_id=i, last_accepted_round=last_accepted.get(i, 0))
             sent.append(
                 Message(
-                    pack(mine, payload),
+                    pack(header, payload, to=(i, last_accepted.get(i, 0))),
                     dst_node_id=self.nodes[i],
                     message_type=MessageType.TRAIN,
                     group_id=str(header.server_round),
@@ -120,13 +116,13 @@ class MessageTransport:
         )
 
     def _first_readable(
-        self, mine: _Named, phase: Phase, point: Tensor, replies: Sequence[Message]
+        self, mine: Named, phase: Phase, point: Tensor, replies: Sequence[Message]
     ) -> tuple[Payload, str]:
         """The payload of the first readable reply, and where its noise is said to come from."""
         refusals: list[BadMessage] = []
         for reply in replies:
             try:
-                return _open(mine, phase, point, reply), read_noise_origin(reply.content)
+                return _open(mine, phase, point, reply)
             except BadMessage as bad:
                 refusals.append(bad)
             except Exception as error:  # whatever a reply makes a check do is that client's failure
@@ -171,24 +167,8 @@ def _point(down: Down) -> Tensor:
     return next(iter(down.tensors().values()))
 
 
-def _open(mine: _Named, phase: Phase, point: Tensor, reply: Message) -> Payload:
-    """The payload of a reply to the message named ``mine``: shapes and types of ``point``."""
+def _open(mine: Named, phase: Phase, point: Tensor, reply: Message) -> tuple[Payload, str]:
+    """As `read_reply`, with shapes and types of ``point``; BadMessage for an error reply."""
     if reply.has_error():
         raise BadMessage(f"error {reply.error.code}: {reply.error.reason}")
-    theirs = read_header(reply.content)
-    got = (
-        theirs.config_sha256,
-        theirs.server_round,
-        theirs.attempt,
-        theirs.phase,
-        theirs.partition_id,
-    )
-    if got != mine:
-        raise BadMessage(
-            f"Expected (config, round, attempt, phase, client) {_brief(mine)}, got {_brief(got)}"
-        )
-    return read_payload(reply.content, phase.up, tuple(point.shape), point.dtype)
-
-
-def _brief(values: tuple[str | int, ...]) -> str:
-    return "(" + ", ".join(str(value)[:12] for value in values) + ")"
+    return read_reply(reply.content, mine, phase.up, tuple(point.shape), point.dtype)

@@ -171,10 +171,11 @@ class Account:
         else:
             self._check_budget(server_round, cohort_attempt)
             reservation = self._reservation(server_round, attempt, cohort, cohort_attempt)
-            after = self.odometer.after(reservation)  # refuses what could never be read back
             if self._allowed is not None and isinstance(self._allowed.draw, Schedule):
-                self._allowed.check_after(after, server_round)
-            self.odometer.feed(self._ledger.append(RESERVED, reservation.body()))
+                self._allowed.check_after(self.odometer.after(reservation), server_round)
+            self.odometer.check(reservation)  # what it refuses could never be read back
+            self._ledger.append(RESERVED, reservation.body())
+            self.odometer.reserve(reservation)
             self._before, self._done = reservation, []
             self._written = self._terms_of(server_round)
         self._done.append(cohort)
@@ -216,8 +217,9 @@ class Account:
     def _consume(self, *, is_open: bool) -> None:
         if self._before is None or (is_open and not self._done):
             return
-        body = self._consumption(is_open=is_open).body()
-        self.odometer.feed(self._ledger.append(CONSUMED, body))
+        consumption = self._consumption(is_open=is_open)
+        self._ledger.append(CONSUMED, consumption.body())
+        self.odometer.consume(consumption)
         is_left = is_open and self._next <= self._before.last
         self._before, self._done = (self._before if is_left else None), []
 
@@ -248,6 +250,8 @@ class Account:
 
     def _block_from(self, first: int, attempt: int) -> int:
         """The last round of a block: the run's last, or before the first of another attempt."""
+        if self._block == 1:
+            return first
         end = first + self._block - 1
         last, drawn = first, self._drawn() + 1
         mine = self._terms_of(first)

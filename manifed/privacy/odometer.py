@@ -126,10 +126,9 @@ class Odometer:
         self._abandon()
         if reservation.terms is not None:
             self.declare(reservation.terms)
-        if self._now is None:
-            raise ValueError("Expected terms before the first reservation, got none")
         cohort = reservation.cohort
-        self._register.known[self._now].check(cohort)
+        self._known_now().check(cohort)
+        assert self._now is not None
         first, last, rounds = reservation.first, reservation.last, _length(reservation)
         before, is_certain = self._coin_used_again(reservation)
         self._recent = {k: v for k, v in self._recent.items() if k[0] == first == last}
@@ -152,23 +151,12 @@ class Odometer:
         Raises:
             ValueError: without an open reservation, for rounds or a cohort outside of it.
         """
-        was = self._open
-        if was is None:
-            raise ValueError("Expected an open reservation to consume, got none")
-        upto, named = consumption.upto, consumption.cohorts
-        if not was.first - 1 <= upto <= was.last:
-            raise ValueError(
-                f"Expected rounds consumed up to {was.first - 1} to {was.last}, got {upto}"
-            )
+        was, upto, named = self._settled_by(consumption), consumption.upto, consumption.cohorts
         rounds = upto - was.first + 1
         if named is None:
             self._consumed.add(was.terms, was.cohort, rounds)
         else:
-            if len(named) != rounds:
-                raise ValueError(f"Expected {rounds} cohorts, one a round, got {len(named)}")
             for cohort in named:
-                if not np.isin(cohort, was.cohort, assume_unique=True).all():
-                    raise ValueError("Expected a cohort of reserved clients, got others")
                 self._consumed.add(was.terms, cohort, 1)
                 self._counted.add(was.terms, cohort, 1)
             self._counted.add(was.terms, was.cohort, -rounds)
@@ -204,6 +192,40 @@ class Odometer:
         r, cohort = charge.server_round, cohorts.members(charge.partitions)
         self.reserve(Reservation(r, r, charge.attempt, cohort, charge.cohort_attempt, terms=terms))
         self._abandon()
+
+    def check(self, reservation: Reservation) -> None:
+        """Refuse what `reserve` would refuse; nothing is counted.
+
+        Raises:
+            ValueError: as `reserve`.
+        """
+        if reservation.terms is not None or reservation.cohort_attempt is not None:
+            self.after(reservation)  # these hang on what settling the one before leaves
+            return
+        if reservation.consumed is not None:
+            self._settled_by(reservation.consumed)
+        self._known_now().check(reservation.cohort)
+
+    def _settled_by(self, consumption: Consumption) -> _Open:
+        """The open reservation, which the consumption must fit; errors as `consume`."""
+        was, upto, named = self._open, consumption.upto, consumption.cohorts
+        if was is None:
+            raise ValueError("Expected an open reservation to consume, got none")
+        if not was.first - 1 <= upto <= was.last:
+            raise ValueError(
+                f"Expected rounds consumed up to {was.first - 1} to {was.last}, got {upto}"
+            )
+        if named is not None and len(named) != (rounds := upto - was.first + 1):
+            raise ValueError(f"Expected {rounds} cohorts, one a round, got {len(named)}")
+        for cohort in named or ():
+            if not np.isin(cohort, was.cohort, assume_unique=True).all():
+                raise ValueError("Expected a cohort of reserved clients, got others")
+        return was
+
+    def _known_now(self) -> Known:
+        if self._now is None:
+            raise ValueError("Expected terms before the first reservation, got none")
+        return self._register.known[self._now]
 
     def after(self, reservation: Reservation) -> "Odometer":
         """An odometer that has taken the reservation too; this one has not."""

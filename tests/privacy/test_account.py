@@ -264,8 +264,12 @@ def test_a_consumption_that_proves_what_was_never_reserved_is_refused(consumptio
     odometer = Odometer()
     odometer.declare(TERMS)
     odometer.reserve(Reservation(2, 4, 0, BOUND))
+    before = state(odometer)
     with pytest.raises(ValueError, match=message):
         odometer.consume(consumption)
+    with pytest.raises(ValueError, match=message):
+        odometer.check(Reservation(5, 5, 0, BOUND, consumed=consumption))
+    assert state(odometer) == before
 
 
 def test_a_lost_reservation_cannot_be_consumed_later(tmp_path):
@@ -307,4 +311,8 @@ def test_what_could_not_be_read_back_is_not_written(tmp_path):
                 account.charge(*charge)
         assert ledger.head.sequence == 0
         account.charge(1, 0, (0,))
-    assert Odometer.of(Ledger.read(tmp_path / "ledger.jsonl")).rounds_counted == 1
+        with pytest.raises(ValueError, match="Expected clients < 5"):
+            account.charge(2, 0, (7,))
+        assert ledger.head.sequence == 1
+    assert state(audited(tmp_path / "ledger.jsonl")) == state(account.odometer)
+    assert account.odometer.rounds_counted == 1
