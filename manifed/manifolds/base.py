@@ -247,6 +247,23 @@ class Manifold(geoopt.Manifold):
         raise NotImplementedError(f"{self.name} has no random points")
 
 
+class FrobeniusManifold(Manifold):
+    """A set of matrices with the metric tr(u^T v), the one that it has in its ambient space."""
+
+    ndim = 2
+    reversible = False
+
+    def egrad2rgrad(self, x: Tensor, u: Tensor) -> Tensor:
+        """The orthogonal projection of the Euclidean gradient u."""
+        return self.proju(x, u)
+
+    def inner(
+        self, x: Tensor, u: Tensor, v: Tensor | None = None, *, keepdim: bool = False
+    ) -> Tensor:
+        """tr(u^T v), shape ``(...)`` (or ``(..., 1, 1)`` with ``keepdim``)."""
+        return (u * (u if v is None else v)).sum((-2, -1), keepdim=keepdim)
+
+
 def safe_sqrt(squared: Tensor) -> Tensor:
     """The square root of max(squared, 0), whose gradient at 0 is 0 instead of infinite."""
     if not squared.requires_grad:

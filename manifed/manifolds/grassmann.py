@@ -14,7 +14,7 @@ import torch
 from geoopt.utils import size2shape
 from torch import Tensor
 
-from manifed.manifolds.base import Manifold, verdict
+from manifed.manifolds.base import FrobeniusManifold, verdict
 from manifed.manifolds.defects import gram_defect
 from manifed.manifolds.linalg import (
     above_zero,
@@ -27,12 +27,10 @@ from manifed.manifolds.linalg import (
 )
 
 
-class Grassmann(Manifold):
+class Grassmann(FrobeniusManifold):
     """k-dimensional subspaces of R^n; points have shape ``(..., n, k)``, orthonormal columns."""
 
     name = "Grassmann"
-    ndim = 2
-    reversible = False
 
     def dim(self, shape: tuple[int, ...]) -> int:
         """k(n - k) for points of shape ``(n, k)``."""
@@ -46,10 +44,6 @@ class Grassmann(Manifold):
     def proju(self, x: Tensor, u: Tensor) -> Tensor:
         """The horizontal part u - x x^T u."""
         return minus_product(u, x, x.mT @ u)
-
-    def egrad2rgrad(self, x: Tensor, u: Tensor) -> Tensor:
-        """The horizontal part of the Euclidean gradient u."""
-        return self.proju(x, u)
 
     def _check_shape(self, shape: tuple[int, ...], name: str) -> tuple[bool, str | None]:
         is_tall = len(shape) >= 2 and shape[-2] >= shape[-1]
@@ -74,12 +68,6 @@ class Grassmann(Manifold):
         return verdict(error <= bound, f"Expected |x^T u| <= {bound}, got {error}; call proju")
 
     # -- metric ------------------------------------------------------------------------------
-    def inner(
-        self, x: Tensor, u: Tensor, v: Tensor | None = None, *, keepdim: bool = False
-    ) -> Tensor:
-        """tr(u^T v), shape ``(...)`` (or ``(..., 1, 1)`` with ``keepdim``)."""
-        return (u * (u if v is None else v)).sum((-2, -1), keepdim=keepdim)
-
     def dist(self, x: Tensor, y: Tensor, *, keepdim: bool = False) -> Tensor:
         """The norm of the principal angles atan2(s, c), accurate at 0 and pi/2."""
         angles, *_ = _principal(x, y)

@@ -11,16 +11,14 @@ import torch
 from geoopt.utils import size2shape
 from torch import Tensor
 
-from manifed.manifolds.base import Manifold, verdict
+from manifed.manifolds.base import FrobeniusManifold, verdict
 from manifed.manifolds.linalg import above_zero, standard_normal
 
 
-class Oblique(Manifold):
+class Oblique(FrobeniusManifold):
     """Matrices with unit columns; points have shape ``(..., n, k)``."""
 
     name = "Oblique"
-    ndim = 2
-    reversible = False
 
     def dim(self, shape: tuple[int, ...]) -> int:
         """k(n-1) for points of shape ``(n, k)``."""
@@ -37,10 +35,6 @@ class Oblique(Manifold):
     def proju(self, x: Tensor, u: Tensor) -> Tensor:
         """Columns of u minus their components along the columns of x."""
         return u - x * _dots(x, u)
-
-    def egrad2rgrad(self, x: Tensor, u: Tensor) -> Tensor:
-        """The orthogonal projection of the Euclidean gradient u."""
-        return self.proju(x, u)
 
     def _off_manifold(self, x: Tensor) -> Tensor:
         return (_lengths(x) - 1).abs().amax((-2, -1))
@@ -62,12 +56,6 @@ class Oblique(Manifold):
         return verdict(error <= bound, f"Expected |x_j·u_j| <= {bound}, got {error}; call proju")
 
     # -- metric ------------------------------------------------------------------------------
-    def inner(
-        self, x: Tensor, u: Tensor, v: Tensor | None = None, *, keepdim: bool = False
-    ) -> Tensor:
-        """tr(u^T v), shape ``(...)`` (or ``(..., 1, 1)`` with ``keepdim``)."""
-        return (u * (u if v is None else v)).sum((-2, -1), keepdim=keepdim)
-
     def dist(self, x: Tensor, y: Tensor, *, keepdim: bool = False) -> Tensor:
         """The root of the sum of squared angles 2 atan2(|x_j - y_j|, |x_j + y_j|)."""
         angles = 2 * torch.atan2(_lengths(x - y), _lengths(x + y))

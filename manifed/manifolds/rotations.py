@@ -13,7 +13,7 @@ import torch
 from geoopt.utils import size2shape
 from torch import Tensor
 
-from manifed.manifolds.base import Manifold, verdict
+from manifed.manifolds.base import FrobeniusManifold, verdict
 from manifed.manifolds.defects import gram_defect
 from manifed.manifolds.linalg import (
     above_zero,
@@ -27,12 +27,10 @@ from manifed.manifolds.linalg import (
 )
 
 
-class SpecialOrthogonal(Manifold):
+class SpecialOrthogonal(FrobeniusManifold):
     """Rotations of R^n; points have shape ``(..., n, n)``."""
 
     name = "SpecialOrthogonal"
-    ndim = 2
-    reversible = False
 
     def dim(self, shape: tuple[int, ...]) -> int:
         """n(n-1)/2 for points of shape ``(n, n)``."""
@@ -51,10 +49,6 @@ class SpecialOrthogonal(Manifold):
     def proju(self, x: Tensor, u: Tensor) -> Tensor:
         """The projection x skew(x^T u)."""
         return x @ skew(x.mT @ u)
-
-    def egrad2rgrad(self, x: Tensor, u: Tensor) -> Tensor:
-        """The orthogonal projection of the Euclidean gradient u."""
-        return self.proju(x, u)
 
     def _check_shape(self, shape: tuple[int, ...], name: str) -> tuple[bool, str | None]:
         is_square = len(shape) >= 2 and shape[-1] == shape[-2]
@@ -84,12 +78,6 @@ class SpecialOrthogonal(Manifold):
         return verdict(error <= bound, f"Expected x^T u skew within {bound}, got {error}")
 
     # -- metric ------------------------------------------------------------------------------
-    def inner(
-        self, x: Tensor, u: Tensor, v: Tensor | None = None, *, keepdim: bool = False
-    ) -> Tensor:
-        """tr(u^T v), shape ``(...)`` (or ``(..., 1, 1)`` with ``keepdim``)."""
-        return (u * (u if v is None else v)).sum((-2, -1), keepdim=keepdim)
-
     def dist(self, x: Tensor, y: Tensor, *, keepdim: bool = False) -> Tensor:
         """|log(x^T y)|_F, shape ``(...)``: sqrt(2) times the norm of the rotation angles."""
         with torch.no_grad():
