@@ -43,7 +43,7 @@ def check_partial() -> Finding:
         naive = table("001_6_projected", **changes)
         naive["training"]["tube_radius"] = 1e9
         ends = {
-            "control variates": run(table("001_partial-books", **changes)),
+            "control variates": run(table("001_partial-control-variates", **changes)),
             "stale": run(naive, cohort=FixedSize(cohort_size=10), patience=100),
             "rfedavg": run(table("001_partial-rfedavg", **changes), patience=100),
             "everybody": run(whole),
@@ -52,7 +52,7 @@ def check_partial() -> Finding:
         numbers[f"seed {seed}, |grad|"] = final
         is_true &= final["control variates"] <= 2 * final["everybody"]
         is_true &= min(final["stale"], final["rfedavg"]) >= 30 * final["control variates"]
-    price = run(table("001_partial-books"), [1e-2], stops=True).reached[1e-2]
+    price = run(table("001_partial-control-variates"), [1e-2], stops=True).reached[1e-2]
     full = run(table("001_6_projected", step_size=2e-3), [1e-2], stops=True).reached[1e-2]
     numbers["messages up to 1e-2, seed 0"] = [10 * price.rounds, 30 * full.rounds]
     numbers["MB both ways to 1e-2, seed 0"] = [price.wire_bytes / 1e6, full.wire_bytes / 1e6]
