@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Required, TypedDict, Unpack, cast
 
 import torch
 from torch import Tensor
@@ -50,6 +50,25 @@ from manifed.runs.statement import statement_of
 Algorithm = ClientUpdate | tuple[ClientUpdate, ServerUpdate]
 Shard = Examples | Tensor | Mapping[str, Tensor]
 Evaluate = Callable[[Tensor], Mapping[str, float]]
+
+
+class Options(TypedDict, total=False):
+    """Keyword arguments of `federate` and `fit`."""
+
+    rounds: Required[int]
+    privacy: ExampleLevel | ClientLevel | None
+    """The frozen object of a config: it is priced, and each cohort draw passes its budget."""
+    cohort: Cohort | None
+    """Who takes part in a round; left out, everyone."""
+    seed: int
+    """Of a seeded run, and of the random starting point; left out, 0."""
+    start: Tensor | None
+    """x^(0); left out, a random point of ``seed``."""
+    replies: ReplyPolicy | None
+    ledger: str | Path | None
+    """A file that is not there yet: each charge is on it before the clients are asked."""
+    transport: Callable[[ClientSide], Transport]
+    """How clients are reached; left out, one after the other in this process."""
 
 
 @dataclass(frozen=True)
@@ -101,34 +120,23 @@ def federate(
     problem: Problem,
     shards: Sequence[Shard],
     algorithm: Algorithm,
-    *,
-    privacy: ExampleLevel | ClientLevel | None = None,
-    rounds: int,
-    cohort: Cohort | None = None,
-    seed: int = 0,
-    start: Tensor | None = None,
-    replies: ReplyPolicy | None = None,
-    ledger: str | Path | None = None,
-    transport: Callable[[ClientSide], Transport] = MemoryTransport,
+    **options: Unpack[Options],
 ) -> Iterator[Round]:
     """The rounds of a federation in this process, one by one.
 
     ``shards`` has one entry a client: Examples, a dict of tensors, or a tensor that the problem
     knows as "z"; each tensor of shape (n, *feature). ``algorithm`` is a client update and a server
     update, or one object that is both (a client update alone goes with the tangent mean).
-    ``privacy`` is the frozen object of a config: it is priced, each cohort draw passes its budget,
-    and with ``ledger``, a file that is not there yet, each charge is on disk before the clients
-    are asked. ``start`` is x^(0); None draws a random point of ``seed``.
+    ``options`` are the keyword arguments that `Options` lists; ``rounds`` must be given, the others
+    are privacy, cohort, seed, start, replies, ledger and transport.
 
     Raises:
         ConfigError: before round 1, for parts that do not go together or that nothing prices.
         BudgetExhausted: for a round that the budget does not pay; the rounds before stand.
         RoundFailed: as `manifed.federation.rounds.run_round`.
     """
-    run = _prepared(
-        problem, shards, algorithm, privacy, rounds, cohort, seed, start, replies, transport
-    )
-    return (found for found, _ in run.rounds(ledger))
+    run = _prepared(problem, shards, algorithm, **options)
+    return (found for found, _ in run.rounds())
 
 
 def fit(
@@ -136,29 +144,20 @@ def fit(
     shards: Sequence[Shard],
     algorithm: Algorithm,
     *,
-    privacy: ExampleLevel | ClientLevel | None = None,
-    rounds: int,
-    cohort: Cohort | None = None,
-    seed: int = 0,
-    start: Tensor | None = None,
-    replies: ReplyPolicy | None = None,
-    ledger: str | Path | None = None,
-    transport: Callable[[ClientSide], Transport] = MemoryTransport,
     evaluate: Evaluate | None = None,
+    **options: Unpack[Options],
 ) -> Result:
-    """All rounds of `federate`, whose arguments these are, and what came of them.
+    """All rounds of `federate`, whose arguments it takes, and what came of them.
 
     ``evaluate`` maps a model to named numbers for the curves; what it computes from private data is
     no part of the release, and the statement says so. A budget that runs out ends the fit in good
     order. Errors as `federate`.
     """
-    run = _prepared(
-        problem, shards, algorithm, privacy, rounds, cohort, seed, start, replies, transport
-    )
+    run = _prepared(problem, shards, algorithm, **options)
     curves: dict[str, list[float | None]] = {}
     state, odometer, origins, stopped = run.state, run.promise.odometer(), frozenset[str](), None
     try:
-        for found, spent in run.rounds(ledger):
+        for found, spent in run.rounds():
             state, (odometer, new) = found.state, spent
             origins |= new
             row: dict[str, float | None] = {
@@ -208,13 +207,12 @@ class _Prepared:
     promise: Promise
     transport: Transport
     num_rounds: int
+    ledger: str | Path | None
 
-    def rounds(
-        self, ledger: str | Path | None
-    ) -> Generator[tuple[Round, tuple[Odometer, frozenset[str]]], None, None]:
+    def rounds(self) -> Generator[tuple[Round, tuple[Odometer, frozenset[str]]], None, None]:
         """Each round with the odometer after it and where its noise came from."""
         server, manifold = self.plan.server_update, self.plan.manifold
-        with self._charging(ledger) as (charge, odometer, note):
+        with self._charging() as (charge, odometer, note):
             reports = run_rounds(
                 self.plan, self.state, self.transport, charge, num_rounds=self.num_rounds
             )
@@ -232,16 +230,16 @@ class _Prepared:
 
     @contextmanager
     def _charging(
-        self, ledger: str | Path | None
+        self,
     ) -> Generator[tuple[Charge, Odometer, Callable[[RoundReport], None]], None, None]:
         """How an attempt is charged, what counts it, and what is told of each round."""
-        if ledger is None:
+        if self.ledger is None:
             odometer = self.promise.odometer()
             yield partial(count_only, self.promise, odometer), odometer, lambda _: None
             return
         header = {"config_sha256": self.plan.config_sha256}
         with opened(
-            Path(ledger), self.promise, last_round=self.num_rounds, header=header
+            Path(self.ledger), self.promise, last_round=self.num_rounds, header=header
         ) as account:
 
             def note(report: RoundReport) -> None:
@@ -254,13 +252,15 @@ def _prepared(
     problem: Problem,
     shards: Sequence[Shard],
     algorithm: Algorithm,
-    privacy: ExampleLevel | ClientLevel | None,
+    *,
     rounds: int,
-    cohort: Cohort | None,
-    seed: int,
-    start: Tensor | None,
-    replies: ReplyPolicy | None,
-    transport: Callable[[ClientSide], Transport],
+    privacy: ExampleLevel | ClientLevel | None = None,
+    cohort: Cohort | None = None,
+    seed: int = 0,
+    start: Tensor | None = None,
+    replies: ReplyPolicy | None = None,
+    ledger: str | Path | None = None,
+    transport: Callable[[ClientSide], Transport] = MemoryTransport,
 ) -> _Prepared:
     examples = tuple(_examples(shard) for shard in shards)
     _check_records(problem, examples)
@@ -293,7 +293,8 @@ def _prepared(
         mechanism=client_mechanism(config),
         needs_everyone=server.needs_everyone,
     )
-    return _Prepared(plan, server.initial(x), promise_of(config, sizes), transport(side), rounds)
+    promise = promise_of(config, sizes)
+    return _Prepared(plan, server.initial(x), promise, transport(side), rounds, ledger)
 
 
 def _examples(shard: Shard) -> Examples:
