@@ -11,7 +11,7 @@ from typing import Literal, Protocol, runtime_checkable
 
 from torch import Tensor
 
-from manifed.algorithms.payloads import Payload
+from manifed.algorithms.payloads import Down, Payload
 from manifed.manifolds.base import Manifold
 from manifed.manifolds.maps import MapChoice
 from manifed.oracles.draws import Draws
@@ -25,9 +25,13 @@ class Memory(Payload):
     """What a client remembers between rounds: a frozen record of tensors that never travels."""
 
 
-Place = Literal["point", "point-nearby", "tangent", "ambient"]
+Place = Literal["point", "point-nearby", "tangent", "ambient", "any"]
 """Where what comes down lies: on the manifold, near it (only its projection is used as a point),
-tangent at the point of this round, or anywhere in the ambient space."""
+tangent at the point of this round, anywhere in the ambient space, or nowhere on it (a key)."""
+
+UploadPlace = Literal["tangent", "ambient", "point", "any"]
+"""Where an upload lies: tangent at the server's base, in the ambient space, on the manifold, or
+nowhere on it."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,10 @@ class Phase:
     up: type[Payload]
     places: tuple[Place, ...] = ("point",)
     """One for each field of ``down``; the client refuses what is elsewhere."""
+    uploads: tuple[UploadPlace, ...] = ()
+    """One for each field of ``up``; the server drops what is elsewhere; (): the server's space."""
+    aggregation: Literal["mean", "none"] = "mean"
+    """What the server update gets beside the uploads; "none" for keys, and where it mixes."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +67,21 @@ class Work:
         if maps == "exact":
             return Work(exponentials=forward, logarithms=inverse, **others)
         return Work(retractions=forward, inverse_retractions=inverse, **others)
+
+
+@runtime_checkable
+class SetUp(Protocol):
+    """A client update with exchanges of all clients before round 1, in which no record is used."""
+
+    @property
+    def setup_phases(self) -> tuple[Phase, ...]:
+        """The exchanges of round 0, in order, named unlike those of a round; memory is kept."""
+        ...
+
+
+def setup_phases_of(training: object) -> tuple[Phase, ...]:
+    """The exchanges before round 1 of any client update."""
+    return training.setup_phases if isinstance(training, SetUp) else ()
 
 
 class ClientUpdate(Protocol):
@@ -176,8 +199,8 @@ class ServerUpdate(Protocol):
         """The state before round 1."""
         ...
 
-    def down(self, state: ServerState, phase: str) -> Payload:
-        """What is broadcast in a phase."""
+    def down(self, state: ServerState, phase: str) -> Down:
+        """What goes down in a phase: one payload for all, or a row for every client."""
         ...
 
     def base(self, state: ServerState, manifold: Manifold) -> Tensor:

@@ -5,16 +5,23 @@ loss, no norm, no example count. Each payload is a frozen record of tensors; wit
 dimension it is the stacked payload of a cohort.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Self
 
 import torch
 from torch import Tensor
 
+Layout = tuple[tuple[int, ...], torch.dtype]
+"""Shape and type of a tensor."""
+
 
 @dataclass(frozen=True)
 class Payload:
-    """A frozen record whose fields are all tensors of one dtype."""
+    """A frozen record of tensors, of the shape and type of a point unless `layout` says other.
+
+    The first field of what goes down always has the shape and type of a point.
+    """
 
     def tensors(self) -> dict[str, Tensor]:
         """The fields by name, in declaration order."""
@@ -24,6 +31,11 @@ class Payload:
     def names(cls) -> tuple[str, ...]:
         """The names of the fields."""
         return tuple(field.name for field in fields(cls))
+
+    @classmethod
+    def layout(cls, shape: tuple[int, ...], dtype: torch.dtype) -> Mapping[str, Layout]:
+        """Shape and type of every field, in order, where a point has these."""
+        return dict.fromkeys(cls.names(), (shape, dtype))
 
     def num_bytes(self) -> int:
         """Size of the tensors in bytes."""
@@ -90,7 +102,10 @@ class LocalGradient(Payload):
 
 @dataclass(frozen=True)
 class PerClient:
-    """What goes down where it differs by client: row k is for the k-th client asked."""
+    """What goes down where it differs by client.
+
+    A server update gives a row for every client; a transport gets one for each client asked.
+    """
 
     rows: Payload
 

@@ -14,7 +14,8 @@ from typing import Any
 
 from torch import Tensor
 
-from manifed.algorithms.interface import Collected
+from manifed.algorithms.interface import Collected, setup_phases_of
+from manifed.algorithms.payloads import PerClient
 from manifed.errors import ConfigError
 from manifed.experiment.load import sha256
 from manifed.experiment.plugins import is_plugin
@@ -157,6 +158,7 @@ def plan_of(config: Experiment) -> Plan:
         server_update=config.server_update,
         manifold=found.problem.manifold,
         phases=config.training.phases,
+        setup_phases=setup_phases_of(config.training),
         cohort=config.federation.cohort,
         policy=config.federation.replies,
         source=seeded_source(config) or release_source(config),
@@ -203,12 +205,17 @@ def check_first_update(config: Experiment) -> None:
     training, server = config.training, config.server_update
     if not is_plugin(training.kind) and not is_plugin(server.kind):
         return
+    phases = (*training.phases, *setup_phases_of(training))
+    if any(phase.aggregation == "none" for phase in phases):
+        return  # what it mixes takes every client
     side, x = client_side(config), initial_point(config)
     shard, source, manifold = side.shards[0], NoiseSource.from_seed(0), side.half.manifold
     try:
         state, memory = server.initial(x), training.initial_memory(x)
         for phase in training.phases:
-            seat, down = Seat(0, 1, 0, phase.name), server.down(state, phase.name)
+            seat = Seat(0, 1, 0, phase.name)
+            down = server.down(state, phase.name)
+            down = down.rows.take(0) if isinstance(down, PerClient) else down
             turn = run_update(side.half, seat, down, memory, shard, len(shard), source)
             if type(turn.up) is not phase.up:
                 raise TypeError(f"expected a {phase.up.__name__}, got a {type(turn.up).__name__}")

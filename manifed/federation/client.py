@@ -10,7 +10,14 @@ from functools import cached_property
 
 import torch
 
-from manifed.algorithms.interface import ClientUpdate, Memory, Phase, Scheduled, in_round
+from manifed.algorithms.interface import (
+    ClientUpdate,
+    Memory,
+    Phase,
+    Scheduled,
+    in_round,
+    setup_phases_of,
+)
 from manifed.algorithms.payloads import Payload
 from manifed.manifolds.base import Manifold
 from manifed.oracles.draws import Draws
@@ -75,7 +82,7 @@ class ClientSetup:
 
     @cached_property
     def _phases(self) -> tuple[Phase, ...]:
-        return self.training.phases
+        return (*self.training.phases, *setup_phases_of(self.training))
 
     def phase(self, name: str) -> tuple[int, Phase]:
         """Index and description of a phase.
@@ -124,7 +131,7 @@ def run_update(
     device: str = "cpu",
 ) -> Turn:
     """The update of the client(s) in ``seat``; a cohort has a leading dimension everywhere."""
-    half = half.in_round(seat.server_round)
+    half = half.in_round(max(1, seat.server_round))
     index, phase = half.phase(seat.phase)
     if not isinstance(down, phase.down):
         raise ValueError(f"Expected a {phase.down.__name__}, got a {type(down).__name__}")
@@ -135,6 +142,8 @@ def run_update(
     oracle = Oracle(half.problem, examples, counts, [asked[n] for n in sizes], draws)
     up, after = half.training.update(seat.phase, down, memory, oracle, oracle.manifold, draws)
     charged = half.charged(min(sizes))
+    if charged is not None and seat.server_round == 0:
+        charged = Counter()  # the exchanges before round 1 are charged nothing
     if charged is not None:
         check_charged(half.training.kind, oracle.queries, charged)
     return Turn(up, after, oracle.queries)
@@ -185,7 +194,8 @@ class ClientSide:
         summed, each = self.half.problem.points_per_example, ProblemBase.points_per_example
         if isinstance(self.half.training, Scheduled):  # a batch may grow to the whole shard
             return each * num_examples
-        return max(
+        sizes = (
             (summed if query.form == "gradient" else each) * query.expected_size
             for query in self.half.queries(num_examples)
         )
+        return max(sizes, default=0.0)

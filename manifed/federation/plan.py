@@ -1,10 +1,10 @@
 """What a round needs and what it reports: frozen data."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from manifed.algorithms.interface import Phase, ServerState, ServerUpdate
-from manifed.federation.cohorts import Cohort
+from manifed.federation.cohorts import Cohort, Everyone
 from manifed.federation.replies import ReplyPolicy
 from manifed.manifolds.base import Manifold
 from manifed.privacy.mechanism import ClientMechanism
@@ -26,10 +26,24 @@ class Plan:
     mechanism: ClientMechanism | None = None
     needs_everyone: bool = False
     device: str = "cpu"
+    setup_phases: tuple[Phase, ...] = ()
+    """Exchanges of all clients before round 1."""
 
     def __post_init__(self) -> None:
         if self.mechanism is not None:
             self.policy.check_client_level()
+            exchanges = (*self.phases, *self.setup_phases)
+            if self.setup_phases or any(phase.aggregation == "none" for phase in exchanges):
+                raise ValueError(
+                    "privacy.kind: 'client-level' releases one noised mean a phase, got an "
+                    "algorithm that shows the server uploads; use 'example-level'"
+                )
+
+    def of_setup(self) -> "Plan":
+        """The plan of the exchanges before round 1."""
+        return replace(
+            self, phases=self.setup_phases, setup_phases=(), cohort=Everyone(), needs_everyone=True
+        )
 
     @property
     def num_clients(self) -> int:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from manifed.algorithms.interface import Collected, Phase, ServerState
-from manifed.algorithms.payloads import Down
+from manifed.algorithms.payloads import Down, PerClient
 from manifed.errors import RoundFailed
 from manifed.federation.aggregation import ServerDraws, private_mean, weighted_mean
 from manifed.federation.header import Header
@@ -57,10 +57,14 @@ def run_rounds(
 ) -> Iterator[RoundReport]:
     """Rounds ``first_round`` to ``num_rounds``, one by one; errors as `run_round` and ``charge``.
 
+    The exchanges before round 1 come first; they are round 0, and charged nothing.
+
     ``attempts(round)`` says how often a round was charged before (after a crash),
     ``last_accepted`` in which round each client's reply was last used.
     """
     accepted = dict(last_accepted or {})
+    if plan.setup_phases and first_round == 1:
+        state = run_round(plan.of_setup(), state, 0, transport, free, accepted).state
     for server_round in range(first_round, num_rounds + 1):
         report = run_round(
             plan, state, server_round, transport, charge, accepted, attempts(server_round)
@@ -158,7 +162,10 @@ class Attempt:
     @property
     def down(self) -> Down:
         """What goes down next."""
-        return self.plan.server_update.down(self.state, self.name)
+        down = self.plan.server_update.down(self.state, self.name)
+        if not isinstance(down, PerClient) or len(self.asked) == self.plan.num_clients:
+            return down
+        return PerClient(down.rows.take(torch.tensor(self.asked, dtype=torch.long)))
 
     @property
     def draws(self) -> ServerDraws:
@@ -179,7 +186,11 @@ def checked(now: Attempt, replies: Replies) -> Replies:
     """The replies without the uploads that no step could use; who was dropped is logged."""
     plan = now.plan
     base = plan.server_update.base(now.state, plan.manifold)
-    found = refuse_bad_rows(Expectation(base, plan.server_update.space, plan.manifold), replies)
+    assert now.phase is not None
+    fields, space = now.phase.up.names(), plan.server_update.space
+    places = now.phase.uploads or (space,) * len(fields)
+    expected = Expectation(base, dict(zip(fields, places, strict=True)), plan.manifold)
+    found = refuse_bad_rows(expected, replies)
     _tell_who_was_dropped(now, found)
     return found
 
@@ -250,7 +261,9 @@ def _step(now: Attempt, replies: Replies) -> ServerState:
     plan, state, draws = now.plan, now.state, now.draws
     if not replies.partitions and plan.mechanism is None:
         return state
-    if plan.mechanism is None:
+    if plan.phases[now.index].aggregation == "none":
+        mean = dict[str, Tensor]()
+    elif plan.mechanism is None:
         mean = weighted_mean(replies.uploads, _weights(plan, replies))
     else:
         clip = float(state.tensors.get(CLIP, plan.mechanism.l2_norm_clip))
@@ -290,7 +303,8 @@ def _without_culprits(bad: BadState, now: Attempt, replies: Replies) -> Replies:
             where a clipped mean moves the model and no upload decides anything.
     """
     culprits: dict[int, str] = {}
-    count = len(replies.partitions) if now.plan.mechanism is None else 0
+    is_mean = now.plan.phases[now.index].aggregation == "mean"
+    count = len(replies.partitions) if now.plan.mechanism is None and is_mean else 0
     for row in range(count):
         alone = _rows(replies, [row])
         try:
@@ -329,6 +343,8 @@ def _usable(state: ServerState, plan: Plan, server_round: int) -> ServerState:
     """
     kept = "the state of the round before stays (lower the step sizes?)"
     for name, tensor in state.tensors.items():
+        if not tensor.is_floating_point():
+            continue
         bound = largest_allowed(tensor.dtype)
         if not bool((tensor.abs() <= bound).all()):
             bad = int((~(tensor.abs() <= bound)).sum())

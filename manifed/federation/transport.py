@@ -84,10 +84,11 @@ class MemoryTransport:
 
 
 def stacked_or_empty(phase: Phase, down: Down, uploads: list[Payload]) -> Payload:
-    """The uploads in one payload; that of nobody has fields of shape (0, *point)."""
+    """The uploads in one payload; that of nobody has the fields' shapes after a 0."""
     if uploads:
         return phase.up.stack(uploads)
     whole = down.rows if isinstance(down, PerClient) else down
     x = next(iter(whole.tensors().values()))
     shape = x.shape[1:] if isinstance(down, PerClient) else x.shape
-    return phase.up(*[x.new_zeros(0, *shape) for _ in phase.up.names()])
+    layout = phase.up.layout(tuple(shape), x.dtype).values()
+    return phase.up(*[x.new_zeros(0, *own, dtype=dtype) for own, dtype in layout])

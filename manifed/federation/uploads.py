@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from manifed.algorithms.interface import Space
+from manifed.algorithms.interface import UploadPlace
 from manifed.federation.replies import Replies, plain
 from manifed.manifolds.base import Manifold
 from manifed.manifolds.defects import frobenius, largest_allowed, tolerance
@@ -14,10 +14,10 @@ from manifed.manifolds.defects import frobenius, largest_allowed, tolerance
 
 @dataclass(frozen=True)
 class Expectation:
-    """Where the uploads of a phase live: at ``base``, shape (*point)."""
+    """Where the uploads of a phase live, by field; tangent ones at ``base``, shape (*point)."""
 
     base: Tensor
-    space: Space
+    places: Mapping[str, UploadPlace]
     manifold: Manifold
 
 
@@ -30,8 +30,8 @@ def refuse_bad_rows(expected: Expectation, replies: Replies) -> Replies:
     failures = {i: _told(replies, i, reason) for i, reason in replies.failures.items()}
     stacked = replies.uploads.tensors()
     good = torch.ones(len(replies.partitions), dtype=torch.bool, device=expected.base.device)
-    for u in stacked.values():
-        good &= _fitting_rows(expected, u)
+    for name, u in stacked.items():
+        good &= _fitting_rows(expected, name, u)
     if bool(good.all()):
         return replace(replies, failures=failures) if failures else replies
     for row in (~good).nonzero()[:, 0].tolist():
@@ -65,22 +65,28 @@ def _told(replies: Replies, client: int, reason: str) -> str:
     return plain(reason) + node
 
 
-def _fitting_rows(expected: Expectation, stacked: Tensor) -> Tensor:
-    """`_is_tangent`; a row that makes the check of the whole stack fail is bad alone."""
+def _fitting_rows(expected: Expectation, name: str, stacked: Tensor) -> Tensor:
+    """`_fits`; a row that makes the check of the whole stack fail is bad alone."""
     try:
-        return _is_tangent(expected, stacked)
+        return _fits(expected, name, stacked)
     except Exception:
         if stacked.shape[0] == 1:
             return torch.zeros(1, dtype=torch.bool, device=stacked.device)
-        return torch.cat([_fitting_rows(expected, row) for row in stacked.split(1)])
+        return torch.cat([_fitting_rows(expected, name, row) for row in stacked.split(1)])
 
 
-def _is_tangent(expected: Expectation, stacked: Tensor) -> Tensor:
-    """Which rows of (C, *point) are finite, of sane size, and tangent at the base to rounding."""
+def _fits(expected: Expectation, name: str, stacked: Tensor) -> Tensor:
+    """Which rows of (C, ...) are finite, of sane size, and where they belong to rounding."""
+    place = expected.places[name]
+    if not stacked.is_floating_point():
+        return torch.full((stacked.shape[0],), place == "any", device=stacked.device)
     is_sane = stacked.flatten(1).norm(dim=1) <= largest_allowed(stacked.dtype)
-    if expected.space != "tangent":
+    if place in ("ambient", "any"):
         return is_sane
-    defect = expected.manifold.tangency_defect(expected.base, stacked)
+    if place == "point":
+        defect = expected.manifold.membership_defect(stacked)
+    else:
+        defect = expected.manifold.tangency_defect(expected.base, stacked)
     return is_sane & (defect <= tolerance(stacked.dtype))
 
 
@@ -89,10 +95,12 @@ def _row_failure(expected: Expectation, stacked: Mapping[str, Tensor], row: int)
     base = expected.base
     for name, u in stacked.items():
         try:
-            found = flaw(name, u[row], tuple(base.shape), base.dtype)
+            place = expected.places[name]
+            shape, dtype = (u.shape[1:], u.dtype) if place == "any" else (base.shape, base.dtype)
+            found = flaw(name, u[row], tuple(shape), dtype)
             if found is not None:
                 return found
-            if not bool(_is_tangent(expected, u[row].unsqueeze(0))):
+            if not bool(_fits(expected, name, u[row].unsqueeze(0))):
                 return _misfit(expected, name, u[row])
         except Exception as error:
             return f"not readable: {type(error).__name__}: {error}"
@@ -104,6 +112,12 @@ def _misfit(expected: Expectation, name: str, u: Tensor) -> str:
     length, bound = float(frobenius(u, u.dim())), largest_allowed(u.dtype)
     if not length <= bound:
         return f"Expected {name} of Euclidean norm at most {bound:g}, got {length:.3g}"
+    if expected.places[name] == "point":
+        defect = float(expected.manifold.membership_defect(u))
+        return (
+            f"Expected {name} on {expected.manifold.name} within {tolerance(u.dtype):g}, got a "
+            f"relative distance of {defect:.3g}; take manifold.projx of it"
+        )
     defect = float(expected.manifold.tangency_defect(expected.base, u))
     return (
         f"Expected {name} tangent at the broadcast point within {tolerance(u.dtype):g}, got a "

@@ -229,15 +229,16 @@ def read_payload(
         raise BadMessage(
             f"Expected the arrays {kind.names()} of {kind.__name__}, got {_names(record)}"
         )
+    layout = kind.layout(tuple(shape), dtype)
     for name, array in record.items():
-        said, wanted = _declared(name, array), str(dtype).removeprefix("torch.")
-        if said != (_DTYPES[wanted], tuple(shape)):
+        said, wanted = _declared(name, array), str(layout[name][1]).removeprefix("torch.")
+        if said != (_DTYPES[wanted], layout[name][0]):
             raise BadMessage(
-                f"Expected {name} of shape {tuple(shape)} and dtype {wanted}, got "
+                f"Expected {name} of shape {layout[name][0]} and dtype {wanted}, got "
                 f"{shown(said[1])} and {said[0]}"
             )
     tensors = tensors_from_record(record)
     for name, tensor in tensors.items():
         if not bool(torch.isfinite(tensor).all()):
-            raise BadMessage(flaw(name, tensor, shape, dtype) or f"Expected finite {name}")
+            raise BadMessage(flaw(name, tensor, *layout[name]) or f"Expected finite {name}")
     return kind(**tensors)

@@ -16,7 +16,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from torch import Tensor
 
-from manifed.algorithms.interface import ClientUpdate, ServerState, ServerUpdate
+from manifed.algorithms.interface import ClientUpdate, ServerState, ServerUpdate, setup_phases_of
 from manifed.errors import BudgetExhausted, ConfigError, RoundFailed
 from manifed.federation.cohorts import Cohort, Everyone
 from manifed.federation.plan import Plan, RoundReport
@@ -178,14 +178,20 @@ class ServerLoop(Strategy):
         transport = self._meet(grid)
         self._begin_at(arrays)
         if self._open is None:
-            phases = len(self.plan.phases)
-            own = self._first_round + (server_round - 1) // phases
-            attempt = self._attempts(own)
-            self._open = (begin(self.plan, self.state, own, attempt, self._charge), Traffic())
+            self._open = (self._begun(server_round), Traffic())
         now, _ = self._open
         messages = transport.messages(now.header, now.down, now.asked, self._last_accepted)
         self._sent = (server_round, messages)
         return messages
+
+    def _begun(self, server_round: int) -> Attempt:
+        """The attempt whose first exchange is this round of Flower's: of round 0, or of a round."""
+        phases = len(self.plan.phases)
+        setup = len(self.plan.setup_phases) if self._first_round == 1 else 0
+        if server_round <= setup:
+            return begin(self.plan.of_setup(), self.state, 0, 0, free)
+        own = self._first_round + (server_round - 1 - setup) // phases
+        return begin(self.plan, self.state, own, self._attempts(own), self._charge)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -208,7 +214,11 @@ class ServerLoop(Strategy):
         if now.phase is not None:
             self._open = (now, seen)
         else:
-            self._finish_round(report_of(now, seen))
+            report = report_of(now, seen)
+            if report.server_round == 0:
+                self._state = report.state
+            else:
+                self._finish_round(report)
         return self._arrays(), MetricRecord({keys.SERVER_ROUND: now.server_round})
 
     def configure_evaluate(
@@ -283,6 +293,7 @@ class ManifoldStrategy(ServerLoop):
             server_update=server_update,
             manifold=manifold,
             phases=update.phases,
+            setup_phases=setup_phases_of(update),
             cohort=people,
             policy=policy,
             source=own,

@@ -15,7 +15,7 @@ from typing import Any, Required, TypedDict, Unpack, cast
 import torch
 from torch import Tensor
 
-from manifed.algorithms.interface import ClientUpdate, ServerState, ServerUpdate
+from manifed.algorithms.interface import ClientUpdate, ServerState, ServerUpdate, setup_phases_of
 from manifed.algorithms.tangent_mean import TangentMean
 from manifed.durable import write_atomically
 from manifed.errors import BudgetExhausted, ConfigError
@@ -285,6 +285,7 @@ def _prepared(
         server_update=server,
         manifold=manifold,
         phases=client.phases,
+        setup_phases=setup_phases_of(client),
         cohort=federation.cohort,
         policy=federation.replies,
         source=source or release_source(config),
