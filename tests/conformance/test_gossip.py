@@ -10,13 +10,14 @@ from flwr.serverapp.strategy import Strategy
 from torch import Tensor
 
 from manifed.algorithms.interface import Memory, Phase, ServerState
-from manifed.algorithms.payloads import Payload, PerClient, Point
+from manifed.algorithms.payloads import Displacement, Payload, PerClient, Point
+from manifed.algorithms.rsgd import RSGD
 from manifed.errors import RoundFailed
 from manifed.federation.client import ClientSetup, ClientSide
 from manifed.federation.cohorts import Everyone
 from manifed.federation.plan import Plan
 from manifed.federation.replies import ReplyPolicy
-from manifed.federation.rounds import run_rounds
+from manifed.federation.rounds import begin, free, run_rounds
 from manifed.federation.stacked import StackedTransport
 from manifed.federation.transport import MemoryTransport
 from manifed.flower.apps import client_app
@@ -26,7 +27,7 @@ from manifed.flower.strategy import ServerLoop
 from manifed.flower.transport import MessageTransport
 from manifed.manifolds.euclidean import Euclidean
 from manifed.manifolds.sphere import Sphere
-from manifed.privacy.mechanism import ClientMechanism, ExampleMechanism
+from manifed.privacy.mechanism import ClientMechanism, ExampleMechanism, RelativeNoise
 from manifed.privacy.noise import NoiseSource, Stream
 from manifed.problems.base import Examples
 from manifed.problems.frechet_mean import FrechetMean
@@ -253,3 +254,31 @@ def test_client_level_privacy_shows_no_uploads_to_mix():
     mechanism = ClientMechanism(l2_norm_clip=1.0, noise_multiplier=1.0)
     with pytest.raises(ValueError, match="shows the server uploads"):
         replace(plan_of(Sphere()), mechanism=mechanism)
+
+
+def test_only_the_clients_asked_get_their_own_rows():
+    now = begin(replace(plan_of(Sphere()), needs_everyone=False), start_of(), 1, 0, free)
+    some = replace(now, asked=(4, 1))
+    assert torch.equal(some.down.rows.x, start_of()["models"][[4, 1]])
+
+
+def test_a_question_to_the_oracle_before_round_1_is_refused():
+    private = ExampleMechanism(l2_norm_clip=1.0, noise=RelativeNoise(multiplier=1.0))
+    side = replace(
+        side_of(Sphere()), half=ClientSetup(FrechetMean(Sphere()), Asking(step_size=0.1), private)
+    )
+    plan = replace(
+        plan_of(Sphere()),
+        setup_phases=Asking(step_size=0.1).setup_phases,
+        phases=Asking(step_size=0.1).phases,
+    )
+    with pytest.raises(RoundFailed, match="asked for 1 noised answers 'gradient'"):
+        next(run_rounds(plan, start_of(), MemoryTransport(side), num_rounds=1))
+
+
+class Asking(RSGD):
+    """Takes its one charged gradient before round 1, too."""
+
+    @property
+    def setup_phases(self):
+        return (Phase("offer", Point, Displacement, aggregation="none"),)

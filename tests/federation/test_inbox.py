@@ -20,7 +20,7 @@ HUGE = [1e150, 1e200, 1e308, 1.7e308]
 
 def taken(manifold: Manifold, x: Tensor, stacked: Tensor, space: Space = "tangent") -> Replies:
     """What the server keeps of uploads (C, *point) at the broadcast point x."""
-    expected = Expectation(x, space, manifold)
+    expected = Expectation(x, {"u": space}, manifold)
     partitions = tuple(range(10, 10 + stacked.shape[0]))
     return refuse_bad_rows(expected, Replies(partitions, Displacement(stacked), {}, 0, 0))
 

@@ -75,7 +75,7 @@ FAULTS = [
     (transport, "answers_by_node", the_last_reply_wins, "messages: a good one, then a bad one"),
     (transport, "answers_by_node", the_last_reply_wins, "messages: about another node's message"),
     (records, "_decoded", whatever_numpy_loads, "npy: version 2"),
-    (uploads, "_is_tangent", lambda _, u: torch.ones(len(u)), "values: a normal part of 1e-3"),
+    (uploads, "_fits", lambda *a: torch.ones(len(a[2])), "values: a normal part of 1e-3"),
     (uploads, "plain", str, "messages: an error of 1e6 letters"),
 ]
 
@@ -117,7 +117,7 @@ def test_a_row_that_breaks_the_check_of_the_stack_is_bad_alone():
 
     base = torch.tensor([1.0, 0.0, 0.0], dtype=torch.float64)
     u = torch.tensor([[0, 1, 0], [0, torch.nan, 0], [0, 0, 2]], dtype=torch.float64)
-    expected = Expectation(base, "tangent", Brittle())
+    expected = Expectation(base, {"u": "tangent"}, Brittle())
     left = refuse_bad_rows(expected, Replies((3, 5, 8), Displacement(u), {1: "a\nb"}))
     assert left.partitions == (3, 8)
     assert set(left.failures) == {1, 5}
