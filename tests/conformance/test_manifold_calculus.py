@@ -3,18 +3,8 @@
 import pytest
 import torch
 
-from tests.conformance.manifold_cases import CASES, ManifoldCase
-
-ALL = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-WITH_LOG = pytest.mark.parametrize(
-    "case", [c for c in CASES if c.manifold.has_logmap], ids=lambda case: case.name
-)
-
-
-def close(actual: torch.Tensor, expected: torch.Tensor | float, tolerance: float) -> None:
-    """Assert an entrywise absolute gap of at most ``tolerance``."""
-    gap = float((actual - expected).abs().max())
-    assert gap <= tolerance, f"gap {gap:.3g} > {tolerance:.3g}"
+from tests.conformance.manifold_cases import ManifoldCase
+from tests.conformance.manifold_marks import ALL, WITH_LOG, close
 
 
 @WITH_LOG

@@ -6,15 +6,8 @@ import pytest
 import torch
 from scipy import stats
 
-from tests.conformance.manifold_cases import CASES, ManifoldCase
-
-ALL = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-
-
-def close(actual: torch.Tensor, expected: torch.Tensor | float, tolerance: float) -> None:
-    """Assert an entrywise absolute gap of at most ``tolerance``."""
-    gap = float((actual - expected).abs().max())
-    assert gap <= tolerance, f"gap {gap:.3g} > {tolerance:.3g}"
+from tests.conformance.manifold_cases import ManifoldCase
+from tests.conformance.manifold_marks import ALL, close
 
 
 def generator(seed: int) -> torch.Generator:
