@@ -168,7 +168,7 @@ def _answered(message: Message, context: Context, find: FindNode) -> Message:
     setup, shard = node.setup, node.shard
     _, phase = setup.phase(header.phase)
     down = read_payload(message.content, phase.down, node.point_shape, node.dtype)
-    check_broadcast(phase, down, setup.manifold)
+    check_broadcast(phase, down, setup.problem.manifold)
     blank = setup.training.initial_memory(_point(down))
     memory = _remember(header, context, blank)
     seat = Seat(node.partition, header.server_round, header.attempt, header.phase)

@@ -140,7 +140,7 @@ class Manifold(geoopt.Manifold):
     # -- where tensors lie -------------------------------------------------------------------
     def membership_defect(self, x: Tensor) -> Tensor:
         """How far x is from a stored point, relative, shape (...,); infinite where not finite."""
-        is_finite = torch.isfinite(largest_entry(x, self.ndim))
+        is_finite = torch.isfinite(x).flatten(-self.ndim).all(-1)
         if not bool(is_finite.all()):
             x = torch.where(self.expand_scalar(is_finite), x, 0.0)
         return or_infinite(self._off_manifold(x), is_finite)

@@ -271,9 +271,8 @@ class Account:
             raise ValueError("Expected a fresh cohort under a filter, got one that is used again")
         draws = self._drawn() + 1
         self._allowed.check(draws, server_round)
-        if not self._allowed.passes_target(draws - 1) and (
-            passed := self._allowed.passed_target(draws)
-        ):
+        passed = self._allowed.passed_target(draws)
+        if passed and not self._allowed.passes_target(draws - 1):
             log.warning("%s", passed)
 
     def _drawn(self) -> int:
