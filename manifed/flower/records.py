@@ -225,11 +225,11 @@ def read_payload(
         raise BadMessage(
             f"Expected the records {[keys.HEADER, keys.PAYLOAD]} alone, got {_names(content)}"
         )
-    if tuple(record) != kind.names():
-        raise BadMessage(
-            f"Expected the arrays {kind.names()} of {kind.__name__}, got {_names(record)}"
-        )
     layout = kind.layout(tuple(shape), dtype)
+    if tuple(record) != tuple(layout):
+        raise BadMessage(
+            f"Expected the arrays {tuple(layout)} of {kind.__name__}, got {_names(record)}"
+        )
     for name, array in record.items():
         said, wanted = _declared(name, array), str(layout[name][1]).removeprefix("torch.")
         if said != (_DTYPES[wanted], layout[name][0]):
