@@ -141,9 +141,9 @@ def release_source(config: Experiment) -> NoiseSource:
 def client_side(config: Experiment) -> ClientSide:
     """What a client's process needs."""
     found = load_shards(config)
-    half = ClientSetup(found.problem, config.training, example_mechanism(config, found.sizes))
+    setup = ClientSetup(found.problem, config.training, example_mechanism(config, found.sizes))
     return ClientSide(
-        half,
+        setup,
         found.examples,
         found.point_shape,
         seeded_source(config),
@@ -209,21 +209,21 @@ def check_first_update(config: Experiment) -> None:
     if any(phase.aggregation == "none" for phase in phases):
         return  # what it mixes takes every client
     side, x = client_side(config), initial_point(config)
-    shard, source, manifold = side.shards[0], NoiseSource.from_seed(0), side.half.manifold
+    shard, source, manifold = side.shards[0], NoiseSource.from_seed(0), side.setup.manifold
     try:
         state, memory = server.initial(x), training.initial_memory(x)
         for phase in training.phases:
             seat = Seat(0, 1, 0, phase.name)
             down = server.down(state, phase.name)
             down = down.rows.take(0) if isinstance(down, PerClient) else down
-            turn = run_update(side.half, seat, down, memory, shard, len(shard), source)
-            if type(turn.up) is not phase.up:
-                raise TypeError(f"expected a {phase.up.__name__}, got a {type(turn.up).__name__}")
+            made = run_update(side.setup, seat, down, memory, shard, len(shard), source)
+            if type(made.up) is not phase.up:
+                raise TypeError(f"expected a {phase.up.__name__}, got a {type(made.up).__name__}")
             is_hidden = config.privacy.kind == "client-level"
-            seen = (None, ()) if is_hidden else (type(turn.up).stack([turn.up]), (0,))
+            seen = (None, ()) if is_hidden else (type(made.up).stack([made.up]), (0,))
             clients = config.federation.num_clients
-            collected = Collected(turn.up.tensors(), *seen, clients, uniform=0.5)
-            state, memory = server.step(state, phase.name, collected, 1, manifold), turn.memory
+            collected = Collected(made.up.tensors(), *seen, clients, uniform=0.5)
+            state, memory = server.step(state, phase.name, collected, 1, manifold), made.memory
         server.output(state, manifold)
         server.model(state, manifold)
     except Uncharged as error:

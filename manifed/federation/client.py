@@ -108,7 +108,7 @@ class Seat:
 
 
 @dataclass(frozen=True)
-class Turn:
+class UpdateResult:
     """What an update produced: the upload, the new memory, and how often the oracle was asked."""
 
     up: Payload
@@ -121,7 +121,7 @@ class Uncharged(RuntimeError):
 
 
 def run_update(
-    half: ClientSetup,
+    setup: ClientSetup,
     seat: Seat,
     down: Payload,
     memory: Memory | None,
@@ -129,24 +129,24 @@ def run_update(
     num_examples: Sequence[int] | torch.Tensor | int,
     source: NoiseSource,
     device: str = "cpu",
-) -> Turn:
+) -> UpdateResult:
     """The update of the client(s) in ``seat``; a cohort has a leading dimension everywhere."""
-    half = half.in_round(max(1, seat.server_round))
-    index, phase = half.phase(seat.phase)
+    setup = setup.in_round(max(1, seat.server_round))
+    index, phase = setup.phase(seat.phase)
     if not isinstance(down, phase.down):
         raise ValueError(f"Expected a {phase.down.__name__}, got a {type(down).__name__}")
     draws = Draws(source, seat.partition, seat.server_round, seat.attempt, index, device)
     counts = torch.as_tensor(num_examples, device=device)
     sizes = counts.reshape(-1).tolist()
-    asked = {n: half.queries(n) for n in set(sizes)}
-    oracle = Oracle(half.problem, examples, counts, [asked[n] for n in sizes], draws)
-    up, after = half.training.update(seat.phase, down, memory, oracle, oracle.manifold, draws)
-    charged = half.charged(min(sizes))
+    asked = {n: setup.queries(n) for n in set(sizes)}
+    oracle = Oracle(setup.problem, examples, counts, [asked[n] for n in sizes], draws)
+    up, after = setup.training.update(seat.phase, down, memory, oracle, oracle.manifold, draws)
+    charged = setup.charged(min(sizes))
     if charged is not None and seat.server_round == 0:
         charged = Counter()  # the exchanges before round 1 are charged nothing
     if charged is not None:
-        check_charged(half.training.kind, oracle.queries, charged)
-    return Turn(up, after, oracle.queries)
+        check_charged(setup.training.kind, oracle.queries, charged)
+    return UpdateResult(up, after, oracle.queries)
 
 
 def check_charged(kind: str, queries: Counter[str], charged: Counter[str]) -> None:
@@ -176,7 +176,7 @@ def check_charged(kind: str, queries: Counter[str], charged: Counter[str]) -> No
 class ClientSide:
     """What a client's process holds: its setup, the shards, and the source of a seeded run."""
 
-    half: ClientSetup
+    setup: ClientSetup
     shards: Sequence[Examples]
     point_shape: tuple[int, ...]
     source: NoiseSource | None
@@ -191,11 +191,11 @@ class ClientSide:
 
     def gradients_in_a_step(self, num_examples: int) -> float:
         """How many points' worth of per-example gradients, with temporaries, a query may hold."""
-        summed, each = self.half.problem.points_per_example, ProblemBase.points_per_example
-        if isinstance(self.half.training, Scheduled):  # a batch may grow to the whole shard
+        summed, each = self.setup.problem.points_per_example, ProblemBase.points_per_example
+        if isinstance(self.setup.training, Scheduled):  # a batch may grow to the whole shard
             return each * num_examples
         sizes = (
             (summed if query.form == "gradient" else each) * query.expected_size
-            for query in self.half.queries(num_examples)
+            for query in self.setup.queries(num_examples)
         )
         return max(sizes, default=0.0)

@@ -1,7 +1,7 @@
 """One round as a pure function: cohort, charge, exchange, replies, mean, server update, report.
 
-Order of a round, and why: the charge is on disk *before* a message leaves, because in the server's
-view the uploads are the release; so a crash, a retry or an abort can make the ledger show more than
+Order of a round, and why: the charge is on disk *before* a message leaves, because to the server
+the uploads are the release; so a crash, a retry or an abort can make the ledger show more than
 was spent, never less. The new model is used only after that.
 
 `run_round` runs a whole round over a transport. Who must give control away between two exchanges
@@ -279,6 +279,7 @@ def _step(now: Attempt, replies: Replies) -> ServerState:
     collected = Collected(mean, *seen, plan.num_clients, draws.uniform())
     try:
         new = plan.server_update.step(state, now.name, collected, now.server_round, plan.manifold)
+    # torch exports the error from C, out of the sight of pyright
     except (torch.linalg.LinAlgError, ArithmeticError) as error:  # pyright: ignore[reportPrivateImportUsage]
         raise BadState(
             f"Round {now.server_round}: the server update failed: {type(error).__name__}; "

@@ -36,7 +36,7 @@ def _clients_at_a_time(side: ClientSide, device: str, memory_budget_mb: int) -> 
     longest, first = max(len(shard) for shard in side.shards), side.shards[0]
     shard = longest * sum(t.nbytes for t in first.tensors.values()) // len(first)
     point = math.prod(side.point_shape) * side.dtype.itemsize
-    blank = side.half.training.initial_memory(torch.zeros(side.point_shape, dtype=side.dtype))
+    blank = side.setup.training.initial_memory(torch.zeros(side.point_shape, dtype=side.dtype))
     remembered = blank.num_bytes() if blank is not None else 0
     kept = len(side.shards) * (shard + remembered + _KEPT_POINTS * point)
     working = shard + point * side.gradients_in_a_step(longest)
@@ -82,7 +82,7 @@ class StackedTransport:
         last_accepted: Mapping[int, int],
     ) -> Replies:
         """As `Transport.exchange`; a stack that fails is tried again client by client."""
-        failures = _refusals(phase, down, partitions, self._side.half.manifold)
+        failures = _refusals(phase, down, partitions, self._side.setup.manifold)
         rows = [row for row, i in enumerate(partitions) if i not in failures]
         done, whole = _Uploads(len(rows)), _Asked(header, down, partitions, last_accepted)
         for start in range(0, len(rows), self.chunk_size):
@@ -118,12 +118,12 @@ class StackedTransport:
         down = _spread(whole.down, at).to(self._device)
         memory = self._remember(whole, down, chunk)
         seat = Seat(chunk, header.server_round, header.attempt, header.phase)
-        turn = run_update(
-            side.half, seat, down, memory, examples, self._sizes[rows], self._source, self._device
+        made = run_update(
+            side.setup, seat, down, memory, examples, self._sizes[rows], self._source, self._device
         )
-        if turn.memory is not None:
-            self._write(turn.memory, header, chunk)
-        return turn.up
+        if made.memory is not None:
+            self._write(made.memory, header, chunk)
+        return made.up
 
     def _rows(self, chunk: tuple[int, ...]) -> slice | Tensor:
         """Where the clients of ``chunk`` lie in the stacks: a view when they are neighbours."""
@@ -134,7 +134,7 @@ class StackedTransport:
     # -- memory ------------------------------------------------------------------------------
     def _remember(self, whole: "_Asked", down: Payload, chunk: tuple[int, ...]) -> Memory | None:
         x: Tensor = next(iter(down.tensors().values()))
-        blank = self._side.half.training.initial_memory(x)
+        blank = self._side.setup.training.initial_memory(x)
         if blank is None or self._memory is None:
             return blank
         valid = [i in self._tags and whole.header_of(i).continues(*self._tags[i]) for i in chunk]

@@ -71,16 +71,16 @@ class MemoryTransport:
 
     def _update(self, header: Header, phase: Phase, down: Payload) -> tuple[Payload, str]:
         side, i = self._side, header.partition_id
-        check_broadcast(phase, down, side.half.manifold)
+        check_broadcast(phase, down, side.setup.manifold)
         written, memory = self._memory.get(i, ((0, 0), None))
         if memory is None or not header.continues(*written):
-            memory = side.half.training.initial_memory(next(iter(down.tensors().values())))
+            memory = side.setup.training.initial_memory(next(iter(down.tensors().values())))
         source, shard = side.turn_source(), side.shards[i]
         seat = Seat(i, header.server_round, header.attempt, header.phase)
-        turn = run_update(side.half, seat, down, memory, shard, len(shard), source)
-        if turn.memory is not None:
-            self._memory[i] = ((header.server_round, header.attempt), turn.memory)
-        return turn.up, source.origin
+        made = run_update(side.setup, seat, down, memory, shard, len(shard), source)
+        if made.memory is not None:
+            self._memory[i] = ((header.server_round, header.attempt), made.memory)
+        return made.up, source.origin
 
 
 def stacked_or_empty(phase: Phase, down: Down, uploads: list[Payload]) -> Payload:

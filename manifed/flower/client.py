@@ -118,7 +118,7 @@ def node_of(context: Context, config: Experiment) -> Node:
     with _absent_if_it_fails("its data are not valid"):
         _check_once(config, partition)
     shard, source = side.shards[partition], side.turn_source
-    return Node(side.half, shard, partition, digest, side.point_shape, source, side.dtype)
+    return Node(side.setup, shard, partition, digest, side.point_shape, source, side.dtype)
 
 
 def _found(find: FindNode, context: Context) -> Node:

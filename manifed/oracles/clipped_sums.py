@@ -138,6 +138,7 @@ def _attempt(
     """The sum, or None where a kernel fails or the result is not finite."""
     try:
         total = summand(points, examples, weights)
+    # torch exports the error from C, out of the sight of pyright
     except (torch.linalg.LinAlgError, ArithmeticError):  # pyright: ignore[reportPrivateImportUsage]
         return None
     return total if bool(torch.isfinite(total).all()) else None

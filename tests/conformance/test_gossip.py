@@ -168,7 +168,7 @@ def plan_of(manifold):
 def grid_of(side):
     def node(context):
         i = context.node_config["partition-id"]
-        return Node(side.half, side.shards[i], i, "ring", (DIM,), lambda: SOURCE)
+        return Node(side.setup, side.shards[i], i, "ring", (DIM,), lambda: SOURCE)
 
     return InlineGrid(client_app(node), NODES, {})
 
@@ -265,7 +265,7 @@ def test_only_the_clients_asked_get_their_own_rows():
 def test_a_question_to_the_oracle_before_round_1_is_refused():
     private = ExampleMechanism(l2_norm_clip=1.0, noise=RelativeNoise(multiplier=1.0))
     side = replace(
-        side_of(Sphere()), half=ClientSetup(FrechetMean(Sphere()), Asking(step_size=0.1), private)
+        side_of(Sphere()), setup=ClientSetup(FrechetMean(Sphere()), Asking(step_size=0.1), private)
     )
     plan = replace(
         plan_of(Sphere()),
