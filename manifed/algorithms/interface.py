@@ -110,7 +110,11 @@ class ClientUpdate(Protocol):
         manifold: Manifold,
         draws: Draws,
     ) -> tuple[Payload, Memory | None]:
-        """The upload and the new memory."""
+        """The upload and the new memory.
+
+        A point that came down is a `geoopt.ManifoldTensor` on ``manifold``; clone it before an
+        optimizer changes it in place.
+        """
         ...
 
     def queries(self, mechanism: ExampleMechanism, num_examples: int) -> tuple[Query, ...]:

@@ -7,6 +7,7 @@ dimension it is the stacked payload of a cohort.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from functools import cache
 from typing import Self
 
 import torch
@@ -14,6 +15,11 @@ from torch import Tensor
 
 Layout = tuple[tuple[int, ...], torch.dtype]
 """Shape and type of a tensor."""
+
+
+@cache
+def _names(kind: "type[Payload]") -> tuple[str, ...]:
+    return tuple(field.name for field in fields(kind))
 
 
 @dataclass(frozen=True)
@@ -25,12 +31,12 @@ class Payload:
 
     def tensors(self) -> dict[str, Tensor]:
         """The fields by name, in declaration order."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: getattr(self, name) for name in _names(type(self))}
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
         """The names of the fields."""
-        return tuple(field.name for field in fields(cls))
+        return _names(cls)
 
     @classmethod
     def layout(cls, shape: tuple[int, ...], dtype: torch.dtype) -> Mapping[str, Layout]:

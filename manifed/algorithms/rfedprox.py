@@ -20,6 +20,7 @@ from manifed.algorithms.interface import Memory, Phase, Work
 from manifed.algorithms.payloads import Displacement, Payload, Point
 from manifed.manifolds.base import Manifold
 from manifed.manifolds.maps import MapChoice, maps_of
+from manifed.manifolds.tensors import as_plain
 from manifed.oracles.draws import Draws
 from manifed.oracles.oracle import Oracle
 
@@ -38,7 +39,7 @@ class RFedProx(GradientSteps):
     @property
     def phases(self) -> tuple[Phase, ...]:
         """One exchange."""
-        return (Phase("train", Point, Displacement),)
+        return (Phase("train", Point, Displacement, uploads=("tangent",)),)
 
     def initial_memory(self, x: Tensor) -> Memory | None:
         """Nothing is remembered between rounds."""
@@ -68,11 +69,12 @@ class RFedProx(GradientSteps):
     ) -> tuple[Payload, Memory | None]:
         """The steps from the broadcast point; the pull is zero in the first and left out there."""
         assert isinstance(down, Point)
-        maps, x = maps_of(self.maps, manifold), down.x
+        maps, anchor = maps_of(self.maps, manifold), as_plain(down.x)
+        x = anchor
         pull = self.penalty_weight if self.sign == "towards-anchor" else -self.penalty_weight
         for t in range(self.local_steps):
             direction = oracle.gradient(x)
             if t > 0:
-                direction = direction - pull * self.towards(x, down.x, manifold)
+                direction = direction - pull * self.towards(x, anchor, manifold)
             x = maps.forward(x, -self.step_size * direction)
-        return Displacement(maps.inverse(down.x, x)), None
+        return Displacement(maps.inverse(anchor, x)), None

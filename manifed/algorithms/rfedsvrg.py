@@ -27,6 +27,7 @@ from manifed.algorithms.payloads import Displacement, LocalGradient, MeanGradien
 from manifed.algorithms.tangent_mean import tangent_mean
 from manifed.manifolds.base import Manifold
 from manifed.manifolds.maps import MapChoice, maps_of
+from manifed.manifolds.tensors import as_plain, as_point, as_tangent
 from manifed.oracles.draws import Draws
 from manifed.oracles.minibatch import Full
 from manifed.oracles.oracle import Oracle, Query
@@ -57,8 +58,8 @@ class RFedSVRG(GradientSteps):
     def phases(self) -> tuple[Phase, ...]:
         """The gradients first, the steps second."""
         return (
-            Phase("gradient", Point, LocalGradient),
-            Phase("train", MeanGradient, Displacement, ("tangent",)),
+            Phase("gradient", Point, LocalGradient, uploads=("tangent",)),
+            Phase("train", MeanGradient, Displacement, ("tangent",), ("tangent",)),
         )
 
     def initial_memory(self, x: Tensor) -> Memory | None:
@@ -89,8 +90,9 @@ class RFedSVRG(GradientSteps):
         assert isinstance(memory, Reference)
         if phase == "gradient":
             assert isinstance(down, Point)
-            g = oracle.gradient(down.x, "reference")
-            return LocalGradient(g), Reference(down.x, g, torch.ones_like(memory.has_history))
+            x = as_plain(down.x)
+            g = oracle.gradient(x, "reference")
+            return LocalGradient(g), Reference(x, g, torch.ones_like(memory.has_history))
         if not bool(memory.has_history.all()):
             raise ValueError("Expected a gradient of phase 'gradient' in memory, got none")
         assert isinstance(down, MeanGradient)
@@ -111,7 +113,8 @@ class RFedSVRG(GradientSteps):
             else:
                 v = oracle.gradient(x) - offset
             x = maps.forward(x, -self.step_size * v)
-        return Displacement(maps.inverse(memory.x, x))
+        base = as_point(memory.x, manifold)
+        return Displacement(as_tangent(maps.inverse(memory.x, x), base))
 
     @property
     def reuses_reference(self) -> bool:

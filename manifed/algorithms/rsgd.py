@@ -21,6 +21,7 @@ from manifed.algorithms.interface import Memory, Phase, Work
 from manifed.algorithms.payloads import Displacement, DisplacementAndIterate, Payload, Point
 from manifed.manifolds.base import Manifold
 from manifed.manifolds.maps import MapChoice, maps_of
+from manifed.manifolds.tensors import as_plain
 from manifed.oracles.draws import Draws
 from manifed.oracles.minibatch import Minibatch, Poisson
 from manifed.oracles.oracle import Oracle
@@ -79,7 +80,7 @@ class RSGD(GradientSteps):
     def phases(self) -> tuple[Phase, ...]:
         """One exchange."""
         up = DisplacementAndIterate if self.output == "random-output" else Displacement
-        return (Phase("train", Point, up),)
+        return (Phase("train", Point, up, uploads=("tangent",) * len(up.names())),)
 
     def initial_memory(self, x: Tensor) -> Memory | None:
         """Nothing is remembered between rounds."""
@@ -102,7 +103,7 @@ class RSGD(GradientSteps):
     ) -> tuple[Payload, Memory | None]:
         """Algorithm 2 from the broadcast point."""
         assert isinstance(down, Point)
-        maps, x = maps_of(self.maps, manifold), down.x  # line 1
+        maps, x = maps_of(self.maps, manifold), as_plain(down.x)  # line 1
         output = Output(self.output, x, self.local_steps, draws, manifold.ndim)
         for k in range(self.local_steps):  # line 2
             output.see(k, x)

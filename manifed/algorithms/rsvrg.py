@@ -33,6 +33,7 @@ from manifed.algorithms.interface import Memory, Phase, Work
 from manifed.algorithms.payloads import Displacement, DisplacementAndIterate, Payload, Point
 from manifed.algorithms.rsgd import Option, Output
 from manifed.manifolds.base import Manifold
+from manifed.manifolds.tensors import as_plain
 from manifed.oracles.draws import Draws
 from manifed.oracles.minibatch import Full, Minibatch, Poisson
 from manifed.oracles.oracle import Oracle, Query
@@ -61,7 +62,7 @@ class RSVRG(Frozen):
     def phases(self) -> tuple[Phase, ...]:
         """One exchange."""
         up = DisplacementAndIterate if self.output == "random-output" else Displacement
-        return (Phase("train", Point, up),)
+        return (Phase("train", Point, up, uploads=("tangent",) * len(up.names())),)
 
     def initial_memory(self, x: Tensor) -> Memory | None:
         """Nothing is remembered between rounds."""
@@ -85,7 +86,7 @@ class RSVRG(Frozen):
     ) -> tuple[Payload, Memory | None]:
         """Algorithm 3 from the broadcast point."""
         assert isinstance(down, Point)
-        x, k = down.x, 0  # line 1
+        x, k = as_plain(down.x), 0  # line 1
         output = Output(self.output, x, self.epochs * self.inner_steps, draws, manifold.ndim)
         for _ in range(self.epochs):  # line 2
             anchor = x  # line 3

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
+from geoopt import ManifoldTensor
 
 from manifed.algorithms.interface import (
     ClientUpdate,
@@ -20,6 +21,7 @@ from manifed.algorithms.interface import (
 )
 from manifed.algorithms.payloads import Payload
 from manifed.manifolds.base import Manifold
+from manifed.manifolds.tensors import as_plain, as_point, as_tangent
 from manifed.oracles.draws import Draws
 from manifed.oracles.oracle import UNNOISED, Oracle, Query
 from manifed.privacy.mechanism import ExampleMechanism
@@ -140,13 +142,52 @@ def run_update(
     sizes = counts.reshape(-1).tolist()
     asked = {n: setup.queries(n) for n in set(sizes)}
     oracle = Oracle(setup.problem, examples, counts, [asked[n] for n in sizes], draws)
-    up, after = setup.training.update(seat.phase, down, memory, oracle, oracle.manifold, draws)
+    placed, base = _placed(phase, down, oracle.manifold)
+    up, after = setup.training.update(seat.phase, placed, memory, oracle, oracle.manifold, draws)
     charged = setup.charged(min(sizes))
     if charged is not None and seat.server_round == 0:
         charged = Counter()  # the exchanges before round 1 are charged nothing
     if charged is not None:
         check_charged(setup.training.kind, oracle.queries, charged)
-    return UpdateResult(up, after, oracle.queries)
+    up = _leaving(phase, up, base, oracle.manifold)
+    return UpdateResult(up, _plain(after), oracle.queries)
+
+
+def _placed(
+    phase: Phase, down: Payload, manifold: Manifold
+) -> tuple[Payload, ManifoldTensor | None]:
+    """What came down, its points with their manifold and its tangents with their base; the base.
+
+    The base is the first point; what comes down without one stays as it is.
+    """
+    if "point" not in phase.places:
+        return down, None
+    values, first = list(down.tensors().values()), phase.places.index("point")
+    base = values[first] = as_point(values[first], manifold)
+    for i, place in enumerate(phase.places):
+        if place == "tangent":
+            values[i] = as_tangent(values[i], base)
+        elif place == "point" and i != first:
+            values[i] = as_point(values[i], manifold)
+    return type(down)(*values), base
+
+
+def _leaving(phase: Phase, up: Payload, base: ManifoldTensor | None, manifold: Manifold) -> Payload:
+    """What goes up, placed where the phase says and the base is known."""
+    if base is None or not ("tangent" in phase.uploads or "point" in phase.uploads):
+        return up
+    values = list(up.tensors().values())
+    for i, place in enumerate(phase.uploads):
+        if place == "tangent":
+            values[i] = as_tangent(values[i], base)
+        elif place == "point":
+            values[i] = as_point(values[i], manifold)
+    return type(up)(*values)
+
+
+def _plain(memory: Memory | None) -> Memory | None:
+    """Memory is kept and stacked: plain tensors."""
+    return memory and type(memory)(*[as_plain(t) for t in memory.tensors().values()])
 
 
 def check_charged(kind: str, queries: Counter[str], charged: Counter[str]) -> None:

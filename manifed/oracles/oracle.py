@@ -16,6 +16,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from manifed.manifolds.tensors import as_plain
 from manifed.oracles.clipped_sums import ClippedGradients, Corrections, narrowed, sum_of_good
 from manifed.oracles.draws import Draws
 from manifed.oracles.minibatch import Minibatch
@@ -133,7 +134,7 @@ class Oracle:
         exactly zero or of metric norm at most clip (1 + 1e-9) / b, whatever the example holds; one
         whose gradient fails or is not finite adds zero and changes nobody else's.
         """
-        asked = self._asked[label]
+        asked, x = self._asked[label], as_plain(x)
         examples, weights = self._batch(asked)
         clip = asked.query.clip
         if clip is None:
@@ -150,7 +151,7 @@ class Oracle:
         Either each of the two gradients is clipped (Algorithm 3, line 8; an example moves the sum
         by two bounds) or their difference is, as one vector (spec 000 §7.3 iii; by one bound).
         """
-        asked = self._asked[label]
+        asked, x, anchor = self._asked[label], as_plain(x), as_plain(anchor)
         clip = asked.query.clip
         examples, weights = self._batch(asked)
         change = Corrections(self.problem, clip, is_clipped_as_one=asked.query.form == "difference")
