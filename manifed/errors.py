@@ -28,6 +28,9 @@ class RoundFailed(RuntimeError):
 class BudgetExhausted(RuntimeError):
     """The next round would exceed ``privacy.max_epsilon``; the last paid model stands."""
 
+    noise_origins: frozenset[str] = frozenset()
+    """Where noise of that round's attempts before came from; they were paid, and are seen."""
+
 
 class EngineFailed(Exception):
     """A run that did not end as ``finished:completed``.

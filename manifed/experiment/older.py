@@ -16,11 +16,14 @@ RENAMED = {"privacy.noise.view": "adversary"}
 
 def in_todays_keys(table: Mapping[str, Any]) -> dict[str, Any]:
     """The same experiment: a tied algorithm is named once, and maps are the client update's."""
-    training, strategy = dict(table.get("training") or {}), dict(table.get("strategy") or {})
+    tables = [table.get(key) or {} for key in ("training", "strategy")]
+    if not all(isinstance(found, Mapping) for found in tables):
+        return dict(table)  # no config of any release: the schema says what is wrong with it
+    training, strategy = map(dict[str, Any], tables)
     if training.get("kind") == "federated-svrg":
         training["kind"] = "rfedsvrg"
     strategy.pop("maps", None)
-    moved = _TIED.get(strategy.get("kind", ""))
+    moved = _TIED.get(str(strategy.get("kind")))
     if moved is not None:
         training |= {key: strategy[key] for key in moved if key in strategy}
         strategy = {}

@@ -30,6 +30,11 @@ class Plan:
     """Exchanges of all clients before round 1."""
 
     def __post_init__(self) -> None:
+        if self.setup_phases and self.policy.on_failure == "retry":
+            raise ValueError(
+                "federation.replies.on_failure: expected 'proceed' or 'abort' with exchanges "
+                "before round 1, got 'retry': clients would lose what they learnt there"
+            )
         if self.mechanism is not None:
             self.policy.check_client_level()
             exchanges = (*self.phases, *self.setup_phases)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from manifed.algorithms.interface import Collected, Phase, ServerState
 from manifed.algorithms.payloads import Down, PerClient
-from manifed.errors import RoundFailed
+from manifed.errors import BudgetExhausted, ConfigError, RoundFailed
 from manifed.federation.aggregation import ServerDraws, private_mean, weighted_mean
 from manifed.federation.header import Header
 from manifed.federation.plan import Plan, RoundReport
@@ -63,7 +63,12 @@ def run_rounds(
     ``last_accepted`` in which round each client's reply was last used.
     """
     accepted = dict(last_accepted or {})
-    if plan.setup_phases and first_round == 1:
+    if plan.setup_phases and first_round > 1:
+        raise ConfigError(
+            "output.resume: an algorithm with exchanges before round 1 cannot be resumed: clients "
+            "would go on without what they learnt there; start a new run"
+        )
+    if plan.setup_phases:
         state = run_round(plan.of_setup(), state, 0, transport, free, accepted).state
     for server_round in range(first_round, num_rounds + 1):
         report = run_round(
@@ -92,7 +97,11 @@ def run_round(
     tries = plan.policy.max_attempts if plan.policy.on_failure == "retry" else 1
     seen = Traffic()
     for attempt in range(first_attempt, first_attempt + tries):
-        now = begin(plan, state, server_round, attempt, charge)
+        try:
+            now = begin(plan, state, server_round, attempt, charge)
+        except BudgetExhausted as budget:
+            budget.noise_origins = _origins(plan, seen) if attempt > first_attempt else frozenset()
+            raise
         try:
             while now.phase is not None:
                 header, down = now.header, now.down
@@ -216,14 +225,20 @@ def after(now: Attempt, replies: Replies) -> Attempt:
 
 def report_of(now: Attempt, seen: Traffic) -> RoundReport:
     """The report of a round whose last exchange is done."""
-    origins = frozenset({now.plan.source.origin})
-    if now.plan.mechanism is None:  # else the server's noise is all that protects
-        origins |= seen.noise_origins
+    origins = _origins(now.plan, seen)
     used = tuple(i for i in now.asked if i not in now.failures)
     failures = {**seen.failures, **now.failures}
     return RoundReport(
         now.server_round, now.state, used, failures, seen.bytes_down, seen.bytes_up, origins
     )
+
+
+def _origins(plan: Plan, seen: "Traffic") -> frozenset[str]:
+    """Where the noise of a round came from that protects somebody."""
+    own = frozenset({plan.source.origin})
+    if plan.mechanism is not None:  # the server's noise is all that protects
+        return own
+    return own | seen.noise_origins
 
 
 def judged(now: Attempt, replies: Replies) -> Replies:

@@ -21,6 +21,7 @@ from manifed.federation.header import Header
 from manifed.federation.replies import Replies
 from manifed.federation.transport import stacked_or_empty
 from manifed.manifolds.base import Manifold
+from manifed.privacy.noise import NoiseSource
 from manifed.problems.base import Examples
 
 _CACHE_BYTES = 16 * 2**20
@@ -62,7 +63,6 @@ class StackedTransport:
             ConfigError: when it cannot hold one client's update beside what is kept of all.
         """
         self._side, self._device = side, device
-        self._source = side.turn_source()
         self.chunk_size = _clients_at_a_time(side, device, memory_budget_mb)
         self._stacked = Examples.stack(list(side.shards)).to(device)
         self._sizes = torch.tensor([len(shard) for shard in side.shards], device=device)
@@ -84,7 +84,10 @@ class StackedTransport:
         """As `Transport.exchange`; a stack that fails is tried again client by client."""
         failures = _refusals(phase, down, partitions, self._side.setup.manifold)
         rows = [row for row, i in enumerate(partitions) if i not in failures]
-        done, whole = _Uploads(len(rows)), _Asked(header, down, partitions, last_accepted)
+        done, whole = (
+            _Uploads(len(rows)),
+            _Asked(header, down, partitions, last_accepted, self._side.turn_source()),
+        )
         for start in range(0, len(rows), self.chunk_size):
             chunk = rows[start : start + self.chunk_size]
             self._chunk_or_singles(whole, chunk, done, failures)
@@ -95,7 +98,7 @@ class StackedTransport:
             failures,
             down_bytes(down, len(partitions)),
             uploads.num_bytes(),
-            frozenset({self._source.origin} if done.partitions else ()),
+            frozenset({whole.source.origin} if done.partitions else ()),
         )
 
     def _chunk_or_singles(
@@ -119,7 +122,7 @@ class StackedTransport:
         memory = self._remember(whole, down, chunk)
         seat = Seat(chunk, header.server_round, header.attempt, header.phase)
         made = run_update(
-            side.setup, seat, down, memory, examples, self._sizes[rows], self._source, self._device
+            side.setup, seat, down, memory, examples, self._sizes[rows], whole.source, self._device
         )
         if made.memory is not None:
             self._write(made.memory, header, chunk)
@@ -169,6 +172,8 @@ class _Asked:
     down: Down
     partitions: tuple[int, ...]
     last_accepted: Mapping[int, int]
+    source: NoiseSource
+    """Of this exchange alone: fresh in a release."""
 
     def header_of(self, client: int) -> Header:
         """The header of one client's message."""

@@ -10,13 +10,14 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from manifed.algorithms.interface import ClientUpdate
+from manifed.algorithms.interface import ClientUpdate, Scheduled, setup_phases_of
 from manifed.algorithms.rsgd import RSGD
 from manifed.errors import ConfigError
 from manifed.experiment.privacy import FLOATING_POINT, RELEASED
 from manifed.federation.cohorts import Cohort
 from manifed.manifolds.base import Manifold
 from manifed.oracles.minibatch import Full
+from manifed.privacy.accountant import NoValidBound
 from manifed.privacy.adversaries import CLIENT_LEVEL, SERVER
 from manifed.privacy.charges import ClientReleases, Terms
 from manifed.privacy.events import NeighboringRelation
@@ -93,7 +94,10 @@ def agreement(manifold: Manifold, update: ClientUpdate, privacy: Privacy | None)
     It holds the manifold, the exchanges, the privacy parameters and what a client update releases;
     step sizes and shards are not in it.
     """
-    exchanges = [(p.name, p.down.__name__, p.up.__name__) for p in update.phases]
+    exchanges = [
+        (p.name, p.down.__name__, p.up.__name__, p.places, p.uploads, p.aggregation)
+        for p in (*setup_phases_of(update), *update.phases)
+    ]
     said: list[object] = [manifold.name, exchanges]
     if privacy is not None:
         mechanism = privacy.client_mechanism or privacy.example_mechanism
@@ -130,6 +134,11 @@ def promise_of(
         return Promise(
             terms, Filter(Draw.of(terms), draws), facts={"kind": "none", "noise_source": None}
         )
+    if isinstance(privacy.update, Scheduled):
+        raise ConfigError(
+            f"update: {type(privacy.update).__name__} releases other things in other rounds, which "
+            "a strategy does not price yet; run it from a config or by manifed.fit"
+        )
     sizes = tuple(privacy.num_examples)
     if len(sizes) != num_clients:
         raise ConfigError(
@@ -138,7 +147,7 @@ def promise_of(
         )
     sampling, server = cohort.sampling(num_clients), privacy.client_mechanism
     adversary = SERVER if server is None else CLIENT_LEVEL
-    kind = "example-level" if server is None else "client-level"
+    kind, unit = ("example-level", "example") if server is None else ("client-level", "client")
     terms = Terms(
         population=num_clients,
         updates=_releases(privacy, sizes) if server is None else (),
@@ -151,8 +160,13 @@ def promise_of(
             f"privacy: expected a client update that states what it releases, got "
             f"{type(privacy.update).__name__}, which states nothing"
         )
+    count = sum(sizes) if server is None else num_clients
+    if budget is not None and not budget[1] < 1 / count:
+        raise ConfigError(
+            f"budget: expected delta < 1/n = {1 / count:.3g} ({count} {unit}s), got {budget[1]:g}"
+        )
     spent = None if budget is None else Budget(*budget, adversary)
-    return Promise(
+    promise = Promise(
         terms,
         Filter(Draw.of(terms), draws, spent),
         (adversary,),
@@ -160,7 +174,7 @@ def promise_of(
         {
             "kind": kind,
             "noise_source": noise_source,
-            "unit": "example" if server is None else "client",
+            "unit": unit,
             "neighboring_relation": privacy.neighboring_relation,
             "released": RELEASED[kind],
             "mechanism": (
@@ -170,6 +184,11 @@ def promise_of(
             "floating_point": FLOATING_POINT["single"],
         },
     )
+    try:
+        promise.planned(1)
+    except NoValidBound as refusal:
+        raise ConfigError(f"privacy: {refusal}") from None
+    return promise
 
 
 def _releases(privacy: Privacy, sizes: tuple[int, ...]) -> tuple[ClientReleases, ...]:

@@ -4,6 +4,7 @@ Under Flower's own loop an algorithm with several exchanges takes as many of Flo
 of its own. A failed round raises there, because only this class's `start` knows how to retry.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -33,7 +34,7 @@ from manifed.federation.rounds import (
     run_rounds,
 )
 from manifed.flower import keys
-from manifed.flower.privacy import Privacy, agreement, promise_of
+from manifed.flower.privacy import ClientLevel, Privacy, agreement, promise_of
 from manifed.flower.records import tensors_from_record, tensors_to_record
 from manifed.flower.transport import MessageTransport
 from manifed.manifolds.base import Manifold
@@ -77,7 +78,9 @@ class ServerLoop(Strategy):
         self._transport: MessageTransport | None = None
         self._open: tuple[Attempt, Traffic] | None = None
         self._sent: tuple[int, list[Message]] | None = None
-        self._is_fresh = True
+        self._is_fresh, self._has_begun = True, False
+        self._made: Counter[int] = Counter()
+        """Attempts of each round that Flower's own loop began."""
 
     @property
     def state(self) -> ServerState:
@@ -104,9 +107,14 @@ class ServerLoop(Strategy):
 
         How long replies are waited for is the plan's: ``plan.policy.timeout``.
         """
+        if self._has_begun:
+            raise ConfigError(
+                f"{type(self).__name__}: expected one run an object, got a second; make a new one: "
+                "its rounds would draw the noise of the first again"
+            )
         self._begin_at(initial_arrays)
         self.summary()
-        result = Result()
+        result, self._has_begun = Result(), True
         try:
             for report in run_rounds(
                 self.plan,
@@ -174,9 +182,16 @@ class ServerLoop(Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """The messages of the next exchange; a round is charged before its first are handed out."""
+        """The messages of the next exchange; a round is charged before its first are handed out.
+
+        Messages whose replies were not aggregated are out of use: the round is begun, and charged,
+        once more.
+        """
         transport = self._meet(grid)
         self._begin_at(arrays)
+        self._has_begun = True
+        if self._sent is not None:
+            self._open = self._sent = None
         if self._open is None:
             self._open = (self._begun(server_round), Traffic())
         now, _ = self._open
@@ -188,10 +203,14 @@ class ServerLoop(Strategy):
         """The attempt whose first exchange is this round of Flower's: of round 0, or of a round."""
         phases = len(self.plan.phases)
         setup = len(self.plan.setup_phases) if self._first_round == 1 else 0
-        if server_round <= setup:
-            return begin(self.plan.of_setup(), self.state, 0, 0, free)
-        own = self._first_round + (server_round - 1 - setup) // phases
-        return begin(self.plan, self.state, own, self._attempts(own), self._charge)
+        own = 0
+        if server_round > setup:
+            own = self._first_round + (server_round - 1 - setup) // phases
+        attempt = self._made[own] + (self._attempts(own) if own else 0)
+        self._made[own] += 1
+        if own == 0:
+            return begin(self.plan.of_setup(), self.state, 0, attempt, free)
+        return begin(self.plan, self.state, own, attempt, self._charge)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -281,11 +300,18 @@ class ManifoldStrategy(ServerLoop):
         sizes = tuple(num_examples or (privacy.num_examples if privacy is not None else ()))
         people, policy = cohort or Everyone(), replies or ReplyPolicy()
         _check(type(self).__name__, sizes, people, server_update, privacy, ledger)
+        means = sum(len(phase.up.names()) for phase in update.phases)
+        if isinstance(privacy, ClientLevel) and means != 1:
+            raise ConfigError(
+                "privacy: ClientLevel releases and charges one noised mean a round, got an update "
+                f"that sends {means}; use ExampleLevel"
+            )
         privacy = None if privacy is None else replace(privacy, update=update, num_examples=sizes)
         self._planned = num_rounds
         own = source or NoiseSource.from_os()
         self.promise = promise_of(privacy, len(sizes), people, budget, num_rounds or 0, own.origin)
-        self._ledger, self._open_files, self._is_stopped = ledger, ExitStack(), False
+        self._ledger, self._open_files = ledger, ExitStack()
+        self._is_stopped = self._is_closed = False
         self._account: Account | None = None
         self._odometer = self.promise.odometer()
         self._origins: frozenset[str] = frozenset()
@@ -361,7 +387,7 @@ class ManifoldStrategy(ServerLoop):
         if self._account is not None:
             self._odometer = self._account.odometer
         self._open_files.close()
-        self._account = None
+        self._account, self._is_closed = None, True
 
     # -- what is paid ------------------------------------------------------------------------
     def _plan_for(self, num_rounds: int | None) -> None:
@@ -375,6 +401,7 @@ class ManifoldStrategy(ServerLoop):
                 self.plan.policy.max_attempts if self.plan.policy.on_failure == "retry" else 1
             )
             self.promise, self._planned = self.promise.for_draws(draws), num_rounds
+            self._odometer.declare(self.promise.terms)
         elif self.promise.adversaries and self.promise.terms.participation_probability < 1:
             raise ConfigError(
                 f"num_rounds: expected it in the call of {type(self).__name__} under Flower's own "
@@ -384,6 +411,11 @@ class ManifoldStrategy(ServerLoop):
     def _pay(self, server_round: int, attempt: int, partitions: tuple[int, ...]) -> None:
         """The charge of an attempt: asked of the filter, on disk, then counted."""
         if self._ledger is not None and self._account is None:
+            if self._is_closed:
+                raise ConfigError(
+                    f"ledger: expected no round after close(), got round {server_round}; make a "
+                    f"new {type(self).__name__} with a ledger of its own"
+                )
             self._account = self._open_files.enter_context(
                 opened(
                     Path(self._ledger),
@@ -392,7 +424,6 @@ class ManifoldStrategy(ServerLoop):
                     header={"config_sha256": self.plan.config_sha256},
                 )
             )
-            self._ledger = None
         if self._account is not None:
             self._account.charge(server_round, attempt, partitions)
         else:
@@ -405,6 +436,7 @@ class ManifoldStrategy(ServerLoop):
 
     def _stop(self, budget: BudgetExhausted) -> None:
         self._is_stopped = True
+        self._origins |= budget.noise_origins
         log(30, "%s", budget)
 
 

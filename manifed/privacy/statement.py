@@ -53,6 +53,31 @@ class Promise:
             return self.terms
         return self.schedule[min(server_round, len(self.schedule)) - 1]
 
+    def __post_init__(self) -> None:
+        """Refuse terms that say nothing, or speak of another unit or relation than the promise.
+
+        Raises:
+            ConfigError: with the release.
+        """
+        if not self.adversaries:
+            return
+        stated = [self.terms, *(self.schedule or ())]
+        releases = [r for t in stated for one in t.updates for r in one.releases]
+        releases += [r for t in stated for r in t.aggregate]
+        if not releases:
+            raise ConfigError(
+                "privacy: expected an algorithm that states what it releases, got one that states "
+                "nothing; give its client update releases"
+            )
+        for release in releases:
+            for name in ("unit", "neighboring_relation"):
+                said, own = self.facts.get(name), release.model_dump()[name]
+                if said is not None and said != own:
+                    raise ConfigError(
+                        f"privacy: expected releases with {name} = {said!r}, got {release.label!r} "
+                        f"with {own!r}"
+                    )
+
     def odometer(self, rounds: int = 0) -> Odometer:
         """Nothing spent under these terms, or so many rounds reserved for everybody."""
         odometer = Odometer()

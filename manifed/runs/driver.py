@@ -258,6 +258,7 @@ class _Run:
                     self._after_round(report)
             except BudgetExhausted as budget:
                 stopped = str(budget)
+                self._account.note_origins(self._rounds + 1, budget.noise_origins)
                 if self._tally.told < self._rounds:
                     self._tell(self._rounds, state)
             except BaseException:

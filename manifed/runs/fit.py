@@ -171,6 +171,7 @@ def fit(
                 curves.setdefault(name, []).append(value)
     except BudgetExhausted as budget:
         stopped = str(budget)
+        origins |= budget.noise_origins
     statement = run.promise.statement(
         odometer, noise_origins=origins, has_oracle=evaluate is not None
     )
@@ -347,6 +348,11 @@ def _check_parts(setting: _Setting) -> None:
         raise ConfigError(
             "privacy.kind: 'client-level' noises one array a client and round, got an algorithm "
             f"that uploads {fields}; use 'example-level'"
+        )
+    rule = privacy.noise if privacy.kind == "example-level" else None
+    if rule is not None and rule.kind == "target" and rule.adversary == "client-level":
+        raise ConfigError(
+            "privacy.noise.adversary: 'client-level' needs ClientLevel, got ExampleLevel"
         )
     if setting.server_update.needs_everyone and cohort.kind != "all":
         raise ConfigError(

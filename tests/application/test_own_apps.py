@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from flwr.app import ArrayRecord, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp.strategy import Strategy
 
 import manifed
@@ -22,8 +22,9 @@ from manifed.flower.handshake import HandshakeFailed
 from manifed.flower.inline import InlineGrid
 from manifed.flower.privacy import ClientLevel, ExampleLevel
 from manifed.flower.records import tensors_from_record, tensors_to_record
+from manifed.flower.strategy import ManifoldStrategy
 from manifed.manifolds.sphere import Sphere
-from manifed.oracles.minibatch import Full
+from manifed.oracles.minibatch import Full, Poisson
 from manifed.privacy.noise import NoiseSource
 from manifed.privacy.statement import audit_ledger
 from manifed.problems.frechet_mean import FrechetMean
@@ -227,6 +228,57 @@ def test_a_record_that_cannot_be_computed_with_makes_its_node_absent(caplog):
     with pytest.raises(HandshakeFailed, match="this node is absent") as failed:
         strategy.start(grid_of(data=data), initial_arrays=START, num_rounds=1)
     assert "record" not in str(failed.value)
+
+
+class Growing(RSGD, frozen=True):
+    """More steps in later rounds than its own table says."""
+
+    def in_round(self, server_round):
+        return self.model_copy(update={"local_steps": 50})
+
+
+def test_a_second_run_of_a_strategy_is_refused(tmp_path):
+    strategy = tangent_mean(update=STEPS, ledger=tmp_path / "ledger.jsonl")
+    strategy.start(grid_of(), START, num_rounds=1)
+    with pytest.raises(ConfigError, match="expected one run an object"):
+        strategy.start(grid_of(), START, num_rounds=1)
+    with pytest.raises(ConfigError, match="expected no round after close"):
+        strategy.configure_train(2, START, ConfigRecord(), grid_of())
+
+
+def test_messages_that_are_made_again_are_charged_again():
+    strategy, grid = tangent_mean(update=STEPS, num_rounds=3), grid_of()
+    first = list(strategy.configure_train(1, START, ConfigRecord(), grid))
+    again = list(strategy.configure_train(1, START, ConfigRecord(), grid))
+    assert strategy.odometer.rounds_counted == 2
+    attempts = [m.content["header"]["attempt"] for m in (*first, *again)]
+    assert attempts == [0] * CLIENTS + [1] * CLIENTS
+    assert strategy.aggregate_train(1, grid.send_and_receive(again))[0] is not None
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        (lambda: tangent_mean(update=Growing(step_size=0.1)), "other things in other rounds"),
+        (
+            lambda: ManifoldStrategy(Sphere(), TWO, TWO, privacy=ClientLevel(1.0, 5.0, [ROWS] * 4)),
+            "one noised mean a round, got an update",
+        ),
+        (lambda: tangent_mean(budget=(5.0, 0.5)), "delta < 1/n"),
+        (
+            lambda: tangent_mean(
+                update=RSGD(step_size=0.1, minibatch=Poisson(batch_size=4)),
+                privacy=ExampleLevel(1.0, 4.0, [ROWS] * CLIENTS, "replace-one"),
+                budget=(5.0, 1e-5),
+            ),
+            "privacy:",
+        ),
+    ],
+    ids=["schedule", "two-exchanges", "delta", "unpriced"],
+)
+def test_what_would_be_priced_wrongly_is_refused(made, said):
+    with pytest.raises(ValueError, match=said):
+        made()
 
 
 @pytest.mark.slow

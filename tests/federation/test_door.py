@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -217,3 +218,29 @@ def test_the_program_of_the_readme_is_the_one_that_is_run():
     readme = (Path(__file__).parents[2] / "README.md").read_text()
     assert f"```python\n{PROGRAM.lstrip()}```" in readme
     assert len(PROGRAM.strip().splitlines()) < 15
+
+
+def test_a_target_against_nobody_is_refused():
+    noise = manifed.Target(epsilon=1.0, delta=1e-3, adversary="client-level")
+    with pytest.raises(ConfigError, match="needs ClientLevel"):
+        fitted(privacy=manifed.ExampleLevel(l2_norm_clip=1.0, noise=noise))
+
+
+def test_a_transport_that_two_fits_share_draws_fresh_noise_for_each():
+    made = {}
+
+    def shared(side):
+        return made.setdefault(0, StackedTransport(side, device="cpu", memory_budget_mb=64))
+
+    privacy = PRIVATE.model_copy(update={"noise_source": "os"})
+    one, two = (fitted(privacy=privacy, transport=shared, rounds=1) for _ in range(2))
+    assert not torch.equal(one.model, two.model)
+
+
+def test_a_promise_speaks_of_what_its_releases_say():
+    promise = promise_of(load(QUICKSTART, []), tuple(load_shards(load(QUICKSTART, [])).sizes))
+    for fact in ({"neighboring_relation": "replace-one"}, {"unit": "client"}):
+        with pytest.raises(ConfigError, match=f"expected releases with {next(iter(fact))}"):
+            replace(promise, facts={**promise.facts, **fact})
+    with pytest.raises(ConfigError, match="states what it releases"):
+        replace(promise, terms=promise.terms.model_copy(update={"updates": ()}))

@@ -116,7 +116,7 @@ class Honest:
 
 
 def run_rounds(spending, experiment, ledger, cohorts, is_accepted):
-    """Charges as manifed/federation/rounds.py does; (printed epsilon, participations of client 0)."""
+    """Charges as federation/rounds.py does; (printed epsilon, participations of client 0)."""
     policy = experiment.federation.replies
     tries = policy.max_attempts if policy.on_failure == "retry" else 1
     draws, taken = iter(cohorts), 0

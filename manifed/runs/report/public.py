@@ -26,6 +26,7 @@ from manifed.durable import write_atomically
 from manifed.errors import ConfigError
 from manifed.experiment.load import parse
 from manifed.experiment.older import in_todays_keys
+from manifed.experiment.plugins import allowed_here
 from manifed.experiment.privacy import filter_of, reporting_delta
 from manifed.experiment.schema import Experiment
 from manifed.privacy.adversaries import named
@@ -121,7 +122,7 @@ def _config_of(run: Run) -> Experiment:
     """The config in the manifest, which has to be that of a private run."""
     path, privacy = RunFolder(run.directory).manifest_path, run.manifest["privacy"]
     try:
-        config = parse(in_todays_keys(run.manifest.get("config") or {}))
+        config = parse(in_todays_keys(run.manifest.get("config") or {}), allowed_here())
         reporting_delta(config)
     except ConfigError as error:
         raise FolderDamaged(path, "the config of the run", str(error)) from None
