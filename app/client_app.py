@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from manifed.flower.apps import client_app_of
+from manifed.flower.client import client_app_of
 from manifed.flower.run_config import experiment_of
 
 FOLDER = Path(__file__).resolve().parents[1]

@@ -19,8 +19,8 @@ from torch import Tensor
 from manifed.algorithms.interface import ClientUpdate
 from manifed.errors import ConfigError
 from manifed.federation.client import ClientSetup
-from manifed.flower.apps import client_app as app_of
 from manifed.flower.client import Node, partition_of
+from manifed.flower.client import client_app as app_of
 from manifed.flower.privacy import Privacy, agreement
 from manifed.privacy.mechanism import ExampleMechanism
 from manifed.privacy.noise import NoiseSource

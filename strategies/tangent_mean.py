@@ -10,9 +10,8 @@ from typing import Literal, Unpack
 
 from manifed.algorithms import tangent_mean
 from manifed.algorithms.interface import ClientUpdate
-from manifed.algorithms.payloads import DisplacementAndIterate
 from manifed.errors import ConfigError
-from manifed.flower.privacy import ONE_GRADIENT, ClientLevel
+from manifed.flower.privacy import ONE_GRADIENT
 from manifed.flower.strategy import ManifoldStrategy
 from manifed.manifolds.base import Manifold
 from manifed.manifolds.maps import MapChoice
@@ -42,11 +41,10 @@ class TangentMean(ManifoldStrategy):
         """
         privacy = settings.get("privacy")
         runs = update or (privacy.update if privacy is not None else ONE_GRADIENT)
-        (phase,) = runs.phases
-        if phase.up is DisplacementAndIterate and isinstance(privacy, ClientLevel):
+        if len(runs.phases) != 1:
             raise ConfigError(
-                "update: client-level privacy noises one vector a client, got an update that "
-                "uploads two; use output = 'last-iterate'"
+                f"update: expected an update of one exchange with {type(self).__name__}, got "
+                f"{type(runs).__name__} with {len(runs.phases)}"
             )
         super().__init__(
             manifold,

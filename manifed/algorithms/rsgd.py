@@ -67,6 +67,12 @@ class Output:
         return DisplacementAndIterate(logmap(self.x, last), drawn)
 
 
+def one_exchange(option: Option) -> Phase:
+    """The point down, and up what an option sends: one tangent vector, or two."""
+    up = DisplacementAndIterate if option == "random-output" else Displacement
+    return Phase("train", Point, up, uploads=("tangent",) * len(up.names()))
+
+
 class RSGD(GradientSteps):
     """K steps of Riemannian stochastic gradient descent."""
 
@@ -79,8 +85,7 @@ class RSGD(GradientSteps):
     @property
     def phases(self) -> tuple[Phase, ...]:
         """One exchange."""
-        up = DisplacementAndIterate if self.output == "random-output" else Displacement
-        return (Phase("train", Point, up, uploads=("tangent",) * len(up.names())),)
+        return (one_exchange(self.output),)
 
     def initial_memory(self, x: Tensor) -> Memory | None:
         """Nothing is remembered between rounds."""

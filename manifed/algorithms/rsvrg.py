@@ -30,8 +30,8 @@ from torch import Tensor
 
 from manifed.algorithms.gradient_steps import releases_of
 from manifed.algorithms.interface import Memory, Phase, Work
-from manifed.algorithms.payloads import Displacement, DisplacementAndIterate, Payload, Point
-from manifed.algorithms.rsgd import Option, Output
+from manifed.algorithms.payloads import Payload, Point
+from manifed.algorithms.rsgd import Option, Output, one_exchange
 from manifed.manifolds.base import Manifold
 from manifed.manifolds.tensors import as_plain
 from manifed.oracles.draws import Draws
@@ -61,8 +61,7 @@ class RSVRG(Frozen):
     @property
     def phases(self) -> tuple[Phase, ...]:
         """One exchange."""
-        up = DisplacementAndIterate if self.output == "random-output" else Displacement
-        return (Phase("train", Point, up, uploads=("tangent",) * len(up.names())),)
+        return (one_exchange(self.output),)
 
     def initial_memory(self, x: Tensor) -> Memory | None:
         """Nothing is remembered between rounds."""

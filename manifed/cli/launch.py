@@ -182,8 +182,8 @@ def _inline(plan: Launch) -> None:
         stacked = StackedTransport(side, device=engine.device, memory_budget_mb=budget)
         run(config, lambda _: stacked)
         return
-    from manifed.flower.apps import client_app_of
     from manifed.flower.apps import run as run_on
+    from manifed.flower.client import client_app_of
     from manifed.flower.inline import InlineGrid
 
     run_on(InlineGrid(client_app_of(lambda _: config), clients, {}), config)

@@ -1,4 +1,4 @@
-"""Flower's doors: a ServerApp and a ClientApp of an experiment, and a run over a Grid."""
+"""The ServerApp of an experiment, and a run over a Grid (its ClientApp: client.py)."""
 
 from collections.abc import Callable
 
@@ -6,14 +6,11 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from manifed.experiment.schema import Experiment
-from manifed.flower.client import client_app, client_app_of
 from manifed.flower.inline import InlineGrid
 from manifed.flower.polling import PollingGrid
 from manifed.flower.transport import MessageTransport
 from manifed.runs import driver
 from manifed.runs.run_folder import RunFolder
-
-__all__ = ["client_app", "client_app_of", "run", "server_app_of"]
 
 
 def run(grid: Grid, config: Experiment) -> RunFolder:

@@ -32,8 +32,8 @@ _PROBES = (1_000, 1_000_000)
 
 
 @dataclass(frozen=True)
-class ExampleLevel:
-    """Every example is protected by its own client, which clips and noises gradients.
+class _Parameters:
+    """What both units take.
 
     ``num_examples`` has the public size of each shard; a client may leave it empty. ``update`` is
     what clients run, as far as it decides what they release.
@@ -44,6 +44,11 @@ class ExampleLevel:
     num_examples: Sequence[int] = ()
     neighboring_relation: NeighboringRelation = "add-or-remove"
     update: ClientUpdate = ONE_GRADIENT
+
+
+@dataclass(frozen=True)
+class ExampleLevel(_Parameters):
+    """Every example is protected by its own client, which clips and noises gradients."""
 
     @property
     def example_mechanism(self) -> ExampleMechanism:
@@ -61,14 +66,8 @@ class ExampleLevel:
 
 
 @dataclass(frozen=True)
-class ClientLevel:
+class ClientLevel(_Parameters):
     """Every client is protected by the server, which clips uploads and noises their mean."""
-
-    l2_norm_clip: float
-    noise_multiplier: float
-    num_examples: Sequence[int] = ()
-    neighboring_relation: NeighboringRelation = "add-or-remove"
-    update: ClientUpdate = ONE_GRADIENT
 
     @property
     def example_mechanism(self) -> ExampleMechanism:
@@ -155,11 +154,6 @@ def promise_of(
         aggregate=() if server is None else (server.release(sampling=sampling),),
         planned_draws=draws,
     )
-    if not any(client.releases for client in terms.updates) and not terms.aggregate:
-        raise ConfigError(
-            f"privacy: expected a client update that states what it releases, got "
-            f"{type(privacy.update).__name__}, which states nothing"
-        )
     count = sum(sizes) if server is None else num_clients
     if budget is not None and not budget[1] < 1 / count:
         raise ConfigError(

@@ -12,7 +12,7 @@ from manifed.experiment.assembly import client_side
 from manifed.experiment.load import load, sha256
 from manifed.federation.header import Header
 from manifed.federation.stacked import StackedTransport
-from manifed.flower.apps import client_app_of
+from manifed.flower.client import client_app_of
 from manifed.flower.inline import InlineGrid
 from manifed.flower.records import pack
 from manifed.manifolds.grassmann import Grassmann

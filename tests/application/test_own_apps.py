@@ -193,6 +193,7 @@ def test_a_strategy_can_be_subclassed():
     ("call", "said"),
     [
         (lambda: TangentMean(Sphere()), "num_examples: expected the public size"),
+        (lambda: tangent_mean(update=TWO), "expected an update of one exchange"),
         (lambda: tangent_mean(ledger="x", privacy=None, num_examples=[3]), "ledger: expected"),
         (lambda: tangent_mean(budget=(1.0, 1e-5), privacy=None, num_examples=[3]), "budget:"),
         (

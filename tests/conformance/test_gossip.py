@@ -20,8 +20,7 @@ from manifed.federation.replies import ReplyPolicy
 from manifed.federation.rounds import begin, free, run_rounds
 from manifed.federation.stacked import StackedTransport
 from manifed.federation.transport import MemoryTransport
-from manifed.flower.apps import client_app
-from manifed.flower.client import Node
+from manifed.flower.client import Node, client_app
 from manifed.flower.inline import InlineGrid
 from manifed.flower.strategy import ServerLoop
 from manifed.flower.transport import MessageTransport

@@ -15,7 +15,7 @@ from manifed.federation import rounds
 from manifed.federation.replies import Replies, ReplyPolicy
 from manifed.federation.rounds import CLIP, run_rounds
 from manifed.federation.stacked import StackedTransport
-from manifed.flower.apps import client_app_of
+from manifed.flower.client import client_app_of
 from manifed.flower.inline import InlineGrid
 from manifed.flower.records import tensors_to_record
 from manifed.flower.transport import MessageTransport

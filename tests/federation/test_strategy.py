@@ -11,7 +11,7 @@ from app.client_app import app as client_app
 from manifed.errors import RoundFailed
 from manifed.experiment.assembly import initial_point, plan_of
 from manifed.experiment.load import load, save
-from manifed.flower.apps import client_app_of
+from manifed.flower.client import client_app_of
 from manifed.flower.inline import InlineGrid
 from manifed.flower.records import tensors_from_record
 from manifed.flower.strategy import ServerLoop, ignore

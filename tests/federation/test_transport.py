@@ -13,7 +13,7 @@ from manifed.federation.header import Header
 from manifed.federation.rounds import run_rounds
 from manifed.federation.stacked import StackedTransport
 from manifed.federation.transport import MemoryTransport
-from manifed.flower.apps import client_app_of
+from manifed.flower.client import client_app_of
 from manifed.flower.inline import InlineGrid
 from manifed.flower.transport import MessageTransport
 

@@ -9,7 +9,7 @@ from flwr.clientapp import ClientApp
 
 from manifed.experiment.load import load
 from manifed.flower import client
-from manifed.flower.apps import client_app_of
+from manifed.flower.client import client_app_of
 from manifed.flower.handshake import HandshakeFailed, meet
 from manifed.flower.inline import InlineGrid
 from manifed.flower.transport import MessageTransport

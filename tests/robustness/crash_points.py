@@ -211,7 +211,7 @@ def under_reported(path: Path, released: set[tuple[int, int, int]]) -> list[str]
 @lru_cache(maxsize=256)
 def reference(config: Experiment, attempts: tuple[int, ...]) -> torch.Tensor:
     """The model of an uninterrupted run in memory whose round r is attempt ``attempts[r - 1]``."""
-    from manifed.flower.apps import client_app_of
+    from manifed.flower.client import client_app_of
     from manifed.flower.inline import InlineGrid
 
     plan = plan_of(config)

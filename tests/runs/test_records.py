@@ -15,7 +15,7 @@ from manifed.experiment.assembly import check_shard, load_shards
 from manifed.experiment.load import sha256
 from manifed.experiment.schema import Experiment
 from manifed.flower import client as node
-from manifed.flower.apps import client_app_of
+from manifed.flower.client import client_app_of
 from manifed.flower.handshake import HandshakeFailed, meet
 from manifed.flower.inline import InlineGrid
 from manifed.problems.base import Examples

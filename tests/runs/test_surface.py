@@ -16,7 +16,7 @@ from manifed.experiment.load import load
 from manifed.experiment.privacy import promise_of
 from manifed.federation.client import ClientSide
 from manifed.flower import keys
-from manifed.flower.apps import client_app_of
+from manifed.flower.client import client_app_of
 from manifed.flower.inline import InlineGrid
 from manifed.flower.polling import PollingGrid
 from manifed.flower.records import read_noise_origin
