@@ -1,0 +1,1 @@
+"""Communication graphs of decentralised learning: how they are made, weighed and measured."""

@@ -1,0 +1,162 @@
+"""An undirected graph as data, its Laplacian, and what its spectrum says.
+
+Nodes are 0..n-1; an edge is a pair (i, j) with i < j. Matrices are float64 numpy arrays of shape
+(n, n). Paper: Allouah et al., "The Privacy Power of Correlated Noise in Decentralized Learning"
+(DECOR), sections 4 and 5.1.
+"""
+
+import itertools
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final
+
+import numpy as np
+import scipy.linalg
+from numpy.typing import NDArray
+
+Matrix = NDArray[np.float64]
+
+MOST_SUBSETS: Final = 4_000
+"""Coalitions that are enumerated; with more of them a proved bound takes over."""
+
+
+@dataclass(frozen=True)
+class Graph:
+    """An undirected graph without loops; ``edges`` are sorted pairs (i, j), i < j, each once.
+
+    Raises:
+        ValueError: for an edge that is a loop, is out of range, out of order or there twice.
+    """
+
+    num_nodes: int
+    edges: tuple[tuple[int, int], ...]
+
+    def __post_init__(self) -> None:
+        n = self.num_nodes
+        if n < 1:
+            raise ValueError(f"Expected num_nodes >= 1, got {n}")
+        for i, j in self.edges:
+            if not 0 <= i < j < n:
+                raise ValueError(f"Expected an edge (i, j) with 0 <= i < j < {n}, got ({i}, {j})")
+        if list(self.edges) != sorted(set(self.edges)):
+            raise ValueError("Expected edges in order and each once; use Graph.of")
+
+    @classmethod
+    def of(cls, num_nodes: int, edges: Iterable[tuple[int, int]]) -> "Graph":
+        """The graph of these pairs, in any order and direction; repeated ones count once."""
+        return cls(num_nodes, tuple(sorted({(min(e), max(e)) for e in edges})))
+
+    @cached_property
+    def neighbors(self) -> tuple[tuple[int, ...], ...]:
+        """N_i for every node i, in order; i itself is not in it."""
+        found: list[list[int]] = [[] for _ in range(self.num_nodes)]
+        for i, j in self.edges:
+            found[i].append(j)
+            found[j].append(i)
+        return tuple(tuple(sorted(each)) for each in found)
+
+    @cached_property
+    def degrees(self) -> tuple[int, ...]:
+        """Number of neighbours of each node."""
+        return tuple(len(each) for each in self.neighbors)
+
+    @cached_property
+    def adjacency(self) -> Matrix:
+        """1 where there is an edge, (n, n)."""
+        found = np.zeros((self.num_nodes, self.num_nodes))
+        for i, j in self.edges:
+            found[i, j] = found[j, i] = 1.0
+        return found
+
+    @cached_property
+    def laplacian(self) -> Matrix:
+        """Deg - Adj, (n, n)."""
+        return np.diag(self.adjacency.sum(1)) - self.adjacency
+
+    @property
+    def incidence(self) -> Matrix:
+        """K with L = K K^T: a column for an edge (i, j), +1 at i and -1 at j, (n, |E|)."""
+        found = np.zeros((self.num_nodes, len(self.edges)))
+        for k, (i, j) in enumerate(self.edges):
+            found[i, k], found[j, k] = 1.0, -1.0
+        return found
+
+    @cached_property
+    def components(self) -> tuple[tuple[int, ...], ...]:
+        """The connected components, each in order."""
+        left, found = set(range(self.num_nodes)), []
+        while left:
+            reached, frontier = set[int](), {min(left)}
+            while frontier:
+                reached |= frontier
+                frontier = {j for i in frontier for j in self.neighbors[i]} - reached
+            left -= reached
+            found.append(tuple(sorted(reached)))
+        return tuple(found)
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether there is a path between any two nodes."""
+        return len(self.components) == 1
+
+    def without(self, nodes: Iterable[int]) -> "Graph":
+        """What is left when ``nodes`` leave; the others keep their order and are counted anew.
+
+        Raises:
+            ValueError: for a node that is not there, or when nobody is left.
+        """
+        gone = set(nodes)
+        if not gone <= set(range(self.num_nodes)):
+            raise ValueError(f"Expected nodes in 0..{self.num_nodes - 1}, got {sorted(gone)}")
+        kept = [i for i in range(self.num_nodes) if i not in gone]
+        place = {node: k for k, node in enumerate(kept)}
+        edges = tuple((place[i], place[j]) for i, j in self.edges if i in place and j in place)
+        return Graph(len(kept), edges)
+
+
+def algebraic_connectivity(graph: Graph) -> float:
+    """a(G), the second-smallest eigenvalue of the Laplacian; 0 exactly when G is disconnected."""
+    if graph.num_nodes == 1 or not graph.is_connected:
+        return 0.0
+    found = scipy.linalg.eigvalsh(graph.laplacian, subset_by_index=[1, 1])
+    return float(max(found[0], 0.0))
+
+
+def connectivity_without(graph: Graph, q: int) -> float:
+    """a_q(G): the least algebraic connectivity after any ``q`` nodes have left, by enumeration.
+
+    Raises:
+        ValueError: unless 0 <= q < n, or for more than 4000 subsets.
+    """
+    n = graph.num_nodes
+    if not 0 <= q < n:
+        raise ValueError(f"Expected 0 <= q < num_nodes = {n}, got {q}")
+    if math.comb(n, q) > MOST_SUBSETS:
+        raise ValueError(
+            f"Expected at most {MOST_SUBSETS} subsets of {q} out of {n} nodes, got "
+            f"{math.comb(n, q)}; connectivity_bound is a proved lower bound"
+        )
+    subsets = itertools.combinations(range(n), q)
+    return min(algebraic_connectivity(graph.without(gone)) for gone in subsets)
+
+
+def connectivity_bound(graph: Graph, q: int) -> tuple[float, bool]:
+    """A lower bound of a_q(G), and whether it is a_q(G) itself.
+
+    Exact for as many nodes as can be enumerated. Each further one takes at most 1 from the
+    algebraic connectivity: a(G - v) >= a(G) - 1 (Fiedler, "Algebraic connectivity of graphs",
+    1973, 3.2). A node of degree d is cut off by d nodes, so a_q = 0 for q >= the least degree,
+    unless nobody else is left.
+    """
+    n = graph.num_nodes
+    if not 0 <= q < n:
+        raise ValueError(f"Expected 0 <= q < num_nodes = {n}, got {q}")
+    if min(graph.degrees) <= q < n - 1:
+        return 0.0, True
+    counted = q
+    while math.comb(n, counted) > MOST_SUBSETS or (counted and n > 200):
+        counted -= 1
+    found = connectivity_without(graph, counted)
+    return max(found - (q - counted), 0.0), counted == q

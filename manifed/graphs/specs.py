@@ -1,0 +1,197 @@
+"""The configuration of graphs: frozen models, discriminated on ``kind``; networkx builds them."""
+
+import math
+from abc import abstractmethod
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import networkx as nx
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from manifed.graphs.graph import Graph
+
+_MOST_DRAWS = 1000
+
+
+class GraphSource(BaseModel):
+    """What every graph's configuration can do."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    @abstractmethod
+    def build(self, num_nodes: int, seed: int = 0) -> Graph:
+        """The graph of ``num_nodes`` nodes; ``seed`` is read by random graphs only.
+
+        Raises:
+            ValueError: when there is no such graph, or (random ones) none that is connected.
+        """
+        raise NotImplementedError
+
+
+class Ring(GraphSource):
+    """Node i beside i - 1 and i + 1."""
+
+    kind: Literal["ring"] = "ring"
+
+    def build(self, num_nodes: int, seed: int = 0) -> Graph:
+        """A cycle."""
+        del seed
+        return _graph(nx.cycle_graph(num_nodes))
+
+
+class Torus(GraphSource):
+    """A grid whose edges wrap around; a square one unless ``rows`` is given."""
+
+    kind: Literal["torus"] = "torus"
+    rows: int | None = Field(default=None, ge=1)
+
+    def build(self, num_nodes: int, seed: int = 0) -> Graph:
+        """A grid, row by row."""
+        del seed
+        rows = self.rows or math.isqrt(num_nodes)
+        if num_nodes % rows or (self.rows is None and rows * rows != num_nodes):
+            raise ValueError(
+                f"graph.rows: expected a divisor of the {num_nodes} nodes, got "
+                f"{self.rows or 'none, and the number is no square'}"
+            )
+        return _graph(nx.grid_2d_graph(rows, num_nodes // rows, periodic=True))
+
+
+class Complete(GraphSource):
+    """Everybody beside everybody."""
+
+    kind: Literal["complete"] = "complete"
+
+    def build(self, num_nodes: int, seed: int = 0) -> Graph:
+        """All edges."""
+        del seed
+        return _graph(nx.complete_graph(num_nodes))
+
+
+class Star(GraphSource):
+    """Node 0 beside all others."""
+
+    kind: Literal["star"] = "star"
+
+    def build(self, num_nodes: int, seed: int = 0) -> Graph:
+        """A hub and its leaves."""
+        del seed
+        return _graph(nx.star_graph(num_nodes - 1))
+
+
+class Exponential(GraphSource):
+    """Node i beside i +- 1, 2, 4, 8, ... (mod n): about 2 log2(n) neighbours."""
+
+    kind: Literal["exponential"] = "exponential"
+
+    def build(self, num_nodes: int, seed: int = 0) -> Graph:
+        """A circulant graph of the powers of two."""
+        del seed
+        offsets = [1 << k for k in range(max(num_nodes - 1, 1).bit_length()) if 1 << k < num_nodes]
+        return _graph(nx.circulant_graph(num_nodes, offsets))
+
+
+class ErdosRenyi(GraphSource):
+    """Each edge with ``probability``, drawn again until the graph is connected."""
+
+    kind: Literal["erdos-renyi"] = "erdos-renyi"
+    probability: float = Field(gt=0, le=1)
+
+    def build(self, num_nodes: int, seed: int = 0) -> Graph:
+        """A connected draw of G(n, p)."""
+        rng = _generator(seed)
+        for _ in range(_MOST_DRAWS):
+            found = _graph(nx.gnp_random_graph(num_nodes, self.probability, seed=rng))
+            if found.is_connected:
+                return found
+        raise ValueError(
+            f"graph.probability: expected one with a connected draw out of {_MOST_DRAWS}, got "
+            f"{self.probability:g} for {num_nodes} nodes; about log(n) / n = "
+            f"{math.log(max(num_nodes, 2)) / num_nodes:.3g} is the least"
+        )
+
+
+class RandomRegular(GraphSource):
+    """Everybody has ``degree`` neighbours, drawn again until the graph is connected."""
+
+    kind: Literal["random-regular"] = "random-regular"
+    degree: int = Field(ge=1)
+
+    def build(self, num_nodes: int, seed: int = 0) -> Graph:
+        """A connected random regular graph."""
+        if self.degree >= num_nodes or self.degree * num_nodes % 2:
+            raise ValueError(
+                f"graph.degree: expected less than the {num_nodes} nodes and an even product with "
+                f"them, got {self.degree}"
+            )
+        rng = _generator(seed)
+        for _ in range(_MOST_DRAWS):
+            found = _graph(nx.random_regular_graph(self.degree, num_nodes, seed=rng))
+            if found.is_connected:
+                return found
+        raise ValueError(
+            f"graph.degree: expected one with a connected graph, got {self.degree} for "
+            f"{num_nodes} nodes"
+        )
+
+
+class EdgeList(GraphSource):
+    """The edges themselves, or a file with a line ``i j`` for each; ``#`` begins a comment."""
+
+    kind: Literal["edges"] = "edges"
+    edges: tuple[tuple[int, int], ...] | None = None
+    path: Path | None = None
+
+    @model_validator(mode="after")
+    def _has_one(self) -> "EdgeList":
+        if (self.edges is None) == (self.path is None):
+            raise ValueError("graph: expected either edges or path with kind = 'edges'")
+        return self
+
+    def build(self, num_nodes: int, seed: int = 0) -> Graph:
+        """The graph that is written down."""
+        del seed
+        named = self.edges if self.path is None else _read(self.path)
+        assert named is not None
+        for i, j in named:
+            if i == j or not (0 <= i < num_nodes and 0 <= j < num_nodes):
+                raise ValueError(
+                    f"graph.edges: expected two nodes out of 0..{num_nodes - 1}, got ({i}, {j})"
+                )
+        return Graph.of(num_nodes, named)
+
+
+GraphSpec = Annotated[
+    Ring | Torus | Complete | Star | Exponential | ErdosRenyi | RandomRegular | EdgeList,
+    Field(discriminator="kind"),
+]
+
+
+def _graph(built: "nx.Graph[Any]") -> Graph:
+    """Nodes in networkx's own order; loops (of a ring of one) are left out."""
+    place = {node: k for k, node in enumerate(built.nodes)}
+    edges = [(place[i], place[j]) for i, j in built.edges if i != j]
+    return Graph.of(len(place), edges)
+
+
+def _generator(seed: int) -> np.random.Generator:
+    """A stream of its own: data take purpose 1, partitions 2."""
+    return np.random.default_rng([seed, 3])
+
+
+def _read(path: Path) -> tuple[tuple[int, int], ...]:
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"graph.path: {path}: cannot be read ({type(error).__name__})") from None
+    found: list[tuple[int, int]] = []
+    for number, line in enumerate(lines, 1):
+        words = line.split("#")[0].split()
+        if not words:
+            continue
+        if len(words) != 2 or not all(word.isascii() and word.isdigit() for word in words):
+            raise ValueError(f"graph.path: {path}, line {number}: expected two nodes 'i j', got "
+                             f"{line[:60]!r}")  # fmt: skip
+        found.append((int(words[0]), int(words[1])))
+    return tuple(found)

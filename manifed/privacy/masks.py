@@ -1,0 +1,206 @@
+"""Pairwise masks that cancel: key agreement through a relay, and a stream of normals for each pair.
+
+Two nodes agree on a secret that the relay of their messages does not learn (X25519, then HKDF bound
+to the run and the pair). Both draw the same normals from it, addressed by round, attempt and step;
+the node with the lesser number adds them, the other subtracts them. In the sum over all nodes they
+vanish, up to the rounding of float64.
+
+What holds. Against one who only reads: the masks of a pair are independent normals to everybody
+without its secret (X25519, HKDF-SHA256 and AES-256 as usual). Against one who changes messages, the
+relay included: only with signatures. Each node signs its public key with an Ed25519 key, and knows
+those of the others from a file that it got elsewhere; without that file an active relay can sit in
+the middle of every pair. An address must never be used for two different messages: what calls this
+takes a new ``attempt`` for every retry.
+
+Source: Allouah et al. (DECOR), Algorithm 1 line 3; Bonawitz et al. 2017 for the agreement.
+"""
+
+import binascii
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import torch
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from torch import Tensor
+
+from manifed.privacy.noise import EdgeStream, NoiseSource, Precision
+
+KEY_BYTES: Final = 32
+SIGNATURE_BYTES: Final = 64
+_PAIR: Final = b"manifed pair mask v1\0"
+_OFFER: Final = b"manifed mask offer v1\0"
+_SEEDED: Final = b"pair of a seeded run\0"
+
+
+class BadOffer(ValueError):
+    """A public key that must not be used; the text names the node and says why."""
+
+
+def _ends(i: int, j: int) -> bytes:
+    if i == j or not (0 <= i < 1 << 20 and 0 <= j < 1 << 20):
+        raise ValueError(f"Expected a pair of two different nodes below 2**20, got ({i}, {j})")
+    return min(i, j).to_bytes(4, "big") + max(i, j).to_bytes(4, "big")
+
+
+def _said(run: bytes, node: int, public: bytes) -> bytes:
+    """What a signature covers: this key is node's, in this run and in no other."""
+    return _OFFER + len(run).to_bytes(4, "big") + run + node.to_bytes(4, "big") + public
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What a node tells all others before round 1, through the relay."""
+
+    node: int
+    public: bytes
+    """X25519, 32 bytes."""
+    signature: bytes = b""
+    """Ed25519, 64 bytes, of run, node and ``public``; empty without signing keys."""
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """One node's side of the key agreement of one run.
+
+    ``run`` names the run: keys of one run are worth nothing in another. ``pinned`` are the others'
+    signing keys, of 32 bytes each; None accepts unsigned offers, and an active relay with them.
+    """
+
+    run: bytes
+    node: int
+    secret: bytes = field(repr=False)
+    """X25519, 32 bytes; fresh for every run, from the operating system."""
+    signing: bytes | None = field(default=None, repr=False)
+    """Ed25519, 32 bytes."""
+    pinned: Mapping[int, bytes] | None = None
+
+    def offer(self) -> Offer:
+        """This node's own public key, signed if it can sign."""
+        public = X25519PrivateKey.from_private_bytes(self.secret).public_key().public_bytes_raw()
+        if self.signing is None:
+            return Offer(self.node, public)
+        signer = Ed25519PrivateKey.from_private_bytes(self.signing)
+        return Offer(self.node, public, signer.sign(_said(self.run, self.node, public)))
+
+    def check(self, offer: Offer) -> None:
+        """Refuse an offer of another length, of no pinned key, or with another's signature.
+
+        Raises:
+            BadOffer: naming the node.
+        """
+        if len(offer.public) != KEY_BYTES:
+            raise BadOffer(
+                f"node {offer.node}: expected a public key of {KEY_BYTES} bytes, got "
+                f"{len(offer.public)}"
+            )
+        if self.pinned is None:
+            return
+        known = self.pinned.get(offer.node)
+        if known is None:
+            raise BadOffer(
+                f"node {offer.node}: no signing key is pinned for it; add its line to the file"
+            )
+        try:
+            Ed25519PublicKey.from_public_bytes(known).verify(
+                offer.signature, _said(self.run, offer.node, offer.public)
+            )
+        except (InvalidSignature, ValueError):
+            raise BadOffer(
+                f"node {offer.node}: its public key is not signed by the key that is pinned for it "
+                "in this run; somebody between the nodes may have changed it"
+            ) from None
+
+    def source(self, offer: Offer, precision: Precision = "single") -> NoiseSource:
+        """The normals that this node and the offering one alone can draw.
+
+        Raises:
+            BadOffer: as `check`, and for a key of small order, with which there is no secret.
+        """
+        self.check(offer)
+        own = X25519PrivateKey.from_private_bytes(self.secret)
+        try:
+            shared = own.exchange(X25519PublicKey.from_public_bytes(offer.public))
+        except ValueError:  # the all-zero secret (RFC 7748, section 6.1)
+            raise BadOffer(
+                f"node {offer.node}: its public key has small order, so the secret would be public"
+            ) from None
+        # Both public keys are bound to the pair's key, so neither end can be shown another's.
+        public = own.public_key().public_bytes_raw()
+        keys = [public, offer.public] if self.node < offer.node else [offer.public, public]
+        info = _PAIR + _ends(self.node, offer.node) + b"".join(keys)
+        key = HKDF(SHA256(), 32, salt=self.run, info=info).derive(shared)
+        return NoiseSource(key, is_release=True, precision=precision)
+
+
+def seeded_source(source: NoiseSource, i: int, j: int) -> NoiseSource:
+    """The stand-in of a seeded run: anybody can compute these masks, so they hide nothing."""
+    return source.derive(_SEEDED + _ends(i, j))
+
+
+def masks(
+    sources: Mapping[int, NoiseSource],
+    node: int,
+    shape: tuple[int, ...],
+    *,
+    server_round: int,
+    attempt: int = 0,
+    step: int = 0,
+) -> Tensor:
+    """sum_j v_ij of Algorithm 1 over the neighbours in ``sources``, unit deviation each, float64.
+
+    v_ij = -v_ji bit for bit, for the same address at both ends. Multiply by sigma_cor.
+    """
+    total = torch.zeros(shape, dtype=torch.float64)
+    for neighbour in sorted(sources):
+        drawn = sources[neighbour].edge_normals(
+            shape,
+            stream=EdgeStream.PAIR_NOISE,
+            edge=(node, neighbour),
+            server_round=server_round,
+            attempt=attempt,
+            step=step,
+        )
+        total = total + drawn if node < neighbour else total - drawn
+    return total
+
+
+def read_pinned(path: Path, num_nodes: int) -> dict[int, bytes]:
+    """Signing keys by node: a line ``node key`` for each, the key in 64 hexadecimal digits.
+
+    Raises:
+        ValueError: with file and line, for what is no such line, stands twice or is missing.
+    """
+    try:
+        lines = path.read_text(encoding="ascii").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path}: cannot be read ({type(error).__name__})") from None
+    found: dict[int, bytes] = {}
+    for number, line in enumerate(lines, 1):
+        words = line.split("#")[0].split()
+        if not words:
+            continue
+        node, key = _pin(words)
+        if node is None or key is None or node >= num_nodes or node in found:
+            raise ValueError(
+                f"{path}, line {number}: expected 'node key', a node of 0..{num_nodes - 1} that is "
+                f"not there yet and 64 hexadecimal digits, got {line[:80]!r}"
+            )
+        found[node] = key
+    if missing := sorted(set(range(num_nodes)) - set(found)):
+        raise ValueError(f"{path}: expected a line for every node, missing {missing[:10]}")
+    return found
+
+
+def _pin(words: Sequence[str]) -> tuple[int | None, bytes | None]:
+    if len(words) != 2 or not words[0].isdigit() or len(words[1]) != 2 * KEY_BYTES:
+        return None, None
+    try:
+        return int(words[0]), binascii.unhexlify(words[1])
+    except (binascii.Error, ValueError):
+        return None, None

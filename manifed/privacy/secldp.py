@@ -1,0 +1,318 @@
+"""The SecLDP accountant: what correlated noise on a graph costs each node, for each adversary.
+
+A node's message carries its clipped gradient, its own noise N(0, sigma_cdp^2 I) and one mask
+N(0, sigma_cor^2 I) for each neighbour that the neighbour subtracts. Given the secrets that an
+adversary does not hold, the messages of the nodes H outside a coalition have covariance
+S = sigma_cdp^2 I + sigma_cor^2 L(G - coalition), and a change s of node i's gradient is seen as
+s e_i. So for its victim each round *is* a Gaussian mechanism with
+
+    effective standard deviation 1 / sqrt([S^-1]_ii),
+
+and everything that prices Gaussians prices this, subsampled or not (spec 004 §3.5). The paper's
+Renyi slope is 2 C^2 [S^-1]_ii. Victims are honest nodes: against its own coalition a member has
+sigma_cdp alone (§7-B1).
+
+Source: Allouah et al., "The Privacy Power of Correlated Noise in Decentralized Learning",
+Algorithms 2 and 3, Theorems 1 and 6.
+"""
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import numpy as np
+import scipy.linalg
+
+from manifed.graphs.graph import MOST_SUBSETS, Graph, Matrix, connectivity_bound
+from manifed.privacy import accountant
+from manifed.privacy.events import GaussianRelease, PoissonSampled, Unsampled
+
+SecLDPAdversary = Literal["I", "II", "III", "IV"]
+TEXT: Final[dict[SecLDPAdversary, str]] = {
+    "I": "an eavesdropper, or the relaying server: sees every message, holds no secret",
+    "II": "one node that is curious and honest: sees every message and its own masks",
+    "III": "nodes that collude, with the server if they like: every message and all their masks",
+    "IV": "everybody but the victim colludes: correlated noise hides nothing (LDP)",
+}
+_UNIT_ROUNDOFF: Final = 2.0**-53
+_DIRECT: Final = 100
+"""Up to so many nodes each leaves a matrix that is inverted by itself."""
+_MOST_LOST: Final = 1e-2
+"""Where float64 may lose more than this share of a price, masks are worth nothing."""
+_UPDATE_LOST: Final = 1e-6
+"""More than this, relative to the node's own noise, an update may not lose."""
+
+
+@dataclass(frozen=True)
+class Correlated:
+    """The noise of one round: standard deviations of a node's own noise and of one mask.
+
+    Raises:
+        ValueError: unless sigma_cdp > 0 and sigma_cor >= 0, both finite.
+    """
+
+    sigma_cdp: float
+    sigma_cor: float
+
+    def __post_init__(self) -> None:
+        if not 0 < self.sigma_cdp < math.inf:
+            raise ValueError(f"Expected 0 < sigma_cdp < inf, got {self.sigma_cdp}")
+        if not 0 <= self.sigma_cor < math.inf:
+            raise ValueError(f"Expected 0 <= sigma_cor < inf, got {self.sigma_cor}")
+
+    @property
+    def ratio(self) -> float:
+        """(sigma_cor / sigma_cdp)^2."""
+        return (self.sigma_cor / self.sigma_cdp) ** 2
+
+
+def precisions(graph: Graph, noise: Correlated, coalition: Sequence[int] = ()) -> Matrix:
+    """[S^-1]_ii of every node outside the coalition, rounded up: 1 / (effective deviation)^2.
+
+    At most 1 / sigma_cdp^2, with equality where a node shares no secret. The diagonal of the
+    inverse comes from Cholesky factors; its relative error is below 8 n cond(S) 2^-53 (Higham 2002,
+    section 14.3), by which it is raised. Where that is no small number masks are worth nothing.
+    """
+    left = np.delete(np.arange(graph.num_nodes), list(coalition))
+    lost = 8.0 * graph.num_nodes * _condition(graph, noise) * _UNIT_ROUNDOFF
+    if noise.ratio == 0 or lost > _MOST_LOST:
+        return np.full(len(left), 1.0 / noise.sigma_cdp**2)
+    shared = noise.ratio * graph.adjacency[np.ix_(left, left)]
+    root = _inverse_root(np.diag(1.0 + shared.sum(1)) - shared)
+    return np.minimum((root**2).sum(0) * (1.0 + lost), 1.0) / noise.sigma_cdp**2
+
+
+def _condition(graph: Graph, noise: Correlated) -> float:
+    """A bound of the condition number of S: eigenvalues of L are at most twice the degree."""
+    return 1.0 + 2.0 * max(graph.degrees) * noise.ratio
+
+
+def _inverse_root(matrix: Matrix) -> Matrix:
+    """R with R^T R the inverse of a symmetric positive definite matrix."""
+    factor = scipy.linalg.cholesky(matrix, lower=True, check_finite=False)
+    identity = np.eye(matrix.shape[0])
+    return scipy.linalg.solve_triangular(factor, identity, lower=True, check_finite=False)
+
+
+@dataclass(frozen=True)
+class Worst:
+    """The worst honest node for one adversary."""
+
+    precision: float
+    """[S^-1]_ii, or a proved upper bound of it."""
+    node: int | None
+    """None where only a bound is known."""
+    coalition: tuple[int, ...] | None
+    is_exact: bool
+
+    @property
+    def stddev(self) -> float:
+        """The effective standard deviation of the noise on that node's messages."""
+        return 1.0 / math.sqrt(self.precision)
+
+    def noise_multiplier(self, sensitivity: float) -> float:
+        """Effective noise over L2 sensitivity, rounded down."""
+        return self.stddev / sensitivity * (1 - 4 * _UNIT_ROUNDOFF)
+
+
+def against(graph: Graph, noise: Correlated, coalition: Iterable[int]) -> Worst:
+    """The worst node outside a named coalition, exactly (Algorithm 3's inner loop)."""
+    gone = tuple(sorted(set(coalition)))
+    left = [i for i in range(graph.num_nodes) if i not in gone]
+    found = precisions(graph, noise, gone)
+    worst = int(found.argmax())
+    return Worst(float(found[worst]), left[worst], gone, is_exact=True)
+
+
+def worst(graph: Graph, noise: Correlated, collusion: int) -> Worst:
+    """The worst node for the worst coalition of ``collusion`` nodes.
+
+    Exact (Algorithms 2 and 3) for no or one colluding node at any size and wherever the coalitions
+    can be enumerated; else the bound of Theorem 6 with a proved a_q (see `connectivity_bound`).
+
+    Raises:
+        ValueError: unless 0 <= collusion < n.
+    """
+    n = graph.num_nodes
+    if not 0 <= collusion < n:
+        raise ValueError(f"Expected 0 <= collusion < num_nodes = {n}, got {collusion}")
+    if collusion == 0:
+        return against(graph, noise, ())
+    if collusion == 1:
+        return _one_colluding(graph, noise)
+    local = 1.0 / noise.sigma_cdp**2
+    lonely = min(range(n), key=lambda i: graph.degrees[i])
+    if graph.degrees[lonely] <= collusion:  # all who share a secret with it can be in the coalition
+        others = [i for i in range(n) if i != lonely and i not in graph.neighbors[lonely]]
+        gone = sorted([*graph.neighbors[lonely], *others][:collusion])
+        return Worst(local, lonely, tuple(gone), is_exact=True)
+    if math.comb(n, collusion) <= MOST_SUBSETS and n <= 200:
+        subsets = itertools.combinations(range(n), collusion)
+        return max((against(graph, noise, gone) for gone in subsets), key=lambda w: w.precision)
+    bound = precision_bound(n - collusion, connectivity_bound(graph, collusion)[0], noise)
+    return Worst(bound, None, None, is_exact=False)
+
+
+def _one_colluding(graph: Graph, noise: Correlated) -> Worst:
+    """Each node leaves in turn; large graphs are inverted once and updated for each.
+
+    The update subtracts numbers of about the condition number's size, so it is used only where
+    that leaves digits, and what it may have lost is added.
+    """
+    n = graph.num_nodes
+    lost = 64.0 * n * _condition(graph, noise) ** 2 * _UNIT_ROUNDOFF
+    if n <= _DIRECT or lost > _UPDATE_LOST:
+        return max((against(graph, noise, (v,)) for v in range(n)), key=lambda w: w.precision)
+    root = _inverse_root(np.eye(n) + noise.ratio * graph.laplacian)
+    inverse = root.T @ root
+    best = Worst(0.0, None, None, is_exact=True)
+    for v in range(n):
+        diagonal = _without(inverse, v, list(graph.neighbors[v]), noise.ratio)
+        diagonal[v] = 0.0
+        node = int(diagonal.argmax())
+        bounded = min(float(diagonal[node]) + lost, 1.0) / noise.sigma_cdp**2
+        if bounded > best.precision:
+            best = Worst(bounded, node, (v,), is_exact=True)
+    return best
+
+
+def _without(inverse: Matrix, v: int, near: list[int], ratio: float) -> Matrix:
+    """The diagonal of (S / sigma_cdp^2)^-1 when v has left and what it shared is known, (n,).
+
+    S without v is the principal submatrix, whose inverse is a Schur complement, less sigma_cor^2 at
+    v's neighbours: an update of rank deg(v).
+    """
+    column = inverse[:, v] / math.sqrt(inverse[v, v])
+    diagonal = np.diag(inverse) - column**2
+    if near and ratio > 0:
+        wide = inverse[:, near] - np.outer(column, column[near])
+        core = np.eye(len(near)) / ratio - wide[near]
+        diagonal = diagonal + (wide * np.linalg.solve(core, wide.T).T).sum(1)
+    return diagonal
+
+
+def precision_bound(honest: int, connectivity: float, noise: Correlated) -> float:
+    """Theorem 6 over 2 C^2: 1/(h s_cdp^2) + (1 - 1/h) / (s_cdp^2 + a_q s_cor^2), h = n - q."""
+    own, masks = noise.sigma_cdp**2, connectivity * noise.sigma_cor**2
+    return (1 / honest / own + (1 - 1 / honest) / (own + masks)) * (1 + 8 * _UNIT_ROUNDOFF)
+
+
+# -- whole runs ------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Rounds:
+    """What is composed: rounds, the L2 sensitivity of a message, and how records are sampled.
+
+    User level: a node's data are replaced and a clipped gradient moves by 2 C. Example level,
+    add-or-remove, Poisson with rate b / m: a sum of clipped gradients over b moves by C / b.
+    """
+
+    count: int
+    sensitivity: float
+    sampling_rate: float | None = None
+    """None: user level, replace-one. Else example level, add-or-remove, Poisson."""
+
+    def release(self, noise_multiplier: float) -> GaussianRelease:
+        """The event of all rounds for a node with this effective noise."""
+        if self.sampling_rate is None:
+            return GaussianRelease(
+                unit="client",
+                neighboring_relation="replace-one",
+                noise_multiplier=noise_multiplier,
+                count=self.count,
+                label="message",
+            )
+        is_sampled = self.sampling_rate < 1
+        return GaussianRelease(
+            unit="example",
+            neighboring_relation="add-or-remove",
+            noise_multiplier=noise_multiplier,
+            sampling=PoissonSampled(sampling_probability=self.sampling_rate)
+            if is_sampled
+            else Unsampled(),
+            count=self.count,
+            label="message",
+        )
+
+    def epsilon(self, found: Worst, delta: float) -> float:
+        """What the run costs that node."""
+        release = self.release(found.noise_multiplier(self.sensitivity))
+        return accountant.epsilon([release], delta)
+
+
+def paper_total(slope: float, rounds: int, delta: float) -> float:
+    """Epsilon of a Renyi slope after T rounds as the paper converts it: T e + 2 sqrt(T e log 1/d).
+
+    An upper bound of the exact price; figures 1 and 2 report it.
+    """
+    whole = rounds * slope
+    return whole + 2 * math.sqrt(whole * math.log(1 / delta))
+
+
+def paper_slope(epsilon: float, rounds: int, delta: float) -> float:
+    """The Renyi slope a round may have, the inverse of `paper_total`."""
+    log = math.log(1 / delta)
+    # (sqrt(log + eps) - sqrt(log))^2 without cancellation
+    return (epsilon / (math.sqrt(log + epsilon) + math.sqrt(log))) ** 2 / rounds
+
+
+def public_code_epsilon(slope: float, sampling_rate: float) -> float:
+    """What the authors' code reports at example level: one step, at order 2, with no delta.
+
+    It is neither composed over rounds nor converted to (epsilon, delta) (spec 004 §7-D3).
+    """
+    twice = min(2 * slope, 700.0)
+    return math.log1p(sampling_rate**2 * min(4 * math.expm1(twice), 2 * math.exp(twice)))
+
+
+def adversary_of(graph: Graph, collusion: int) -> SecLDPAdversary:
+    """The paper's name for so many colluding nodes."""
+    if collusion == graph.num_nodes - 1:
+        return "IV"
+    return "I" if collusion == 0 else "II" if collusion == 1 else "III"
+
+
+# -- calibration -----------------------------------------------------------------------------
+def calibrate_masks(
+    graph: Graph, sigma_cdp: float, collusion: int, is_met: Callable[[Worst], bool]
+) -> Correlated:
+    """The least sigma_cor, to 1e-6 relative and from above, whose worst node meets a condition.
+
+    ``is_met`` must hold for every smaller precision than one that it holds for.
+
+    Raises:
+        ValueError: when no sigma_cor does: the message says which sigma_cdp could.
+    """
+    if is_met(worst(graph, Correlated(sigma_cdp, 0.0), collusion)):
+        return Correlated(sigma_cdp, 0.0)
+    high = sigma_cdp
+    while not is_met(worst(graph, Correlated(sigma_cdp, high), collusion)):
+        high *= 4
+        if high > 1e5 * sigma_cdp:
+            raise ValueError(
+                f"sigma_cdp: expected one at which some sigma_cor meets the budget, got "
+                f"{sigma_cdp:g}; raise it, or choose a graph that stays connected when "
+                f"{collusion} nodes leave"
+            )
+    low = high / 4 if high > sigma_cdp else 0.0
+    while high - low > 1e-6 * high:
+        middle = (low + high) / 2
+        if is_met(worst(graph, Correlated(sigma_cdp, middle), collusion)):
+            high = middle
+        else:
+            low = middle
+    return Correlated(sigma_cdp, high)
+
+
+def pairs(
+    graph: Graph, collusion: int, is_met: Callable[[Worst], bool], grid: Sequence[float]
+) -> tuple[Correlated, ...]:
+    """For every sigma_cdp of ``grid`` that allows it, the least sigma_cor on budget."""
+    found: list[Correlated] = []
+    for sigma_cdp in grid:
+        try:
+            found.append(calibrate_masks(graph, sigma_cdp, collusion, is_met))
+        except ValueError:
+            continue
+    return tuple(found)

@@ -1,0 +1,206 @@
+"""Graphs: constants of the paper's examples, mixing matrices, and what is refused."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import TypeAdapter, ValidationError
+
+from manifed.graphs.graph import (
+    Graph,
+    algebraic_connectivity,
+    connectivity_bound,
+    connectivity_without,
+)
+from manifed.graphs.mixing import (
+    check_mixing,
+    complete_mixing,
+    consensus_rate,
+    distance_to_mean,
+    heterogeneity,
+    metropolis_hastings,
+)
+from manifed.graphs.specs import (
+    Complete,
+    EdgeList,
+    ErdosRenyi,
+    Exponential,
+    GraphSpec,
+    RandomRegular,
+    Ring,
+    Star,
+    Torus,
+)
+
+SPECS = (
+    Ring(), Torus(), Complete(), Star(), Exponential(), RandomRegular(degree=4),
+    ErdosRenyi(probability=0.4),
+)  # fmt: skip
+PUBLISHED = {  # spec 004, H4 and H5, n = 16: a, a_1, p, H, |W - J|^2
+    "ring": (0.15224, 0.043705, 0.098919, 0.1111, 4.3333),
+    "torus": (2.0, 1.65708, 0.64, 0.12, 2.2),
+    "complete": (16.0, 15.0, 1.0, 0.0, 0.0),
+}
+
+
+@pytest.mark.golden
+@pytest.mark.parametrize("spec", SPECS[:3], ids=lambda s: s.kind)
+def test_the_constants_of_sixteen_nodes_are_the_published_ones(spec):
+    graph = spec.build(16)
+    weights = metropolis_hastings(graph)
+    found = (
+        algebraic_connectivity(graph),
+        connectivity_without(graph, 1),
+        consensus_rate(weights),
+        heterogeneity(graph, weights),
+        distance_to_mean(weights),
+    )
+    assert found == pytest.approx(PUBLISHED[spec.kind], rel=2e-5, abs=5e-5)
+
+
+@pytest.mark.golden
+def test_a_star_loses_everything_with_its_hub():
+    graph = Star().build(16)
+    assert algebraic_connectivity(graph) == pytest.approx(1.0)
+    assert connectivity_without(graph, 1) == 0.0
+    assert heterogeneity(graph, metropolis_hastings(graph)) == pytest.approx(0.41016, abs=5e-6)
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=lambda s: s.kind)
+@pytest.mark.parametrize("n", [2, 4, 16])
+def test_every_graph_is_connected_and_has_a_mixing_matrix(spec, n):
+    if spec.kind == "random-regular" and n <= spec.degree:
+        with pytest.raises(ValueError, match=r"graph\.degree"):
+            spec.build(n)
+        return
+    if spec.kind == "torus" and n == 2:
+        with pytest.raises(ValueError, match=r"graph\.rows"):
+            spec.build(n)
+        return
+    graph = spec.build(n)
+    assert graph.num_nodes == n
+    assert graph.is_connected
+    weights = metropolis_hastings(graph)
+    check_mixing(weights, graph)
+    assert np.linalg.eigvalsh(graph.laplacian)[0] == pytest.approx(0.0, abs=1e-12)
+    assert np.allclose(graph.incidence @ graph.incidence.T, graph.laplacian)
+
+
+def test_random_graphs_follow_their_seed_alone():
+    for spec in SPECS[-2:]:
+        assert spec.build(16, seed=3) == spec.build(16, seed=3)
+        assert spec.build(16, seed=3) != spec.build(16, seed=4)
+
+
+def edges_of(n, bits):
+    pairs = list(itertools.combinations(range(n), 2))
+    return Graph.of(n, [pair for k, pair in enumerate(pairs) if bits >> k & 1])
+
+
+@given(st.integers(3, 7), st.integers(0, 2**21 - 1))
+@settings(max_examples=60, deadline=None)
+def test_one_node_takes_at_most_one_from_the_connectivity(n, bits):
+    """Fiedler's inequality, on which the bound for large coalitions stands."""
+    graph = edges_of(n, bits)
+    for v in range(n):
+        left = graph.without([v])
+        if left.num_nodes > 1:
+            assert algebraic_connectivity(left) >= algebraic_connectivity(graph) - 1 - 1e-9
+
+
+@given(st.integers(4, 7), st.integers(0, 2**21 - 1), st.integers(0, 2))
+@settings(max_examples=60, deadline=None)
+def test_the_bound_is_below_the_enumeration_and_says_when_it_is_exact(n, bits, q):
+    graph = edges_of(n, bits)
+    bound, is_exact = connectivity_bound(graph, q)
+    exact = connectivity_without(graph, q)
+    assert bound <= exact + 1e-9
+    if is_exact:
+        assert bound == pytest.approx(exact, abs=1e-9)
+
+
+@pytest.mark.slow
+def test_large_coalitions_get_a_proved_bound():
+    graph = RandomRegular(degree=20).build(40)
+    bound, is_exact = connectivity_bound(graph, 6)
+    assert not is_exact
+    assert 0 < bound < algebraic_connectivity(graph)
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        gone = rng.choice(40, 6, replace=False).tolist()
+        assert algebraic_connectivity(graph.without(gone)) >= bound
+
+
+def test_metropolis_hastings_is_what_the_printed_formula_is_not():
+    """1 / (deg(i) + 1) without a diagonal, as printed, is neither stochastic nor symmetric."""
+    graph = Star().build(5)
+    printed = graph.adjacency / (1 + np.array(graph.degrees))[:, None]
+    with pytest.raises(ValueError, match="symmetric"):
+        check_mixing(printed, graph)
+    ring = Ring().build(5)
+    with pytest.raises(ValueError, match="sum to 1"):
+        check_mixing(ring.adjacency / 3, ring)
+    with pytest.raises(ValueError, match="no edge"):
+        check_mixing(complete_mixing(5), ring)
+    with pytest.raises(ValueError, match="square"):
+        check_mixing(np.ones((2, 3)))
+    with pytest.raises(ValueError, match=r"\[0, 1\]"):
+        check_mixing(np.array([[2.0, -1.0], [-1.0, 2.0]]))
+
+
+def test_an_edge_file_is_read_or_refused_with_its_line(tmp_path):
+    path = tmp_path / "edges.txt"
+    path.write_text("# three sites\n0 1\n2 1  # twice\n1 2\n\n")
+    assert EdgeList(path=path).build(3) == Graph(3, ((0, 1), (1, 2)))
+    for text, said in (
+        ("0 1\n1 x\n", "line 2"),
+        ("0 1 2\n", "line 1"),
+        ("0 -1\n", "line 1"),
+        ("0 3\n", r"out of 0\.\.2"),
+        ("1 1\n", r"\(1, 1\)"),
+    ):
+        path.write_text(text)
+        with pytest.raises(ValueError, match=said):
+            EdgeList(path=path).build(3)
+    with pytest.raises(ValueError, match="cannot be read"):
+        EdgeList(path=tmp_path / "none").build(3)
+    path.write_bytes(b"\xff\xfe0 1")
+    with pytest.raises(ValueError, match="cannot be read"):
+        EdgeList(path=path).build(3)
+
+
+def test_bad_graphs_are_refused():
+    adapter = TypeAdapter(GraphSpec)
+    for bad in (
+        {"kind": "edges"},
+        {"kind": "edges", "edges": [[0, 1]], "path": "x"},
+        {"kind": "erdos-renyi", "probability": 0},
+        {"kind": "ring", "degree": 2},
+        {"kind": "line"},
+    ):
+        with pytest.raises(ValidationError):
+            adapter.validate_python(bad)
+    with pytest.raises(ValueError, match=r"graph\.probability"):
+        ErdosRenyi(probability=1e-6).build(10)
+    with pytest.raises(ValueError, match="each once"):
+        Graph(3, ((0, 1), (0, 1)))
+    with pytest.raises(ValueError, match="i < j"):
+        Graph(3, ((1, 0),))
+    with pytest.raises(ValueError, match="0 <= q"):
+        connectivity_without(Graph(3, ()), 3)
+    with pytest.raises(ValueError, match="connectivity_bound"):
+        connectivity_without(Complete().build(40), 20)
+    with pytest.raises(ValueError, match=r"0\.\.2"):
+        Graph(3, ()).without([7])
+
+
+def test_complete_mixing_leaves_nothing_of_masks():
+    graph = Ring().build(6)
+    assert heterogeneity(graph, complete_mixing(6)) == pytest.approx(0, abs=1e-30)
+    assert consensus_rate(complete_mixing(6)) == pytest.approx(1.0)
+    assert consensus_rate(np.ones((1, 1))) == 1.0
+    assert heterogeneity(Graph(2, ()), np.eye(2)) == 0.0
+    assert math.isclose(distance_to_mean(np.eye(4)), 3.0)
