@@ -5,8 +5,8 @@ leading dimensions: x of shape ``(..., *point)`` meets examples of shape ``(...,
 so the same code serves one client and a stacked cohort.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import reduce
 from typing import Protocol
 
@@ -14,6 +14,9 @@ import torch
 from torch import Tensor
 
 from manifed.manifolds.base import Manifold
+
+SQUARED_NORM = "squared_norm"
+"""The tensor of |row_j|^2 that a problem may store beside its rows."""
 
 
 @dataclass(frozen=True)
@@ -25,17 +28,19 @@ class Examples:
 
     tensors: Mapping[str, Tensor]
     feature_ndim: Mapping[str, int]
+    counts: Tensor | None = None
+    """Of a stacked cohort: how many are each client's own, (C,); the rest is padding. None: all."""
+    size: int = field(init=False)
+    """n."""
 
     def __post_init__(self) -> None:
-        sizes = {key: self._axis_size(key) for key in self.tensors}
+        sizes = {k: t.shape[-1 - self.feature_ndim[k]] for k, t in self.tensors.items()}
         if len(set(sizes.values())) != 1:
             raise ValueError(f"Expected one number of examples in every tensor, got {sizes}")
-
-    def _axis_size(self, key: str) -> int:
-        return self.tensors[key].shape[-1 - self.feature_ndim[key]]
+        object.__setattr__(self, "size", next(iter(sizes.values())))
 
     def __len__(self) -> int:
-        return self._axis_size(next(iter(self.tensors)))
+        return self.size
 
     def __getitem__(self, key: str) -> Tensor:
         return self.tensors[key]
@@ -47,26 +52,43 @@ class Examples:
             self.feature_ndim,
         )
 
-    def to(self, device: str | torch.device) -> "Examples":
-        """The same examples on ``device``."""
-        moved = {key: tensor.to(device) for key, tensor in self.tensors.items()}
-        return Examples(moved, self.feature_ndim)
+    def to(self, where: str | torch.device | torch.dtype) -> "Examples":
+        """The same examples on a device, or with their real numbers in another type.
+
+        Stored norms stay behind: those of rows that were rounded are no upper bounds.
+        """
+        if isinstance(where, torch.dtype):
+            wide = self.tensors.items()
+            if any(t.is_floating_point() and t.dtype != where for _, t in wide):
+                wide = [(k, t) for k, t in wide if k != SQUARED_NORM]
+            cast = {k: t.to(where) if t.is_floating_point() else t for k, t in wide}
+            return Examples(cast, {k: self.feature_ndim[k] for k in cast}, self.counts)
+        moved = {key: tensor.to(where) for key, tensor in self.tensors.items()}
+        return Examples(
+            moved, self.feature_ndim, None if self.counts is None else self.counts.to(where)
+        )
+
+    def of_clients(self, rows: slice | Tensor) -> "Examples":
+        """The examples of some clients of a stacked cohort."""
+        picked = {key: tensor[rows] for key, tensor in self.tensors.items()}
+        return Examples(
+            picked, self.feature_ndim, None if self.counts is None else self.counts[rows]
+        )
 
     @staticmethod
     def stack(shards: "Sequence[Examples]") -> "Examples":
         """A cohort's shards (C, n_max, *feature), short ones padded by repeating example 0.
 
-        Padding must be given weight zero by whoever draws minibatches (oracles/minibatch.py).
+        Padding must be given weight zero by whoever draws minibatches (oracles/minibatch.py). That
+        of an empty shard repeats example 0 of the longest.
         """
-        longest = max(len(shard) for shard in shards)
-        first = shards[0]
-        return Examples(
-            {
-                key: torch.stack([_pad(s[key], s.feature_ndim[key], longest) for s in shards])
-                for key in first.tensors
-            },
-            first.feature_ndim,
-        )
+        longest = max(shards, key=len)
+        padded = {
+            key: torch.stack([_pad(s if len(s) else longest, s, key, len(longest)) for s in shards])
+            for key in longest.tensors
+        }
+        counts = torch.tensor([len(shard) for shard in shards])
+        return Examples(padded, longest.feature_ndim, counts)
 
     @staticmethod
     def concatenate(shards: "Sequence[Examples]") -> "Examples":
@@ -93,15 +115,34 @@ def _gather(tensor: Tensor, indices: Tensor, feature_ndim: int) -> Tensor:
     return rows[(indices + offset).reshape(-1)].reshape(*indices.shape, *feature)
 
 
-def _pad(tensor: Tensor, feature_ndim: int, size: int) -> Tensor:
-    axis = tensor.dim() - 1 - feature_ndim
-    missing = size - tensor.shape[axis]
+def _pad(padding: Examples, shard: Examples, key: str, size: int) -> Tensor:
+    tensor, missing = shard[key], size - len(shard)
+    axis = tensor.dim() - 1 - shard.feature_ndim[key]
     if missing == 0:
         return tensor
-    repeated = tensor.narrow(axis, 0, 1).expand(
-        *tensor.shape[:axis], missing, *tensor.shape[axis + 1 :]
+    repeated = (
+        padding[key]
+        .narrow(axis, 0, 1)
+        .expand(*tensor.shape[:axis], missing, *tensor.shape[axis + 1 :])
     )
     return torch.cat([tensor, repeated], dim=axis)
+
+
+class Gradients(Protocol):
+    """grad f_j(x) of every example at one point, in whatever form the problem keeps them.
+
+    Guarantees: what a weight min(1, C / norms_j) leaves of example j in a ``sum`` has a metric norm
+    of at most C (1 + 1e-9), whatever the example holds; or the sum is not finite.
+    """
+
+    @property
+    def norms(self) -> Tensor:
+        """What a clip divides by: upper bounds of the norms of what is summed, ``(..., n)``."""
+        ...
+
+    def sum(self, weights: Tensor) -> Tensor:
+        """sum_j weights_j grad f_j(x), shape ``(..., *point)``; weights have shape (..., n)."""
+        ...
 
 
 class Problem(Protocol):
@@ -129,58 +170,50 @@ class Problem(Protocol):
         """Grad f_j(x) for every example, tangent at x, shape ``(..., n, *point)``."""
         ...
 
-    def rgrad_norms(self, x: Tensor, examples: Examples) -> Tensor:
-        """What a clip divides by: upper bounds of the norms of what is summed, shape (..., n)."""
+    def gradients(self, x: Tensor, examples: Examples) -> Gradients:
+        """The same gradients in the form that is summed and clipped."""
         ...
 
-    def rgrad_sum(self, x: Tensor, examples: Examples, weights: Tensor) -> Tensor:
-        """sum_j weights_j grad f_j(x), shape ``(..., *point)``; weights have shape (..., n)."""
-        ...
 
-    def rgrad_sum_by_norm(
-        self, x: Tensor, examples: Examples, weigh: Callable[[Tensor], Tensor]
-    ) -> tuple[Tensor, Tensor]:
-        """sum_j w_j grad f_j(x) with w = weigh(norms), and the ``rgrad_norms`` (..., n).
+@dataclass(frozen=True)
+class Vectors:
+    """Gradients as the tangent vectors that they are, ``vectors`` (..., n, *point) at x."""
 
-        Guarantees: what w_j = min(1, C / norm_j) leaves of example j in the sum has a metric norm
-        of at most C (1 + 1e-9), whatever the example holds; or the sum is not finite.
-        """
-        ...
+    manifold: Manifold
+    x: Tensor
+    vectors: Tensor
+
+    @property
+    def norms(self) -> Tensor:
+        """Their metric norms."""
+        return self.manifold.norm_bound(self.x.unsqueeze(-1 - self.manifold.ndim), self.vectors)
+
+    def sum(self, weights: Tensor) -> Tensor:
+        """The sum of these very vectors."""
+        axis = -1 - self.manifold.ndim
+        return (self.manifold.expand_scalar(weights) * self.vectors).sum(axis)
 
 
 class ProblemBase:
-    """Defaults for ``rgrad_norms`` and ``rgrad_sum`` from ``rgrads``; closed forms override."""
+    """What follows from ``rgrads``; ``gradients`` is overridden where a closed form is shorter."""
 
     points_per_example: float = 5.0
     """A gradient of each example with its temporaries; 0 where two products give the sum."""
-
-    @property
-    def manifold(self) -> Manifold:
-        """Where x lives."""
-        raise NotImplementedError
+    manifold: Manifold
+    """Where x lives."""
 
     def rgrads(self, x: Tensor, examples: Examples) -> Tensor:
         """Per-example Riemannian gradients, shape ``(..., n, *point)``."""
         raise NotImplementedError
 
+    def gradients(self, x: Tensor, examples: Examples) -> Gradients:
+        """The gradients with their norms and sums."""
+        return Vectors(self.manifold, x, self.rgrads(x, examples))
+
     def rgrad_norms(self, x: Tensor, examples: Examples) -> Tensor:
         """Upper bounds of the metric norms of the per-example gradients, shape ``(..., n)``."""
-        points = x.unsqueeze(-1 - self.manifold.ndim)
-        return self.manifold.norm_bound(points, self.rgrads(x, examples))
+        return self.gradients(x, examples).norms
 
     def rgrad_sum(self, x: Tensor, examples: Examples, weights: Tensor) -> Tensor:
         """sum_j weights_j grad f_j(x), shape ``(..., *point)``."""
-        gradients = self.rgrads(x, examples)
-        return (self.manifold.expand_scalar(weights) * gradients).sum(-1 - self.manifold.ndim)
-
-    def rgrad_sum_by_norm(
-        self, x: Tensor, examples: Examples, weigh: Callable[[Tensor], Tensor]
-    ) -> tuple[Tensor, Tensor]:
-        """sum_j w_j grad f_j(x) with w = weigh(norms), and the norms (..., n).
-
-        The norms are those of the very vectors that are summed.
-        """
-        axis = -1 - self.manifold.ndim
-        gradients = self.rgrads(x, examples)
-        norms = self.manifold.norm_bound(x.unsqueeze(axis), gradients)
-        return (self.manifold.expand_scalar(weigh(norms)) * gradients).sum(axis), norms
+        return self.gradients(x, examples).sum(weights)

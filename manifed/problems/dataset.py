@@ -4,7 +4,7 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -15,8 +15,8 @@ from manifed.problems.base import Examples
 from manifed.problems.readers import checksum
 
 ExampleKind = Literal[
-    "rows", "spd-matrices", "sphere-points", "hyperbolic-pairs", "regression", "classification",
-    "columns",
+    "rows", "spd-matrices", "labelled-spd-matrices", "sphere-points", "hyperbolic-pairs",
+    "regression", "classification", "columns",
 ]  # fmt: skip
 
 FEATURE_NDIM = {
@@ -49,8 +49,11 @@ class Dataset:
 class DataSource(Frozen):
     """What every data set's configuration can do."""
 
-    provides: ClassVar[ExampleKind]
-    """The kind of its examples."""
+    @property
+    @abstractmethod
+    def provides(self) -> ExampleKind:
+        """The kind of its examples."""
+        raise NotImplementedError
 
     @abstractmethod
     def load(self, data_dir: Path | None, seed: int) -> Dataset:
@@ -68,6 +71,33 @@ class DataSource(Frozen):
         record of random data is what the recipe hands out.
         """
         return None
+
+
+@runtime_checkable
+class SiteData(Protocol):
+    """Data that every site has at home: shapes are in the config, records in its own file."""
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Of a simulation alone: a file for each client."""
+        ...
+
+    @property
+    def meta(self) -> Mapping[str, Any]:
+        """What belongs to no example, and is in the config."""
+        ...
+
+    def blank(self) -> Examples:
+        """One valid made-up example of the declared shape."""
+        ...
+
+    def read(self, path: Path) -> Examples:
+        """The examples of one site's file.
+
+        Raises:
+            ValueError: with file, line and column, for the owner of the file alone.
+        """
+        ...
 
 
 def build(

@@ -128,6 +128,11 @@ class FiniteSum(ProblemBase):
         del x, optimum, meta
         return {}
 
+    def correct(self, x: Tensor, examples: Examples) -> Tensor | None:
+        """1 where an example is predicted right, else 0, shape ``(..., n)``; None: no classes."""
+        del x, examples
+        return None
+
     def lipschitz(self, shards: Shards) -> Constant:
         """L_f of Assumption 5.1: a bound on every per-example gradient norm (inf: none)."""
         del shards

@@ -28,29 +28,24 @@ class FrechetMean(FiniteSum):
     def __init__(self, manifold: Manifold, min_curvature: float = -1.0) -> None:
         if not manifold.has_logmap:
             raise ValueError(f"A Fréchet mean needs a logarithm, and {manifold.name} has none")
-        self._manifold = manifold
+        self.manifold = manifold
         self.min_curvature = min_curvature
-
-    @property
-    def manifold(self) -> Manifold:
-        """Where the points live."""
-        return self._manifold
 
     def point_shape(self, examples: Examples) -> tuple[int, ...]:
         """Shape of one example."""
-        return tuple(examples["z"].shape[-self._manifold.ndim :])
+        return tuple(examples["z"].shape[-self.manifold.ndim :])
 
     def check_records(self, examples: Examples) -> None:
         """Points of the manifold."""
-        check_points(self._manifold, examples["z"])
+        check_points(self.manifold, examples["z"])
 
     def losses(self, x: Tensor, examples: Examples) -> Tensor:
         """dist(x, z_j)^2, shape ``(..., n)``."""  # (6.2)
-        return self._manifold.dist(self._base(x), examples["z"]).square()
+        return self.manifold.dist(self._base(x), examples["z"]).square()
 
     def rgrads(self, x: Tensor, examples: Examples) -> Tensor:
         """-2 log_x z_j, shape ``(..., n, *point)``."""
-        return -2 * self._manifold.logmap(self._base(x), examples["z"])
+        return -2 * self.manifold.logmap(self._base(x), examples["z"])
 
     def optimum(self, shards: Shards, weights: Tensor | None = None) -> Optimum:
         """The weighted Fréchet mean: Karcher flow on a sample, then steepest descent on all."""
@@ -63,12 +58,12 @@ class FrechetMean(FiniteSum):
         """The Fréchet mean of at most 64 examples, evenly spaced, to 1e-6."""
         stride = math.ceil(len(examples) / 64)
         points, share = examples["z"][::stride], weights[::stride]
-        return self._manifold.frechet_mean(points, share, max_iterations=50, tolerance=1e-6)
+        return self.manifold.frechet_mean(points, share, max_iterations=50, tolerance=1e-6)
 
     def metrics(self, x: Tensor, optimum: Optimum, meta: Mapping[str, Any]) -> dict[str, float]:
         """Distance to the optimum."""
         del meta
-        return {"distance_to_optimum": float(self._manifold.dist(x, optimum.x))}
+        return {"distance_to_optimum": float(self.manifold.dist(x, optimum.x))}
 
     def lipschitz(self, shards: Shards) -> Constant:
         """2 D, with D twice the largest distance of an example from the first one.
@@ -88,7 +83,7 @@ class FrechetMean(FiniteSum):
         examples, _ = pool(shards)
         points = examples["z"]
         first = points.narrow(0, 0, 1)
-        return 2 * float(self._manifold.dist(first, points).max())
+        return 2 * float(self.manifold.dist(first, points).max())
 
     def _base(self, x: Tensor) -> Tensor:
-        return x.unsqueeze(-1 - self._manifold.ndim)
+        return x.unsqueeze(-1 - self.manifold.ndim)

@@ -18,7 +18,6 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from manifed.manifolds.base import Manifold
 from manifed.manifolds.hyperbolic import Lorentz
 from manifed.problems.base import Examples
 from manifed.problems.finite_sum import Constant, FiniteSum, Optimum, Shards
@@ -54,12 +53,7 @@ class HyperbolicPrediction(FiniteSum):
 
     def __init__(self, radius: float = 4.0) -> None:
         self.radius = radius
-        self._manifold = Lorentz()
-
-    @property
-    def manifold(self) -> Manifold:
-        """The hyperboloid, time coordinate first, curvature -1."""
-        return self._manifold
+        self.manifold = Lorentz()
 
     def point_shape(self, examples: Examples) -> tuple[int, ...]:
         """(d + 1,)."""
@@ -67,7 +61,7 @@ class HyperbolicPrediction(FiniteSum):
 
     def check_records(self, examples: Examples) -> None:
         """Targets on the hyperboloid."""
-        check_points(self._manifold, examples["target"])
+        check_points(self.manifold, examples["target"])
 
     def losses(self, x: Tensor, examples: Examples) -> Tensor:
         """alpha_j dist(x, y_j)^2, shape ``(..., n)``."""  # (6.3)
@@ -75,7 +69,7 @@ class HyperbolicPrediction(FiniteSum):
 
     def rgrads(self, x: Tensor, examples: Examples) -> Tensor:
         """-2 alpha_j log_x y_j, shape ``(..., n, d + 1)``."""
-        logs = self._manifold.logmap(x.unsqueeze(-2), examples["target"])
+        logs = self.manifold.logmap(x.unsqueeze(-2), examples["target"])
         return -2 * examples["weight"].unsqueeze(-1) * logs
 
     def reference_start(self, examples: Examples, weights: Tensor) -> Tensor:
@@ -84,9 +78,9 @@ class HyperbolicPrediction(FiniteSum):
 
     def metrics(self, x: Tensor, optimum: Optimum, meta: Mapping[str, Any]) -> dict[str, float]:
         """Distance to the optimum and, where the data set knows it, to the true embedding."""
-        found = {"distance_to_optimum": float(self._manifold.dist(x, optimum.x))}
+        found = {"distance_to_optimum": float(self.manifold.dist(x, optimum.x))}
         if "query_target" in meta:
-            found["distance_to_truth"] = float(self._manifold.dist(x, meta["query_target"]))
+            found["distance_to_truth"] = float(self.manifold.dist(x, meta["query_target"]))
         return found
 
     def lipschitz(self, shards: Shards) -> Constant:
@@ -99,7 +93,7 @@ class HyperbolicPrediction(FiniteSum):
         return Constant(2 * self._largest_weight(shards) * zeta, "PriRFed section 6.3, corrected")
 
     def _distances(self, x: Tensor, examples: Examples) -> Tensor:
-        return self._manifold.dist(x.unsqueeze(-2), examples["target"])
+        return self.manifold.dist(x.unsqueeze(-2), examples["target"])
 
     @staticmethod
     def _largest_weight(shards: Shards) -> float:

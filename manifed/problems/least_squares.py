@@ -49,8 +49,8 @@ class LeastSquares(LinearModel):
         return row_products(examples["feature"], x) - examples["target"]
 
 
-def sum_scaling(shard: Examples) -> Examples:
+def sum_scaling(shard: Examples, num_examples: int | None = None) -> Examples:
     """The shard with features and targets times sqrt(p): the mean becomes the sum."""
-    root = math.sqrt(len(shard))
+    root = math.sqrt(num_examples or len(shard))
     scaled = {key: tensor * root for key, tensor in shard.tensors.items()}
     return Examples(scaled, shard.feature_ndim)

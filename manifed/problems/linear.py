@@ -6,7 +6,7 @@ Both meet examples of shape ``(..., n, d)`` and cost one pass over them: no ``(n
 import torch
 from torch import Tensor
 
-from manifed.problems.base import Examples
+from manifed.problems.base import SQUARED_NORM, Examples
 
 ROUNDING_SHARE = 2.0**-12
 """Least norm, relative to its summands, that a gradient counts as where a sum in product form may
@@ -24,8 +24,6 @@ def row_products(rows: Tensor, x: Tensor) -> Tensor:
 
 def row_combination(coefficients: Tensor, rows: Tensor) -> Tensor:
     """sum_j coefficients_j rows_j, shape ``(..., d)``; coefficients ``(..., n)``."""
-    if rows.dim() == 2:
-        return torch.matmul(coefficients, rows)
     return torch.matmul(coefficients.unsqueeze(-2), rows).squeeze(-2)
 
 
@@ -43,8 +41,8 @@ def squared_norms(examples: Examples, key: str) -> Tensor:
     At least 1e-290, also for shorter rows, so that no norm vanishes because its square does;
     infinite for rows longer than 1e154, whose norm a clip takes for no number.
     """
-    if "squared_norm" in examples.tensors:
-        return examples["squared_norm"]
+    if SQUARED_NORM in examples.tensors:
+        return examples[SQUARED_NORM]
     return row_lengths(examples[key]).square()
 
 
@@ -55,5 +53,5 @@ def row_lengths(rows: Tensor) -> Tensor:
 
 def with_squared_norms(examples: Examples, key: str) -> Examples:
     """The same examples with |rows_j|^2 stored once, so that clipping reads the rows less often."""
-    tensors = {**examples.tensors, "squared_norm": squared_norms(examples, key)}
-    return Examples(tensors, {**examples.feature_ndim, "squared_norm": 0})
+    tensors = {**examples.tensors, SQUARED_NORM: squared_norms(examples, key)}
+    return Examples(tensors, {**examples.feature_ndim, SQUARED_NORM: 0})

@@ -28,6 +28,10 @@ class Logistic(LinearModel):
         margins = examples["label"] * row_products(examples["feature"], x)
         return softplus(-margins) + 0.5 * self.ridge * x.square().sum(-1, keepdim=True)
 
+    def correct(self, x: Tensor, examples: Examples) -> Tensor:
+        """1 where the score a_j^T x has the sign of the label, else 0, shape ``(..., n)``."""
+        return (examples["label"] * row_products(examples["feature"], x) > 0).to(x.dtype)
+
     def optimum(self, shards: Shards, weights: Tensor | None = None) -> Optimum:
         """The minimiser by damped Newton steps, to a gradient norm of 1e-9.
 

@@ -9,13 +9,13 @@ equations X^T r_j = 0 make it tangent (even horizontal) as it stands. f_j depend
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from manifed.manifolds.base import Manifold
 from manifed.manifolds.grassmann import Grassmann
 from manifed.manifolds.stiefel import Stiefel
 from manifed.problems.base import Examples
@@ -32,12 +32,7 @@ class MatrixCompletion(FiniteSum):
 
     def __init__(self, rank: int, on: Literal["stiefel", "grassmann"] = "stiefel") -> None:
         self.rank = rank
-        self._manifold: Manifold = Stiefel() if on == "stiefel" else Grassmann()
-
-    @property
-    def manifold(self) -> Manifold:
-        """Stiefel with the Euclidean metric, or Grassmann."""
-        return self._manifold
+        self.manifold = Stiefel() if on == "stiefel" else Grassmann()
 
     def point_shape(self, examples: Examples) -> tuple[int, ...]:
         """(d, rank)."""
@@ -77,23 +72,9 @@ class MatrixCompletion(FiniteSum):
         v, residual = self._fit(x, examples)
         return residual.unsqueeze(-1) * v.unsqueeze(-2)
 
-    def rgrad_norms(self, x: Tensor, examples: Examples) -> Tensor:
-        """|r_j| |v_j|, shape ``(..., n)``."""
-        v, residual = self._fit(x, examples)
-        return row_lengths(residual) * row_lengths(v)
-
-    def rgrad_sum(self, x: Tensor, examples: Examples, weights: Tensor) -> Tensor:
-        """sum_j weights_j r_j v_j^T, shape ``(..., d, k)``."""
-        v, residual = self._fit(x, examples)
-        return outer_combination(weights.unsqueeze(-1) * v, residual)
-
-    def rgrad_sum_by_norm(
-        self, x: Tensor, examples: Examples, weigh: Callable[[Tensor], Tensor]
-    ) -> tuple[Tensor, Tensor]:
-        """The weighted sum and the norms from one set of coefficients."""
-        v, residual = self._fit(x, examples)
-        norms = row_lengths(residual) * row_lengths(v)
-        return outer_combination(weigh(norms).unsqueeze(-1) * v, residual), norms
+    def gradients(self, x: Tensor, examples: Examples) -> "Residuals":
+        """The same from one set of coefficients."""
+        return Residuals(*self._fit(x, examples))
 
     def reference_start(self, examples: Examples, weights: Tensor) -> Tensor:
         """Leading left singular vectors of the zero-filled matrix."""
@@ -117,9 +98,26 @@ class MatrixCompletion(FiniteSum):
         return v, examples["mask"] * torch.matmul(v, x.mT) - examples["column"]
 
 
-def sum_scaling(shard: Examples) -> Examples:
+@dataclass(frozen=True)
+class Residuals:
+    """r_j v_j^T for coefficients v_j (..., n, k) and residuals r_j (..., n, d)."""
+
+    v: Tensor
+    residual: Tensor
+
+    @property
+    def norms(self) -> Tensor:
+        """|r_j| |v_j|, shape ``(..., n)``."""
+        return row_lengths(self.residual) * row_lengths(self.v)
+
+    def sum(self, weights: Tensor) -> Tensor:
+        """sum_j weights_j r_j v_j^T, shape ``(..., d, k)``."""
+        return outer_combination(weights.unsqueeze(-1) * self.v, self.residual)
+
+
+def sum_scaling(shard: Examples, num_examples: int | None = None) -> Examples:
     """The shard with columns times sqrt(p): means over columns become the paper's sums."""
-    scaled = {**shard.tensors, "column": shard["column"] * math.sqrt(len(shard))}
+    scaled = {**shard.tensors, "column": shard["column"] * math.sqrt(num_examples or len(shard))}
     return Examples(scaled, shard.feature_ndim)
 
 

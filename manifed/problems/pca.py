@@ -20,13 +20,13 @@ angle eta of the span of X is so clipped as if it were at that angle: a bias onl
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from manifed.manifolds.base import Manifold
 from manifed.manifolds.grassmann import Grassmann
 from manifed.manifolds.sphere import Sphere
 from manifed.manifolds.stiefel import Stiefel
@@ -36,7 +36,6 @@ from manifed.problems.linear import (
     ROUNDING_SHARE,
     SHORTEST,
     outer_combination,
-    row_combination,
     row_products,
     squared_norms,
 )
@@ -73,12 +72,7 @@ class PrincipalEigenvector(FiniteSum):
     points_per_example = 0.0
 
     def __init__(self) -> None:
-        self._manifold = Sphere()
-
-    @property
-    def manifold(self) -> Manifold:
-        """The unit sphere."""
-        return self._manifold
+        self.manifold = Sphere()
 
     def point_shape(self, examples: Examples) -> tuple[int, ...]:
         """(d,)."""
@@ -93,21 +87,11 @@ class PrincipalEigenvector(FiniteSum):
         s = row_products(examples["z"], x).unsqueeze(-1)
         return -2 * s * (examples["z"] - s * x.unsqueeze(-2))
 
-    def rgrad_norms(self, x: Tensor, examples: Examples) -> Tensor:
-        """2 |z_j^T x| times the bound of |z_j - (z_j^T x) x|, shape ``(..., n)``."""
-        return self._norms(x, examples, row_products(examples["z"], x))
-
-    def rgrad_sum(self, x: Tensor, examples: Examples, weights: Tensor) -> Tensor:
-        """sum_j weights_j grad f_j(x) by two products with the rows, shape ``(..., d)``."""
-        return self._sum(x, examples, weights, row_products(examples["z"], x))
-
-    def rgrad_sum_by_norm(
-        self, x: Tensor, examples: Examples, weigh: Callable[[Tensor], Tensor]
-    ) -> tuple[Tensor, Tensor]:
-        """The weighted sum and the norms from one product z_j^T x."""
-        s = row_products(examples["z"], x)
-        norms = self._norms(x, examples, s)
-        return self._sum(x, examples, weigh(norms), s), norms
+    def gradients(self, x: Tensor, examples: Examples) -> "AlongX":
+        """The same by one product with the rows, and a sum of them by another."""
+        z = examples.tensors["z"]
+        s = x @ z.mT if z.dim() == 2 else (z @ x.unsqueeze(-1)).squeeze(-1)
+        return AlongX(x, examples, s)
 
     def optimum(self, shards: Shards, weights: Tensor | None = None) -> Optimum:
         """The leading eigenvector of the pooled second moment, by eigh, largest entry positive."""
@@ -132,17 +116,27 @@ class PrincipalEigenvector(FiniteSum):
         """2 theta."""
         return Constant(2 * largest_squared_norm(shards), "PriRFed section 6.1")
 
-    @staticmethod
-    def _norms(x: Tensor, examples: Examples, s: Tensor) -> Tensor:
-        drift = (torch.linalg.vecdot(x, x) - 1).abs().unsqueeze(-1)
-        slack = drift + 4 * x.shape[-1] * _EPS
-        return 2 * s.abs() * _residual(squared_norms(examples, "z"), s.square(), slack)
 
-    @staticmethod
-    def _sum(x: Tensor, examples: Examples, weights: Tensor, s: Tensor) -> Tensor:
-        c = weights * s
-        along = (c * s).sum(-1, keepdim=True)
-        return -2 * (row_combination(c, examples["z"]) - along * x)
+@dataclass(frozen=True)
+class AlongX:
+    """-2 s_j (z_j - s_j x) for rows z_j and s_j = x^T z_j, shape (..., n)."""
+
+    x: Tensor
+    examples: Examples
+    s: Tensor
+
+    @property
+    def norms(self) -> Tensor:
+        """2 |s_j| times the bound of |z_j - s_j x|, shape ``(..., n)``."""
+        drift = (torch.linalg.vecdot(self.x, self.x) - 1).abs().unsqueeze(-1)
+        slack = drift + 4 * self.x.shape[-1] * _EPS
+        return 2 * self.s.abs() * _residual(_squared_norms(self.examples), self.s.square(), slack)
+
+    def sum(self, weights: Tensor) -> Tensor:
+        """-2 (sum_j c_j z_j - (sum_j c_j s_j) x) with c_j = weights_j s_j, shape ``(..., d)``."""
+        c = weights * self.s
+        rows = (c.unsqueeze(-2) @ self.examples.tensors["z"]).squeeze(-2)
+        return -2 * (rows - (c * self.s).sum(-1, keepdim=True) * self.x)
 
 
 class KPCA(FiniteSum):
@@ -154,12 +148,7 @@ class KPCA(FiniteSum):
         self, num_components: int, on: Literal["stiefel", "grassmann"] = "stiefel"
     ) -> None:
         self.num_components = num_components
-        self._manifold: Manifold = Stiefel() if on == "stiefel" else Grassmann()
-
-    @property
-    def manifold(self) -> Manifold:
-        """Stiefel with the Euclidean metric, or Grassmann."""
-        return self._manifold
+        self.manifold = Stiefel() if on == "stiefel" else Grassmann()
 
     def point_shape(self, examples: Examples) -> tuple[int, ...]:
         """(d, k)."""
@@ -175,21 +164,9 @@ class KPCA(FiniteSum):
         residual = examples["z"] - torch.matmul(s, x.mT)
         return -residual.unsqueeze(-1) * s.unsqueeze(-2)
 
-    def rgrad_norms(self, x: Tensor, examples: Examples) -> Tensor:
-        """|s_j| times the bound of |z_j - X s_j|, shape ``(..., n)``."""
-        return self._norms(x, examples, torch.matmul(examples["z"], x))
-
-    def rgrad_sum(self, x: Tensor, examples: Examples, weights: Tensor) -> Tensor:
-        """sum_j weights_j grad f_j(X) by two products with the rows, shape ``(..., d, k)``."""
-        return self._sum(x, examples, weights, torch.matmul(examples["z"], x))
-
-    def rgrad_sum_by_norm(
-        self, x: Tensor, examples: Examples, weigh: Callable[[Tensor], Tensor]
-    ) -> tuple[Tensor, Tensor]:
-        """The weighted sum and the norms from one product X^T z_j."""
-        s = torch.matmul(examples["z"], x)
-        norms = self._norms(x, examples, s)
-        return self._sum(x, examples, weigh(norms), s), norms
+    def gradients(self, x: Tensor, examples: Examples) -> "AlongFrame":
+        """The same by one product with the rows, and a sum of them by another."""
+        return AlongFrame(x, examples, examples.tensors["z"] @ x)
 
     def optimum(self, shards: Shards, weights: Tensor | None = None) -> Optimum:
         """An orthonormal basis of the leading eigenspace of the pooled second moment, by eigh."""
@@ -211,26 +188,45 @@ class KPCA(FiniteSum):
         """3 theta: L = L_hat + 2 D_f with L_hat = D_f = theta (Stiefel, Euclidean metric)."""
         return Constant(3 * largest_squared_norm(shards), "projected FL, Assumption 4.1")
 
-    @staticmethod
-    def _norms(x: Tensor, examples: Examples, s: Tensor) -> Tensor:
-        d, k = x.shape[-2:]
+
+@dataclass(frozen=True)
+class AlongFrame:
+    """-(z_j - X s_j) s_j^T for rows z_j and s_j = X^T z_j, shape (..., n, k)."""
+
+    x: Tensor
+    examples: Examples
+    s: Tensor
+
+    @property
+    def norms(self) -> Tensor:
+        """|s_j| times the bound of |z_j - X s_j|, shape ``(..., n)``."""
+        x, (d, k) = self.x, self.x.shape[-2:]
         gram = x.mT @ x
         gram.diagonal(dim1=-2, dim2=-1).sub_(1.0)
         drift = torch.linalg.vector_norm(gram, dim=(-2, -1)).unsqueeze(-1)
-        projected = torch.linalg.vecdot(s, s).clamp_min(SHORTEST**2)
+        projected = torch.linalg.vecdot(self.s, self.s).clamp_min(SHORTEST**2)
         slack = drift + 4 * d * math.sqrt(k) * _EPS
-        return projected.sqrt() * _residual(squared_norms(examples, "z"), projected, slack)
+        return projected.sqrt() * _residual(_squared_norms(self.examples), projected, slack)
 
-    @staticmethod
-    def _sum(x: Tensor, examples: Examples, weights: Tensor, s: Tensor) -> Tensor:
-        c = weights.unsqueeze(-1) * s
-        along = torch.matmul(x, torch.matmul(s.mT, c))
-        return along.sub_(outer_combination(c, examples["z"]))
+    def sum(self, weights: Tensor) -> Tensor:
+        """X sum_j s_j c_j^T - sum_j z_j c_j^T with c_j = weights_j s_j, shape ``(..., d, k)``."""
+        c = weights.unsqueeze(-1) * self.s
+        along = torch.matmul(self.x, torch.matmul(self.s.mT, c))
+        return along.sub_(outer_combination(c, self.examples.tensors["z"]))
 
 
-def sum_scaling(shard: Examples) -> Examples:
-    """The shard with rows times sqrt(p): means over examples become the paper's sums."""
-    scaled = {**shard.tensors, "z": shard["z"] * math.sqrt(len(shard))}
+def _squared_norms(examples: Examples) -> Tensor:
+    """|z_j|^2, shape ``(..., n)``."""
+    stored = examples.tensors.get("squared_norm")
+    return squared_norms(examples, "z") if stored is None else stored
+
+
+def sum_scaling(shard: Examples, num_examples: int | None = None) -> Examples:
+    """The shard with rows times sqrt(p): means over examples become the paper's sums.
+
+    p is ``num_examples`` where a public constant is given, else how many there are.
+    """
+    scaled = {**shard.tensors, "z": shard["z"] * math.sqrt(num_examples or len(shard))}
     return Examples(scaled, shard.feature_ndim)
 
 

@@ -6,15 +6,19 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
+from manifed.manifolds.base import Manifold
 from manifed.manifolds.hyperbolic import Lorentz
 from manifed.manifolds.poincare import PoincareBall
+from manifed.manifolds.spd import SPD
 from manifed.manifolds.spd_flat import SPDLogCholesky, SPDLogEuclidean
 from manifed.manifolds.sphere import Sphere
 from manifed.problems import least_squares, matrix_completion, pca
 from manifed.problems.base import Examples
+from manifed.problems.class_means import ClassMeans
 from manifed.problems.dataset import ExampleKind, Frozen
 from manifed.problems.finite_sum import FiniteSum
 from manifed.problems.frechet_mean import FrechetMean
+from manifed.problems.geometric_median import GeometricMedian
 from manifed.problems.hyperbolic_prediction import (
     HyperbolicPrediction,
     KernelWidth,
@@ -28,6 +32,18 @@ from manifed.problems.spd_mean import SPDMean
 from manifed.problems.starts import OriginStart, RandomStart, Start
 
 Scaling = Literal["mean", "sum"]
+NUM_EXAMPLES = "num_examples"
+"""In the ``meta`` of data that every site has at home: N_i, a public constant."""
+
+_MANIFOLDS: Mapping[str, Manifold] = {
+    "spd": SPD(),
+    "spd-log-euclidean": SPDLogEuclidean(),
+    "spd-log-cholesky": SPDLogCholesky(),
+    "sphere": Sphere(),
+    "lorentz": Lorentz(),
+    "poincare": PoincareBall(),
+}
+_CURVATURE = {"sphere": 1.0, "lorentz": -1.0, "poincare": -1.0}
 
 
 class ProblemSource(Frozen):
@@ -44,7 +60,10 @@ class ProblemSource(Frozen):
         raise NotImplementedError
 
     def prepare(self, shard: Examples, meta: Mapping[str, Any]) -> Examples:
-        """A client's own examples as the problem wants them, computed from that shard alone."""
+        """A client's own examples as the problem wants them, computed from that shard alone.
+
+        ``meta``: of the data set; of a site's own file N_i, whatever the file holds.
+        """
         del meta
         return shard
 
@@ -105,14 +124,14 @@ class KPCASpec(OnFrames):
 
     def prepare(self, shard: Examples, meta: Mapping[str, Any]) -> Examples:
         """Rows, scaled, with their squared norms."""
-        del meta
-        return with_squared_norms(pca.sum_scaling(shard) if self.scaling == "sum" else shard, "z")
+        if self.scaling == "sum":
+            shard = pca.sum_scaling(shard, meta.get(NUM_EXAMPLES))
+        return with_squared_norms(shard, "z")
 
 
-class FrechetMeanSpec(ProblemSource):
-    """The Fréchet mean (PriRFed section 6.2): SPD in three metrics, sphere, hyperbolic space."""
+class OnPoints(ProblemSource):
+    """A problem whose examples are points: SPD in three metrics, sphere, hyperbolic space."""
 
-    kind: Literal["frechet-mean"] = "frechet-mean"
     manifold: Literal[
         "spd", "spd-log-euclidean", "spd-log-cholesky", "sphere", "lorentz", "poincare"
     ] = "spd"
@@ -120,22 +139,6 @@ class FrechetMeanSpec(ProblemSource):
     _NEEDS: ClassVar[dict[str, ExampleKind]] = {
         "sphere": "sphere-points", "lorentz": "hyperbolic-pairs", "poincare": "hyperbolic-pairs",
     }  # fmt: skip
-
-    def build(self) -> FiniteSum:
-        """The problem on ``manifold``."""
-        match self.manifold:
-            case "spd":
-                return SPDMean()
-            case "spd-log-euclidean":
-                return FrechetMean(SPDLogEuclidean(), min_curvature=0.0)
-            case "spd-log-cholesky":
-                return FrechetMean(SPDLogCholesky(), min_curvature=0.0)
-            case "sphere":
-                return FrechetMean(Sphere(), min_curvature=1.0)
-            case "lorentz":
-                return FrechetMean(Lorentz(), min_curvature=-1.0)
-            case "poincare":
-                return FrechetMean(PoincareBall(), min_curvature=-1.0)
 
     def prepare(self, shard: Examples, meta: Mapping[str, Any]) -> Examples:
         """The points alone, as ``z``."""
@@ -151,6 +154,44 @@ class FrechetMeanSpec(ProblemSource):
     def needs(self) -> ExampleKind:
         """Points of ``manifold``."""
         return self._NEEDS.get(self.manifold, "spd-matrices")
+
+
+class FrechetMeanSpec(OnPoints):
+    """The Fréchet mean (PriRFed section 6.2)."""
+
+    kind: Literal["frechet-mean"] = "frechet-mean"
+
+    def build(self) -> FiniteSum:
+        """The problem on ``manifold``."""
+        if self.manifold == "spd":
+            return SPDMean()
+        return FrechetMean(_MANIFOLDS[self.manifold], _CURVATURE.get(self.manifold, 0.0))
+
+
+class GeometricMedianSpec(OnPoints):
+    """The geometric median, whose gradients have norm 1 whatever the data are."""
+
+    kind: Literal["geometric-median"] = "geometric-median"
+
+    def build(self) -> FiniteSum:
+        """The problem on ``manifold``."""
+        return GeometricMedian(_MANIFOLDS[self.manifold])
+
+
+class NearestMeanSpec(ProblemSource):
+    """Classification of covariance matrices by the nearest Fréchet mean (or geometric median)."""
+
+    kind: Literal["nearest-mean"] = "nearest-mean"
+    needs: ClassVar[ExampleKind] = "labelled-spd-matrices"
+    start: Start = OriginStart()
+    manifold: Literal["spd", "spd-log-euclidean", "spd-log-cholesky"] = "spd"
+    num_classes: int = Field(ge=2, le=1000)
+    center: Literal["mean", "median"] = "mean"
+
+    def build(self) -> FiniteSum:
+        """The problem on the product of one ``manifold`` a class."""
+        base, is_median = _MANIFOLDS[self.manifold], self.center == "median"
+        return ClassMeans(base, self.num_classes, is_median=is_median)
 
 
 class HyperbolicPredictionSpec(ProblemSource):
@@ -212,9 +253,9 @@ class LeastSquaresSpec(ProblemSource):
 
     def prepare(self, shard: Examples, meta: Mapping[str, Any]) -> Examples:
         """Rows and targets, scaled, with the rows' squared norms."""
-        del meta
-        scaled = least_squares.sum_scaling(shard) if self.scaling == "sum" else shard
-        return with_squared_norms(scaled, "feature")
+        if self.scaling == "sum":
+            shard = least_squares.sum_scaling(shard, meta.get(NUM_EXAMPLES))
+        return with_squared_norms(shard, "feature")
 
 
 class LogisticSpec(ProblemSource):
@@ -248,5 +289,6 @@ class MatrixCompletionSpec(OnFrames):
 
     def prepare(self, shard: Examples, meta: Mapping[str, Any]) -> Examples:
         """Columns, scaled."""
-        del meta
-        return matrix_completion.sum_scaling(shard) if self.scaling == "sum" else shard
+        if self.scaling == "mean":
+            return shard
+        return matrix_completion.sum_scaling(shard, meta.get(NUM_EXAMPLES))

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from manifed.manifolds.base import Manifold
 from manifed.manifolds.spd import SPDSet
-from manifed.problems.base import Examples
+from manifed.problems.base import SQUARED_NORM, Examples
 
 LARGEST_ENTRY = 1e60
 """Default and largest bound on |entries|: fourth powers and their sums stay finite in float64."""
@@ -43,7 +43,7 @@ def check_entries(examples: Examples, largest: float) -> None:
         InvalidRecord: naming the record.
     """
     for key, tensor in examples.tensors.items():
-        if key == "squared_norm":
+        if key == SQUARED_NORM:
             continue
         worst = tensor.abs().reshape(len(examples), -1).amax(-1)
         require(worst, worst <= largest, f"|{key}| <= {largest:g} in every entry")

@@ -9,7 +9,7 @@ so a weighted sum is one matrix product over all eigenvectors and one congruence
 2 |log lambda_j| comes from the same eigenproblems.
 """
 
-from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -29,37 +29,40 @@ class SPDMean(FrechetMean):
         """dist(x, z_j)^2, shape ``(..., n)``."""  # (6.2)
         return self._log_ratios(x, examples).square().sum(-1)
 
-    def rgrad_norms(self, x: Tensor, examples: Examples) -> Tensor:
-        """2 dist(x, z_j), shape ``(..., n)``."""
-        return self._bounds(x, self._log_ratios(x, examples))
-
-    def rgrad_sum(self, x: Tensor, examples: Examples, weights: Tensor) -> Tensor:
-        """-2 sum_j weights_j log_x z_j, shape ``(..., m, m)``."""
-        return self.rgrad_sum_by_norm(x, examples, lambda _: weights)[0]
-
-    def rgrad_sum_by_norm(
-        self, x: Tensor, examples: Examples, weigh: Callable[[Tensor], Tensor]
-    ) -> tuple[Tensor, Tensor]:
-        """The weighted sum and the norms from one set of eigenproblems."""
+    def gradients(self, x: Tensor, examples: Examples) -> "Eigenlogs":
+        """-2 log_x z_j from one set of eigenproblems."""
         factor = torch.linalg.cholesky(x)
         values, vectors = torch.linalg.eigh(_whitened(factor, examples["z"]))
-        logs = values.log()
-        norms = self._bounds(x, logs)
-        spectrum = weigh(norms).unsqueeze(-1) * logs
-        *lead, n, m, _ = vectors.shape
-        stacked = vectors.transpose(-3, -2).reshape(*lead, m, n * m)
-        mean = torch.matmul(stacked * spectrum.reshape(*lead, 1, n * m), stacked.mT)
-        total = -2 * torch.matmul(torch.matmul(factor, mean), factor.mT)
-        return 0.5 * (total + total.mT), norms
-
-    def _bounds(self, x: Tensor, logs: Tensor) -> Tensor:
-        """2 |log lambda_j| and what rounding adds in the metric at x."""
         slack = torch.as_tensor(self.manifold.norm_slack(x)).unsqueeze(-1)
-        return 2 * torch.linalg.vector_norm(logs, dim=-1) * (1.0 + slack)
+        return Eigenlogs(factor, values.log(), vectors, slack)
 
     def _log_ratios(self, x: Tensor, examples: Examples) -> Tensor:
         whitened = _whitened(torch.linalg.cholesky(x), examples["z"])
         return torch.linalg.eigvalsh(whitened).log()
+
+
+@dataclass(frozen=True)
+class Eigenlogs:
+    """-2 L V_j diag(log lambda_j) V_j^T L^T; ``slack`` is what rounding adds to norms at x."""
+
+    factor: Tensor
+    logs: Tensor
+    vectors: Tensor
+    slack: Tensor
+
+    @property
+    def norms(self) -> Tensor:
+        """2 |log lambda_j| and what rounding adds in the metric at x, shape ``(..., n)``."""
+        return 2 * torch.linalg.vector_norm(self.logs, dim=-1) * (1.0 + self.slack)
+
+    def sum(self, weights: Tensor) -> Tensor:
+        """-2 sum_j weights_j log_x z_j, shape ``(..., m, m)``."""
+        spectrum = weights.unsqueeze(-1) * self.logs
+        *lead, n, m, _ = self.vectors.shape
+        stacked = self.vectors.transpose(-3, -2).reshape(*lead, m, n * m)
+        mean = torch.matmul(stacked * spectrum.reshape(*lead, 1, n * m), stacked.mT)
+        total = -2 * torch.matmul(torch.matmul(self.factor, mean), self.factor.mT)
+        return 0.5 * (total + total.mT)
 
 
 def _whitened(factor: Tensor, z: Tensor) -> Tensor:

@@ -9,21 +9,25 @@ from typing import Annotated
 
 from pydantic import Field
 
+from manifed.problems.files import FileData
 from manifed.problems.hyperbolic_data import HyperbolicCloud, HyperbolicTree, WordnetMammals
 from manifed.problems.partition_specs import DirichletSpec, EqualSpec, NaturalSpec, SortedSpec
 from manifed.problems.problem_specs import (
     FrechetMeanSpec,
+    GeometricMedianSpec,
     HyperbolicPredictionSpec,
     KPCASpec,
     LeastSquaresSpec,
     LogisticSpec,
     MatrixCompletionSpec,
+    NearestMeanSpec,
     PrincipalEigenvectorSpec,
 )
 from manifed.problems.real_data import A9a, Digits, Mnist, SamplePhotos
 from manifed.problems.synthetic_data import (
     LogNormalSPD,
     ScaledIdentities,
+    SPDClasses,
     SphereCloud,
     SpikedRows,
     SyntheticEigengap,
@@ -41,12 +45,15 @@ ProblemSpec = Annotated[
     | HyperbolicPredictionSpec
     | LeastSquaresSpec
     | LogisticSpec
-    | MatrixCompletionSpec,
+    | MatrixCompletionSpec
+    | GeometricMedianSpec
+    | NearestMeanSpec,
     Field(discriminator="kind"),
 ]
 
 DataSpec = Annotated[
-    Digits
+    FileData
+    | Digits
     | Mnist
     | SamplePhotos
     | A9a
@@ -58,6 +65,7 @@ DataSpec = Annotated[
     | SpikedRows
     | Wishart
     | LogNormalSPD
+    | SPDClasses
     | SphereCloud
     | SyntheticLeastSquares
     | ScaledIdentities
@@ -78,3 +86,12 @@ def check_pair(problem: ProblemSpec, data: DataSpec) -> None:
             f"Problem {problem.kind!r} needs {problem.needs}, but data {data.kind!r} provides "
             f"{data.provides}; choose another data.kind"
         )
+    if not isinstance(data, FileData):
+        return
+    if isinstance(problem, NearestMeanSpec) and problem.num_classes != len(data.classes):
+        raise ValueError(
+            f"problem.num_classes: expected len(data.classes) = {len(data.classes)}, got "
+            f"{problem.num_classes}"
+        )
+    if isinstance(problem, HyperbolicPredictionSpec) and not data.query:
+        raise ValueError("data.features, data.query: required by 'hyperbolic-prediction'")

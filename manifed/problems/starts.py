@@ -25,7 +25,7 @@ class RandomStart(Frozen):
         self, manifold: Manifold, shape: tuple[int, ...], generator: torch.Generator
     ) -> Tensor:
         """x^(0), of ``shape``."""
-        return manifold.random_point(*shape, generator=generator)
+        return manifold.random(*shape, generator=generator)
 
 
 class OriginStart(Frozen):

@@ -108,6 +108,36 @@ class LogNormalSPD(DataSource):
         return build({"z": z}, feature_ndim={"z": 2})
 
 
+class SPDClasses(DataSource):
+    """Equally many matrices of each class, as `LogNormalSPD` around a G of its own."""
+
+    kind: Literal["spd-classes"] = "spd-classes"
+    provides: ClassVar[ExampleKind] = "labelled-spd-matrices"
+    num_examples: int = Field(default=1000, ge=1)
+    dimension: int = Field(default=4, ge=1)
+    num_classes: int = Field(default=2, ge=2)
+    spread: float = Field(default=0.25, gt=0)
+    condition: float = Field(default=10.0, ge=1)
+
+    def load(self, data_dir: Path | None, seed: int) -> Dataset:
+        """Matrices ``z`` and their class numbers ``label``, class after class in turn."""
+        del data_dir
+        rng, size = generator(seed, "data"), -(-self.num_examples // self.num_classes)
+        each = [
+            synthetic.lognormal_spd(
+                size, self.dimension, rng, spread=self.spread, condition=self.condition
+            )
+            for _ in range(self.num_classes)
+        ]
+        z = np.stack(each, axis=1).reshape(-1, self.dimension, self.dimension)[: self.num_examples]
+        label = np.arange(self.num_examples) % self.num_classes
+        return build(
+            {"z": z, "label": label.astype(np.float64)},
+            feature_ndim={"z": 2, "label": 0},
+            labels=label,
+        )
+
+
 class SphereCloud(DataSource):
     """Points exp_c(spread * N(0, I)) around a random centre c of the sphere."""
 

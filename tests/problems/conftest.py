@@ -11,8 +11,10 @@ from manifed.manifolds.hyperbolic import Lorentz
 from manifed.manifolds.spd import SPD
 from manifed.manifolds.sphere import Sphere
 from manifed.problems.base import Examples
+from manifed.problems.class_means import ClassMeans
 from manifed.problems.finite_sum import FiniteSum
 from manifed.problems.frechet_mean import FrechetMean
+from manifed.problems.geometric_median import GeometricMedian
 from manifed.problems.hyperbolic_prediction import HyperbolicPrediction
 from manifed.problems.least_squares import LeastSquares
 from manifed.problems.logistic import Logistic
@@ -35,7 +37,7 @@ class Case:
     def point(self, seed: int, *lead: int) -> Tensor:
         generator = torch.Generator().manual_seed(1000 + seed)
         shape = self.problem.point_shape(self.examples(seed, 2))
-        return self.problem.manifold.random_point(*lead, *shape, generator=generator)
+        return self.problem.manifold.random(*lead, *shape, generator=generator)
 
 
 def normal(generator: torch.Generator, *shape: int) -> Tensor:
@@ -50,7 +52,7 @@ def near(manifold, shape: tuple[int, ...], spread: float) -> Maker:
     """Points near one random point of the manifold."""
 
     def make(generator: torch.Generator, lead: tuple[int, ...]) -> Examples:
-        centre = manifold.random_point(*shape, generator=generator)
+        centre = manifold.random(*shape, generator=generator)
         c = normal(generator, *lead, *manifold.coords_shape(shape))
         base = centre.expand(*lead, *shape)
         u = spread * manifold.from_coords(base, c)
@@ -84,6 +86,17 @@ def weighted_targets(generator: torch.Generator, lead: tuple[int, ...]) -> Examp
     return Examples({"target": target, "weight": weight}, {"target": 1, "weight": 0})
 
 
+def labelled(maker: Maker, num_classes: int) -> Maker:
+    """The same points, every class with one at least."""
+
+    def make(generator: torch.Generator, lead: tuple[int, ...]) -> Examples:
+        found = maker(generator, lead)
+        label = (torch.arange(lead[-1]) % num_classes).to(torch.float64).expand(lead)
+        return Examples({**found.tensors, "label": label}, {**found.feature_ndim, "label": 0})
+
+    return make
+
+
 CASES = {
     "principal-eigenvector": Case(PrincipalEigenvector(), rows),
     "kpca-stiefel": Case(KPCA(2, "stiefel"), rows),
@@ -92,6 +105,11 @@ CASES = {
     "frechet-mean-spd": Case(FrechetMean(SPD(), -0.5), near(SPD(), (4, 4), 0.5)),
     "spd-mean": Case(SPDMean(), near(SPD(), (4, 4), 0.5)),
     "frechet-mean-lorentz": Case(FrechetMean(Lorentz()), near(Lorentz(), (4,), 0.8)),
+    "geometric-median": Case(GeometricMedian(Lorentz()), near(Lorentz(), (4,), 0.8)),
+    "class-means": Case(ClassMeans(SPD(), 3), labelled(near(SPD(), (3, 3), 0.5), 3)),
+    "class-medians": Case(
+        ClassMeans(Lorentz(), 2, is_median=True), labelled(near(Lorentz(), (4,), 0.8), 2)
+    ),
     "hyperbolic-prediction": Case(HyperbolicPrediction(8.0), weighted_targets),
     "least-squares": Case(LeastSquares(), regression),
     "ridge": Case(LeastSquares(ridge=0.3), regression),

@@ -75,7 +75,7 @@ def test_kpca_scaled_to_sums_is_the_papers_objective():
     uniform = torch.full((3,), 1 / 3, dtype=torch.float64)
     parts = [sum_scaling(rows(a)) for a in blocks]
     problem = KPCA(2)
-    x = problem.manifold.random_point(6, 2, generator=torch.Generator().manual_seed(0))
+    x = problem.manifold.random(6, 2, generator=torch.Generator().manual_seed(0))
     expected = sum(-0.5 * torch.trace(x.mT @ a.mT @ a @ x) for a in blocks) / 3
     assert torch.allclose(problem.objective(x, parts, uniform), expected, rtol=1e-12)
     moment = torch.stack([a.mT @ a for a in blocks]).mean(0)
@@ -164,8 +164,8 @@ def test_kernel_weights_of_a_training_feature_select_it():
 def test_positive_weights_pull_towards_their_targets():
     """The printed gradient has the wrong sign: minus it must point from x to y."""
     problem = HyperbolicPrediction()
-    x = problem.manifold.random_point(3, generator=torch.Generator().manual_seed(0))
-    y = problem.manifold.random_point(3, generator=torch.Generator().manual_seed(1))
+    x = problem.manifold.random(3, generator=torch.Generator().manual_seed(0))
+    y = problem.manifold.random(3, generator=torch.Generator().manual_seed(1))
     shard = Examples(
         {"target": y.unsqueeze(0), "weight": torch.ones(1, dtype=torch.float64)},
         {"target": 1, "weight": 0},
@@ -225,7 +225,7 @@ def test_exact_completion_recovers_the_subspace():
 def test_completion_depends_on_the_span_alone():
     shard, _ = completion(1)
     problem = MatrixCompletion(2)
-    x = problem.manifold.random_point(8, 2, generator=torch.Generator().manual_seed(0))
+    x = problem.manifold.random(8, 2, generator=torch.Generator().manual_seed(0))
     turn = torch.linalg.qr(normal(5, 2, 2)).Q
     assert torch.allclose(problem.losses(x, shard), problem.losses(x @ turn, shard), atol=1e-12)
 
@@ -236,7 +236,7 @@ def test_a_column_seen_too_rarely_takes_the_coefficients_of_least_norm():
     mask[0], mask[1], mask[1, 3] = 0.0, 0.0, 1.0
     rare = Examples({"column": shard["column"] * mask, "mask": mask}, shard.feature_ndim)
     problem = MatrixCompletion(2)
-    x = problem.manifold.random_point(8, 2, generator=torch.Generator().manual_seed(0))
+    x = problem.manifold.random(8, 2, generator=torch.Generator().manual_seed(0))
     v = problem.coefficients(x, rare)
     seen = mask[1].bool()
     least = torch.linalg.lstsq(x[seen], rare["column"][1, seen].unsqueeze(-1), driver="gelsd")
@@ -249,7 +249,7 @@ def test_a_column_seen_too_rarely_takes_the_coefficients_of_least_norm():
 def test_completion_scaled_to_sums_is_the_papers_objective():
     shard, _ = completion(3)
     problem = MatrixCompletion(2)
-    x = problem.manifold.random_point(8, 2, generator=torch.Generator().manual_seed(0))
+    x = problem.manifold.random(8, 2, generator=torch.Generator().manual_seed(0))
     total = problem.losses(x, shard).sum()
     scaled = matrix_completion.sum_scaling(shard)
     assert torch.allclose(problem.losses(x, scaled).mean(), total, rtol=1e-12)

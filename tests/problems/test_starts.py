@@ -39,7 +39,8 @@ def problems() -> list[ProblemSource]:
             if name in {"on", "manifold"} and get_origin(field.annotation) is Literal
             for value in get_args(field.annotation)
         ]
-        found += [spec(**{name: value}) for name, value in places] or [spec()]
+        rest = {"num_classes": 2} if "num_classes" in spec.model_fields else {}
+        found += [spec(**{name: value}, **rest) for name, value in places] or [spec()]
     return found
 
 

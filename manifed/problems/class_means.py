@@ -1,0 +1,134 @@
+r"""Nearest-mean classification: a Fréchet mean (or geometric median) for each class, in one model.
+
+Barachant, Bonnet, Congedo, Jutten: Multiclass Brain-Computer Interface Classification by Riemannian
+Geometry (IEEE TBME 2012), "minimum distance to mean" on covariance matrices. A model is a point
+X = (X_1, ..., X_k) of M^k and example j, of class y_j, has
+
+    f_j(X) = dist(X_{y_j}, z_j)^2,    grad f_j = -2 log_{X_y} z_j in block y_j, zero in all others,
+
+so an example moves one block by at most a clip norm and a release is priced once an example, not
+once a class. The predicted class of z is the nearest of X_1, ..., X_k.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from manifed.manifolds.base import Manifold
+from manifed.manifolds.power import Power
+from manifed.problems.base import Examples
+from manifed.problems.finite_sum import FiniteSum, Optimum
+from manifed.problems.geometric_median import directions
+from manifed.problems.records import check_points, require
+
+
+class ClassMeans(FiniteSum):
+    """Examples ``z`` (..., n, *point) and ``label`` (..., n), a class number from 0 to k - 1."""
+
+    def __init__(self, base: Manifold, num_classes: int, *, is_median: bool = False) -> None:
+        self.base = base
+        self.num_classes = num_classes
+        self.is_median = is_median
+        self.manifold = Power(base)
+
+    def point_shape(self, examples: Examples) -> tuple[int, ...]:
+        """(k, *shape of one example)."""
+        return (self.num_classes, *examples["z"].shape[-self.base.ndim :])
+
+    def check_records(self, examples: Examples) -> None:
+        """Points of the base, and class numbers."""
+        require(
+            examples["label"],
+            self._has_class(examples),
+            f"a class number from 0 to {self.num_classes - 1}",
+        )
+        check_points(self.base, examples["z"])
+
+    def losses(self, x: Tensor, examples: Examples) -> Tensor:
+        """dist(X_{y_j}, z_j)^2, or the distance for medians, shape ``(..., n)``."""
+        distances = self.base.dist(self._own(x, examples), examples["z"])
+        return distances if self.is_median else distances.square()
+
+    def rgrads(self, x: Tensor, examples: Examples) -> Tensor:
+        """The gradients, each in the block of its class, shape ``(..., n, k, *point)``."""
+        found = self.gradients(x, examples)
+        blocks = self.base.expand_scalar(found.blocks.to(x))
+        return blocks * found.vectors.unsqueeze(-1 - self.base.ndim)
+
+    def gradients(self, x: Tensor, examples: Examples) -> "InBlocks":
+        """The gradients as vectors of their own blocks.
+
+        NaN for a label that is no class, so that such a record counts for nothing, whatever others
+        are summed with it.
+        """
+        base, has_class = self.base, self._has_class(examples)
+        own = self._own(x, examples)
+        vectors = -2 * base.logmap(own, examples["z"])
+        if self.is_median:
+            vectors = directions(-0.5 * vectors, 0.5 * base.norm(own, vectors), base.ndim)
+        if not bool(has_class.all()):
+            vectors = torch.where(base.expand_scalar(has_class), vectors, torch.nan)
+        label = self._classes(examples).unsqueeze(-1)
+        blocks = label == torch.arange(self.num_classes, device=label.device)
+        return InBlocks(base, own, vectors, blocks)
+
+    def correct(self, x: Tensor, examples: Examples) -> Tensor:
+        """1 where the nearest mean is that of the example's class, else 0, shape ``(..., n)``."""
+        ndim = self.base.ndim
+        distances = self.base.dist(x.unsqueeze(-2 - ndim), examples["z"].unsqueeze(-1 - ndim))
+        return (distances.argmin(-1) == self._classes(examples)).to(x.dtype)
+
+    def reference_start(self, examples: Examples, weights: Tensor) -> Tensor:
+        """The Fréchet mean of each class; of all examples for a class that has none."""
+        label, means = self._classes(examples), list[Tensor]()
+        for i in range(self.num_classes):
+            chosen = label == i if bool((label == i).any()) else torch.ones_like(label).bool()
+            means.append(self.base.frechet_mean(examples["z"][chosen], weights[chosen]))
+        return torch.stack(means)
+
+    def metrics(self, x: Tensor, optimum: Optimum, meta: Mapping[str, Any]) -> dict[str, float]:
+        """Distance to the optimum."""
+        del meta
+        return {"distance_to_optimum": float(self.manifold.dist(x, optimum.x))}
+
+    def _has_class(self, examples: Examples) -> Tensor:
+        label = examples["label"]
+        return (label >= 0) & (label < self.num_classes) & (label == label.floor())
+
+    def _classes(self, examples: Examples) -> Tensor:
+        label = examples["label"].nan_to_num(nan=0.0)
+        return label.clamp(0, self.num_classes - 1).long()
+
+    def _own(self, x: Tensor, examples: Examples) -> Tensor:
+        """X_{y_j} of every example, shape ``(..., n, *point)``."""
+        label, ndim = self._classes(examples), self.base.ndim
+        lead = torch.broadcast_shapes(x.shape[: -1 - ndim], label.shape[:-1])
+        shape = x.shape[-ndim:]
+        index = label.reshape(*label.shape, *[1] * ndim).expand(*lead, label.shape[-1], *shape)
+        return x.expand(*lead, *x.shape[-1 - ndim :]).gather(-1 - ndim, index)
+
+
+@dataclass(frozen=True)
+class InBlocks:
+    """Tangent ``vectors`` (..., n, *point) at points ``own``, one block of k each: ``blocks``."""
+
+    base: Manifold
+    own: Tensor
+    vectors: Tensor
+    blocks: Tensor
+    """Which block an example moves, shape ``(..., n, k)``."""
+
+    @property
+    def norms(self) -> Tensor:
+        """Upper bounds of their metric norms, shape ``(..., n)``."""
+        return self.base.norm_bound(self.own, self.vectors)
+
+    def sum(self, weights: Tensor) -> Tensor:
+        """The sums of these very vectors, a product a block, shape ``(..., k, *point)``."""
+        share = weights.unsqueeze(-1) * self.blocks.to(weights)
+        flat = self.vectors.flatten(-self.base.ndim)
+        total = torch.matmul(share.mT.expand(*flat.shape[:-2], -1, -1), flat)
+        return total.unflatten(-1, self.vectors.shape[-self.base.ndim :])

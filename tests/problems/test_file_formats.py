@@ -1,0 +1,260 @@
+"""Every format gives the same examples; whatever bytes a file holds, nothing in it is run."""
+
+import io
+import json
+import pickle
+import struct
+import zipfile
+from contextlib import suppress
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.numpy import save_file
+from torch.utils.data import TensorDataset
+
+from manifed.problems.file_formats import BadFile
+from manifed.problems.files import FileData
+
+X = np.array([[30, 20.5], [40, 21]])
+Y = np.array([1, 0])
+BYTES = X.tobytes()
+DATA = FileData(
+    examples="classification", columns=("age", "bmi"), array="x", label="dx", classes=(0, 1)
+)
+TABLE = DATA.model_copy(update={"has_intercept": True})
+
+
+def write(path, x=X, y=Y):
+    match path.suffix:
+        case ".csv":
+            rows = "".join(f"{a},{b},{c}\n" for (a, b), c in zip(x, y, strict=True))
+            path.write_text(f"age,bmi,dx\n{rows}")
+        case ".npz":
+            np.savez(path, x=x, dx=y, other=np.array(["unread"], dtype=object))
+        case ".safetensors":
+            save_file({"x": x, "dx": y, "other": y}, path)
+        case ".parquet":
+            arrow = pytest.importorskip("pyarrow")
+            import pyarrow.parquet
+
+            columns = {"id": ["a", "b"], "dx": y, "bmi": x[:, 1], "age": x[:, 0]}
+            pyarrow.parquet.write_table(arrow.table(columns), path)
+    return path
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".npz", ".safetensors", ".parquet"])
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.int64])
+def test_all_formats_give_the_same_examples(tmp_path, suffix, dtype):
+    x = X.astype(dtype)
+    found = TABLE.read(write(tmp_path / f"site{suffix}", x))
+    assert found["feature"].tolist() == [[*row, 1.0] for row in x.astype(float).tolist()]
+    assert found["feature"].dtype == torch.float64
+    assert found["label"].tolist() == [1, -1]
+
+
+def test_text_labels_are_read_from_every_format_that_has_text(tmp_path):
+    data = DATA.model_copy(update={"classes": ("no", "yes")})
+    for suffix in (".csv", ".npz"):
+        path = write(tmp_path / f"site{suffix}", y=np.array(["yes", "no"]))
+        assert data.read(path)["label"].tolist() == [1, -1]
+    with pytest.raises(BadFile, match="expected one text an example"):
+        data.read(write(tmp_path / "numbers.npz"))
+
+
+def test_entries_not_seen_are_nan_or_masked(tmp_path):
+    x = np.array([[1, 2, 3], [4, 5, 6.0]])
+    seen = np.array([[1, 0, 1], [0, 1, 1]])
+    np.savez(tmp_path / "mask.npz", x=x, seen=seen)
+    np.save(tmp_path / "nan.npy", np.where(seen, x, np.nan))
+    data = FileData(examples="columns", shape=(3,))
+    masked = data.model_copy(update={"mask": "seen"}).read(tmp_path / "mask.npz")
+    for found in (masked, data.read(tmp_path / "nan.npy")):
+        assert found["mask"].tolist() == seen.tolist()
+        assert found["column"].tolist() == (x * seen).tolist()
+
+
+# -- what is no such file -------------------------------------------------------------------------
+class Bomb:
+    def __reduce__(self):
+        return (exec, ("raise SystemExit('unpickled')",))
+
+
+def npy(shape="(2, 2)", descr="'<f8'", body=BYTES, version=(1, 0)):
+    head = f"{{'descr': {descr}, 'fortran_order': False, 'shape': {shape}, }}".encode()
+    size = struct.pack("<H" if version == (1, 0) else "<I", len(head))
+    return b"\x93NUMPY" + bytes(version) + size + head + body
+
+
+def pickled(array):
+    out = io.BytesIO()
+    np.save(out, array, allow_pickle=True)
+    return out.getvalue()
+
+
+def zipped(**members):
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in members.items():
+            archive.writestr(f"{name}.npy", content)
+    return out.getvalue()
+
+
+def tensors(header, body=b"\0" * 32):
+    head = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return struct.pack("<Q", len(head)) + head + body
+
+
+GOOD = zipped(x=npy(), dx=npy("(2,)", body=np.array([1.0, 0.0]).tobytes()))
+SHAPED = {"dtype": "F64", "shape": [2, 2], "data_offsets": [0, 32]}
+BAD = {
+    "pickled npy": (".npy", pickled(np.array([Bomb(), Bomb()]))),
+    "a pickle alone": (".npy", pickle.dumps(Bomb())),
+    "fields of a structured array": (".npy", npy(descr="[('a', '<f8')]")),
+    "another shape": (".npy", npy("(4, 1)")),
+    "negative sizes": (".npy", npy("(-2, -2)")),
+    "a size beyond the file": (".npy", npy("(1000000000, 2)")),
+    "a size beyond memory": (".npy", npy("(100000000000000000000, 2)")),
+    "a long header": (".npy", npy("(" + "1," * 40_000 + ")", version=(2, 0))),
+    "code as a header": (".npy", npy("__import__('os').system('false')")),
+    "cut": (".npy", npy()[:-1]),
+    "more than it says": (".npy", npy() + b"\0"),
+    "bools": (".npy", npy(descr="'|b1'", body=b"\0" * 4)),
+    "text": (".npy", npy(descr="'<U2'")),
+    "complex numbers": (".npy", npy(descr="'<c16'", body=b"\0" * 64)),
+    "no examples": (".npy", npy("(0, 2)", body=b"")),
+    "empty npy": (".npy", b""),
+    "pickled in npz": (".npz", zipped(x=pickled(np.array([Bomb(), Bomb()])), dx=npy("(2,)"))),
+    "no label": (".npz", zipped(x=npy())),
+    "too few labels": (".npz", zipped(x=npy(), dx=npy("(1,)", body=b"\0" * 8))),
+    "cut npz": (".npz", GOOD[:-30]),
+    "damaged npz": (".npz", GOOD.replace(GOOD[40:60], b"\xff" * 20)),
+    "empty npz": (".npz", b""),
+    "a bomb": (".npz", zipped(x=npy("(9000000000, 2)", body=b"\0" * 1_000_000), dx=npy("(2,)"))),
+    "empty safetensors": (".safetensors", b""),
+    "a header beyond the file": (".safetensors", b"\xff" * 7 + b"\x7f"),
+    "no json": (".safetensors", tensors(b"{nonsense")),
+    "offsets beyond the file": (
+        ".safetensors", tensors({"x": {**SHAPED, "data_offsets": [0, 1 << 40]}, "dx": SHAPED})),
+    "another type": (".safetensors", tensors({"x": {**SHAPED, "dtype": "Q8"}, "dx": SHAPED})),
+    "no such tensor": (".safetensors", tensors({"y": SHAPED})),
+    "no such format": (".xlsx", b"PK"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", list(BAD))
+def test_no_bytes_run_code_or_end_in_anything_but_one_line(tmp_path, name):
+    suffix, content = BAD[name]
+    path = tmp_path / f"site{suffix}"
+    path.write_bytes(content)
+    data = FileData(examples="rows", shape=(2,)) if suffix == ".npy" else DATA
+    with pytest.raises(BadFile) as refused:
+        data.read(path)
+    assert str(refused.value).startswith(f"{path}: ")
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".npz", ".safetensors", ".parquet"])
+def test_a_damaged_file_is_read_or_refused(tmp_path, suffix):
+    path = write(tmp_path / f"site{suffix}")
+    whole = path.read_bytes()
+
+    @given(at=st.integers(0, len(whole) - 1), byte=st.integers(0, 255), is_cut=st.booleans())
+    @settings(max_examples=30, derandomize=True, deadline=None)
+    def check(at, byte, is_cut):
+        path.write_bytes(whole[:at] if is_cut else whole[:at] + bytes([byte]) + whole[at + 1 :])
+        with suppress(BadFile):
+            found = DATA.read(path)
+            assert found["feature"].shape[1] == 2
+            assert bool(torch.isfinite(found["feature"]).all())
+
+    check()
+
+
+def test_a_declared_type_is_the_only_one(tmp_path):
+    data = FileData(examples="rows", shape=(2,), dtype="float32")
+    np.save(tmp_path / "a.npy", X.astype(np.float32))
+    np.save(tmp_path / "b.npy", X)
+    assert data.read(tmp_path / "a.npy")["z"].tolist() == X.tolist()
+    with pytest.raises(BadFile, match="expected float32, got float64"):
+        data.read(tmp_path / "b.npy")
+
+
+def test_parquet_names_column_and_row_of_what_is_missing(tmp_path):
+    arrow = pytest.importorskip("pyarrow")
+    import pyarrow.parquet
+
+    def refused(**columns):
+        path = tmp_path / "site.parquet"
+        pyarrow.parquet.write_table(arrow.table(columns), path)
+        with pytest.raises(BadFile) as caught:
+            DATA.read(path)
+        return str(caught.value)
+
+    good = {"age": [1.0, 2], "bmi": [3, 4], "dx": [0, 1]}
+    assert "row 2, column 'bmi': expected a number" in refused(**{**good, "bmi": [3, None]})
+    assert "row 1, column 'age': expected a finite" in refused(**{**good, "age": [np.nan, 2]})
+    assert "column 'age': expected integers or floats, got string" in refused(
+        **{**good, "age": ["1", "2"]}
+    )
+    assert "row 1, column 'dx': expected a label" in refused(**{**good, "dx": [None, 1]})
+    assert "row 2, column 'dx': expected one of" in refused(**{**good, "dx": [0, 2]})
+
+
+def test_without_pyarrow_a_parquet_file_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
+    (tmp_path / "site.parquet").write_bytes(b"PAR1")
+    with pytest.raises(BadFile, match=r"pip install 'manifed\[parquet\]'"):
+        DATA.read(tmp_path / "site.parquet")
+
+
+# -- a function of one's own ----------------------------------------------------------------------
+def as_mapping(path):
+    return {"x": torch.tensor(X), "dx": Y, "other": path}
+
+
+def as_dataset(path):
+    return TensorDataset(torch.tensor(X), torch.tensor(Y))
+
+
+def as_list(path):
+    return [{"x": x, "dx": y} for x, y in zip(X, Y, strict=True)]
+
+
+def as_tensor(path):
+    return torch.tensor(X)
+
+
+def failing(path):
+    raise KeyError("patient 17")
+
+
+def source(function, data=DATA):
+    name = f"{function.__module__}:{function.__name__}"
+    return FileData(**{**data.model_dump(), "source": name})
+
+
+@pytest.mark.parametrize("function", [as_mapping, as_dataset, as_list])
+def test_a_function_returns_tensors_by_name_or_a_dataset(tmp_path, function):
+    found = source(function).read(tmp_path / "scans")
+    assert found["feature"].tolist() == X.tolist()
+    assert found["label"].tolist() == [1, -1]
+
+
+def test_a_function_returns_one_tensor_of_examples(tmp_path):
+    rows = source(as_tensor, FileData(examples="rows", shape=(2,)))
+    assert rows.read(tmp_path / "scans")["z"].tolist() == X.tolist()
+
+
+def test_what_a_function_raises_is_not_quoted(tmp_path):
+    with pytest.raises(BadFile, match=r"raised KeyError \(test_file_formats.py:\d+\)") as refused:
+        source(failing).read(tmp_path / "scans")
+    assert "patient" not in str(refused.value)
+
+
+def test_a_function_must_be_declared_to_look_at_one_record_at_a_time():
+    assert "data.is_row_wise" in source(as_tensor).mixes_records()
+    assert source(as_tensor).model_copy(update={"is_row_wise": True}).mixes_records() is None
+    assert DATA.mixes_records() is None
