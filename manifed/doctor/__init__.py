@@ -1,0 +1,1 @@
+"""Examines a machine before the day of a run."""

@@ -1,0 +1,278 @@
+"""What travels over a site's Unix socket: frames of a JSON header and safetensors.
+
+A frame is ``MAGIC``, the lengths of header and body (4 and 8 bytes, big-endian), header, body. The
+other side is never trusted: lengths are bounded before anything is read, memory grows with what has
+come and not with what was promised, a frame has one deadline as a whole, headers have exactly the
+fields and types below, and nothing is unpickled. A header never holds a tensor, an error that is
+sent never holds data.
+"""
+
+import json
+import socket
+import struct
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, Final, NoReturn, TypeVar
+
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from manifed.errors import one_line
+from manifed.federation.header import Header
+
+T = TypeVar("T")
+MAGIC: Final = b"manifed-site-1\n"
+MOST_HEADER: Final = 1 << 22
+"""Bytes; an experiment with a start point in full is the longest part."""
+MOST_BODY: Final = 1 << 27
+_LENGTHS: Final = struct.Struct(">IQ")
+_CHUNK: Final = 1 << 20
+_LARGEST: Final = 1 << 62
+"""Of the integers in a header."""
+_LONGEST: Final = 500
+"""Characters of the strings in a header, the experiment aside."""
+
+
+class BadFrame(ValueError):
+    """Bytes that are no frame of this protocol; the text quotes nothing of them."""
+
+
+class Silent(OSError):
+    """The other side did not send or take a whole frame in time, or went away."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked: who are you (no header), or for one client update."""
+
+    config_sha256: str
+    """The experiment meant."""
+    config: str
+    """The same as TOML text; a site that has its own copy does not read it."""
+    run: str = ""
+    """What the SuperLink calls the run."""
+    header: Header | None = None
+    """Of the message that is forwarded."""
+
+
+@dataclass(frozen=True)
+class Introduction:
+    """Who the site is: all of it public."""
+
+    config_sha256: str
+    code_sha256: str
+    partition: int
+    num_examples: int
+
+
+@dataclass(frozen=True)
+class Update:
+    """The head of an answered client update; the body is the noised payload."""
+
+    noise_origin: str
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """That nothing was answered, and why as far as it depends on no record."""
+
+    reason: str
+
+
+Reply = Introduction | Update | Refusal
+Tensors = Mapping[str, Tensor]
+
+
+# -- bytes ---------------------------------------------------------------------------------------
+def question_frame(question: Question, tensors: Tensors) -> bytes:
+    """A question with what came down."""
+    return _frame({"kind": "question", **asdict(question)}, tensors)
+
+
+def reply_frame(reply: Reply, tensors: Tensors) -> bytes:
+    """A reply with what goes up."""
+    return _frame({"kind": type(reply).__name__.lower(), **asdict(reply)}, tensors)
+
+
+def read_question(frame: tuple[bytes, bytes]) -> tuple[Question, dict[str, Tensor]]:
+    """The question in a frame.
+
+    Raises:
+        BadFrame: for anything else.
+    """
+    found = _header(frame[0])
+    if found.pop("kind", None) != "question":
+        raise BadFrame("expected a question")
+    header = found.pop("header", None)
+    if header is not None:
+        header = _record(Header, header)
+    return _record(Question, found, header=header), _tensors(frame[1])
+
+
+def read_reply(frame: tuple[bytes, bytes]) -> tuple[Reply, dict[str, Tensor]]:
+    """The reply in a frame; errors as `read_question`."""
+    found = _header(frame[0])
+    kinds: dict[object, type[Introduction | Update | Refusal]] = {
+        "introduction": Introduction,
+        "update": Update,
+        "refusal": Refusal,
+    }
+    kind = kinds.get(found.pop("kind", None))
+    if kind is None:
+        raise BadFrame("expected a reply of a known kind")
+    return _record(kind, found), _tensors(frame[1])
+
+
+def _frame(header: Mapping[str, Any], tensors: Tensors) -> bytes:
+    head = json.dumps(header, allow_nan=False).encode("ascii")
+    body = save({name: t.detach().cpu().contiguous() for name, t in tensors.items()})
+    if len(head) > MOST_HEADER or len(body) > MOST_BODY:
+        raise ValueError(
+            f"Expected a header of at most {MOST_HEADER} bytes and a body of at most {MOST_BODY}, "
+            f"got {len(head)} and {len(body)}"
+        )
+    return MAGIC + _LENGTHS.pack(len(head), len(body)) + head + body
+
+
+def _header(data: bytes) -> dict[str, Any]:
+    """The JSON object of a header: no field twice, no NaN."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) != len(pairs):
+            raise BadFrame("expected each field of a header once")
+        return found
+
+    def refused(_: str) -> NoReturn:
+        raise BadFrame("expected finite numbers in a header")
+
+    try:
+        found = json.loads(data, object_pairs_hook=unique, parse_constant=refused)
+    except BadFrame:
+        raise
+    except (ValueError, RecursionError):
+        raise BadFrame("expected JSON as a header") from None
+    if not isinstance(found, dict):
+        raise BadFrame("expected an object as a header")
+    return found
+
+
+def _record(kind: type[T], found: Any, **known: Any) -> T:
+    """The frozen record of a JSON object with exactly its fields, strings and whole numbers."""
+    wanted = {f.name: f.type for f in fields(kind) if f.name not in known}  # type: ignore[arg-type]  # a dataclass
+    if not isinstance(found, dict) or set(found) != set(wanted):
+        raise BadFrame(f"expected the fields {sorted(wanted)}")
+    for name, type_ in wanted.items():
+        value = found[name]
+        if type(value) is not type_:
+            raise BadFrame(f"expected {name} of another type")
+        if type_ is int and not 0 <= value < _LARGEST:
+            raise BadFrame(f"expected 0 <= {name} < 2^62")
+        if type_ is str and not _is_text(name, value):
+            raise BadFrame(f"expected plain letters in {name}")
+    return kind(**found, **known)
+
+
+def _is_text(name: str, value: str) -> bool:
+    """Whether a string is short ASCII; of an experiment, whether it is Unicode."""
+    if name != "config":
+        return value.isascii() and len(value) <= _LONGEST
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _tensors(body: bytes) -> dict[str, Tensor]:
+    try:
+        return load(body)
+    except (SafetensorError, ValueError, TypeError, KeyError, AttributeError, RuntimeError):
+        raise BadFrame("expected tensors in safetensors' format as a body") from None
+
+
+# -- the socket ----------------------------------------------------------------------------------
+
+
+def send(peer: socket.socket, frame: bytes, seconds: float) -> None:
+    """Send a whole frame.
+
+    Raises:
+        Silent: not taken in time.
+    """
+    deadline, view = time.monotonic() + seconds, memoryview(frame)
+    while view:
+        _wait(peer, deadline)
+        try:
+            view = view[peer.send(view[:_CHUNK]) :]
+        except OSError as error:
+            raise Silent(_said(error)) from None
+
+
+def receive(peer: socket.socket, seconds: float) -> tuple[bytes, bytes] | None:
+    """Header and body of the next frame; None where the other side has closed before one began.
+
+    Raises:
+        BadFrame: these are no frame, or one that is too long.
+        Silent: it did not come whole in time.
+    """
+    deadline = time.monotonic() + seconds
+    start = _exactly(peer, len(MAGIC) + _LENGTHS.size, deadline, may_end=True)
+    if not start:
+        return None
+    if not start.startswith(MAGIC):
+        raise BadFrame("expected a frame of this protocol")
+    head, body = _LENGTHS.unpack(start[len(MAGIC) :])
+    if head > MOST_HEADER or body > MOST_BODY:
+        raise BadFrame(f"expected at most {MOST_HEADER} bytes of header and {MOST_BODY} of body")
+    return _exactly(peer, head, deadline), _exactly(peer, body, deadline)
+
+
+def ask(
+    path: Path, question: Question, tensors: Tensors, seconds: float
+) -> tuple[Reply, dict[str, Tensor]]:
+    """Ask the site at a socket, once, on a connection of its own.
+
+    Raises:
+        OSError: nobody listens there, or no whole reply came in time. BadFrame: as `read_reply`.
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as peer:
+        peer.settimeout(seconds)
+        peer.connect(str(path))
+        send(peer, question_frame(question, tensors), seconds)
+        frame = receive(peer, seconds)
+    if frame is None:
+        raise Silent("the site closed the connection")
+    return read_reply(frame)
+
+
+def _exactly(peer: socket.socket, count: int, deadline: float, *, may_end: bool = False) -> bytes:
+    """So many bytes; b"" where the other side has closed before the first and ``may_end``."""
+    found = bytearray()
+    while len(found) < count:
+        _wait(peer, deadline)
+        try:
+            part = peer.recv(min(_CHUNK, count - len(found)))
+        except OSError as error:
+            raise Silent(_said(error)) from None
+        if not part:
+            if may_end and not found:
+                return b""
+            raise Silent("the other side closed in the middle of a frame")
+        found += part
+    return bytes(found)
+
+
+def _wait(peer: socket.socket, deadline: float) -> None:
+    """Let the next call on ``peer`` wait until the deadline and no longer."""
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise Silent("a whole frame did not pass in time")
+    peer.settimeout(left)
+
+
+def _said(error: OSError) -> str:
+    return one_line(f"{type(error).__name__}: {error}", 200)

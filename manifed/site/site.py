@@ -1,0 +1,241 @@
+"""What a site answers, and what it refuses before a record is looked at.
+
+Everything that protects the records is the site's own: the code that runs, its reading of the
+experiment, the file, mechanism and noise, the client's memory, the account. Whoever asks chooses a
+message and nothing else. The order of one answer: is it allowed, of this site, in bounds, on the
+manifold, in order, within the limits? Then the charge on disk, the client update, the memory, the
+reply. A process that is killed anywhere in between has answered nothing that was not charged.
+"""
+
+import logging
+import threading
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from manifed.algorithms.broadcast import BadBroadcast
+from manifed.algorithms.held_out import EVALUATE
+from manifed.algorithms.interface import setup_phases_of
+from manifed.algorithms.payloads import Payload
+from manifed.errors import ConfigError, one_line
+from manifed.experiment.load import from_toml, sha256
+from manifed.experiment.plugins import allowed_here
+from manifed.experiment.schema import Experiment
+from manifed.federation.client import Node, answer
+from manifed.federation.header import BadMessage, Header
+from manifed.federation.memory import MemoryStore
+from manifed.federation.uploads import flaw
+from manifed.privacy.charges import Releases
+from manifed.runs.manifest import code_sha256
+from manifed.site.account import Place, Refused, SiteAccount
+from manifed.site.protocol import (
+    BadFrame,
+    Introduction,
+    Question,
+    Refusal,
+    Tensors,
+    Update,
+    read_question,
+    reply_frame,
+)
+from manifed.site.records import check_same, node_of
+
+log = logging.getLogger("manifed")
+
+ABSENT: Final = "this site is absent; its own log says why"
+MEMORY: Final = "memory"
+_PUBLIC: Final = (BadFrame, BadMessage, BadBroadcast, Refused)
+"""Errors whose text depends on what was asked and on no record."""
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What a site agreed to, once, when it was set up."""
+
+    allowed: Mapping[str, Experiment | None]
+    """Hashes of experiments, with the site's own copies where it has them."""
+    partition: int
+    data: Path | None = None
+    """The site's own file; None: the public data set that an experiment names."""
+    num_examples: int | None = None
+    """N_i, where an experiment leaves it to its sites to declare it."""
+    is_rehearsal: bool = False
+    """Whether seeded noise is allowed, which protects nobody."""
+
+
+@dataclass
+class Site:
+    """Answers questions about one data set, one at a time."""
+
+    policy: Policy
+    account: SiteAccount
+    folder: Path
+    _nodes: dict[str, tuple[Experiment, Node]] = field(
+        default_factory=dict[str, tuple[Experiment, Node]]
+    )
+    _turn: threading.Lock = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        self._memory = MemoryStore(self.folder / MEMORY)
+
+    def open_all(self) -> None:
+        """Read the data for each experiment that the site has a copy of.
+
+        Raises:
+            Refused: for one that this site never answers. ConfigError: the data cannot be used.
+        """
+        for digest, config in self.policy.allowed.items():
+            if config is not None:
+                self._node(Question(digest, ""))
+
+    def stop(self, seconds: float = 60.0) -> None:
+        """Answer nothing more; an answer under way is waited for."""
+        self._turn.acquire(timeout=seconds)
+
+    def reply(self, frame: tuple[bytes, bytes]) -> bytes:
+        """The frame that answers a frame, whatever it holds; errors stay in this site's log."""
+        try:
+            question, down = read_question(frame)
+            with self._turn:
+                if question.header is None:
+                    return reply_frame(self._introduction(question), {})
+                return reply_frame(*self._update(question, question.header, down))
+        except _PUBLIC as error:
+            log.warning("Refused: %s", one_line(str(error)))
+            return reply_frame(Refusal(one_line(str(error))), {})
+        except Exception as error:
+            log.error("Nothing is answered: %s", _said(error))
+            return reply_frame(Refusal(ABSENT), {})
+
+    def _introduction(self, question: Question) -> Introduction:
+        _, node = self._node(question)
+        return Introduction(node.digest, code_sha256(), node.partition, node.num_examples)
+
+    def _update(
+        self, question: Question, header: Header, down: Tensors
+    ) -> tuple[Update, Mapping[str, Tensor]]:
+        config, node = self._node(question)
+        place, releases = self._place(question, config, node, header)
+        pay = partial(self.account.charge, place, releases, is_first=place.phase == 0)
+        kept = self._memory.read(place.series, node.partition)
+        made = answer(node, header, partial(_read, down), kept, pay)
+        if made.kept is not None:
+            self._memory.write(place.series, node.partition, made.kept)
+        return Update(made.noise_origin), made.up.tensors()
+
+    def _node(self, question: Question) -> tuple[Experiment, Node]:
+        """The experiment that is meant, as this site reads it, and its node.
+
+        Raises:
+            Refused: it is not on this site's list, or one that no site answers.
+        """
+        digest = question.config_sha256
+        if digest not in self.policy.allowed:
+            raise Refused("this experiment is not on this site's list")
+        if digest not in self._nodes:
+            own = self.policy.allowed[digest]
+            config = _parsed(question.config, digest) if own is None else own
+            _check_protects(config, is_rehearsal=self.policy.is_rehearsal)
+            node = node_of(
+                config,
+                self.policy.partition,
+                self.policy.data,
+                self.policy.num_examples,
+            )
+            if self.policy.data is not None:
+                check_same(self.folder, self.policy.data)
+            self._nodes[digest] = config, node
+        return self._nodes[digest]
+
+    def _place(
+        self, question: Question, config: Experiment, node: Node, header: Header
+    ) -> tuple[Place, Releases]:
+        """Where in the run a message belongs, and what its round releases.
+
+        Raises:
+            Refused: a round or phase that the experiment does not have.
+        """
+        training, now = config.training, header.server_round
+        phases = training.phases if now else setup_phases_of(training)
+        names = [phase.name for phase in phases]
+        if node.setup.evaluation is not None and node.setup.evaluation.is_due(now):
+            names.append(EVALUATE.name)
+        if now > config.federation.num_rounds or header.phase not in names:
+            raise Refused(
+                f"round {now}, phase {header.phase!r}: expected rounds up to "
+                f"{config.federation.num_rounds} and one of the phases {names}"
+            )
+        source = config.privacy.kind == "example-level" and config.privacy.noise_source
+        seed = config.federation.seed if source == "seed" else None
+        index = names.index(header.phase)
+        place = Place(question.run, node.digest, node.partition, now, header.attempt, index, seed)
+        if now == 0:  # no record is used before round 1: the client update sees to it
+            return place, ()
+        setup = node.setup
+        return place, setup.releases(now, node.num_examples)
+
+
+def _parsed(text: str, digest: str) -> Experiment:
+    """The experiment of a text that came, whose hash is on the list.
+
+    Raises:
+        Refused: this site reads another experiment from it, or none.
+    """
+    try:
+        config = from_toml(text, allowed_here())
+    except (ConfigError, ValueError, RecursionError) as error:
+        raise Refused(f"this site cannot read the experiment: {error}") from None
+    if sha256(config) != digest:
+        raise Refused("the text is not that of the experiment with this hash")
+    return config
+
+
+def _check_protects(config: Experiment, *, is_rehearsal: bool) -> None:
+    """Refuse experiments in which something un-noised would leave this site.
+
+    Raises:
+        Refused: naming the field.
+    """
+    privacy = config.privacy
+    if privacy.kind != "example-level":
+        raise Refused(
+            "privacy.kind: a site answers 'example-level' alone, where its own noise protects "
+            f"every example, got {privacy.kind!r}"
+        )
+    if privacy.noise_source != "os" and not is_rehearsal:
+        raise Refused(
+            "privacy.noise_source: expected 'os', got 'seed': whoever has the experiment could "
+            "subtract the noise; a rehearsal on made-up data takes --rehearsal"
+        )
+
+
+def _read(
+    down: Tensors, kind: type[Payload], shape: tuple[int, ...], dtype: torch.dtype
+) -> Payload:
+    """The payload of what came, checked array by array.
+
+    Raises:
+        BadMessage: other arrays, or one of another shape or type, or that is not finite.
+    """
+    layout = kind.layout(shape, dtype)
+    if set(down) != set(layout):
+        raise BadMessage(f"Expected the arrays {tuple(layout)} of {kind.__name__}, got others")
+    for name, (own, type_) in layout.items():
+        found = flaw(name, down[name], own, type_)
+        if found is not None:
+            raise BadMessage(found)
+    return kind(**{name: down[name] for name in layout})
+
+
+def _said(error: Exception) -> str:
+    """Type and place of an error; its text where it is written for the owner of the data."""
+    if isinstance(error, ConfigError):
+        return one_line(str(error))
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__} at {Path(place.filename).name}:{place.lineno}"

@@ -1,0 +1,66 @@
+"""A site's ledger is audited on its own, and against the server's."""
+
+import pytest
+
+from manifed.errors import ConfigError
+from manifed.experiment.assembly import load_shards
+from manifed.experiment.load import load, sha256
+from manifed.experiment.privacy import promise_of
+from manifed.privacy.account import opened
+from manifed.site.account import Limits
+from manifed.site.audit import compared, limits_in
+from manifed.site.protocol import Update
+from tests.site.sites import CONFIG, DELTA, Peer, site_of, write
+
+
+def server_ledger(path, config, rounds, header=None):
+    promise = promise_of(config, load_shards(config).sizes)
+    named = {"config_sha256": header or sha256(config)}
+    with opened(path, promise, last_round=6, header=named) as account:
+        for server_round, attempt in rounds:
+            account.charge(server_round, attempt, (0, 1))
+    return path
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("both")
+    path = write(folder)
+    with site_of(folder, path, epsilon=7.0) as site:
+        for now in ((1, 0), (2, 0), (2, 1), (4, 0)):
+            assert isinstance(Peer(site, path).ask(*now)[0], Update)
+    return folder, load(path), folder / "site" / "ledger.jsonl"
+
+
+def test_ledgers_agree_on_the_rounds_that_both_saw(both):
+    folder, config, site = both
+    rounds = [(1, 0), (2, 0), (2, 1), (3, 0), (4, 0)]
+    found = compared(server_ledger(folder / "all.jsonl", config, rounds), site)
+    assert found.is_whole
+    assert (found.partition, found.both, found.only_server) == (
+        0, ((1, 0), (2, 0), (2, 1), (4, 0)), ((3, 0),)
+    )  # fmt: skip
+
+
+def test_an_answer_that_the_server_did_not_charge_is_found(both):
+    folder, config, site = both
+    found = compared(server_ledger(folder / "few.jsonl", config, [(1, 0), (2, 0)]), site)
+    assert not found.is_whole
+    assert found.only_site == ((2, 1), (4, 0))
+
+
+def test_a_round_at_another_price_is_found(both):
+    folder, config, site = both
+    other = load(write(folder, CONFIG.replace("4.0", "5.0"), "cheaper.toml"))
+    rounds = [(1, 0), (2, 0), (2, 1), (4, 0)]
+    path = server_ledger(folder / "cheap.jsonl", other, rounds, sha256(config))
+    assert compared(path, site).differing == tuple(rounds)
+    with pytest.raises(ConfigError, match="expected answers as one client"):
+        compared(server_ledger(folder / "other.jsonl", other, rounds), site)
+    with pytest.raises(ConfigError, match="got 0 clients"):
+        compared(path, site, run="8")
+
+
+def test_a_site_s_ledger_names_its_limits(both):
+    assert limits_in(both[2]) == Limits(7.0, DELTA)
+    assert limits_in(server_ledger(both[0] / "run.jsonl", both[1], [(1, 0)])) is None

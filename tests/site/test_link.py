@@ -1,0 +1,112 @@
+"""A run whose nodes forward to sites: the same as one in memory, and nothing else comes through."""
+
+import os
+import socket
+import threading
+from contextlib import ExitStack, contextmanager
+
+import pytest
+import torch
+from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+
+from manifed.errors import ConfigError
+from manifed.experiment.assembly import client_side, initial_point, plan_of
+from manifed.experiment.load import load, sha256
+from manifed.federation.rounds import free, run_rounds
+from manifed.federation.transport import MemoryTransport
+from manifed.flower import keys
+from manifed.flower.client import client_app_of
+from manifed.flower.inline import InlineGrid
+from manifed.flower.transport import MessageTransport
+from manifed.runs.manifest import code_sha256
+from manifed.site import process
+from manifed.site.start import Wanted, opened
+from tests.site.sites import DELTA, SEEDED, write
+
+CLIENTS = 3
+
+
+@contextmanager
+def served(folder, path, partition, **more):
+    """A site that answers at a socket, in this process."""
+    home = folder / f"site-{partition}"
+    home.mkdir(mode=0o750)
+    wanted = Wanted(home / "ledger", partition, 50.0, DELTA, home / "socket", configs=(path,),
+                    is_rehearsal=True, **more)  # fmt: skip
+    with opened(wanted) as site:
+        door = process.listening(wanted.socket, None)
+
+        def answers():
+            try:
+                process.serve(site, door, {process.os.geteuid()}, 10.0)
+            except OSError:
+                return
+
+        thread = threading.Thread(target=answers, daemon=True)
+        thread.start()
+        yield wanted.socket
+        door.shutdown(socket.SHUT_RDWR)
+        door.close()
+        thread.join()
+
+
+def grid_of(config, sockets):
+    return InlineGrid(
+        client_app_of(lambda _: config),
+        CLIENTS,
+        {},
+        lambda i: {keys.SITE_SOCKET: str(sockets[i])} if i in sockets else {},
+    )
+
+
+def last(plan, config, transport):
+    start = plan.server_update.initial(initial_point(config))
+    rounds = run_rounds(plan, start, transport, free, num_rounds=3)
+    return plan.server_update.output(list(rounds)[-1].state, plan.manifold)
+
+
+@pytest.mark.parametrize("kind", ["rsgd", "projected"])
+def test_a_rehearsal_through_sites_is_the_run_in_memory(kind, tmp_path):
+    text = SEEDED
+    if kind == "projected":  # two clients go on with what they remembered, one has no site
+        text = text.replace('"principal-eigenvector"', '"kpca"')
+        text = text.replace('kind = "rsgd"', 'kind = "projected"')
+    path = write(tmp_path, text)
+    config = load(path)
+    plan = plan_of(config)
+    with ExitStack() as stack:
+        sockets = {i: stack.enter_context(served(tmp_path, path, i)) for i in range(2)}
+        transport = MessageTransport.meet(grid_of(config, sockets), plan)
+        found = last(plan, config, transport)
+    assert torch.equal(found, last(plan, config, MemoryTransport(client_side(config))))
+
+
+def test_what_a_site_refuses_is_an_absent_node_and_no_other_client_s_matter(tmp_path):
+    path = write(tmp_path, SEEDED)
+    config = load(path)
+    other = config.model_copy(update={"federation": config.federation.model_copy(
+        update={"seed": 1})})  # fmt: skip
+    query = RecordDict({keys.HEADER: ConfigRecord({keys.CODE_SHA256: code_sha256()})})
+    with served(tmp_path, path, 0) as place:
+        for meant, said in ((config, None), (other, "Absent: this node is absent; its own log")):
+            grid = grid_of(meant, {0: place, 1: tmp_path / "nobody"})
+            first, second = sorted(
+                grid.send_and_receive(
+                    [Message(query, dst_node_id=n, message_type=MessageType.QUERY) for n in (2, 3)]
+                ),
+                key=lambda reply: reply.metadata.src_node_id,
+            )
+            assert second.error.reason.startswith("Absent: this node is absent; its own log")
+            if said is None:
+                assert first.content[keys.HEADER][keys.CONFIG_SHA256] == sha256(config)
+            else:
+                assert first.error.reason.startswith(said)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
+def test_a_socket_lies_in_no_folder_of_another_user(tmp_path):
+    folder = tmp_path / "doors"
+    folder.mkdir(mode=0o750)
+    os.chown(folder, 54321, -1)
+    with pytest.raises(ConfigError, match="could put another socket there"):
+        process.listening(folder / "site.sock", None)

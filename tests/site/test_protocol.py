@@ -1,0 +1,146 @@
+"""Frames: what a stranger sends is one of ours or refused, whatever it is."""
+
+import json
+import random
+import socket
+import threading
+import time
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from manifed.federation.header import Header
+from manifed.site import protocol
+from manifed.site.protocol import (
+    MAGIC,
+    BadFrame,
+    Question,
+    Refusal,
+    Silent,
+    question_frame,
+    read_question,
+    read_reply,
+    receive,
+    reply_frame,
+)
+from tests.site.sites import parts_of
+
+HEADER = Header("a" * 64, 3, 1, "train", 0, 2)
+QUESTION = Question("a" * 64, "name = 'é'", "7", HEADER)
+
+
+def test_a_question_comes_back_as_it_was_sent():
+    tensors = {"x": torch.randn(3, 2, dtype=torch.float64, generator=torch.Generator())}
+    found, down = read_question(parts_of(question_frame(QUESTION, tensors)))
+    assert found == QUESTION
+    assert torch.equal(down["x"], tensors["x"])
+
+
+def head(**changed):
+    whole = json.loads(parts_of(question_frame(QUESTION, {}))[0])
+    whole["header"] |= {k: changed.pop(k) for k in list(changed) if k in whole["header"]}
+    return json.dumps(whole | changed).encode()
+
+
+EMPTY = parts_of(question_frame(QUESTION, {}))[1]
+BAD_HEADERS = {
+    "a list": b"[]",
+    "not JSON": b"\x80\x04.",
+    "deep": b"[" * 100_000,
+    "a field twice": head()[:-1] + b', "run": "8"}',
+    "one field more": head(path="/etc/passwd"),
+    "another kind": head(kind="update"),
+    "a number for a name": head(run=7),
+    "true for a number": head(server_round=True),
+    "a fraction": head(server_round=1.0),
+    "a negative": head(attempt=-1),
+    "a huge number": head(attempt=10**30),
+    "not a number": head(attempt=0).replace(b'"attempt": 0', b'"attempt": NaN'),
+    "half a letter": head(config="\ud800"),
+    "a long name": head(run="7" * 1000),
+    "no header where there must be": head(header=[]),
+}
+
+
+@pytest.mark.parametrize("what", BAD_HEADERS)
+def test_a_header_has_exactly_its_fields(what):
+    with pytest.raises(BadFrame):
+        read_question((BAD_HEADERS[what], EMPTY))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.binary(max_size=200), st.integers(0, 2**32 - 1))
+def test_whatever_bytes_come_are_a_question_or_refused(noise, seed):
+    rng, (own, body) = random.Random(seed), parts_of(question_frame(QUESTION, {"x": torch.ones(4)}))
+    for part, frame in enumerate(((own, body), (own, body))):
+        data = bytearray(frame[part])
+        place = rng.randrange(len(data))
+        data[place : place + len(noise)] = noise
+        changed = (bytes(data), body) if part == 0 else (own, bytes(data))
+        try:
+            found, down = read_question(changed)
+        except BadFrame:
+            continue
+        assert isinstance(found, Question)
+        assert all(isinstance(t, torch.Tensor) for t in down.values())
+
+
+@pytest.fixture
+def pair():
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    with ours, theirs:
+        yield ours, theirs
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        b"GET / HTTP/1.1\r\nHost: site\r\n\r\n" * 2,
+        MAGIC + protocol._LENGTHS.pack(1 << 31, 0),
+        MAGIC + protocol._LENGTHS.pack(2, 1 << 62),
+    ],
+)
+def test_a_frame_that_is_none_or_too_long_is_refused_at_its_start(start, pair):
+    ours, theirs = pair
+    theirs.sendall(start)
+    with pytest.raises(BadFrame):
+        receive(ours, 5.0)
+
+
+def test_a_slow_peer_has_one_deadline_for_a_whole_frame(pair):
+    ours, theirs = pair
+    frame, stop = question_frame(QUESTION, {}), threading.Event()
+
+    def drip():
+        for i in range(len(frame)):
+            if stop.is_set():
+                return
+            theirs.sendall(frame[i : i + 1])
+            time.sleep(0.02)
+
+    slow = threading.Thread(target=drip)
+    slow.start()
+    began = time.monotonic()
+    with pytest.raises(Silent):
+        receive(ours, 0.2)
+    assert time.monotonic() - began < 2
+    stop.set()
+    slow.join()
+
+
+def test_a_peer_that_leaves_in_the_middle_is_silent_and_one_that_never_began_is_nobody(pair):
+    ours, theirs = pair
+    theirs.sendall(MAGIC)
+    theirs.close()
+    with pytest.raises(Silent, match="closed"):
+        receive(ours, 5.0)
+    assert receive(ours, 5.0) is None
+
+
+def test_a_reply_of_no_known_kind_is_refused():
+    own, body = parts_of(reply_frame(Refusal("no"), {}))
+    assert read_reply((own, body))[0] == Refusal("no")
+    with pytest.raises(BadFrame):
+        read_reply((own.replace(b"refusal", b"pickle"), body))

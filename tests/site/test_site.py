@@ -1,0 +1,369 @@
+"""What a site answers, what it charges, and what it refuses before anything."""
+
+import errno
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from manifed.errors import ConfigError
+from manifed.experiment.load import load, sha256, to_toml
+from manifed.privacy import accountant
+from manifed.privacy.events import GaussianRelease
+from manifed.privacy.ledger import Ledger, LedgerLocked
+from manifed.privacy.statement import audit_ledger
+from manifed.site.account import Limits, Place, Refused, SiteAccount
+from manifed.site.protocol import Introduction, Question, Refusal, Update
+from manifed.site.records import claim
+from tests.site.sites import CONFIG, DELTA, SEEDED, Peer, charges, site_of, write
+
+ROUND = GaussianRelease(unit="example", neighboring_relation="add-or-remove", noise_multiplier=4.0)
+
+
+def price(rounds: int) -> float:
+    return accountant.epsilon([ROUND.times(rounds)], DELTA)
+
+
+def ledger_bytes(tmp_path):
+    return (tmp_path / "site" / "ledger.jsonl").read_bytes()
+
+
+def test_a_site_answers_as_often_as_its_limit_admits_over_all_runs_and_attempts(tmp_path):
+    path = write(tmp_path)
+    with site_of(tmp_path, path, epsilon=price(3) + 1e-9) as site:
+        peer = Peer(site, path)
+        told = [peer.ask(1), peer.ask(1, 1), peer.ask(1, run="another"), peer.ask(2)]
+        told += [peer.ask(r, a, run=run) for r in (3, 4) for a in (0, 5) for run in ("7", "new")]
+        answered = [isinstance(reply, Update) for reply, _ in told]
+        assert answered == [True] * 3 + [False] * (len(told) - 3)
+        assert site.account.spent == pytest.approx(price(3), abs=1e-12)
+    assert charges(tmp_path) == 3
+    audited = audit_ledger(tmp_path / "site" / "ledger.jsonl", DELTA)
+    assert [one["epsilon"] for one in audited["adversaries"]] == pytest.approx([price(3)] * 2)
+    with site_of(tmp_path, path, epsilon=price(3) + 1e-9) as site:  # a restart forgets nothing
+        assert isinstance(Peer(site, path).ask(5, run="later")[0], Refusal)
+
+
+def test_an_address_is_answered_once_and_order_goes_forward_also_after_a_restart(tmp_path):
+    path = write(tmp_path)
+    with site_of(tmp_path, path) as site:
+        peer = Peer(site, path)
+        assert isinstance(peer.ask(2)[0], Update)
+        before = ledger_bytes(tmp_path)
+        for again in ((2, 0), (1, 0), (1, 9)):
+            assert "nothing is answered twice" in peer.ask(*again)[0].reason
+        assert ledger_bytes(tmp_path) == before
+    with site_of(tmp_path, path) as site:
+        assert "nothing is answered twice" in Peer(site, path).ask(2)[0].reason
+        assert isinstance(Peer(site, path).ask(2, 1)[0], Update)
+
+
+def test_seeded_noise_is_drawn_once_whatever_run_or_config_the_question_names(tmp_path):
+    path = write(tmp_path, SEEDED)
+    other = write(tmp_path, SEEDED.replace("step_size = 0.5", "step_size = 0.1"), "other.toml")
+    with site_of(tmp_path, path, other, is_rehearsal=True) as site:
+        first, second = Peer(site, path), Peer(site, other)
+        assert isinstance(first.ask(1)[0], Update)
+        x = first.x.roll(1, 0)
+        for peer in (first, second):
+            for run in ("7", "a lie"):
+                assert isinstance(peer.ask(1, run=run, x=x)[0], Refusal)
+        assert isinstance(second.ask(2)[0], Update)
+    with site_of(tmp_path, path, is_rehearsal=True) as site:
+        assert isinstance(Peer(site, path).ask(2, x=x)[0], Refusal)
+        assert isinstance(Peer(site, path).ask(3, x=x)[0], Update)
+
+
+def test_a_round_of_several_phases_is_paid_with_the_first_and_goes_through_them_in_order(tmp_path):
+    def charge(account, phase, now=1):
+        place = Place("7", "a" * 64, 0, now, 0, phase)
+        account.charge(place, (ROUND,), is_first=phase == 0)
+
+    folder, limits = tmp_path / "site", Limits(price(2) + 1e-9, DELTA)
+    folder.mkdir()
+    with SiteAccount.open(folder, limits) as account:
+        for phase, is_next in (
+            (1, False),
+            (0, True),
+            (2, False),
+            (1, True),
+            (1, False),
+            (0, False),
+        ):
+            if is_next:
+                charge(account, phase)
+                continue
+            with pytest.raises(Refused):
+                charge(account, phase)
+    with SiteAccount.open(folder, limits) as account:
+        with pytest.raises(Refused):
+            charge(account, 1)
+        charge(account, 2)
+        with pytest.raises(Refused, match="the phases before it first"):
+            charge(account, 1, now=2)
+        assert account.spent == pytest.approx(price(1), abs=1e-12)
+        charge(account, 0, now=2)
+        with pytest.raises(Refused, match="this site's limit"):
+            charge(account, 0, now=3)
+    assert charges(tmp_path) == 2
+
+
+BAD = {
+    "off the manifold": {"x": lambda x: 2 * x},
+    "not finite": {"x": lambda x: x * float("nan")},
+    "another shape": {"x": lambda x: x[:-1]},
+    "another type": {"x": lambda x: x.float()},
+    "a phase that there is not": {"phase": "steal"},
+    "a round too many": {"server_round": 7},
+    "a round before the first": {"server_round": 0},
+    "an attempt without noise": {"attempt": 1 << 16},
+    "another client": {"partition_id": 1},
+    "a config inside that is not the one outside": {"config_sha256": "0" * 64},
+}
+
+
+@pytest.fixture(scope="module")
+def answering(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("answering")
+    path = write(folder)
+    with site_of(folder, path) as site:
+        yield folder, Peer(site, path)
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_what_is_wrong_is_refused_before_it_is_charged_and_before_a_record_is_used(
+    what, answering, monkeypatch
+):
+    def used(*_, **__):
+        raise AssertionError("records were used")
+
+    folder, peer = answering
+    monkeypatch.setattr("manifed.federation.client.run_update", used)
+    more = dict(BAD[what])
+    if "x" in more:
+        more["x"] = more["x"](peer.x)
+    before = ledger_bytes(folder)
+    reply, up = peer.ask(**more)
+    assert isinstance(reply, Refusal)
+    assert not up
+    assert ledger_bytes(folder) == before
+
+
+def test_experiments_that_are_not_on_the_list_are_refused_unread(tmp_path, monkeypatch):
+    path = write(tmp_path)
+    other = load(write(tmp_path, CONFIG.replace("4.0", "0.01"), "other.toml"))
+    with site_of(tmp_path, path) as site:
+        peer, text = Peer(site, path), to_toml(other)
+        reply, _ = peer.send(Question(sha256(other), text), {})
+        assert reply == Refusal("this experiment is not on this site's list")
+    with site_of(tmp_path, hashes=(peer.digest,)) as site:  # the site has no copy, and reads it
+        reply, _ = Peer(site, path).send(Question(peer.digest, text), {})
+        assert "not that of the experiment" in reply.reason
+        reply, _ = Peer(site, path).send(Question(peer.digest, "import os"), {})
+        assert "cannot read" in reply.reason
+        assert isinstance(Peer(site, path).send(Question(peer.digest, to_toml(peer.config)), {})[0],
+                          Introduction)  # fmt: skip
+
+
+OWN_FILE = CONFIG.replace(
+    'data = { kind = "digits" }',
+    'data = { kind = "file", examples = "rows", columns = ["a", "b", "c"], row_norm = 1.0 }',
+)
+
+
+def test_a_file_that_a_text_names_is_not_opened(tmp_path):
+    data = tmp_path / "own.csv"
+    data.write_text("a,b,c\n" + "0.1,0.2,0.3\n" * 5)
+    own = load(write(tmp_path, OWN_FILE))
+    named = own.data.model_copy(update={"paths": (str(tmp_path / "theirs.csv"),) * 3})
+    text = to_toml(own.model_copy(update={"data": named}))
+    with site_of(tmp_path, hashes=(sha256(own),), data=data, num_examples=5) as site:
+        reply, _ = Peer(site, tmp_path / "tiny.toml").send(Question(sha256(own), text), {})
+    assert (reply.partition, reply.num_examples) == (0, 5)
+    with (
+        pytest.raises(ConfigError, match="--data: required"),
+        site_of(tmp_path, tmp_path / "tiny.toml", num_examples=5),
+    ):
+        pass
+
+
+def test_a_plug_in_that_the_site_does_not_allow_is_not_imported(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "evil.py").write_text("raise AssertionError('imported')\n")
+    digest = "ab" * 32
+    with site_of(tmp_path, hashes=(digest,)) as site:
+        text = CONFIG.replace('"rsgd"', '"evil:Update"')
+        reply, _ = Peer(site, write(tmp_path)).send(Question(digest, text), {})
+    assert "plug-in that this node allows" in reply.reason
+
+
+@pytest.mark.parametrize(
+    ("text", "field"),
+    [
+        (CONFIG[: CONFIG.index("[privacy]")], "privacy.kind"),
+        (CONFIG.replace('"example-level"', '"client-level"'), "privacy.kind"),
+        (SEEDED, "privacy.noise_source"),
+    ],
+)
+def test_experiments_without_a_site_s_own_noise_are_refused_even_if_listed(text, field, tmp_path):
+    path = write(tmp_path, text)
+    with site_of(tmp_path, hashes=(sha256(load(path)),)) as site:
+        reply, _ = Peer(site, path).ask(1)
+        assert field in reply.reason
+
+
+def test_relations_are_not_mixed_up(tmp_path):
+    path = write(tmp_path)
+    other = write(tmp_path, CONFIG.replace("add-or-remove", "replace-one"), "replace.toml")
+    with site_of(tmp_path, path, other) as site:
+        assert isinstance(Peer(site, path).ask(1)[0], Update)
+        assert "neighbouring relation" in Peer(site, other).ask(1)[0].reason
+        assert isinstance(Peer(site, path).ask(2)[0], Update)
+
+
+def test_different_mechanisms_are_priced_together(tmp_path):
+    path = write(tmp_path)
+    text = CONFIG.replace("noise_multiplier = 4.0", "noise_multiplier = 2.0")
+    other = write(tmp_path, text, "louder.toml")
+    with site_of(tmp_path, path, other) as site:
+        assert isinstance(Peer(site, path).ask(1)[0], Update)
+        assert isinstance(Peer(site, other).ask(1)[0], Update)
+        both = [ROUND, ROUND.model_copy(update={"noise_multiplier": 2.0})]
+        assert site.account.spent == pytest.approx(accountant.epsilon(both, DELTA), abs=1e-12)
+
+
+def test_a_full_disk_refuses_and_a_restart_goes_on(tmp_path, monkeypatch):
+    path = write(tmp_path)
+    with site_of(tmp_path, path) as site:
+        peer, real = Peer(site, path), os.write
+
+        def half(descriptor, data):
+            real(descriptor, data[: len(data) // 2])
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        with monkeypatch.context() as full:
+            full.setattr("manifed.durable.os.write", half)
+            assert peer.ask(1)[0] == Refusal("this site's ledger cannot be written")
+        assert isinstance(peer.ask(1)[0], Refusal)
+    with site_of(tmp_path, path) as site:
+        assert isinstance(Peer(site, path).ask(1)[0], Update)
+        assert site.account.spent == pytest.approx(price(1), abs=1e-12)
+    assert len(audit_ledger(tmp_path / "site" / "ledger.jsonl", DELTA)["adversaries"]) == 2
+
+
+def test_the_charge_is_on_disk_before_a_record_is_used(tmp_path, monkeypatch):
+    path, seen = write(tmp_path), []
+
+    def update(*_, **__):
+        seen.append(charges(tmp_path))
+        raise ValueError("17.390625 is a record")
+
+    with site_of(tmp_path, path) as site:
+        monkeypatch.setattr("manifed.federation.client.run_update", update)
+        reply, _ = Peer(site, path).ask(1)
+    assert seen == [1]
+    assert reply == Refusal("this site is absent; its own log says why")
+
+
+def test_no_log_line_quotes_a_record(tmp_path, monkeypatch, caplog):
+    def update(*_, **__):
+        raise ValueError("17.390625 is a record")
+
+    path = write(tmp_path)
+    with site_of(tmp_path, path) as site, caplog.at_level("DEBUG"):
+        monkeypatch.setattr("manifed.federation.client.run_update", update)
+        Peer(site, path).ask(1)
+    assert "ValueError at test_site.py" in caplog.text
+    assert "17.39" not in caplog.text
+
+
+def test_a_second_process_has_no_place_on_a_folder(tmp_path):
+    path = write(tmp_path)
+    with (
+        site_of(tmp_path, path),
+        pytest.raises(ConfigError, match="another process answers"),
+        site_of(tmp_path, path),
+    ):
+        pass
+    limits = Limits(1.0, DELTA)
+    with SiteAccount.open(tmp_path / "site", limits), pytest.raises(LedgerLocked):
+        SiteAccount.open(tmp_path / "site", limits)
+
+
+@pytest.mark.parametrize(
+    ("option", "more"),
+    [
+        ("--max-epsilon", {"epsilon": float("nan")}),
+        ("--max-epsilon", {"epsilon": float("inf")}),
+        ("--allow-config", {"hashes": ("abc",)}),
+        ("--config, --allow-config", {}),
+        ("ledger head", {"hashes": ("ab" * 32,), "heads": ("41",)}),
+        ("--data", {"hashes": ("ab" * 32,), "data": Path("/nowhere/site.csv")}),
+    ],
+)
+def test_an_option_that_cannot_be_is_one_line(option, more, tmp_path):
+    with pytest.raises(ConfigError, match=f"^{option}"), site_of(tmp_path, **more):
+        pass
+
+
+def test_a_folder_whose_ledger_is_gone_begins_no_new_one(tmp_path):
+    path, folder = write(tmp_path), tmp_path / "site"
+    with site_of(tmp_path, path) as site:
+        Peer(site, path).ask(1)
+        head = str(site.account.head)
+    for file in folder.glob("ledger.jsonl*"):
+        file.unlink()
+    with pytest.raises(ConfigError, match="restore it"), site_of(tmp_path, path, heads=(head,)):
+        pass
+    (folder / "data.json").write_text('{"sha256": "0"}')
+    with pytest.raises(ConfigError, match="restore it"), site_of(tmp_path, path):
+        pass
+    assert not (folder / "ledger.jsonl").exists()
+
+
+def test_limits_are_written_down_when_they_change(tmp_path):
+    path = write(tmp_path)
+    for epsilon in (1.0, 1.0, 2.0):
+        with site_of(tmp_path, path, epsilon=epsilon):
+            pass
+    entries = Ledger.read(tmp_path / "site" / "ledger.jsonl")
+    stated = [entry.body["limits"]["epsilon"] for entry in entries if "limits" in entry.body]
+    assert stated == [1.0, 2.0]
+
+
+def test_a_swapped_file_is_noticed_and_its_digest_stays_in_the_folder(tmp_path):
+    folder, data = tmp_path / "site", tmp_path / "site.csv"
+    folder.mkdir()
+    data.write_text("1,2\n")
+    assert not claim(folder, data, is_accepted=False)
+    assert not claim(folder, data, is_accepted=False)
+    data.write_text("1,3\n")
+    with pytest.raises(ConfigError, match="is not the file"):
+        claim(folder, data, is_accepted=False)
+    assert claim(folder, data, is_accepted=True)
+    assert not claim(folder, data, is_accepted=False)
+    assert list(json.loads((folder / "data.json").read_text())) == ["sha256"]
+
+
+def test_what_is_answered_carries_fresh_noise_of_the_stated_size(tmp_path):
+    path = write(tmp_path)
+    with site_of(tmp_path, path) as site:
+        peer = Peer(site, path)
+        ups = [peer.ask(1, run=str(i))[1]["u"] for i in range(12)]
+    spread = torch.stack(ups).std(0).norm() / (peer.x.numel() - 1) ** 0.5
+    stddev = 0.5 * 4.0 / 599  # step size x noise multiplier x clip / N_0
+    assert float(spread) == pytest.approx(stddev, rel=0.2)
+    assert len({tuple(up.flatten().tolist()) for up in ups}) == 12
+
+
+def test_a_torn_line_costs_nothing_because_nothing_was_computed(tmp_path):
+    path = write(tmp_path)
+    with site_of(tmp_path, path) as site:
+        Peer(site, path).ask(1)
+    with (tmp_path / "site" / "ledger.jsonl").open("ab") as file:
+        file.write(b'{"body":{"attempt"')
+    with site_of(tmp_path, path) as site:
+        assert site.account.spent == pytest.approx(price(1), abs=1e-12)
+        assert isinstance(Peer(site, path).ask(2)[0], Update)
