@@ -1,16 +1,20 @@
 """Keys and certificates of a deployment: one authority, one SuperLink, one key a SuperNode.
 
 All keys are elliptic-curve keys on P-384, what Flower's node authentication expects. The private
-keys are written with mode 0600 into a folder with mode 0700 and are never overwritten. Keep
+keys are written with mode 0600 into a folder with mode 0700, whatever the umask, and are never
+overwritten; a folder that is there already keeps its mode. Keep
 ``ca.key`` off the machines that serve: whoever has it can pretend to be the SuperLink.
 
-``python -m app.credentials FOLDER --supernodes 3 --host link.example.org``
+``python -m app.credentials FOLDER --supernodes 3 --host link.example.org`` makes all of them;
+``--supernodes 0`` leaves the SuperNodes' keys to those who own them, and there
+``python -m app.credentials key FILE`` makes one, whose ``.pub`` is what others get.
 """
 
 import argparse
 import datetime as dt
 import ipaddress
 import os
+import stat
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,6 +30,9 @@ from cryptography.hazmat.primitives.serialization import (
     PublicFormat,
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from manifed.durable import make_folder
+from manifed.errors import ConfigError
 
 LOOPBACK_HOSTS = ("localhost", "127.0.0.1")
 DAYS = 365
@@ -56,7 +63,7 @@ def generate(
 
     Args:
         folder: made when it is missing; must hold none of the files.
-        num_supernodes: how many SuperNode keys.
+        num_supernodes: how many SuperNode keys; 0: each SuperNode makes its own (`new_key`).
         hosts: names and addresses under which the SuperLink is reached.
         days: how long the certificates are valid, from now on.
 
@@ -64,34 +71,82 @@ def generate(
         ValueError: ``num_supernodes``, ``hosts`` or ``days`` make no sense.
         FileExistsError: a file is there already.
     """
-    if num_supernodes < 1:
-        raise ValueError(f"Expected num_supernodes >= 1, got {num_supernodes}")
+    if num_supernodes < 0:
+        raise ValueError(f"Expected num_supernodes >= 0, got {num_supernodes}")
     if not hosts:
         raise ValueError("Expected at least one host, got none; give the SuperLink's name")
     if days < 1:
         raise ValueError(f"Expected days >= 1, got {days}")
     folder = folder.absolute()
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_folder(folder)
     ca_key, server_key = ec.generate_private_key(ec.SECP384R1()), _new_key()
     authority = _name("manifed certificate authority")
     ca = _certificate(authority, ca_key.public_key(), authority, ca_key, days, hosts=())
     server = _certificate(_name(hosts[0]), server_key.public_key(), authority, ca_key, days, hosts)
-    files = TLSFiles(
-        folder / "ca.crt",
-        folder / "server.pem",
-        folder / "server.key",
-        tuple(folder / f"supernode_{i}" for i in range(num_supernodes)),
-    )
+    files = _files(folder, num_supernodes)
     _write(files.ca_certificate, ca.public_bytes(Encoding.PEM), 0o644)
     _write(folder / "ca.key", _private(ca_key, PrivateFormat.PKCS8), 0o600)
     _write(files.server_certificate, server.public_bytes(Encoding.PEM), 0o644)
     _write(files.server_key, _private(server_key, PrivateFormat.PKCS8), 0o600)
     for path in files.supernode_keys:
-        key = _new_key()
-        public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
-        _write(path, _private(key, PrivateFormat.OpenSSH), 0o600)
-        _write(path.with_suffix(".pub"), public, 0o644)
+        new_key(path)
     return files
+
+
+def new_key(path: Path) -> None:
+    """Writes a SuperNode's new key into ``path`` and its public part beside it, as ``.pub``.
+
+    Raises:
+        FileExistsError: there is one already.
+    """
+    key = _new_key()
+    public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+    _write(path, _private(key, PrivateFormat.OpenSSH), 0o600)
+    _write(path.with_suffix(".pub"), public, 0o644)
+
+
+def found_or_made(folder: Path, num_supernodes: int) -> TLSFiles:
+    """The credentials in ``folder``, checked; new ones for the loopback when it holds none.
+
+    Raises:
+        ConfigError: some are missing, others may read a private key, or the certificate is over.
+    """
+    files = _files(folder.absolute(), num_supernodes)
+    private = (files.server_key, *files.supernode_keys)
+    publics = (path.with_suffix(".pub") for path in files.supernode_keys)
+    wanted = (files.ca_certificate, files.server_certificate, *private, *publics)
+    if not any(path.exists() for path in (*wanted, files.ca_certificate.with_suffix(".key"))):
+        return generate(folder, num_supernodes)
+    for path in wanted:
+        if not path.is_file():
+            raise ConfigError(
+                f"--credentials: expected {path.name} in {folder}, got none; it needs one key for "
+                f"each of {num_supernodes} SuperNodes: name a new folder, and they are made"
+            )
+    for path in private:
+        mode = stat.S_IMODE(path.stat().st_mode)
+        if mode & 0o077:
+            raise ConfigError(
+                f"--credentials: expected {path} for its owner only, got mode {mode:04o}; "
+                "chmod 600 it, and make new keys if somebody may have read it"
+            )
+    certificate = x509.load_pem_x509_certificate(files.server_certificate.read_bytes())
+    until = certificate.not_valid_after_utc
+    if until <= dt.datetime.now(dt.UTC):
+        raise ConfigError(
+            f"--credentials: expected a certificate that is valid, got {files.server_certificate}, "
+            f"which was until {until:%Y-%m-%d}; make new ones: python -m app.credentials"
+        )
+    return files
+
+
+def _files(folder: Path, num_supernodes: int) -> TLSFiles:
+    return TLSFiles(
+        folder / "ca.crt",
+        folder / "server.pem",
+        folder / "server.key",
+        tuple(folder / f"supernode_{i}" for i in range(num_supernodes)),
+    )
 
 
 def _new_key() -> ec.EllipticCurvePrivateKey:
@@ -164,13 +219,31 @@ def _private(key: ec.EllipticCurvePrivateKey, form: PrivateFormat) -> bytes:
 
 
 def _write(path: Path, content: bytes, mode: int) -> None:
-    """Writes a new file; FileExistsError when there is one, never wider than ``mode``."""
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+    """Writes a new file with exactly ``mode``; FileExistsError when there is one."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        os.fchmod(descriptor, mode)
         file.write(content)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """``python -m app.credentials``; 0, or 2 when it cannot write what was asked for."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        return _only_a_key(given[1:]) if given[:1] == ["key"] else _everything(given)
+    except (ValueError, OSError) as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
+
+
+def _only_a_key(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m app.credentials key")
+    parser.add_argument("file", type=Path, help="where the private key goes; the public one: .pub")
+    new_key(parser.parse_args(arguments).file)
+    return 0
+
+
+def _everything(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m app.credentials")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--supernodes", type=int, required=True, help="how many SuperNode keys")
@@ -181,11 +254,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     named: list[str] = given.host or []
     hosts = [*named, *(host for host in LOOPBACK_HOSTS if host not in named)]
-    try:
-        files = generate(given.folder, given.supernodes, hosts, given.days)
-    except (ValueError, OSError) as error:
-        sys.stderr.write(f"{error}\n")
-        return 2
+    files = generate(given.folder, given.supernodes, hosts, given.days)
     sys.stdout.write(f"{files.ca_certificate.parent}: valid for {', '.join(hosts)}\n")
     return 0
 

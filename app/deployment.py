@@ -1,18 +1,26 @@
 """The deployment engine: a real SuperLink and real SuperNodes, on this machine's loopback.
 
 Everything runs as in a federation of several machines: separate processes, HTTP between them, one
-new Python process for each message to a client. It takes seconds for each round;
+new Python process for each message to a client. What travels is encrypted, and a SuperNode joins
+with a registered key only, unless a run is asked to be insecure. It takes seconds for each round;
 docs/deployment.md tells how to do it on machines of your own.
 """
 
+import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from app.credentials import TLSFiles
+from app.credentials import TLSFiles, found_or_made
 from app.processes import LOOPBACK, PrivateFlower, Service, free_ports, private_flower
 from app.superlink import CONNECTION, START_SECONDS, start_superlink, submit
 
 NODE_START_SECONDS = 20.0
+RESTART_SECONDS = 5.0
+INSECURE = (
+    "insecure: no TLS and no SuperNode authentication: whoever reaches this machine's loopback can "
+    "read and change what travels, and take part as a node"
+)
 
 
 def run(
@@ -22,7 +30,8 @@ def run(
     project: Path,
     timeout: float,
     on_line: Callable[[str], None],
-    tls: TLSFiles | None = None,
+    is_insecure: bool = False,
+    credentials: Path | None = None,
     data_paths: Sequence[Path] | None = None,
 ) -> None:
     """Runs the app in ``project`` on one SuperLink and ``num_supernodes`` SuperNodes.
@@ -33,33 +42,35 @@ def run(
         project: the folder with the Flower app's ``pyproject.toml``.
         timeout: seconds from the submission to the end of the run.
         on_line: called with each line of the run's log.
-        tls: TLS and node authentication with these files; without it neither (loopback only).
+        is_insecure: neither TLS nor node authentication.
+        credentials: a folder with the keys and certificates, which are made if it has none; left
+            out, they are made for this run only and removed with its temporary folder.
         data_paths: one folder for each node, which its ClientApp finds as ``data-path`` in its
             node_config; the path never leaves the node.
 
     Raises:
-        ValueError: not one key or data path for each node, or a path with a quotation mark.
+        ValueError: not one data path for each node, or a path with a quotation mark.
+        ConfigError: ``credentials`` are not fit for use.
         EngineFailed: the run did not end as finished:completed, or a process of it ended.
     """
     configs = node_configs(num_supernodes, data_paths)
-    if tls is not None and len(tls.supernode_keys) < num_supernodes:
-        have = len(tls.supernode_keys)
-        raise ValueError(f"Expected {num_supernodes} keys in tls.supernode_keys, got {have}")
     with private_flower(project) as flower:
-        link, address = start_superlink(flower, _link_options(tls))
+        if is_insecure:
+            on_line(INSECURE)
+        folder = credentials or flower.home / "credentials"
+        tls = None if is_insecure else found_or_made(folder, num_supernodes)
+        link, address = start_superlink(flower, link_options(tls))
         flower.connect(CONNECTION, address, tls.ca_certificate if tls else None)
         if tls is not None:
-            for key in tls.supernode_keys[:num_supernodes]:
+            for key in tls.supernode_keys:
                 flower.call("flwr", "supernode", "register", str(key) + ".pub", CONNECTION)
-        nodes = start_nodes(flower, address, configs, tls)
-        submit(
-            flower,
-            run_config,
-            (),
-            timeout=timeout,
-            on_line=on_line,
-            watched=[link, *nodes],
-        )
+        nodes = start_nodes(flower, address, configs, tls, on_line)
+
+        def check() -> None:
+            link.check()
+            nodes.restart_those_that_ended()
+
+        submit(flower, run_config, (), timeout=timeout, on_line=on_line, check=check)
 
 
 def node_configs(num_supernodes: int, data_paths: Sequence[Path] | None) -> list[str]:
@@ -80,7 +91,8 @@ def node_configs(num_supernodes: int, data_paths: Sequence[Path] | None) -> list
     ]
 
 
-def _link_options(tls: TLSFiles | None) -> list[str]:
+def link_options(tls: TLSFiles | None) -> list[str]:
+    """Of a SuperLink with these credentials."""
     common = ["--isolation", "subprocess", "--disable-runtime-dependency-installation"]
     if tls is None:
         return ["--insecure", *common]
@@ -102,22 +114,73 @@ def _node_options(tls: TLSFiles | None, partition: int) -> list[str]:
     ]
 
 
+ACCEPTED = "SuperNode ID:"
+"""What a SuperNode says once the SuperLink has taken it."""
+
+
+@dataclass
+class SuperNodes:
+    """The SuperNodes of a run; one that ends is started again, as a site's own supervisor does.
+
+    What it was asked meanwhile comes back as an error, and the reply policy decides. Flower refuses
+    a key that it believes online, for up to 60 s after a crash, so one start may not be enough.
+    """
+
+    flower: PrivateFlower
+    commands: Sequence[Sequence[str]]
+    on_line: Callable[[str], None]
+    services: list[Service] = field(default_factory=list[Service])
+    _ended: dict[int, float] = field(default_factory=dict[int, float])
+    """Those that are out, and when they were last found so."""
+
+    def start(self) -> None:
+        """All of them, accepted by the SuperLink."""
+        self.services += [self._start(i) for i in range(len(self.commands))]
+        for node in self.services:
+            node.wait_for(ACCEPTED, START_SECONDS + NODE_START_SECONDS * len(self.services))
+
+    def restart_those_that_ended(self) -> None:
+        """Start each one that ended `RESTART_SECONDS` ago, and say who left and who is back."""
+        now = time.monotonic()
+        for i, node in enumerate(self.services):
+            code = node.process.poll()
+            if code is None:
+                if i in self._ended and node.says(ACCEPTED):
+                    del self._ended[i]
+                    self.on_line(f"{node.name} is back")
+            elif i not in self._ended:
+                self._ended[i] = now
+                self.on_line(
+                    f"{node.name} ended with {code}: its messages fail, federation.replies decides "
+                    f"what a round does without it; it is started again every {RESTART_SECONDS:g} s"
+                )
+            elif now >= self._ended[i] + RESTART_SECONDS:
+                self._ended[i] = now
+                self.services[i] = self._start(i)
+
+    def _start(self, partition: int) -> Service:
+        return self.flower.start(f"supernode-{partition}", *self.commands[partition])
+
+
 def start_nodes(
-    flower: PrivateFlower, address: str, configs: Sequence[str], tls: TLSFiles | None
-) -> list[Service]:
+    flower: PrivateFlower,
+    address: str,
+    configs: Sequence[str],
+    tls: TLSFiles | None,
+    on_line: Callable[[str], None],
+) -> SuperNodes:
     """SuperNodes that the SuperLink has accepted."""
-    nodes = [
-        flower.start(
-            f"supernode-{partition}",
+    commands = [
+        [
             "flower-supernode",
             *("--superlink", address, "--host", LOOPBACK, "--port", str(port)),
             *("--node-config", config),
             *_node_options(tls, partition),
-        )
+        ]
         for partition, (config, port) in enumerate(
             zip(configs, free_ports(len(configs)), strict=True)
         )
     ]
-    for node in nodes:
-        node.wait_for("SuperNode ID:", START_SECONDS + NODE_START_SECONDS * len(nodes))
+    nodes = SuperNodes(flower, commands, on_line)
+    nodes.start()
     return nodes

@@ -207,8 +207,12 @@ def signals(
 
 
 @contextmanager
-def private_flower(project: Path) -> Generator[PrivateFlower, None, None]:
+def private_flower(
+    project: Path, variables: Mapping[str, str] | None = None
+) -> Generator[PrivateFlower, None, None]:
     """A private Flower for one run of the app in ``project``; nothing of it is left afterwards.
+
+    Its processes have ``variables`` in their environment.
 
     SIGTERM and SIGHUP end the block like Ctrl-C does (SystemExit 128 + number); a second signal
     does not interrupt the cleaning up.
@@ -221,7 +225,9 @@ def private_flower(project: Path) -> Generator[PrivateFlower, None, None]:
         flower = None
         try:
             app = stage(project.resolve(), home / "app")
-            flower = PrivateFlower(home, app, environment(home, mark, os.environ))
+            flower = PrivateFlower(
+                home, app, environment(home, mark, os.environ) | dict(variables or {})
+            )
             yield flower
         finally:
             with signals(deaf):

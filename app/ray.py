@@ -10,6 +10,7 @@ from pathlib import Path
 
 from app.processes import private_flower
 from app.superlink import CONNECTION, start_superlink, submit
+from manifed.flower.run_config import SIMULATION
 
 
 def run(
@@ -32,7 +33,7 @@ def run(
     Raises:
         EngineFailed: the run did not end as finished:completed.
     """
-    with private_flower(project) as flower:
+    with private_flower(project, {SIMULATION: "1"}) as flower:
         link, address = start_superlink(
             flower, ["--insecure", "--simulation", "--isolation", "subprocess"]
         )
@@ -44,5 +45,5 @@ def run(
             ["--federation-config", federation],
             timeout=timeout,
             on_line=on_line,
-            watched=[link],
+            check=link.check,
         )

@@ -6,6 +6,7 @@ an exception here (``submit``) or an exit code (``python -m app.superlink``).
 
 import argparse
 import json
+import os
 import re
 import sys
 import time
@@ -22,12 +23,22 @@ from app.processes import (
     private_flower,
     tail,
 )
-from manifed.errors import ConfigError, EngineFailed
+from manifed.errors import ConfigError, EngineFailed, one_line
 from manifed.experiment.load import load
+from manifed.experiment.schema import Experiment
 from manifed.flower.run_config import find, run_config_of
+from manifed.privacy.ledger import LedgerDamaged
+from manifed.runs.checkpoint import CheckpointError
+from manifed.runs.driver import named_directory
+from manifed.runs.reading import FolderDamaged
+from manifed.runs.resume import held_or_refused, read_past
 
 CONNECTION = "manifed"
 COMPLETED = "finished:completed"
+LOST = "lost"
+"""Our status of a run whose SuperLink does not answer."""
+LOST_SECONDS = 120.0
+"""Longer than a SuperLink takes to come back, and than it waits for a dead ServerApp (60 s)."""
 START_SECONDS = 90.0
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _RUN_ID = re.compile(r"Successfully started run (\d+)")
@@ -54,10 +65,16 @@ def start_superlink(
 
 
 def status_of(flower: PrivateFlower, run_id: str) -> tuple[str, str]:
-    """Flower's own status of a run and its details: the exception text of the ServerApp."""
-    listing = flower.call("flwr", "list", CONNECTION, "--run-id", run_id, "--format", "json")
-    run = json.loads(listing[listing.index("{") :])["runs"][0]
-    return run["status"], run["status-details"]
+    """Flower's own status of a run and its details: the exception text of the ServerApp.
+
+    `LOST` when the SuperLink does not answer.
+    """
+    try:
+        listing = flower.call("flwr", "list", CONNECTION, "--run-id", run_id, "--format", "json")
+        run = json.loads(listing[listing.index("{") :])["runs"][0]
+        return run["status"], run["status-details"]
+    except (EngineFailed, ValueError, LookupError) as error:
+        return LOST, one_line(f"the SuperLink does not say how run {run_id} is: {error}")
 
 
 def submit(
@@ -67,30 +84,32 @@ def submit(
     *,
     timeout: float,
     on_line: Callable[[str], None],
-    watched: Sequence[Service] = (),
+    check: Callable[[], object] = lambda: None,
 ) -> None:
     """Runs the app on the connected SuperLink and returns when it is finished:completed.
 
     Each line of the run's log goes to ``on_line`` as it arrives, without colours. EngineFailed
-    with the true status otherwise, or when a ``watched`` service ends, or after ``timeout`` s.
+    with the true status otherwise, or after ``timeout`` s; ``check`` is called all the time, and
+    what it raises ends the run.
     """
-    values = flower.home / "run-config.toml"
+    name = f"run-{len(flower.services)}"
+    values = flower.home / f"{name}.toml"
     values.write_text(tomli_w.dumps(dict(config)), encoding="utf-8")
     stream = flower.start(
-        "run", "flwr", "run", str(flower.app), CONNECTION, "--stream", "-c", str(values), *options
+        name, "flwr", "run", str(flower.app), CONNECTION, "--stream", "-c", str(values), *options
     )
     deadline = time.monotonic() + timeout
     run_id = None
-    for line in _follow(stream, watched, deadline, timeout):
+    for line in _follow(stream, check, deadline, timeout):
         run_id = run_id or next(iter(_RUN_ID.findall(line)), None)
         on_line(line)
     if run_id is None:
         raise EngineFailed("not-started", tail(stream.log_file))
-    _wait_for_completion(flower, run_id, watched, deadline)
+    _wait_for_completion(flower, run_id, check, deadline)
 
 
 def _follow(
-    stream: Service, watched: Sequence[Service], deadline: float, timeout: float
+    stream: Service, check: Callable[[], object], deadline: float, timeout: float
 ) -> Iterator[str]:
     """Yields the complete lines of a process's output until it ends."""
     rest = ""
@@ -103,8 +122,7 @@ def _follow(
                     yield text
             if has_ended:
                 return
-            for service in watched:
-                service.check()
+            check()
             if time.monotonic() > deadline:
                 last = tail(stream.log_file, 1)
                 raise EngineFailed("timeout", f"not finished after {timeout:g} s; at: {last}")
@@ -112,20 +130,42 @@ def _follow(
 
 
 def _wait_for_completion(
-    flower: PrivateFlower, run_id: str, watched: Sequence[Service], deadline: float
+    flower: PrivateFlower, run_id: str, check: Callable[[], object], deadline: float
 ) -> None:
-    """Returns when the run is finished:completed; a log stream may end before its run does."""
+    """Returns when the run is finished:completed; a log stream may end before its run does.
+
+    A SuperLink that is gone may come back with its database, and the run with it or ended.
+    """
+    answered = time.monotonic()
     while True:
         status, details = status_of(flower, run_id)
+        if status != LOST:
+            answered = time.monotonic()
+        elif time.monotonic() > answered + LOST_SECONDS:
+            raise EngineFailed(LOST, details)
         if status == COMPLETED:
             return
         if status.startswith("finished"):
             raise EngineFailed(status, details)
         if time.monotonic() > deadline:
             raise EngineFailed("timeout", f"run {run_id} is still {status}")
-        for service in watched:
-            service.check()
+        check()
         time.sleep(1.0)
+
+
+BAD_INPUT = (ConfigError, CheckpointError, FolderDamaged, LedgerDamaged, FileNotFoundError)
+
+
+def check_resumed(config: Experiment) -> None:
+    """Refuse to go on with a finished or damaged run before anything is started, where it is here.
+
+    Raises:
+        ConfigError, CheckpointError, FolderDamaged, LedgerDamaged: in one line.
+    """
+    directory = named_directory(config)
+    if config.output.resume and os.access(directory, os.R_OK | os.X_OK):
+        with held_or_refused(directory):
+            read_past(directory, config)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -136,23 +176,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     parser = argparse.ArgumentParser(prog="python -m app.superlink", description=__doc__)
     parser.add_argument("address", help="HOST:PORT of the SuperLink")
-    parser.add_argument("--root-certificates", type=Path, help="CA file; insecure without it")
+    parser.add_argument("--root-certificates", type=Path, help="CA file")
+    parser.add_argument("--insecure", action="store_true", help="no TLS")
     parser.add_argument("--experiment", type=Path, required=True, help="TOML file")
     parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE")
     parser.add_argument("--out", type=Path, help="run folder on the SuperLink's machine")
     parser.add_argument("--project", type=Path, default=Path.cwd())
     parser.add_argument("--timeout", type=float, default=86400.0, help="seconds")
     given = parser.parse_args(arguments)
+    if given.insecure == (given.root_certificates is not None):
+        parser.error("Expected --root-certificates FILE or --insecure, one of the two")
     try:
         out = {} if given.out is None else {"output.directory": str(given.out.absolute())}
-        config = run_config_of(load(find(str(given.experiment)), given.set, out))
+        experiment = load(find(str(given.experiment)), given.set, out)
+        check_resumed(experiment)
+        config = run_config_of(experiment)
         with private_flower(given.project) as flower:
             flower.connect(CONNECTION, given.address, given.root_certificates)
             submit(flower, config, (), timeout=given.timeout, on_line=_print_line)
     except EngineFailed as failure:
         sys.stderr.write(f"{failure}\n")
         return 1
-    except (ConfigError, FileNotFoundError) as wrong:
+    except BAD_INPUT as wrong:
         sys.stderr.write(f"{wrong}\n")
         return 2
     return 0

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from manifed.privacy.account import Account
-from manifed.privacy.chain import GENESIS, Entry
+from manifed.privacy.chain import GENESIS, written
 from manifed.privacy.charges import Charge, ClientReleases, Terms
 from manifed.privacy.events import GaussianRelease, SampledWithoutReplacement
 from manifed.privacy.ledger import Head, Ledger, write_head
@@ -96,7 +96,7 @@ def append(path: Path, clients: int, rounds: int) -> dict[str, float]:
 
 def write_format_1(path: Path, clients: int, rounds: int) -> dict[str, float]:
     """The same run as format 1 wrote it, without its fsyncs; bytes and memory as it kept lines."""
-    terms, entries = terms_of(clients), [Entry.make(0, "header", {}, GENESIS)]
+    terms, entries = terms_of(clients), [written(0, "header", {}, GENESIS)]
     before = resident_bytes()
     for server_round, cohort in enumerate(cohorts(clients, rounds), start=1):
         charge = Charge(
@@ -106,10 +106,10 @@ def write_format_1(path: Path, clients: int, rounds: int) -> dict[str, float]:
             sampling=terms.sampling,
         )
         body = charge.model_dump(mode="json")
-        entries.append(Entry.make(server_round, "charge", body, entries[-1].sha256))
+        entries.append(written(server_round, "charge", body, entries[-1][0].sha256))
     grown = resident_bytes() - before
-    path.write_bytes(b"".join(entry.line() for entry in entries))
-    write_head(path, Head(rounds, entries[-1].sha256))
+    path.write_bytes(b"".join(line for _, line in entries))
+    write_head(path, Head(rounds, entries[-1][0].sha256))
     return {
         "bytes a round": path.stat().st_size / rounds,
         "resident bytes a round": grown / rounds,

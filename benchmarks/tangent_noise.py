@@ -84,7 +84,7 @@ def draw(
 ) -> Callable[[], object]:
     """One draw of ``strategy`` at a random point of ``shape``."""
     generator = torch.Generator().manual_seed(seed)
-    x = case.manifold.random_point(*shape, generator=generator)
+    x = case.manifold.random(*shape, generator=generator)
     normals = normals_from(generator)
     return lambda: strategy.sample(case.manifold, x, 1.0, normals)
 
@@ -92,7 +92,7 @@ def draw(
 def isometry(case: Case, *lead: int) -> Callable[[], object]:
     """Normals through ``from_coords`` at ``lead`` points."""
     m, generator = case.manifold, torch.Generator().manual_seed(1)
-    x = m.random_point(*lead, *case.shape, generator=generator)
+    x = m.random(*lead, *case.shape, generator=generator)
     size = (*lead, *m.coords_shape(case.shape))
     return lambda: m.from_coords(x, torch.randn(size, generator=generator, dtype=torch.float64))
 
@@ -106,7 +106,7 @@ def floor(case: Case, *lead: int) -> Callable[[], object]:
 def eigendecomposition(case: Case) -> Callable[[], object]:
     """The paper's sampler, corrected, in torch."""
     generator = torch.Generator().manual_seed(1)
-    x = case.manifold.random_point(*case.shape, generator=generator)
+    x = case.manifold.random(*case.shape, generator=generator)
     size = (case.manifold.dim(case.shape),)
     return lambda: case.eigh(x, torch.randn(size, generator=generator, dtype=torch.float64))
 

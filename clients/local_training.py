@@ -18,9 +18,9 @@ from torch import Tensor
 
 from manifed.algorithms.interface import ClientUpdate
 from manifed.errors import ConfigError
-from manifed.federation.client import ClientSetup
-from manifed.flower.client import Node, partition_of
+from manifed.federation.client import ClientSetup, Node
 from manifed.flower.client import client_app as app_of
+from manifed.flower.client import partition_of
 from manifed.flower.privacy import Privacy, agreement
 from manifed.privacy.mechanism import ExampleMechanism
 from manifed.privacy.noise import NoiseSource

@@ -2,6 +2,9 @@
 
 New bytes go to a draft in the same folder, are fsynced and given their name at once, and the
 folder's entry is fsynced too. `is_draft` knows a draft that a crash left behind.
+
+Every file is its owner's alone (0600) whatever the umask, and so is a folder that is made (0700). A
+folder or an appended file that was there keeps its mode.
 """
 
 import fcntl
@@ -12,6 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+_PRIVATE_FILE: Final = 0o600
+_PRIVATE_FOLDER: Final = 0o700
 _DRAFT: Final = re.compile(r"\..*\.draft|.*\.jsonl(\.head|\.torn)?\.new-\d+")
 """What a draft is called; the second way is that of ledgers by earlier versions."""
 
@@ -26,6 +31,19 @@ def remove_drafts(folder: Path) -> None:
     for path in sorted(folder.iterdir()):
         if is_draft(path):
             path.unlink(missing_ok=True)
+
+
+def make_folder(folder: Path) -> None:
+    """Make ``folder`` with mode 0700, its missing parents by the umask; one that is there stays.
+
+    Raises:
+        OSError: it cannot be made, or is a file.
+    """
+    try:
+        folder.mkdir(mode=_PRIVATE_FOLDER, parents=True)
+    except FileExistsError:
+        if not folder.is_dir():
+            raise
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -75,7 +93,7 @@ def append_line(path: Path, line: bytes) -> None:
     Raises:
         OSError: the disk refuses; the file is as long as before.
     """
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, _PRIVATE_FILE)
     try:
         length = os.fstat(descriptor).st_size
         try:
@@ -119,8 +137,9 @@ def _write_whole(descriptor: int, data: bytes) -> None:
 
 
 def _write_draft(path: Path, content: bytes) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, _PRIVATE_FILE)
     try:
+        os.fchmod(descriptor, _PRIVATE_FILE)  # a draft that a crash left keeps the mode it had
         append_durably(descriptor, content)
     finally:
         os.close(descriptor)

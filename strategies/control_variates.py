@@ -12,10 +12,11 @@ from typing import Unpack
 from manifed.algorithms.projected import ProjectedPartial
 from manifed.algorithms.rfedsvrg import RFedSVRG
 from manifed.errors import ConfigError
-from manifed.flower.privacy import ClientLevel
-from manifed.flower.strategy import ManifoldStrategy
+from manifed.federation.aggregation import Mean
+from manifed.federation.replies import Replies
+from manifed.federation.rounds import Attempt, averaged, enough
+from manifed.flower.strategy import CohortSettings, ManifoldStrategy
 from manifed.manifolds.base import Manifold
-from strategies.settings import CohortSettings
 
 
 class ControlVariates(ManifoldStrategy):
@@ -34,9 +35,22 @@ class ControlVariates(ManifoldStrategy):
         Raises:
             ConfigError: for client-level privacy, or parts that do not go together.
         """
-        if isinstance(settings.get("privacy"), ClientLevel):
+        privacy = settings.get("privacy")
+        if privacy is not None and privacy.client_mechanism is not None:
             raise ConfigError(
                 f"privacy: expected ExampleLevel with {type(update).__name__}, got ClientLevel: "
                 "the server would keep un-noised uploads of single clients"
             )
         super().__init__(manifold, update, update, **settings)
+
+    def judge(self, now: Attempt, replies: Replies) -> Replies:
+        """The policy decides in each exchange; who failed in the first is not asked in the second.
+
+        Raises:
+            RoundFailed: when the policy is not content.
+        """
+        return enough(now, replies)
+
+    def aggregate(self, now: Attempt, replies: Replies) -> Mean:
+        """The mean gradient or displacement; each client's own is kept by the server's step."""
+        return averaged(now, replies)

@@ -8,12 +8,14 @@ model that leaves the tube in which its projection is unique. For cohorts: contr
 
 from typing import Unpack
 
-from manifed.algorithms.projected import Projected
-from manifed.errors import ConfigError
-from manifed.flower.strategy import ManifoldStrategy
-from manifed.manifolds.ambient import reach
+from manifed.algorithms.payloads import Point
+from manifed.algorithms.projected import Projected, reach
+from manifed.errors import ConfigError, RoundFailed
+from manifed.federation.aggregation import Mean
+from manifed.federation.replies import Replies
+from manifed.federation.rounds import Attempt, averaged, noised
+from manifed.flower.strategy import ManifoldStrategy, Settings
 from manifed.manifolds.base import Manifold
-from strategies.settings import Settings
 
 
 class ProjectionMean(ManifoldStrategy):
@@ -37,3 +39,27 @@ class ProjectionMean(ManifoldStrategy):
         except ValueError as error:
             raise ConfigError(f"manifold: {error}") from None
         super().__init__(manifold, update, update, **settings)
+
+    def send(self, now: Attempt) -> Point:
+        """x^r as it is, off the manifold in general."""
+        return Point(now.state["x"])
+
+    def judge(self, now: Attempt, replies: Replies) -> Replies:
+        """All replies or none; at client level a failed one is the zero vector.
+
+        Raises:
+            RoundFailed: when one is missing.
+        """
+        if self.plan.mechanism is not None:
+            return replies.zero_filled(now.asked)
+        if replies.failures:
+            policy = self.plan.policy.model_copy(update={"on_failure": "abort"})
+            raise RoundFailed(
+                f"Round {now.server_round}: {policy.explain(replies, len(now.cohort))}; the "
+                "corrections of projected federated learning sum to zero over all clients only"
+            )
+        return replies
+
+    def aggregate(self, now: Attempt, replies: Replies) -> Mean:
+        """The mean of ambient displacements, noised in the ambient norm at client level."""
+        return averaged(now, replies) if self.plan.mechanism is None else noised(now, replies)

@@ -10,12 +10,14 @@ from typing import Literal, Unpack
 
 from manifed.algorithms import tangent_mean
 from manifed.algorithms.interface import ClientUpdate
+from manifed.algorithms.payloads import Point
 from manifed.errors import ConfigError
-from manifed.flower.privacy import ONE_GRADIENT
-from manifed.flower.strategy import ManifoldStrategy
-from manifed.manifolds.base import Manifold
-from manifed.manifolds.maps import MapChoice
-from strategies.settings import CohortSettings
+from manifed.federation.aggregation import Mean
+from manifed.federation.replies import Replies
+from manifed.federation.rounds import Attempt, averaged, noised
+from manifed.flower.privacy import ONE_GRADIENT, ClientLevel, ExampleLevel
+from manifed.flower.strategy import CohortSettings, ManifoldStrategy
+from manifed.manifolds.base import Manifold, MapChoice
 
 
 class TangentMean(ManifoldStrategy):
@@ -40,7 +42,9 @@ class TangentMean(ManifoldStrategy):
             ConfigError: for parts that do not go together.
         """
         privacy = settings.get("privacy")
-        runs = update or (privacy.update if privacy is not None else ONE_GRADIENT)
+        runs = update or ONE_GRADIENT
+        if update is None and isinstance(privacy, ExampleLevel | ClientLevel):
+            runs = privacy.update
         if len(runs.phases) != 1:
             raise ConfigError(
                 f"update: expected an update of one exchange with {type(self).__name__}, got "
@@ -57,3 +61,11 @@ class TangentMean(ManifoldStrategy):
             ),
             **settings,
         )
+
+    def send(self, now: Attempt) -> Point:
+        """The model x^(t), the same for the whole cohort."""
+        return Point(now.state["x"])
+
+    def aggregate(self, now: Attempt, replies: Replies) -> Mean:
+        """The mean of the tangent vectors at x^(t), noised in the metric there at client level."""
+        return averaged(now, replies) if self.plan.mechanism is None else noised(now, replies)

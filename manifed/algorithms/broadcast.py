@@ -11,9 +11,8 @@ from torch import Tensor
 
 from manifed.algorithms.interface import Phase
 from manifed.algorithms.payloads import Payload
-from manifed.manifolds.ambient import nearest
 from manifed.manifolds.base import Manifold
-from manifed.manifolds.defects import frobenius, largest_allowed, tolerance
+from manifed.manifolds.defects import LARGEST, TOLERANCE, frobenius
 
 
 class BadBroadcast(ValueError):
@@ -33,7 +32,7 @@ def check_broadcast(phase: Phase, down: Payload, manifold: Manifold) -> None:
     for (name, value), place in zip(down.tensors().items(), phase.places, strict=True):
         if place == "any" and not value.is_floating_point():
             continue
-        bound = largest_allowed(value.dtype)
+        bound = LARGEST[value.dtype]
         length = float(frobenius(value, value.dim()))
         if not length <= bound:
             raise BadBroadcast(
@@ -43,7 +42,7 @@ def check_broadcast(phase: Phase, down: Payload, manifold: Manifold) -> None:
         if place == "point":
             _check_point(f"the broadcast {name}", value, manifold)
         elif place == "point-nearby":
-            x = nearest(manifold, value)
+            x = manifold.nearest(value)
             _check_point(f"the projection of the broadcast {name}", x, manifold)
 
 
@@ -53,7 +52,7 @@ def check_tangent(name: str, x: Tensor, u: Tensor, manifold: Manifold) -> None:
     Raises:
         BadBroadcast: naming the vector, its defect and the bound.
     """
-    defect, bound = float(manifold.tangency_defect(x, u).max()), tolerance(u.dtype)
+    defect, bound = float(manifold.tangency_defect(x, u).max()), TOLERANCE[u.dtype]
     if not defect <= bound:
         raise BadBroadcast(
             f"Expected the broadcast {name} tangent at the point of this round within {bound:g}, "
@@ -62,7 +61,7 @@ def check_tangent(name: str, x: Tensor, u: Tensor, manifold: Manifold) -> None:
 
 
 def _check_point(name: str, x: Tensor, manifold: Manifold) -> None:
-    defect, bound = float(manifold.membership_defect(x)), tolerance(x.dtype)
+    defect, bound = float(manifold.membership_defect(x)), TOLERANCE[x.dtype]
     if not defect <= bound:
         raise BadBroadcast(
             f"Expected {name} on {manifold.name} within {bound:g}, got a relative distance of "

@@ -3,7 +3,7 @@
 from pydantic import Field
 
 from manifed.oracles.minibatch import Full, Minibatch
-from manifed.oracles.oracle import Query
+from manifed.oracles.query import Query
 from manifed.privacy.events import Frozen, GaussianRelease
 from manifed.privacy.mechanism import ExampleMechanism
 

@@ -12,10 +12,9 @@ from typing import Literal, Protocol, runtime_checkable
 from torch import Tensor
 
 from manifed.algorithms.payloads import Down, Payload
-from manifed.manifolds.base import Manifold
-from manifed.manifolds.maps import MapChoice
-from manifed.oracles.draws import Draws
-from manifed.oracles.oracle import Oracle, Query
+from manifed.manifolds.base import Manifold, MapChoice
+from manifed.oracles.oracle import Draws, Oracle
+from manifed.oracles.query import Query
 from manifed.privacy.events import Event
 from manifed.privacy.mechanism import ExampleMechanism
 

@@ -4,10 +4,10 @@ Zhang, Hu, So, Johansson: Nonconvex Federated Learning on Compact Smooth Submani
 Heterogeneous Data (2024).
 
 Symbols: eta step_size, eta_g server_step_size, tau local_steps, x^r Point.x and state["x"]
-(ambient, unprojected from round 2 on), P_M nearest, P_M(x^r) state["anchor"] and the model, z-hat
-minus P_M(x) Displacement.u, g_{i,t} the oracle's gradient, c_i correction; weights are 1/n.
-Invariants: the corrections of all clients sum to zero; state["anchor"] = P_M(state["x"]) is on the
-manifold, state["x"] within the tube.
+(ambient, unprojected from round 2 on), P_M manifold.nearest, P_M(x^r) state["anchor"] and the
+model, z-hat minus P_M(x) Displacement.u, g_{i,t} the oracle's gradient, c_i correction; weights are
+1/n. Invariants: the corrections of all clients sum to zero; state["anchor"] = P_M(state["x"]) is on
+the manifold, state["x"] within the tube.
 
 One matrix up a round. The correction is rebuilt from the next broadcast, so it costs no message.
 Line 9 is left out at t = tau - 1, where nobody reads z: tau projections a round.
@@ -32,10 +32,8 @@ from manifed.algorithms.gradient_steps import GradientSteps
 from manifed.algorithms.interface import Collected, Memory, Phase, ServerState, Space, Work
 from manifed.algorithms.payloads import Displacement, Payload, Point, PointAndDisplacement
 from manifed.errors import RoundFailed
-from manifed.manifolds.ambient import ambient_point, ambient_vector, nearest, point_of, reach
 from manifed.manifolds.base import Manifold
-from manifed.oracles.draws import Draws
-from manifed.oracles.oracle import Oracle
+from manifed.oracles.oracle import Draws, Oracle
 
 
 @dataclass(frozen=True)
@@ -55,6 +53,21 @@ class LastDisplacement(Memory):
     has_history: Tensor
 
 
+def reach(manifold: Manifold) -> float:
+    """P_M is single valued at smaller distances; infinite where nothing is checked.
+
+    Raises:
+        ValueError: for a manifold that is not a submanifold with the ambient metric.
+    """
+    if manifold.reach is None:
+        raise ValueError(
+            "Expected a submanifold with the metric of its ambient space (Stiefel with "
+            "metric='euclidean', Grassmann, sphere, oblique, rotations, fixed rank, flat), got "
+            f"{manifold!r}; use training.kind = 'rsgd' there"
+        )
+    return manifold.reach
+
+
 class Projecting(GradientSteps):
     """What both forms share: local steps, the mean's projection, and the tube it must stay in."""
 
@@ -69,16 +82,16 @@ class Projecting(GradientSteps):
         self, x: Tensor, correction: Tensor, oracle: Oracle, manifold: Manifold
     ) -> tuple[Tensor, Tensor, Tensor]:
         """(P_M(x), z-hat_tau, (1/tau) sum_t g_t), all ambient, shape ``(..., *ambient)``."""
-        z = nearest(manifold, x)
-        z_hat = anchor = ambient_point(manifold, z)  # line 3
+        z = manifold.nearest(x)
+        z_hat = anchor = manifold.ambient(z)  # line 3
         total = torch.zeros_like(anchor)
         for t in range(self.local_steps):  # line 4
             tangent = oracle.gradient(z)  # lines 5-6
-            gradient = ambient_vector(manifold, z, tangent)
+            gradient = manifold.ambient_vector(z, tangent)
             total.add_(gradient)
             z_hat = torch.sub(z_hat, gradient + correction, alpha=self.step_size)  # line 8
             if t + 1 < self.local_steps:
-                z = nearest(manifold, z_hat)  # line 9
+                z = manifold.nearest(z_hat)  # line 9
         return anchor, z_hat, total / self.local_steps
 
     @property
@@ -108,7 +121,7 @@ class Projecting(GradientSteps):
 
     def model(self, state: ServerState, manifold: Manifold) -> Tensor:
         """P_M(x^r) as a point of the manifold."""
-        return point_of(manifold, state["anchor"])
+        return manifold.from_ambient(state["anchor"])
 
     def output(self, state: ServerState, manifold: Manifold) -> Tensor:
         """P_M(x^{R+1})."""  # line 19
@@ -126,7 +139,7 @@ class Projecting(GradientSteps):
         bound = reach(manifold) if self.tube_radius is None else self.tube_radius
         if not bool(torch.isfinite(x).all()):
             raise RoundFailed(f"Round {server_round}: expected a finite step, got nan or inf in x")
-        anchor = ambient_point(manifold, nearest(manifold, x))
+        anchor = manifold.ambient(manifold.nearest(x))
         distance = float(torch.linalg.vector_norm(x - anchor))
         if not distance < bound:
             raise RoundFailed(

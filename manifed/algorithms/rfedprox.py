@@ -18,11 +18,8 @@ from torch import Tensor
 from manifed.algorithms.gradient_steps import GradientSteps
 from manifed.algorithms.interface import Memory, Phase, Work
 from manifed.algorithms.payloads import Displacement, Payload, Point
-from manifed.manifolds.base import Manifold
-from manifed.manifolds.maps import MapChoice, maps_of
-from manifed.manifolds.tensors import as_plain
-from manifed.oracles.draws import Draws
-from manifed.oracles.oracle import Oracle
+from manifed.manifolds.base import Manifold, MapChoice
+from manifed.oracles.oracle import Draws, Oracle
 
 
 class RFedProx(GradientSteps):
@@ -49,7 +46,7 @@ class RFedProx(GradientSteps):
         """Minus the gradient of the penalty over mu: the tangent vector at x towards the anchor."""
         if self.penalty == "chordal":
             return manifold.proju(x, anchor - x)
-        return maps_of(self.maps, manifold).inverse(x, anchor)
+        return manifold.maps(self.maps).inverse(x, anchor)
 
     @property
     def client_work(self) -> Work:
@@ -69,7 +66,7 @@ class RFedProx(GradientSteps):
     ) -> tuple[Payload, Memory | None]:
         """The steps from the broadcast point; the pull is zero in the first and left out there."""
         assert isinstance(down, Point)
-        maps, anchor = maps_of(self.maps, manifold), as_plain(down.x)
+        maps, anchor = manifold.maps(self.maps), down.x.detach()
         x = anchor
         pull = self.penalty_weight if self.sign == "towards-anchor" else -self.penalty_weight
         for t in range(self.local_steps):

@@ -25,12 +25,10 @@ from manifed.algorithms.gradient_steps import GradientSteps
 from manifed.algorithms.interface import Collected, Memory, Phase, ServerState, Space, Work
 from manifed.algorithms.payloads import Displacement, LocalGradient, MeanGradient, Payload, Point
 from manifed.algorithms.tangent_mean import tangent_mean
-from manifed.manifolds.base import Manifold
-from manifed.manifolds.maps import MapChoice, maps_of
-from manifed.manifolds.tensors import as_plain, as_point, as_tangent
-from manifed.oracles.draws import Draws
+from manifed.manifolds.base import Manifold, MapChoice, as_point, as_tangent
 from manifed.oracles.minibatch import Full
-from manifed.oracles.oracle import Oracle, Query
+from manifed.oracles.oracle import Draws, Oracle
+from manifed.oracles.query import Query
 from manifed.privacy.mechanism import ExampleMechanism
 
 
@@ -90,7 +88,7 @@ class RFedSVRG(GradientSteps):
         assert isinstance(memory, Reference)
         if phase == "gradient":
             assert isinstance(down, Point)
-            x = as_plain(down.x)
+            x = down.x.detach()
             g = oracle.gradient(x, "reference")
             return LocalGradient(g), Reference(x, g, torch.ones_like(memory.has_history))
         if not bool(memory.has_history.all()):
@@ -102,7 +100,7 @@ class RFedSVRG(GradientSteps):
     def _steps(
         self, down: MeanGradient, memory: Reference, oracle: Oracle, manifold: Manifold
     ) -> Displacement:
-        maps, x = maps_of(self.maps, manifold), memory.x
+        maps, x = manifold.maps(self.maps), memory.x
         offset = memory.gradient - down.gradient
         for t in range(self.local_steps):
             if t > 0:

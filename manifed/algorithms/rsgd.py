@@ -19,12 +19,9 @@ from torch import Tensor
 from manifed.algorithms.gradient_steps import GradientSteps
 from manifed.algorithms.interface import Memory, Phase, Work
 from manifed.algorithms.payloads import Displacement, DisplacementAndIterate, Payload, Point
-from manifed.manifolds.base import Manifold
-from manifed.manifolds.maps import MapChoice, maps_of
-from manifed.manifolds.tensors import as_plain
-from manifed.oracles.draws import Draws
+from manifed.manifolds.base import Manifold, MapChoice
 from manifed.oracles.minibatch import Minibatch, Poisson
-from manifed.oracles.oracle import Oracle
+from manifed.oracles.oracle import Draws, Oracle
 
 Option = Literal["last-iterate", "random-iterate", "random-output"]
 """Option 1; Option 2 as printed; Option 2 as its proof needs it (spec 000 §7.2.4)."""
@@ -108,7 +105,7 @@ class RSGD(GradientSteps):
     ) -> tuple[Payload, Memory | None]:
         """Algorithm 2 from the broadcast point."""
         assert isinstance(down, Point)
-        maps, x = maps_of(self.maps, manifold), as_plain(down.x)  # line 1
+        maps, x = manifold.maps(self.maps), down.x.detach()  # line 1
         output = Output(self.output, x, self.local_steps, draws, manifold.ndim)
         for k in range(self.local_steps):  # line 2
             output.see(k, x)

@@ -33,10 +33,9 @@ from manifed.algorithms.interface import Memory, Phase, Work
 from manifed.algorithms.payloads import Payload, Point
 from manifed.algorithms.rsgd import Option, Output, one_exchange
 from manifed.manifolds.base import Manifold
-from manifed.manifolds.tensors import as_plain
-from manifed.oracles.draws import Draws
 from manifed.oracles.minibatch import Full, Minibatch, Poisson
-from manifed.oracles.oracle import Oracle, Query
+from manifed.oracles.oracle import Draws, Oracle
+from manifed.oracles.query import Query
 from manifed.privacy.events import Frozen, GaussianRelease
 from manifed.privacy.mechanism import ExampleMechanism
 
@@ -85,7 +84,7 @@ class RSVRG(Frozen):
     ) -> tuple[Payload, Memory | None]:
         """Algorithm 3 from the broadcast point."""
         assert isinstance(down, Point)
-        x, k = as_plain(down.x), 0  # line 1
+        x, k = down.x.detach(), 0  # line 1
         output = Output(self.output, x, self.epochs * self.inner_steps, draws, manifold.ndim)
         for _ in range(self.epochs):  # line 2
             anchor = x  # line 3
@@ -138,7 +137,7 @@ def least_cost_share(reference: Query, correction: Query) -> float:
     The minimiser of (3) as printed: (sqrt(14) - 1) / 13 for one example, two clips and equal
     bounds. Without subsets 1 stands for 3.5.
     """
-    proper = correction.minibatch.kind == "without-replacement"
+    proper = correction.sampling.kind == "without-replacement"
     rate = correction.expected_size / correction.num_examples
     factor = SUBSET_FACTOR if proper and rate < 1 else 1.0
     there, here = reference.sensitivity, rate * correction.sensitivity

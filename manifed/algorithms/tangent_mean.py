@@ -18,8 +18,7 @@ from torch import Tensor
 
 from manifed.algorithms.interface import Collected, ServerState, Space, Work
 from manifed.algorithms.payloads import Payload, Point
-from manifed.manifolds.base import Manifold
-from manifed.manifolds.maps import MapChoice, maps_of
+from manifed.manifolds.base import Manifold, MapChoice
 from manifed.privacy.events import Frozen
 
 
@@ -27,7 +26,7 @@ def tangent_mean(
     x: Tensor, mean: Tensor, server_step_size: float, manifold: Manifold, maps: MapChoice = "exact"
 ) -> Tensor:
     """Exp_x(server_step_size * sum_i w_i Exp_x^{-1}(x_i)), shape ``(*point)``."""
-    return maps_of(maps, manifold).forward(x, server_step_size * mean)  # (3.2)
+    return manifold.maps(maps).forward(x, server_step_size * mean)  # (3.2)
 
 
 class TangentMean(Frozen):

@@ -18,8 +18,7 @@ from manifed.algorithms.payloads import Point
 from manifed.algorithms.rsvrg import RSVRG
 from manifed.audit.attack import clients
 from manifed.federation.client import ClientSetup, Seat, run_update
-from manifed.oracles.draws import Draws
-from manifed.oracles.oracle import Oracle
+from manifed.oracles.oracle import Draws, Oracle
 from manifed.privacy import accountant
 from manifed.privacy.audit import Scores
 from manifed.privacy.mechanism import ExampleMechanism
@@ -223,9 +222,9 @@ class CorrectionAttack:
     def _run(self, examples: Examples, partitions: tuple[int, ...]) -> Tensor:
         problem, count = PrincipalEigenvector(), len(partitions)
         draws = Draws(self.source, partitions, 1, 0, 0, "cpu")
-        sizes, x = torch.full((count,), self.size), pole().expand(count, DIMENSION)
+        x = pole().expand(count, DIMENSION)
         queries = [self.training.queries(self.mechanism, self.size)] * count
-        oracle = Witness(problem, stack(examples, count), sizes, queries, draws)
+        oracle = Witness(problem, stack(examples, count), queries, draws)
         self.training.update("train", Point(x), None, oracle, problem.manifold, draws)
         return self._log_ratio(oracle.reference, oracle.corrections, oracle.moved)
 

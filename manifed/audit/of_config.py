@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from manifed.algorithms.interface import ClientUpdate, Scheduled, in_round
 from manifed.audit.attack import Attack, Audited
 from manifed.audit.client_attacks import SHORT_STEP, ExampleAttack
 from manifed.audit.mechanisms import price
@@ -9,14 +10,19 @@ from manifed.audit.own_problem import OwnProblemAttack
 from manifed.audit.server_attacks import ClientAttack
 from manifed.errors import ConfigError
 from manifed.experiment.assembly import (
+    facts_of,
     initial_point,
     load_shards,
+    made_up_examples,
     plan_of,
 )
 from manifed.experiment.plugins import is_plugin
 from manifed.experiment.privacy import client_mechanism, example_mechanism
 from manifed.experiment.schema import Experiment
+from manifed.privacy import accountant
+from manifed.privacy.mechanism import ExampleMechanism
 from manifed.privacy.noise import NoiseSource
+from manifed.problems.dataset import SiteData
 
 SEEN_AT, ENOUGH = 0.05, 1.0
 """So many rounds are attacked together that epsilon = 1 is claimed at this delta, or all there are:
@@ -25,12 +31,26 @@ LONG_STEPS = 10.0
 """An adversarial step is so many times the config's own."""
 
 
+def costliest_round(
+    training: ClientUpdate, mechanism: ExampleMechanism, num_examples: int, num_rounds: int
+) -> int:
+    """The first of the rounds in which a client's update releases most."""
+    costs = [
+        accountant.epsilon(in_round(training, r).releases(mechanism, num_examples), SEEN_AT)
+        for r in range(1, num_rounds + 1)
+    ]
+    return 1 + costs.index(max(costs))
+
+
 def attacks_of(config: Experiment, trials: int) -> list[Audited]:
     """Attacks on some rounds of a client (or one round of the server) of ``config``.
 
+    Where rounds differ, each attacked round is the costliest one.
+
     Client update, minibatch, clip norms, relation and noise are the config's. The first attacks
     take its problem, manifold, starting point and smallest shard too, at its own step size, a
-    shorter and a longer one; the last replaces problem and data by the worst case.
+    shorter and a longer one; the last replaces problem and data by the worst case. Of data that
+    every site has at home none is opened: a shard of made-up records stands for the smallest.
 
     Raises:
         ConfigError: when nothing is private, or a round has more than one upload.
@@ -45,15 +65,22 @@ def attacks_of(config: Experiment, trials: int) -> list[Audited]:
             "training.kind: the audit runs this library's algorithms at several step sizes, got "
             f"{config.training.kind!r}"
         )
-    found = load_shards(config)
-    mechanism = example_mechanism(config, found.sizes)
+    facts = facts_of(config)
+    mechanism = example_mechanism(config, facts.sizes)
     if len(config.training.phases) > 1:
         raise ConfigError(
             f"training.kind: expected one upload a round, got {config.training.kind!r}, which has "
             f"{len(config.training.phases)}"
         )
     assert mechanism.l2_norm_clip is not None
-    smallest = min(found.examples, key=len)
+    if isinstance(config.data, SiteData):
+        smallest = made_up_examples(config, min(facts.sizes))
+    else:
+        smallest = min(load_shards(config).examples, key=len)
+    if isinstance(config.training, Scheduled):
+        rounds = config.federation.num_rounds
+        r = costliest_round(config.training, mechanism, len(smallest), rounds)
+        config = config.model_copy(update={"training": in_round(config.training, r)})
     mirrored = -1.0 if mechanism.neighboring_relation == "replace-one" else None
     short = config.training.model_copy(update={"step_size": SHORT_STEP})
     worst = ExampleAttack(
@@ -72,7 +99,7 @@ def attacks_of(config: Experiment, trials: int) -> list[Audited]:
     found_attacks: list[Audited] = []
     for name, size in (("own", step), ("short", SHORT_STEP * step), ("long", LONG_STEPS * step)):
         training = config.training.model_copy(update={"step_size": size})
-        own = OwnProblemAttack(found.problem, training, mechanism, smallest, x, source, rounds)
+        own = OwnProblemAttack(facts.problem, training, mechanism, smallest, x, source, rounds)
         how = f"own problem, {name} step size {size:g}: the record that moves the upload most"
         found_attacks.append(audited(how, own))
     how = "worst case: canary gradient at the clip norm, all others zero"

@@ -5,7 +5,7 @@ records at hand, longer copies of them, and far points of the manifold, the one 
 noise-free upload most (under replace-one: the pair). The score is the upload along that move.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -17,11 +17,10 @@ from manifed.algorithms.payloads import Point
 from manifed.audit.attack import clients
 from manifed.audit.client_attacks import stack
 from manifed.federation.client import ClientSetup, Seat, run_update
-from manifed.manifolds.base import Manifold
 from manifed.privacy.audit import Scores
 from manifed.privacy.mechanism import ExampleMechanism, RelativeNoise
 from manifed.privacy.noise import NoiseSource
-from manifed.problems.base import Examples, Problem, ProblemBase
+from manifed.problems.base import Examples, Gradients, Problem, ProblemBase
 from manifed.problems.frechet_mean import FrechetMean
 from manifed.problems.hyperbolic_prediction import HyperbolicPrediction
 from manifed.problems.linear import with_squared_norms
@@ -35,38 +34,40 @@ _AT_HAND = 4
 
 
 @dataclass(frozen=True)
+class Present:
+    """Gradients of which those with ``mask`` (..., n) 0 leave no trace in a sum."""
+
+    gradients: Gradients
+    mask: Tensor
+
+    @property
+    def norms(self) -> Tensor:
+        """Of all."""
+        return self.gradients.norms
+
+    def sum(self, weights: Tensor) -> Tensor:
+        """Of what is present."""
+        return self.gradients.sum(weights * self.mask)
+
+
 class Masked(ProblemBase):
     """A problem whose records count only where ``examples["is_present"]`` is 1.
 
     A removed record leaves no trace, while sizes, batches and the rows of all others stay.
     """
 
-    inner: Problem
-
-    @property
-    def manifold(self) -> Manifold:
-        """The problem's own."""
-        return self.inner.manifold
+    def __init__(self, inner: Problem) -> None:
+        self.inner = inner
+        self.manifold = inner.manifold
 
     def rgrads(self, x: Tensor, examples: Examples) -> Tensor:
         """Zero for what is absent."""
         mask = self.manifold.expand_scalar(examples[IS_PRESENT])
         return self.inner.rgrads(x, examples) * mask
 
-    def rgrad_norms(self, x: Tensor, examples: Examples) -> Tensor:
-        """Zero for what is absent."""
-        return self.inner.rgrad_norms(x, examples) * examples[IS_PRESENT]
-
-    def rgrad_sum(self, x: Tensor, examples: Examples, weights: Tensor) -> Tensor:
+    def gradients(self, x: Tensor, examples: Examples) -> Present:
         """Of what is present."""
-        return self.inner.rgrad_sum(x, examples, weights * examples[IS_PRESENT])
-
-    def rgrad_sum_by_norm(
-        self, x: Tensor, examples: Examples, weigh: Callable[[Tensor], Tensor]
-    ) -> tuple[Tensor, Tensor]:
-        """Of what is present."""
-        mask = examples[IS_PRESENT]
-        return self.inner.rgrad_sum_by_norm(x, examples, lambda norms: weigh(norms) * mask)
+        return Present(self.inner.gradients(x, examples), examples[IS_PRESENT])
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,7 +115,7 @@ class OwnProblemAttack:
 
     def _canaries(self) -> Iterator[dict[str, Tensor]]:
         """Records to put in the last place, without a leading dimension."""
-        norms = self.problem.rgrad_norms(self.x, self.shard)
+        norms = self.problem.gradients(self.x, self.shard).norms
         stored = self.shard.tensors
         for row in norms.argsort(descending=True)[:_AT_HAND].tolist():
             record = {key: t[row] for key, t in stored.items() if key != "squared_norm"}
@@ -144,7 +145,7 @@ class OwnProblemAttack:
         has_norms = tensors.pop("squared_norm", None) is not None
         whole = Examples(tensors, {key: self.shard.feature_ndim[key] for key in tensors})
         if has_norms:
-            whole = with_squared_norms(whole, "z")
+            whole = with_squared_norms(whole, "z" if "z" in tensors else "feature")
         mask = torch.ones(len(self.shard), dtype=self.x.dtype)
         mask[-1] = float(is_present)
         return Examples(

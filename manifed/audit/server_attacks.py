@@ -8,10 +8,9 @@ import torch
 from torch import Tensor
 
 from manifed.algorithms.interface import Space
-from manifed.algorithms.payloads import Displacement
 from manifed.algorithms.rsgd import RSGD
 from manifed.audit.client_attacks import SHORT_STEP, ExampleAttack, pole
-from manifed.federation.aggregation import ServerDraws, private_mean
+from manifed.federation.aggregation import ServerDraws
 from manifed.federation.cohorts import FixedSize, PoissonCohort
 from manifed.manifolds.base import Manifold
 from manifed.manifolds.sphere import Sphere
@@ -67,11 +66,11 @@ class ClientAttack:
                 own = 10.0 * self.mechanism.l2_norm_clip * sign * along
                 uploads = torch.cat([own.unsqueeze(0), uploads])
             draws = ServerDraws(self.source, server_round, 0)
-            done = private_mean(
-                Displacement(uploads), self.base, self.space, self.manifold, self.mechanism,
-                expected, draws,
+            done = self.mechanism.noised_mean(
+                uploads, self.base, self.manifold, draws.normals, expected_cohort=expected,
+                is_tangent=self.space == "tangent",
             )  # fmt: skip
-            found[trial] = self._ratio(done.mean["u"], along, expected)
+            found[trial] = self._ratio(done.mean, along, expected)
             found[trial] += self._of_clip(done.next_clip, others, expected)
         return found
 

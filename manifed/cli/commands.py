@@ -2,6 +2,7 @@
 
 import math
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,6 +18,8 @@ from manifed.cli.options import (
     print_json,
     use_data_dir,
 )
+from manifed.cli.site import site
+from manifed.errors import ConfigError
 
 AUTHENTICITY = {
     "unkeyed": "unkeyed: accidents are excluded, a consistent rewrite is not",
@@ -30,11 +33,19 @@ def register(app: typer.Typer) -> None:
     """Add the commands to ``manifed``, once."""
     if app.registered_groups:
         return
+    from manifed.cli import operations
+    from manifed.cli.correlated import secldp
+
+    privacy.command("secldp")(secldp)
     app.add_typer(privacy, name="privacy")
     app.command("audit")(audit)
     app.command("engines")(engines)
     app.command("export")(export)
+    app.command("doctor")(operations.doctor)
+    app.command("extend")(operations.extend)
+    app.command("status")(operations.status)
     app.command("report")(report)
+    app.command("site")(site)
 
 
 _MOST = 10**9
@@ -97,13 +108,13 @@ def statement(
 ) -> None:
     """The privacy statement that a config's whole run would end with, everybody invited always."""
     use_data_dir(data_dir)
-    from manifed.cli.launch import Request, load_or_exit
-    from manifed.experiment.assembly import load_shards
+    from manifed.cli.launch import Request, guarded, load_or_exit
+    from manifed.experiment.assembly import facts_of
     from manifed.experiment.privacy import planned_statement
     from manifed.runs.statement import statement_of
 
     experiment = load_or_exit(Request(config, tuple(sets or ())), fail)
-    plan = planned_statement(experiment, load_shards(experiment).sizes)
+    plan = guarded(lambda: planned_statement(experiment, facts_of(experiment).sizes), fail)
     sys.stdout.write(statement_of(plan) + "\n")
     if as_json:
         print_json(plan)
@@ -111,8 +122,10 @@ def statement(
 
 @privacy.command("ledger")
 def ledger(
-    path: Annotated[Path, typer.Argument(help="A ledger.jsonl, or the run folder that has it.")],
-    delta: Annotated[float, typer.Option(help="At which delta.")],
+    path: Annotated[Path, typer.Argument(help="A ledger.jsonl, or a folder (run, site) with it.")],
+    delta: Annotated[
+        float | None, typer.Option(help="At which delta; a site's ledger names its own.")
+    ] = None,
     ledger_key: Annotated[
         Path | None, typer.Option(help="The file of its key ($MANIFED_LEDGER_KEY_FILE).")
     ] = None,
@@ -129,16 +142,24 @@ def ledger(
     from manifed.privacy.statement import audit_ledger
     from manifed.runs.places import real
 
-    _check("--delta", delta, "0 <= delta <= 1", 0 <= delta <= 1)
+    if delta is not None:
+        _check("--delta", delta, "0 <= delta <= 1", 0 <= delta <= 1)
     from manifed.runs.reading import check_regular
+    from manifed.site.audit import limits_in
 
     def audited() -> dict[str, Any]:
         place = real("PATH", path)
         file = place / "ledger.jsonl" if place.is_dir() else path
         check_regular(file, "a ledger", most=1 << 40)
-        return audit_ledger(file, delta, key=key_in(ledger_key), anchors=anchors_of(head or ()))
+        limits = limits_in(file)
+        at = delta if limits is None or delta is not None else limits.delta
+        if at is None:
+            raise ConfigError("--delta: required for the ledger of a run, but not given")
+        found = audit_ledger(file, at, key=key_in(ledger_key), anchors=anchors_of(head or ()))
+        return found | ({} if limits is None else {"limits": asdict(limits)})
 
     found = guarded(audited, fail)
+    delta = found["delta"]
     consumed = "" if found["consumed"] is None else f" ({found['consumed']} consumed for certain)"
     sys.stdout.write(
         f"chain intact: {found['entries']} entries, {found['charges']} charges{consumed}\n"
@@ -151,8 +172,38 @@ def ledger(
             f"{one['name']}: ({one['epsilon']:.6g}, {delta:g})-DP, unit {one['unit']}, "
             f"{one['neighboring_relation']}, against {one['text']}{shown}\n"
         )
+    if limits := found.get("limits"):
+        sys.stdout.write(f"site's limit: epsilon {limits['epsilon']:g} at {limits['delta']:g}\n")
     if as_json:
         print_json(found)
+
+
+@privacy.command("reconcile")
+def reconcile(
+    run_dir: Annotated[Path, typer.Argument(help="The folder of a run, at the server.")],
+    site_dir: Annotated[Path, typer.Argument(help="The ledger folder of a site.")],
+    run: Annotated[
+        str | None, typer.Option(help="Flower's number of the run, if its config ran twice.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Whether a run's ledger and a site's agree on the rounds that both saw (for an auditor)."""
+    from manifed.cli.launch import guarded
+    from manifed.site.audit import compared
+
+    found = guarded(
+        lambda: compared(run_dir / "ledger.jsonl", site_dir / "ledger.jsonl", run), fail
+    )
+    said = "agree" if found.is_whole else "DISAGREE"
+    sys.stdout.write(
+        f"client {found.partition}: the ledgers {said}: {len(found.both)} rounds charged alike, "
+        f"{len(found.differing)} otherwise, {len(found.only_site)} by the site alone, "
+        f"{len(found.only_server)} by the server alone (lost, refused or absent)\n"
+    )
+    if as_json:
+        print_json(asdict(found) | {"is_whole": found.is_whole})
+    if not found.is_whole:
+        raise typer.Exit(1)
 
 
 @privacy.command("calibrate")
@@ -200,7 +251,7 @@ def curve(
     """Epsilon against rounds against every adversary of a config."""
     use_data_dir(data_dir)
     from manifed.cli.launch import Request, guarded, load_or_exit
-    from manifed.experiment.assembly import load_shards
+    from manifed.experiment.assembly import facts_of
     from manifed.experiment.privacy import planned_curve
     from manifed.runs.places import check_file
     from manifed.runs.report.curve import draw_curve
@@ -208,7 +259,7 @@ def curve(
     if plot is not None:
         guarded(lambda: check_file("--plot", plot), fail)
     experiment = load_or_exit(Request(config, tuple(sets or ())), fail)
-    rows = guarded(lambda: planned_curve(experiment, load_shards(experiment).sizes), fail)
+    rows = guarded(lambda: planned_curve(experiment, facts_of(experiment).sizes), fail)
     for row in rows:
         shown = "  ".join(f"{k} {v:.4g}" for k, v in row.items() if k != "round")
         sys.stdout.write(f"round {row['round']:<6d} {shown}\n")

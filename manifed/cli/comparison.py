@@ -21,7 +21,8 @@ def compare_engines(
     The cost of every round enters as well, so trajectories and not only ends are compared.
     """
     models, costs, seconds = [], [], dict[str, float]()
-    is_evaluated = load(find(config), list(overrides)).evaluation.is_enabled
+    evaluation = load(find(config), list(overrides)).evaluation
+    is_evaluated = evaluation.kind == "oracle" and evaluation.is_enabled
     oracle = ("evaluation.is_simulated_oracle=true",) if is_evaluated else ()
     with tempfile.TemporaryDirectory(prefix="manifed-engines-") as root:
         for engine in engines:

@@ -5,8 +5,8 @@ import shlex
 import signal
 import sys
 import traceback
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -19,7 +19,7 @@ from manifed.runs.driver import named_directory
 from manifed.runs.interrupt import INTERRUPTED, Ended, ending_signals
 from manifed.runs.places import check_new, real
 from manifed.runs.reading import FolderDamaged
-from manifed.runs.resume import held_or_refused, read_past, refused
+from manifed.runs.resume import held_or_refused, in_force, read_past, refused
 from manifed.runs.run_folder import RunFolder, is_fresh
 
 T = TypeVar("T")
@@ -36,6 +36,8 @@ class Request:
     resume: Path | None = None
     plain: bool = False
     ledger_head: str | None = None
+    is_insecure: bool = False
+    credentials: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,8 @@ class Launch:
 
     config: Experiment
     directory: Path
+    secure: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """What the deployment engine is told about TLS; empty for the others."""
 
 
 def resolve(request: Request) -> Launch:
@@ -68,6 +72,8 @@ def resolve(request: Request) -> Launch:
         settings["output.plain"] = True
     try:
         config = load(path, request.sets, settings)
+        if request.resume is not None:
+            config = in_force(config, real("--resume", request.resume))
     except ConfigError as error:
         if request.resume is None or request.sets:
             raise
@@ -82,7 +88,26 @@ def resolve(request: Request) -> Launch:
             read_past(directory, config)
     else:
         check_new("--out", directory, is_fresh)
-    return Launch(config, directory)
+    return Launch(config, directory, _secure(request, config))
+
+
+def _secure(request: Request, config: Experiment) -> dict[str, Any]:
+    """TLS and SuperNode authentication of a request, or ConfigError.
+
+    Only a deployment has them.
+    """
+    insecure, credentials = request.is_insecure, request.credentials
+    if insecure and credentials is not None:
+        raise ConfigError("--insecure: expected it or --credentials DIR, got both")
+    if config.engine.kind == "deployment":
+        return {"is_insecure": insecure, "credentials": credentials}
+    if insecure or credentials is not None:
+        option = "--insecure" if insecure else "--credentials"
+        raise ConfigError(
+            f"{option}: expected --engine deployment, got {config.engine.kind!r}, "
+            "which uses no network"
+        )
+    return {}
 
 
 def _check_device(config: Experiment) -> None:
@@ -113,17 +138,18 @@ def check_parts(config: Experiment) -> None:
     from manifed.experiment.assembly import (
         check_first_update,
         check_shards,
+        facts_of,
         initial_point,
-        load_shards,
     )
     from manifed.experiment.privacy import promise_of
 
-    found = load_shards(config)
+    facts = facts_of(config)
     check_shards(config)
     initial_point(config)
     check_first_update(config)
-    promise = promise_of(config, found.sizes)
-    promise.statement(promise.odometer())
+    if facts.declared is not None:
+        promise = promise_of(config, facts.declared)
+        promise.statement(promise.odometer())
 
 
 class RunEnded(Exception):
@@ -137,8 +163,8 @@ class RunEnded(Exception):
         self.code = code
 
 
-def launch(request: Request) -> RunFolder:
-    """Run a request on its engine.
+def launch(request: Request, strategy: Callable[[Any], Any] | None = None) -> RunFolder:
+    """Run a request on its engine; in this process by ``strategy``, or by the library's own.
 
     Raises:
         ConfigError: bad input. EngineFailed, RoundFailed, ...: the run itself failed.
@@ -149,7 +175,7 @@ def launch(request: Request) -> RunFolder:
     try:
         with ending_signals():
             if kind == "inline":
-                _inline(plan)
+                _inline(plan, strategy)
             else:
                 _networked(plan, kind)
     except Ended as ended:
@@ -160,6 +186,8 @@ def launch(request: Request) -> RunFolder:
         if ended.code not in {128 + signal.SIGTERM, 128 + signal.SIGHUP}:
             raise
         raise RunEnded("interrupted", plan.directory, int(ended.code)) from None
+    except EngineFailed as failed:
+        raise RunEnded(str(failed), plan.directory, 1) from failed
     except OSError as error:
         why = f"run failed: the system refused: {error}; nothing that was written is lost"
         raise RunEnded(one_line(why), plan.directory, 1) from error
@@ -170,33 +198,45 @@ def launch(request: Request) -> RunFolder:
     return RunFolder.open(plan.directory)
 
 
-def _inline(plan: Launch) -> None:
+def _inline(plan: Launch, strategy: Callable[[Any], Any] | None) -> None:
     config = plan.config
     engine, clients = config.engine, config.federation.num_clients
     if engine.execution == "cohort":
         from manifed.experiment.assembly import client_side
         from manifed.federation.stacked import StackedTransport
-        from manifed.runs.driver import run
+        from manifed.runs.driver import rounds_over, run
 
         side, budget = client_side(config), engine.memory_budget_mb
         stacked = StackedTransport(side, device=engine.device, memory_budget_mb=budget)
-        run(config, lambda _: stacked)
+        run(config, rounds_over(stacked))
         return
     from manifed.flower.apps import run as run_on
     from manifed.flower.client import client_app_of
     from manifed.flower.inline import InlineGrid
+    from manifed.flower.strategy import strategy_of
 
-    run_on(InlineGrid(client_app_of(lambda _: config), clients, {}), config)
+    grid = InlineGrid(client_app_of(lambda _: config), clients, {})
+    run_on(grid, config, strategy or strategy_of)
 
 
 def _networked(plan: Launch, kind: str) -> None:
     engine(kind)(
-        run_config=run_config_of(plan.config),
+        run_config=run_config_of(plan.config, is_simulation=kind == "ray"),
         num_supernodes=plan.config.federation.num_clients,
         project=APP_FOLDER,
         timeout=plan.config.engine.timeout,
         on_line=lambda line: sys.stderr.write(line + "\n"),
+        **plan.secure,
+        **_files(plan.config, kind),
     )
+
+
+def _files(config: Experiment, kind: str) -> dict[str, Any]:
+    """What the nodes of a deployment are told about their files; nobody else is."""
+    from manifed.experiment.assembly import simulated_paths
+
+    paths = simulated_paths(config)
+    return {"data_paths": paths} if kind == "deployment" and paths else {}
 
 
 DEBUG = "MANIFED_DEBUG"
@@ -246,9 +286,13 @@ def guarded(action: Callable[[], T], fail: Callable[..., NoReturn]) -> T:
         fail(INTERRUPTED, 128 + signal.SIGINT)
 
 
-def launch_or_exit(request: Request, fail: Callable[..., NoReturn]) -> RunFolder:
+def launch_or_exit(
+    request: Request,
+    fail: Callable[..., NoReturn],
+    strategy: Callable[[Any], Any] | None = None,
+) -> RunFolder:
     """`launch`, guarded."""
-    return guarded(lambda: launch(request), fail)
+    return guarded(lambda: launch(request, strategy), fail)
 
 
 def load_or_exit(request: Request, fail: Callable[..., NoReturn]) -> Experiment:

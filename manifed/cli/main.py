@@ -7,7 +7,7 @@ arguments are read, so ``--help`` is quick.
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -38,6 +38,7 @@ app = typer.Typer(
 
 @app.command()
 def run(
+    context: typer.Context,
     config: ConfigPath = QUICKSTART,
     sets: Sets = None,
     engine: Annotated[str | None, typer.Option(help="inline, ray or deployment.")] = None,
@@ -51,6 +52,13 @@ def run(
             "--ledger-head", help="The head that an earlier part of a resumed run printed."
         ),
     ] = None,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="A deployment without TLS and node authentication.")
+    ] = False,
+    credentials: Annotated[
+        Path | None,
+        typer.Option(help="Keys and certificates of a deployment, made if the folder has none."),
+    ] = None,
     data_dir: DataDir = None,
     plain: Annotated[bool, typer.Option("--plain", help="No progress bar.")] = False,
     as_json: Json = False,
@@ -59,8 +67,10 @@ def run(
     use_data_dir(data_dir)
     from manifed.cli.launch import Request, launch_or_exit
 
-    request = Request(config, tuple(sets or ()), engine, out, resume, plain, ledger_head)
-    folder = launch_or_exit(request, fail)
+    request = Request(
+        config, tuple(sets or ()), engine, out, resume, plain, ledger_head, insecure, credentials
+    )
+    folder = launch_or_exit(request, fail, context.obj)
     from manifed.runs.run_folder import printable
     from manifed.runs.statement import statement_of
 
@@ -85,14 +95,22 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     _call(app, argv, "manifed")
 
 
-def simulation(argv: Sequence[str]) -> NoReturn:
-    """The entry point of ``python simulation.py``: the command ``run`` alone."""
+def simulation(argv: Sequence[str], strategy: Callable[[Any], Any] | None = None) -> NoReturn:
+    """The entry point of ``python simulation.py``: the command ``run`` alone.
+
+    ``strategy`` makes the Flower strategy of a run; left out, the library's own.
+    """
     alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     alone.command()(run)
-    _call(alone, argv, "simulation.py")
+    _call(alone, argv, "simulation.py", strategy)
 
 
-def _call(program: typer.Typer, argv: Sequence[str] | None, name: str) -> NoReturn:
+def _call(
+    program: typer.Typer,
+    argv: Sequence[str] | None,
+    name: str,
+    strategy: Callable[[Any], Any] | None = None,
+) -> NoReturn:
     """Run and exit; a word that is no argument ends in one line too, not in a frame of several.
 
     SIGTERM and SIGHUP end it as Ctrl-C does, from here on. An error that nothing foresaw is one
@@ -106,6 +124,7 @@ def _call(program: typer.Typer, argv: Sequence[str] | None, name: str) -> NoRetu
             code = program(
                 args=list(argv) if argv is not None else None,
                 prog_name=name,
+                obj=strategy,
                 standalone_mode=False,
             )
     except click.exceptions.NoArgsIsHelpError as help_text:

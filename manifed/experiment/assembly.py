@@ -2,33 +2,43 @@
 
 Client and server each call this with their *own* reading of the config. What protects a client (its
 clip norm, its noise) is computed here from that config and never read from a message.
+
+The server needs `Facts` alone: shapes and public sizes. With data that every site has at home they
+come from the config (and from what sites declare), and nothing here opens a file for them; a node
+opens its own. A data set that the config names is the same for everybody, so each loads it.
 """
 
 import os
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from manifed.algorithms.interface import Collected, setup_phases_of
 from manifed.algorithms.payloads import PerClient
-from manifed.errors import ConfigError
+from manifed.errors import ConfigError, one_line
+from manifed.experiment.evaluation import PublicEvaluator
 from manifed.experiment.load import sha256
 from manifed.experiment.plugins import is_plugin
-from manifed.experiment.privacy import client_mechanism, example_mechanism
+from manifed.experiment.privacy import Sizes, client_mechanism, example_mechanism
 from manifed.experiment.schema import Experiment
-from manifed.federation.client import ClientSetup, ClientSide, Seat, Uncharged, run_update
+from manifed.experiment.setting import Setting
+from manifed.federation.client import ClientSetup, ClientSide, Node, Seat, Uncharged, run_update
 from manifed.federation.plan import Plan
 from manifed.manifolds.base import Manifold
 from manifed.privacy.noise import NoiseSource, Stream
 from manifed.problems.base import Examples
+from manifed.problems.dataset import SiteData
 from manifed.problems.federation import dataset, shards
 from manifed.problems.finite_sum import FiniteSum
+from manifed.problems.problem_specs import NUM_EXAMPLES
 from manifed.problems.records import InvalidRecord
+from manifed.problems.spec import check_pair
 from manifed.problems.starts import Start
 
 DATA_VARIABLE = "MANIFED_DATA"
@@ -41,8 +51,34 @@ def data_folder() -> Path | None:
 
 
 @dataclass(frozen=True)
+class Facts:
+    """What everybody may know of the data: the problem, the shape of a point, the sizes."""
+
+    problem: FiniteSum
+    point_shape: tuple[int, ...]
+    declared: Sizes | None
+    """N_i, public: the normalisers and weights of the mechanism; None: sites declare them."""
+    checksum: str | None = None
+    """Of a data set that the config names."""
+
+    @property
+    def sizes(self) -> Sizes:
+        """N_i.
+
+        Raises:
+            ConfigError: the sites have not declared theirs yet.
+        """
+        if self.declared is None:
+            raise ConfigError(
+                "federation.num_examples: every site declares its own, and prices depend on them; "
+                "list them for a plan"
+            )
+        return self.declared
+
+
+@dataclass(frozen=True)
 class Shards:
-    """The problem and every client's examples (in a deployment each node reads only its own)."""
+    """The problem and every client's examples, in one process."""
 
     problem: FiniteSum
     examples: tuple[Examples, ...]
@@ -50,8 +86,8 @@ class Shards:
     checksum: str
 
     @property
-    def sizes(self) -> tuple[int, ...]:
-        """N_i, public: the normalisers and weights of the mechanism."""
+    def sizes(self) -> Sizes:
+        """How many examples there are of each client."""
         return tuple(len(shard) for shard in self.examples)
 
     @property
@@ -65,9 +101,14 @@ def load_shards(config: Experiment) -> Shards:
     """The problem and the shards of an experiment, cached per process.
 
     Raises:
-        ConfigError: for a missing data set, or a minibatch larger than a shard.
+        ConfigError: for a missing data set, a file that cannot be read, or a minibatch larger than
+            a shard.
     """
     federation, folder = config.federation, data_folder()
+    if isinstance(config.data, SiteData):
+        sizes = federation.num_examples or (None,) * federation.num_clients
+        everybody = tuple(_read(config, i, None, size) for i, size in enumerate(sizes))
+        return Shards(config.problem.build(), everybody, config.data.meta, "")
     try:
         source = dataset(config.data, federation.seed, folder)
         parts = shards(
@@ -89,39 +130,174 @@ def load_shards(config: Experiment) -> Shards:
     return found
 
 
-def check_shard(config: Experiment, partition: int) -> None:
-    """Refuse a client whose shard holds a record that nothing may be computed from.
+def facts_of(config: Experiment) -> Facts:
+    """What the server knows; no file of a site is opened unless one process plays them all.
 
     Raises:
-        ConfigError: naming data, client and record: for the owner of the data, not for the wire.
+        ConfigError: as `load_shards` for a data set that the config names; data that the problem
+            cannot read.
     """
+    if not isinstance(config.data, SiteData):
+        found = load_shards(config)
+        return Facts(found.problem, found.point_shape, found.sizes, found.checksum)
+    problem, sizes = config.problem.build(), config.federation.num_examples
+    if sizes is None and config.data.paths:  # a simulation declares for every site
+        sizes = load_shards(config).sizes
+    if sizes is not None:
+        _check_batches(config, sizes)
+    return Facts(problem, problem.point_shape(made_up_examples(config)), sizes)
+
+
+def made_up_examples(config: Experiment, num_examples: int = 1) -> Examples:
+    """Examples of the declared shape that nobody's are: as many equal ones.
+
+    Raises:
+        ConfigError: the problem cannot read such data.
+    """
+    assert isinstance(config.data, SiteData)
     try:
-        config.problem.check_records(load_shards(config).examples[partition])
+        check_pair(config.problem, config.data)
+        blank = config.data.blank().take(torch.zeros(num_examples, dtype=torch.long))
+        return config.problem.prepare(blank, {**config.data.meta, NUM_EXAMPLES: num_examples})
+    except ValueError as error:
+        raise ConfigError(f"data: {error}") from None
+
+
+def own_size(config: Experiment, partition: int, declared: int | None = None) -> int | None:
+    """N_i of one client, public; None where the config names the data, and counts them.
+
+    ``declared`` is what the site says in its own config.
+
+    Raises:
+        ConfigError: nobody says it, or the site says another number than the config.
+    """
+    if not isinstance(config.data, SiteData):
+        return None
+    sizes = facts_of(config).declared
+    named = declared if sizes is None else sizes[partition]
+    if named is None or (declared is not None and declared != named):
+        expected = "it" if sizes is None else f"{named}, as the config says,"
+        raise ConfigError(f"num-examples of this node: expected {expected} got {declared}")
+    _check_batches(config, (named,))
+    return named
+
+
+def own_examples(
+    config: Experiment, partition: int, path: Path | None = None, declared: int | None = None
+) -> Examples:
+    """One client's examples, prepared and checked.
+
+    ``path`` is the site's own file; None in a simulation, whose config names all of them. Errors
+    are for the owner of the data, not for the wire. Under add-or-remove the number of examples may
+    be any: neighbouring datasets differ in it.
+
+    Raises:
+        ConfigError: no path, a file that cannot be read, an invalid record, or another number of
+            examples than N_i where no neighbouring dataset has one.
+    """
+    if isinstance(config.data, SiteData):
+        examples = _read(config, partition, path, own_size(config, partition, declared))
+    else:
+        examples = load_shards(config).examples[partition]
+    try:
+        config.problem.check_records(examples)
     except InvalidRecord as error:
         raise ConfigError(
             f"data.kind: {config.data.kind!r}: client {partition}, {error}; mend or remove the "
             "record"
         ) from None
+    return examples
+
+
+def _read(config: Experiment, partition: int, path: Path | None, size: int | None) -> Examples:
+    """The prepared examples of a client's file, normalised by ``size``; None: by their number."""
+    data = config.data
+    assert isinstance(data, SiteData)
+    try:
+        check_pair(config.problem, data)
+        found = data.read(path or _simulated_path(config, partition))
+        size = len(found) if size is None else size
+        examples = config.problem.prepare(found, {**data.meta, NUM_EXAMPLES: size})
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"data: client {partition}: {error}") from None
+    except RuntimeError as error:  # a kernel that fails
+        raise ConfigError(
+            f"data: client {partition}: cannot be prepared: {one_line(str(error))}"
+        ) from None
+    if not _is_any_number_allowed(config) and len(examples) != size:
+        raise ConfigError(
+            f"data: client {partition}: expected the declared {size} examples, got "
+            f"{len(examples)}; declare what is there, or use 'add-or-remove'"
+        )
+    return examples
+
+
+def _is_any_number_allowed(config: Experiment) -> bool:
+    """Whether nobody may ask if a site holds N_i examples: N_i + 1 would be a neighbour."""
+    privacy = config.privacy
+    return privacy.kind != "none" and privacy.neighboring_relation == "add-or-remove"
+
+
+def simulated_paths(config: Experiment) -> tuple[Path, ...]:
+    """Where a simulation finds the clients' files; () where the config names none."""
+    return tuple(map(Path, config.data.paths)) if isinstance(config.data, SiteData) else ()
+
+
+def _simulated_path(config: Experiment, partition: int) -> Path:
+    """Where a simulation finds a client's file.
+
+    Raises:
+        ConfigError: the config names none, because every site has its own.
+    """
+    paths = simulated_paths(config)
+    if not paths:
+        raise ConfigError(
+            "data.paths: required in a simulation, but not given; in a deployment each node names "
+            "its own file (--node-config 'data-path=\"...\"')"
+        )
+    return paths[partition]
 
 
 def check_shards(config: Experiment) -> None:
-    """`check_shard` for every client of a simulation."""
-    for partition in range(config.federation.num_clients):
-        check_shard(config, partition)
+    """`own_examples` of every client, where this process has them."""
+    if config.has_all_data:
+        for partition in range(config.federation.num_clients):
+            own_examples(config, partition)
 
 
 def _check_batches(config: Experiment, sizes: tuple[int, ...]) -> None:
     if is_plugin(config.training.kind):
         return  # its minibatches are its own
-    minibatch = config.training.minibatch
-    if minibatch.kind != "full" and minibatch.batch_size > min(sizes):
+    minibatch, held = config.training.minibatch, config.evaluation
+    least = min(sizes) if held.kind != "private" else held.trained_on(min(sizes))
+    if minibatch.kind != "full" and minibatch.batch_size > least:
         raise ConfigError(
-            f"training.minibatch.batch_size: expected at most the smallest shard's {min(sizes)} "
+            f"training.minibatch.batch_size: expected at most the smallest shard's {least} "
             f"examples, got {minibatch.batch_size:g}"
         )
 
 
-def seeded_source(config: Experiment) -> NoiseSource | None:
+def public_evaluator(config: Experiment) -> PublicEvaluator | None:
+    """What judges models by a public file; None where none is named.
+
+    Raises:
+        ConfigError: the file cannot be read, or holds a record that nothing can be computed from.
+    """
+    held, data = config.evaluation, config.data
+    if held.kind != "public":
+        return None
+    assert isinstance(data, SiteData)
+    try:
+        found = data.read(Path(held.path))
+        size = config.federation.num_examples or (len(found),)
+        examples = config.problem.prepare(found, {**data.meta, NUM_EXAMPLES: size[0]})
+        config.problem.check_records(examples)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"evaluation.path: {error}") from None
+    return PublicEvaluator(config.problem.build(), examples)
+
+
+def seeded_source(config: Setting) -> NoiseSource | None:
     """The seeded source; None when the noise is keyed by the operating system."""
     privacy = config.privacy
     if privacy.kind == "none":
@@ -131,42 +307,104 @@ def seeded_source(config: Experiment) -> NoiseSource | None:
     return NoiseSource.from_seed(config.federation.seed, precision=privacy.noise_precision)
 
 
-def release_source(config: Experiment) -> NoiseSource:
+def release_source(config: Setting) -> NoiseSource:
     """A source with a fresh key from the operating system."""
     privacy = config.privacy
     precision = "single" if privacy.kind == "none" else privacy.noise_precision
     return NoiseSource.from_os(precision=precision)
 
 
-def client_side(config: Experiment) -> ClientSide:
-    """What a client's process needs."""
-    found = load_shards(config)
-    setup = ClientSetup(found.problem, config.training, example_mechanism(config, found.sizes))
-    return ClientSide(
-        setup,
-        found.examples,
-        found.point_shape,
-        seeded_source(config),
-        partial(release_source, config),
+def dtype_of(config: Experiment) -> torch.dtype:
+    """Of points, vectors and records."""
+    return {"float64": torch.float64, "float32": torch.float32}[config.engine.dtype]
+
+
+def client_setup(config: Experiment, sizes: Sizes | None = None) -> ClientSetup:
+    """What a client needs besides its examples; ``sizes``: those that the sites declared."""
+    facts = facts_of(config)
+    mechanism = example_mechanism(config, facts.sizes if sizes is None else sizes)
+    held = config.evaluation
+    return ClientSetup(
+        facts.problem, config.training, mechanism, held if held.kind == "private" else None
     )
 
 
-def plan_of(config: Experiment) -> Plan:
-    """What the server loop needs."""
-    found = load_shards(config)
+def halves(config: Experiment, examples: Examples) -> tuple[Examples, Examples | None]:
+    """(for training, held out) of a client's examples; None without private evaluation."""
+    held, privacy, dtype = config.evaluation, config.privacy, dtype_of(config)
+    if held.kind != "private" or privacy.kind == "none":
+        return examples.to(dtype), None
+    both = held.split(examples, privacy.neighboring_relation, config.federation.seed)
+    return both[0].to(dtype), both[1].to(dtype)
+
+
+def client_source(config: Setting) -> Callable[[], NoiseSource]:
+    """Makes the source of each client update: the seeded one, or one with a fresh key."""
+    seeded = seeded_source(config)
+    return partial(release_source, config) if seeded is None else lambda: seeded
+
+
+@lru_cache(maxsize=4096)
+def own_node(
+    config: Experiment, partition: int, path: Path | None = None, declared: int | None = None
+) -> Node:
+    """What one node brings to a run, from its own file alone (see `own_examples`)."""
+    size = own_size(config, partition, declared)
+    examples = own_examples(config, partition, path, declared)
+    shard, hold_out = halves(config, examples)
+    own = None if size is None or facts_of(config).declared is not None else (size,)
+    return Node(
+        _setup(config, own),
+        shard,
+        partition,
+        sha256(config),
+        facts_of(config).point_shape,
+        client_source(config),
+        dtype=dtype_of(config),
+        declared=len(examples) if size is None else size,
+        hold_out=hold_out,
+    )
+
+
+@lru_cache(maxsize=4)
+def _setup(config: Experiment, sizes: Sizes | None) -> ClientSetup:
+    """One setup for all nodes of a process, with what it has computed."""
+    return client_setup(config, sizes)
+
+
+def client_side(config: Experiment) -> ClientSide:
+    """What a process needs that plays every client."""
+    facts = facts_of(config)
+    both = [halves(config, examples) for examples in load_shards(config).examples]
+    return ClientSide(
+        client_setup(config),
+        tuple(shard for shard, _ in both),
+        facts.point_shape,
+        seeded_source(config),
+        partial(release_source, config),
+        dtype=dtype_of(config),
+        num_examples=facts.sizes,
+        hold_outs=tuple(held for _, held in both if held is not None),
+    )
+
+
+def plan_of(config: Experiment, sizes: Sizes | None = None) -> Plan:
+    """What the server loop needs; ``sizes``: those that the sites declared."""
+    facts = facts_of(config)
     return Plan(
         server_update=config.server_update,
-        manifold=found.problem.manifold,
+        manifold=facts.problem.manifold,
         phases=config.training.phases,
         setup_phases=setup_phases_of(config.training),
         cohort=config.federation.cohort,
         policy=config.federation.replies,
         source=seeded_source(config) or release_source(config),
-        num_examples=found.sizes,
+        num_examples=facts.sizes if sizes is None else sizes,
         config_sha256=sha256(config),
         mechanism=client_mechanism(config),
         needs_everyone=config.server_update.needs_everyone,
         device=config.engine.device,
+        evaluation=config.evaluation if config.evaluation.kind == "private" else None,
     )
 
 
@@ -182,14 +420,14 @@ def initial_point(config: Experiment) -> Tensor:
     Raises:
         ConfigError: ``problem.start`` gives something that is no point of the problem.
     """
-    found = load_shards(config)
+    facts = facts_of(config)
     try:
         return starting_point(
             config.problem.start,
-            found.problem.manifold,
-            found.point_shape,
+            facts.problem.manifold,
+            facts.point_shape,
             config.federation.seed,
-        )
+        ).to(dtype_of(config))
     except ValueError as error:
         raise ConfigError(str(error)) from None
 
@@ -208,15 +446,19 @@ def check_first_update(config: Experiment) -> None:
     phases = (*training.phases, *setup_phases_of(training))
     if any(phase.aggregation == "none" for phase in phases):
         return  # what it mixes takes every client
-    side, x = client_side(config), initial_point(config)
-    shard, source, manifold = side.shards[0], NoiseSource.from_seed(0), side.setup.manifold
+    if isinstance(config.data, SiteData):
+        sizes = config.federation.num_examples or (1,)
+        setup, shard = client_setup(config, sizes), made_up_examples(config, sizes[0])
+    else:
+        setup, shard = client_setup(config), load_shards(config).examples[0]
+    x, source, manifold = initial_point(config), NoiseSource.from_seed(0), setup.manifold
     try:
         state, memory = server.initial(x), training.initial_memory(x)
         for phase in training.phases:
             seat = Seat(0, 1, 0, phase.name)
             down = server.down(state, phase.name)
             down = down.rows.take(0) if isinstance(down, PerClient) else down
-            made = run_update(side.setup, seat, down, memory, shard, len(shard), source)
+            made = run_update(setup, seat, down, memory, shard, len(shard), source)
             if type(made.up) is not phase.up:
                 raise TypeError(f"expected a {phase.up.__name__}, got a {type(made.up).__name__}")
             is_hidden = config.privacy.kind == "client-level"

@@ -5,14 +5,15 @@ are computed, and the privacy statement says what they would do to a release.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from manifed.experiment.schema import Experiment
+from manifed.algorithms.held_out import StopWhen
+from manifed.experiment.setting import Setting
 from manifed.problems.base import Examples
 from manifed.problems.finite_sum import FiniteSum, Optimum
 
@@ -34,9 +35,11 @@ class Evaluator:
     def row(self, x: Tensor) -> dict[str, float]:
         """cost, cost_gap, relative_cost_gap, gradient_norm and the problem's own metrics.
 
+        A classifier's accuracy is the share of examples that it predicts right.
+
         The relative gap is (f(x) - f*) / |f*|, and f(x) - f* where f* = 0.
         """
-        x = x.to("cpu")
+        x = x.to("cpu", torch.float64)
         cost = float(self.problem.objective(x, self.shards, self.weights))
         gradient_norm = float(self.problem.gradient_norm(x, self.shards, self.weights))
         gap = cost - self.optimum.value
@@ -47,20 +50,70 @@ class Evaluator:
             "relative_cost_gap": gap / scale,
             "gradient_norm": gradient_norm,
         }
+        right = [self.problem.correct(x, shard) for shard in self.shards]
+        if all(each is not None for each in right):
+            shares = [float(each.mean()) for each in right if each is not None]
+            row["accuracy"] = float(self.weights @ torch.tensor(shares).to(self.weights))
         return row | self.problem.metrics(x, self.optimum, self.meta)
 
 
-def oracle_is_on(config: Experiment, *, is_deployment: bool = False) -> bool:
+@dataclass(frozen=True)
+class PublicEvaluator:
+    """Evaluates models on a public file of the server's."""
+
+    problem: FiniteSum
+    examples: Examples
+
+    def row(self, x: Tensor) -> dict[str, float | None]:
+        """held_out_loss, and held_out_accuracy of a problem with classes."""
+        x = x.to("cpu", torch.float64)
+        right = self.problem.correct(x, self.examples)
+        return {
+            "held_out_loss": float(self.problem.losses(x, self.examples).mean()),
+            "held_out_accuracy": None if right is None else float(right.mean()),
+        }
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What evaluations have said so far, of records that no training step uses."""
+
+    best_loss: float | None = None
+    best_round: int = 0
+    since: int = 0
+    """Evaluations since the best."""
+
+    def after(self, server_round: int, loss: float | None) -> "Judged":
+        """With one evaluation more; a loss that noise has drowned is no better."""
+        if loss is None:
+            return self
+        if self.best_loss is None or loss < self.best_loss:
+            return Judged(loss, server_round)
+        return replace(self, since=self.since + 1)
+
+    def is_over(self, rule: StopWhen | None) -> bool:
+        """Whether the run may end."""
+        return rule is not None and self.since >= rule.no_better_for
+
+
+HELD_OUT = tuple(f"held_out_{what}{end}" for what in ("loss", "accuracy")
+                 for end in ("", "_low", "_high"))  # fmt: skip
+"""Columns of a private evaluation."""
+
+
+def oracle_is_on(config: Setting, *, is_deployment: bool = False) -> bool:
     """Whether a run may print numbers that are computed on all data without noise.
 
-    Guarantees: with noise keyed by the operating system, and in a deployment, only if the config
-    says ``evaluation.is_simulated_oracle = true``.
+    Guarantees: with noise keyed by the operating system, in a deployment, and where every site has
+    its data at home, only if the config says ``evaluation.is_simulated_oracle = true``.
     """
     evaluation, privacy = config.evaluation, config.privacy
-    if not evaluation.is_enabled:
+    if evaluation.kind != "oracle" or not evaluation.is_enabled:
         return False
     if evaluation.is_simulated_oracle is not None:
         return evaluation.is_simulated_oracle
+    if not config.has_all_data:
+        return False
     is_release = privacy.kind != "none" and privacy.noise_source == "os"
     return not (is_release or is_deployment or config.engine.kind == "deployment")
 

@@ -1,7 +1,7 @@
 """Which parts go together, and what a run can count to; everything else is free to combine."""
 
 from manifed.algorithms.interface import ClientUpdate, ServerUpdate
-from manifed.algorithms.projected import Projected, ProjectedPartial, Projecting
+from manifed.algorithms.projected import Projected, ProjectedPartial, Projecting, reach
 from manifed.algorithms.rfedprox import RFedProx
 from manifed.algorithms.rfedsvrg import RFedSVRG
 from manifed.algorithms.rsgd import RSGD
@@ -9,9 +9,8 @@ from manifed.algorithms.rsvrg import RSVRG
 from manifed.algorithms.tangent_mean import TangentMean
 from manifed.experiment.plugins import is_plugin
 from manifed.federation.cohorts import Cohort
-from manifed.manifolds.ambient import reach
 from manifed.manifolds.base import Manifold
-from manifed.oracles.draws import STEPS_PER_PHASE
+from manifed.oracles.oracle import STEPS_PER_PHASE
 from manifed.privacy.events import NeighboringRelation
 from manifed.privacy.mechanism import ExampleMechanism, RelativeNoise
 from manifed.privacy.noise import BITS
@@ -22,7 +21,7 @@ _MANY_EXAMPLES = 1 << 20
 AnyTraining = RSGD | RSVRG | Projected | ProjectedPartial | RFedProx | RFedSVRG
 
 
-def server_update(training: AnyTraining, strategy: TangentMean | None) -> ServerUpdate:
+def server_update(training: ClientUpdate, strategy: TangentMean | None) -> ServerUpdate:
     """The server's part: the algorithm's own where it is tied, else ``strategy``.
 
     A tangent mean moves by the maps of the client update, whose uploads it undoes; for a plug-in's
@@ -81,7 +80,7 @@ def check_manifold(training: AnyTraining, manifold: Manifold) -> None:
         )
 
 
-def check_private(training: AnyTraining, privacy_kind: str, noise_kind: str) -> None:
+def check_private(training: ClientUpdate, privacy_kind: str, noise_kind: str) -> None:
     """Refuse a mechanism that nothing charges for, with this training.
 
     Raises:

@@ -17,11 +17,14 @@ from pydantic_core import PydanticSerializationError
 from manifed.errors import ConfigError, short
 from manifed.experiment.older import RENAMED, in_todays_keys
 from manifed.experiment.paths import Location, Place, kind_of, leaves, nearest, place_of, scalars
-from manifed.experiment.plugins import check_allowed, plugin_of, plugins_in
+from manifed.experiment.plugins import check_allowed, plugins_in, sha256_of
 from manifed.experiment.schema import Experiment
+from manifed.problems.dataset import SiteData
 
-_NOT_IN_THE_HASH = {"output", "engine", "description"}
+_NOT_IN_THE_HASH = ("output", "engine", "description")
 """How and where a run happens; two runs that differ only there are the same experiment."""
+_LATER = (("federation", "num_examples"), ("privacy", "noise", "noise_multiplier"))
+"""Fields that came later: left at None they change no hash."""
 
 _LONGEST_FILE = 1 << 24
 """Bytes; a config is a page, with a start point given in full a long one."""
@@ -31,6 +34,8 @@ _SMALLEST = 1e-100
 """Of a step, a clip or any other size; the largest is one over it."""
 _DEEPEST = 32
 """Levels of nesting; the schema has five."""
+_MOST_FILES = 1 << 20
+"""Clients of a pattern of files."""
 
 
 def load(
@@ -60,13 +65,33 @@ def load(
         _put(table, key, value)
     _check_depth(table, "the overrides")
     table.setdefault("name", Path(path).stem)
+    _place_files(table, Path(path).absolute().parent)
     return parse(table, plugins)
+
+
+def _place_files(table: dict[str, Any], folder: Path) -> None:
+    """Make ``data.paths`` absolute, and a list out of a pattern with {partition}."""
+    data, federation = table.get("data"), table.get("federation")
+    if not isinstance(data, dict) or data.get("kind") != "file":
+        return
+    paths = data.get("paths", [])
+    count = federation.get("num_clients") if isinstance(federation, dict) else None
+    if isinstance(paths, str) and isinstance(count, int) and 0 < count <= _MOST_FILES:
+        if "{partition}" not in paths:
+            raise ConfigError(
+                "data.paths: expected a list, or a pattern with {partition}, got one path"
+            )
+        paths = [paths.replace("{partition}", str(i)) for i in range(count)]
+    if isinstance(paths, list) and all(isinstance(path, str) for path in paths):
+        data["paths"] = [str(folder / path) for path in paths]
 
 
 def parse(table: dict[str, Any], plugins: Collection[str] | None = None) -> Experiment:
     """The experiment of a parsed table (see `load` for arguments and errors)."""
     if plugins is not None:
         check_allowed(table, plugins)
+    if isinstance(table.get("evaluation"), dict) and "kind" not in table["evaluation"]:
+        table = {**table, "evaluation": {"kind": "oracle", **table["evaluation"]}}
     _check_scalars(table)
     try:
         return Experiment.model_validate(table)
@@ -308,6 +333,14 @@ def from_toml(text: str, plugins: Collection[str] | None = None) -> Experiment:
         raise ConfigError(f"Expected a resolved config in TOML: {error}") from None
 
 
+def without_paths(config: Experiment) -> Experiment:
+    """The experiment as it may leave a machine: without the paths of a simulation's files."""
+    data = config.data
+    if not isinstance(data, SiteData) or not data.paths:
+        return config
+    return config.model_copy(update={"data": data.model_copy(update={"paths": ()})})
+
+
 def save(config: Experiment, path: Path) -> None:
     """Write the resolved config as TOML; `load` reads it back to an equal object."""
     path.write_text(to_toml(config), encoding="utf-8")
@@ -316,10 +349,24 @@ def save(config: Experiment, path: Path) -> None:
 def sha256(config: Experiment) -> str:
     """Hash of everything that decides the trajectory and the privacy of a run.
 
-    The source of plug-ins is part of it.
+    The source of plug-ins is part of it; where a simulation finds its files is not.
     """
-    table = config.model_dump(mode="json", exclude=_NOT_IN_THE_HASH)
-    if sources := {kind: plugin_of(kind).sha256 for _, kind in plugins_in(table)}:
+    table = config.model_dump(mode="json", exclude=set(_NOT_IN_THE_HASH))
+    if isinstance(config.data, SiteData):
+        del table["data"]["paths"]
+    for *parts, field in _LATER:
+        node: dict[str, Any] = table
+        for part in parts:
+            node = node.get(part, {})
+        if node.get(field, "") is None:
+            del node[field]
+    if config.engine.dtype != "float64":  # alone of the engine it decides the trajectory
+        table["dtype"] = config.engine.dtype
+    if config.evaluation.kind == "oracle":  # the only kind that there was
+        del table["evaluation"]["kind"]
+    if config.evaluation.kind == "public":
+        del table["evaluation"]["path"]
+    if sources := {name: sha256_of(name) for _, name in plugins_in(table)}:
         table["plugins"] = sources
     canonical = json.dumps(table, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()

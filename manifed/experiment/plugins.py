@@ -7,17 +7,12 @@ of the config.
 """
 
 import dataclasses
-import hashlib
-import importlib
 import inspect
 import os
-import re
-import sys
 import typing
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 from typing import Any, TypeGuard
 
 from pydantic import BaseModel, GetCoreSchemaHandler, SerializationInfo, create_model
@@ -25,8 +20,7 @@ from pydantic_core import CoreSchema, PydanticCustomError, SchemaValidator, core
 
 from manifed.errors import ConfigError
 from manifed.privacy.events import Frozen
-
-_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+from manifed.problems.sources import named, source_sha256
 
 
 class NotAPlugin(ValueError):
@@ -35,11 +29,10 @@ class NotAPlugin(ValueError):
 
 @dataclass(frozen=True)
 class Plugin:
-    """A class that a kind names, the model of its table, and the hash of its source."""
+    """A class that a kind names, and the model of its table."""
 
     cls: type
     model: type[BaseModel]
-    sha256: str
 
 
 def is_plugin(kind: object) -> TypeGuard[str]:
@@ -54,17 +47,10 @@ def plugin_of(kind: str) -> Plugin:
     Raises:
         NotAPlugin: not of that form, not importable, no class, not frozen, or without ``kind``.
     """
-    if not _NAME.fullmatch(kind):
-        raise NotAPlugin(f"expected 'package.module:Class', got {kind!r}")
-    where, _, name = kind.partition(":")
     try:
-        module = importlib.import_module(where)
-    except Exception as error:
-        raise NotAPlugin(
-            f"expected a module that can be imported, got {where!r} ({_said(error)}); install its "
-            "package where this runs"
-        ) from None
-    cls = getattr(module, name, None)
+        cls = named(kind, "Class")
+    except ValueError as error:
+        raise NotAPlugin(str(error)) from None
     if not isinstance(cls, type):
         raise NotAPlugin(f"expected a class, got {kind!r}, which is {type(cls).__name__}")
     try:
@@ -75,7 +61,7 @@ def plugin_of(kind: str) -> Plugin:
         raise NotAPlugin(f"{kind!r}: no fields that a table can hold ({_said(error)})") from None
     if "kind" not in model.model_fields:
         raise NotAPlugin(f"{kind!r} needs the field kind: Literal[{kind!r}] = {kind!r}")
-    return Plugin(cls, model, _source_sha256(cls))
+    return Plugin(cls, model)
 
 
 def _said(error: Exception) -> str:
@@ -104,25 +90,6 @@ def _default(field: dataclasses.Field[Any]) -> Any:
     return ... if field.default is dataclasses.MISSING else field.default
 
 
-def _source_sha256(cls: type) -> str:
-    """Hash of the modules of the class's package, by name; of its own file where it has none.
-
-    The package is the outermost folder with an ``__init__.py``.
-    """
-    file = getattr(sys.modules[cls.__module__], "__file__", None)
-    if file is None:
-        raise NotAPlugin(f"expected a module with a file, got {cls.__module__!r}")
-    root = Path(file)
-    while (root.parent / "__init__.py").exists():
-        root = root.parent
-    files = sorted(root.rglob("*.py")) if root.is_dir() else [root]
-    digest = hashlib.sha256()
-    for path in files:
-        digest.update(f"{path.relative_to(root.parent).as_posix()}\0".encode())
-        digest.update(hashlib.sha256(path.read_bytes()).digest())
-    return digest.hexdigest()
-
-
 # -- which plug-ins a table names -----------------------------------------------------------------
 VARIABLE = "MANIFED_PLUGINS"
 """The environment variable that lists the packages a run config may name classes of."""
@@ -135,13 +102,25 @@ def allowed_here() -> frozenset[str]:
 
 
 def plugins_in(table: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """(path, kind) of every kind in raw tables that names a class."""
+    """(path, name) of every kind in raw tables that names a class, and of a file's source."""
     waiting: list[tuple[str, Any]] = [("", table)]
     while waiting:
         path, node = waiting.pop()
         if is_plugin(kind := node.get("kind")):
             yield f"{path}kind", kind
+        elif kind == "file" and is_plugin(source := node.get("source")):
+            yield f"{path}source", source
         waiting += [(f"{path}{k}.", v) for k, v in node.items() if isinstance(v, Mapping)]
+
+
+@lru_cache(maxsize=64)
+def sha256_of(name: str) -> str:
+    """Hash of the source of a class or function that a config names, once a process.
+
+    Raises:
+        ValueError: as `named` and `source_sha256`.
+    """
+    return source_sha256(named(name, "name").__module__)
 
 
 def check_allowed(table: Mapping[str, Any], packages: Collection[str]) -> None:

@@ -9,16 +9,19 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, Final
 
-from manifed.algorithms.interface import Scheduled, in_round
+from manifed.algorithms.interface import Scheduled
 from manifed.algorithms.rsgd import RSGD
 from manifed.algorithms.rsvrg import RSVRG
 from manifed.errors import ConfigError
 from manifed.experiment.evaluation import oracle_is_on
-from manifed.experiment.schema import ExampleLevel, Experiment, Target
+from manifed.experiment.schema import ExampleLevel, Target
+from manifed.experiment.setting import Setting
+from manifed.federation.client import releases_in
 from manifed.privacy.accountant import NoValidBound
 from manifed.privacy.adversaries import CLIENT_LEVEL, EXTERNAL, SERVER, Adversary, named
 from manifed.privacy.calibration import least_multiplier
 from manifed.privacy.charges import ClientReleases, Terms
+from manifed.privacy.events import Event
 from manifed.privacy.filter import Budget, Calibration, Draw, Filter, Schedule, a_priori
 from manifed.privacy.mechanism import (
     ClientMechanism,
@@ -38,12 +41,13 @@ RELEASED: Final = {
     "example-level": "every upload (to the server) and every broadcast model",
     "client-level": "every broadcast model; the server sees uploads in clear and is trusted",
 }
+_SHOWN: Final = 10
 _REMEDY: Final = "privacy.max_epsilon may allow more"
 
 
 # -- mechanisms ------------------------------------------------------------------------------
 @lru_cache(maxsize=4)
-def example_mechanism(config: Experiment, sizes: Sizes) -> ExampleMechanism:
+def example_mechanism(config: Setting, sizes: Sizes) -> ExampleMechanism:
     """The clients' mechanism, with calibrated noise, for shards of these sizes.
 
     Raises:
@@ -61,18 +65,20 @@ def example_mechanism(config: Experiment, sizes: Sizes) -> ExampleMechanism:
         neighboring_relation=privacy.neighboring_relation,
     )
     rule = privacy.noise
-    if rule.kind == "multiplier":
-        return bare.model_copy(update={"noise": RelativeNoise(multiplier=rule.noise_multiplier)})
     if rule.kind == "published":
         noise = PublishedNoise(coefficient=_published(config, privacy))
         return bare.model_copy(update={"noise": noise})
-    _check_delta(rule.delta, sum(sizes), "privacy.noise.delta", "examples")
-    multiplier = max(_calibrated(config, bare, size, rule) for size in sorted(set(sizes)))
+    if rule.kind == "target":
+        _check_delta(rule.delta, sum(sizes), "privacy.noise.delta", "examples")
+    multiplier = rule.noise_multiplier
+    if rule.kind == "target" and multiplier is None:
+        multiplier = max(_calibrated(config, bare, size, rule) for size in sorted(set(sizes)))
+    assert multiplier is not None
     return bare.model_copy(update={"noise": RelativeNoise(multiplier=multiplier)})
 
 
 @lru_cache(maxsize=4)
-def client_mechanism(config: Experiment) -> ClientMechanism | None:
+def client_mechanism(config: Setting) -> ClientMechanism | None:
     """The server's mechanism; None unless privacy is at client level.
 
     Raises:
@@ -88,9 +94,10 @@ def client_mechanism(config: Experiment) -> ClientMechanism | None:
         adaptive=privacy.adaptive,
     )
     rule = privacy.noise
-    if rule.kind == "multiplier":
+    if rule.kind == "target":
+        _check_delta(rule.delta, federation.num_clients, "privacy.noise.delta", "clients")
+    if rule.noise_multiplier is not None:
         return _checked(bare.model_copy(update={"noise_multiplier": rule.noise_multiplier}))
-    _check_delta(rule.delta, federation.num_clients, "privacy.noise.delta", "clients")
     sampling = federation.cohort.sampling(federation.num_clients)
     rate = federation.cohort.rate(federation.num_clients)
 
@@ -102,7 +109,7 @@ def client_mechanism(config: Experiment) -> ClientMechanism | None:
     return _checked(bare.model_copy(update={"noise_multiplier": found}))
 
 
-def _published(config: Experiment, privacy: ExampleLevel) -> float:
+def _published(config: Setting, privacy: ExampleLevel) -> float:
     """Tau sqrt(o [m] K log(1/delta)) / epsilon (spec 000 §3.3)."""
     training, rule = config.training, privacy.noise
     assert rule.kind == "published"
@@ -114,17 +121,17 @@ def _published(config: Experiment, privacy: ExampleLevel) -> float:
     return bound * root / rule.local_epsilon
 
 
-def _calibrated(config: Experiment, bare: ExampleMechanism, size: int, rule: Target) -> float:
+def _calibrated(config: Setting, bare: ExampleMechanism, size: int, rule: Target) -> float:
     federation = config.federation
     rate = federation.cohort.rate(federation.num_clients)
 
     def draw(multiplier: float) -> Draw | Schedule:
         mechanism = bare.model_copy(update={"noise": RelativeNoise(multiplier=multiplier)})
-        if isinstance(config.training, Scheduled):
+        if is_scheduled(config):
             rounds = range(1, federation.num_rounds + 1)
-            run = tuple(in_round(config.training, r).releases(mechanism, size) for r in rounds)
-            return Schedule(frozenset({run}))
-        return Draw(rate, frozenset({config.training.releases(mechanism, size)}))
+            run = tuple(_releases(config, mechanism, size, r) for r in rounds)
+            return Schedule(frozenset({run}), rate, attempts_of(config))
+        return Draw(rate, frozenset({_releases(config, mechanism, size, 1)}))
 
     return _search(draw, named(rule.adversary), federation.num_rounds, rule)
 
@@ -164,7 +171,7 @@ def _check_delta(delta: float, count: int, field: str, units: str) -> None:
 
 
 # -- the promise -----------------------------------------------------------------------------
-def promise_of(config: Experiment, sizes: Sizes) -> Promise:
+def promise_of(config: Setting, sizes: Sizes) -> Promise:
     """What a run of ``config`` promises, with shards of these sizes.
 
     Raises:
@@ -188,13 +195,16 @@ def promise_of(config: Experiment, sizes: Sizes) -> Promise:
             "noise_source": privacy.noise_source,
             "unit": "example" if privacy.kind == "example-level" else "client",
             "neighboring_relation": privacy.neighboring_relation,
-            "released": RELEASED[privacy.kind],
+            "released": RELEASED[privacy.kind]
+            + _held_out_text(config)
+            + _declared_text(config, sizes),
             "mechanism": _mechanism_text(config, terms, is_scheduled=bool(schedule)),
             "floating_point": FLOATING_POINT[privacy.noise_precision],
         },
         has_oracle=oracle_is_on(config),
         claim=_claim(config),
         schedule=schedule,
+        attempts=attempts_of(config),
     )
     try:
         promise.planned(1)
@@ -203,29 +213,28 @@ def promise_of(config: Experiment, sizes: Sizes) -> Promise:
         raise ConfigError(f"privacy: {refusal}") from None
 
 
-def _schedule(config: Experiment, sizes: Sizes) -> tuple[Terms, ...]:
-    """The terms of every round where releases depend on it; else ().
-
-    Raises:
-        ConfigError: for cohorts or a policy under which round r is not the r-th cohort draw of all.
-    """
-    federation = config.federation
-    if config.privacy.kind != "example-level" or not isinstance(config.training, Scheduled):
+def _schedule(config: Setting, sizes: Sizes) -> tuple[Terms, ...]:
+    """The terms of every round where releases depend on it; else ()."""
+    if config.privacy.kind != "example-level" or not is_scheduled(config):
         return ()
-    if federation.cohort.kind != "all":
-        raise ConfigError(
-            "federation.cohort.kind: expected 'all' with releases that depend on the round, got "
-            f"{federation.cohort.kind!r}; nothing prices the other cohorts"
-        )
-    if federation.replies.on_failure == "retry":
-        raise ConfigError(
-            "federation.replies.on_failure: expected 'proceed' or 'abort' with releases that "
-            "depend on the round, got 'retry'; nothing prices a round that may be run again"
-        )
-    return tuple(_terms(config, sizes, r) for r in range(1, federation.num_rounds + 1))
+    return tuple(_terms(config, sizes, r) for r in range(1, config.federation.num_rounds + 1))
 
 
-def _terms(config: Experiment, sizes: Sizes, server_round: int = 1) -> Terms:
+def is_scheduled(config: Setting) -> bool:
+    """Whether what a client releases depends on the round."""
+    held = config.evaluation
+    return isinstance(config.training, Scheduled) or (held.kind == "private" and held.every > 1)
+
+
+def _releases(
+    config: Setting, mechanism: ExampleMechanism, size: int, server_round: int
+) -> tuple[Event, ...]:
+    """What a client with so many examples releases in a round."""
+    held = config.evaluation if config.evaluation.kind == "private" else None
+    return releases_in(server_round, config.training, held, mechanism, size)
+
+
+def _terms(config: Setting, sizes: Sizes, server_round: int = 1) -> Terms:
     """Who releases what, and how cohorts are drawn; clients that release alike stand together."""
     federation, mechanism = config.federation, example_mechanism(config, sizes)
     by_size: dict[int, list[int]] = {}
@@ -234,7 +243,7 @@ def _terms(config: Experiment, sizes: Sizes, server_round: int = 1) -> Terms:
     clients = (
         ClientReleases(
             partitions=tuple(owners),
-            releases=in_round(config.training, server_round).releases(mechanism, size),
+            releases=_releases(config, mechanism, size, server_round),
         )
         for size, owners in by_size.items()
     )
@@ -245,18 +254,42 @@ def _terms(config: Experiment, sizes: Sizes, server_round: int = 1) -> Terms:
         updates=tuple(client for client in clients if client.releases),
         sampling=sampling,
         aggregate=() if server is None else (server.release(sampling=sampling),),
+        num_examples=sizes if config.is_at_sites else (),
     )
 
 
-def filter_of(config: Experiment, terms: Terms, schedule: tuple[Terms, ...] = ()) -> Filter:
+def filter_of(config: Setting, terms: Terms, schedule: tuple[Terms, ...] = ()) -> Filter:
     """The filter of a config over what its ledger's terms say is released."""
     target = _target(config)
-    calibration = None if target is None else Calibration(target, config.federation.num_rounds)
-    draw = Schedule.of(schedule) if schedule else Draw.of(terms)
-    return Filter(draw, planned_draws(config), _budget(config, target), calibration)
+    calibration = None if target is None else Calibration(target, _calibrated_draws(config))
+    if not schedule:
+        most, draw = planned_draws(config), Draw.of(terms)
+    else:
+        most, draw = config.federation.num_rounds, Schedule.of(schedule, attempts_of(config))
+    return Filter(draw, most, budget_of(config), calibration)
 
 
-def _target(config: Experiment) -> Budget | None:
+def kept_multiplier(config: Setting, sizes: Sizes) -> float | None:
+    """What a target's noise was found to be; None where the config says the noise."""
+    privacy = config.privacy
+    if privacy.kind == "none" or privacy.noise.kind != "target":
+        return None
+    if (server := client_mechanism(config)) is not None:
+        return server.noise_multiplier
+    noise = example_mechanism(config, sizes).noise
+    assert isinstance(noise, RelativeNoise)
+    return noise.multiplier
+
+
+def _calibrated_draws(config: Setting) -> int:
+    """For how many draws a target's noise was found; 0 where it was kept from fewer rounds."""
+    privacy = config.privacy
+    assert privacy.kind != "none"
+    is_kept = privacy.noise.kind == "target" and privacy.noise.noise_multiplier is not None
+    return 0 if is_kept else config.federation.num_rounds
+
+
+def _target(config: Setting) -> Budget | None:
     """The target that the noise was calibrated for; None without one."""
     privacy = config.privacy
     if privacy.kind == "none" or privacy.noise.kind != "target":
@@ -266,8 +299,9 @@ def _target(config: Experiment) -> Budget | None:
     return Budget(rule.epsilon, rule.delta, adversary, "privacy.noise.epsilon", _REMEDY)
 
 
-def _budget(config: Experiment, target: Budget | None) -> Budget | None:
+def budget_of(config: Setting) -> Budget | None:
     """``privacy.max_epsilon``, else the target; None when the config has neither."""
+    target = _target(config)
     privacy, delta = config.privacy, reporting_delta(config)
     if privacy.kind == "none" or privacy.max_epsilon is None:
         return target
@@ -277,17 +311,21 @@ def _budget(config: Experiment, target: Budget | None) -> Budget | None:
     return Budget(privacy.max_epsilon, delta, adversary, "privacy.max_epsilon", _REMEDY)
 
 
-def planned_draws(config: Experiment) -> int:
+def planned_draws(config: Setting) -> int:
     """The most draws that the rounds of a config can need, retries included, no crash counted.
 
     A client-level run has no retries (manifed/experiment/schema.py).
     """
-    federation = config.federation
-    retries = federation.replies.on_failure == "retry"
-    return federation.num_rounds * (federation.replies.max_attempts if retries else 1)
+    return config.federation.num_rounds * attempts_of(config)
 
 
-def reporting_delta(config: Experiment) -> float | None:
+def attempts_of(config: Setting) -> int:
+    """The most attempts of one round, no crash counted."""
+    replies = config.federation.replies
+    return replies.max_attempts if replies.on_failure == "retry" else 1
+
+
+def reporting_delta(config: Setting) -> float | None:
     """At which delta epsilon is reported; None without privacy.
 
     Raises:
@@ -308,7 +346,7 @@ def reporting_delta(config: Experiment) -> float | None:
     )
 
 
-def _check_reporting_delta(config: Experiment, sizes: Sizes) -> None:
+def _check_reporting_delta(config: Setting, sizes: Sizes) -> None:
     """Delta < 1/n, except for the papers' own settings, which break it and are labelled."""
     privacy = config.privacy
     delta = reporting_delta(config)
@@ -320,7 +358,7 @@ def _check_reporting_delta(config: Experiment, sizes: Sizes) -> None:
         _check_delta(delta, sum(sizes), "privacy.delta", "examples")
 
 
-def _mechanism_text(config: Experiment, terms: Terms, *, is_scheduled: bool) -> str:
+def _mechanism_text(config: Setting, terms: Terms, *, is_scheduled: bool) -> str:
     mechanism = client_mechanism(config)
     if mechanism is not None:
         return (
@@ -338,7 +376,22 @@ def _mechanism_text(config: Experiment, terms: Terms, *, is_scheduled: bool) -> 
     return "tangent Gaussian at each client; " + "; ".join(sorted(shown)) + when
 
 
-def _claim(config: Experiment) -> Claim | None:
+def _held_out_text(config: Setting) -> str:
+    held = config.evaluation
+    if held.kind != "private":
+        return ""
+    return f"; every {held.every} rounds the noised totals of each client's hold-out"
+
+
+def _declared_text(config: Setting, sizes: Sizes) -> str:
+    """What is released beside updates: the sizes that sites declare."""
+    if not config.is_at_sites or config.federation.num_examples is not None:
+        return ""
+    shown = ", ".join(map(str, sizes[:_SHOWN])) + (", ..." if len(sizes) > _SHOWN else "")
+    return f"; N_i as every site declares it ({shown})"
+
+
+def _claim(config: Setting) -> Claim | None:
     privacy, federation = config.privacy, config.federation
     if privacy.kind != "example-level" or privacy.noise.kind != "published":
         return None
@@ -350,12 +403,12 @@ def _claim(config: Experiment) -> Claim | None:
 
 
 # -- plans -----------------------------------------------------------------------------------
-def planned_statement(config: Experiment, sizes: Sizes) -> dict[str, Any]:
+def planned_statement(config: Setting, sizes: Sizes) -> dict[str, Any]:
     """The statement of a whole run in which every client is invited as often as can be."""
     return promise_of(config, sizes).planned(config.federation.num_rounds)
 
 
-def planned_curve(config: Experiment, sizes: Sizes, points: int = 20) -> list[dict[str, Any]]:
+def planned_curve(config: Setting, sizes: Sizes, points: int = 20) -> list[dict[str, Any]]:
     """Epsilon against every adversary after some rounds of a run that invites everybody it can."""
     if config.privacy.kind == "none":
         raise ConfigError("privacy.kind: there is no curve to draw, got 'none'")

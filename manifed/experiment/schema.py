@@ -5,10 +5,11 @@ Problem, data, partition, training and strategy may also be plug-ins (plugins.py
 Cross-checks between parts name the field, the value and the bound.
 """
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from manifed.algorithms.held_out import PrivateEvaluation, PublicEvaluation
 from manifed.algorithms.interface import ClientUpdate, ServerUpdate
 from manifed.algorithms.projected import Projected, ProjectedPartial
 from manifed.algorithms.rfedprox import RFedProx
@@ -30,10 +31,11 @@ from manifed.federation.replies import ReplyPolicy
 from manifed.privacy.adversaries import AdversaryName
 from manifed.privacy.events import Frozen, NeighboringRelation
 from manifed.privacy.mechanism import AdaptiveClip
-from manifed.problems.dataset import DataSource
+from manifed.problems.dataset import DataSource, SiteData
+from manifed.problems.files import FileData
 from manifed.problems.partition_specs import PartitionRule
-from manifed.problems.problem_specs import ProblemSource
-from manifed.problems.spec import DataSpec, EqualSpec, PartitionSpec, ProblemSpec
+from manifed.problems.problem_specs import HyperbolicPredictionSpec, ProblemSource
+from manifed.problems.spec import DataSpec, EqualSpec, PartitionSpec, ProblemSpec, check_pair
 
 Training = Annotated[
     RSGD | RSVRG | Projected | ProjectedPartial | RFedProx | RFedSVRG,
@@ -58,6 +60,8 @@ class Target(Frozen):
     epsilon: float = Field(gt=0)
     delta: float = Field(gt=0, lt=1)
     adversary: AdversaryName = "server"
+    noise_multiplier: float | None = Field(default=None, gt=0)
+    """Kept where more rounds were added later (``manifed extend``); None: found from the target."""
 
 
 class Published(Frozen):
@@ -120,6 +124,10 @@ class ClientLevel(Frozen):
 Privacy = Annotated[NoPrivacy | ExampleLevel | ClientLevel, Field(discriminator="kind")]
 
 
+MOST_EXAMPLES = 10**12
+"""N_i that is declared: more is refused before anything is priced."""
+
+
 # -- the rest --------------------------------------------------------------------------------
 class Federation(Frozen):
     """Clients, rounds, shards, cohorts, and what happens when a reply is missing."""
@@ -130,11 +138,15 @@ class Federation(Frozen):
     partition: Annotated[PartitionSpec, OrPlugin(PartitionRule)] = Field(default_factory=EqualSpec)
     cohort: Cohort = Everyone()
     replies: ReplyPolicy = ReplyPolicy()
+    num_examples: tuple[Annotated[int, Field(ge=1, le=MOST_EXAMPLES)], ...] | None = None
+    """N_i, public constants, with data that every site has at home; None: each site declares its
+    own (``num-examples`` of its node config)."""
 
 
 class Evaluation(Frozen):
     """Simulation only: the cost and gradient on all data, which no deployment could see."""
 
+    kind: Literal["oracle"] = "oracle"
     every: int = Field(default=1, ge=1)
     is_enabled: bool = True
     is_simulated_oracle: bool | None = None
@@ -154,6 +166,11 @@ class Evaluation(Frozen):
         return self
 
 
+AnyEvaluation = Annotated[
+    Evaluation | PublicEvaluation | PrivateEvaluation, Field(discriminator="kind")
+]
+
+
 class Engine(Frozen):
     """Which engine runs the app, and how."""
 
@@ -161,6 +178,8 @@ class Engine(Frozen):
     execution: Literal["messages", "cohort"] = "messages"
     """Inline only: one Flower message a client, or one stacked call a cohort."""
     device: Literal["cpu", "cuda"] = "cpu"
+    dtype: Literal["float64", "float32"] = "float64"
+    """Of points, vectors and records; noise is drawn, and clipped sums are made, in float64."""
     memory_budget_mb: int = Field(default=1024, ge=16)
     timeout: float = Field(default=3600.0, gt=0)
 
@@ -191,13 +210,27 @@ class Experiment(Frozen):
     strategy: Strategy | None = None
     """The server update of a client update that has none of its own; None: the tangent mean."""
     privacy: Privacy = NoPrivacy()
-    evaluation: Evaluation = Evaluation()
+    evaluation: AnyEvaluation = Evaluation()
     engine: Engine = Engine()
     output: Output = Output()
 
     if TYPE_CHECKING:  # pydantic hashes what is frozen; a type checker cannot see it
 
         def __hash__(self) -> int: ...
+
+    @model_validator(mode="before")
+    @classmethod
+    def _a_file_is_a_shard(cls, table: Any) -> Any:
+        """``federation.partition`` is "natural" where every client has its own file."""
+        if not isinstance(table, dict):
+            return table
+        data, federation = table.get("data"), table.get("federation")
+        is_file = isinstance(data, FileData) or (
+            isinstance(data, dict) and data.get("kind") == "file"
+        )
+        if not is_file or not isinstance(federation, dict) or "partition" in federation:
+            return table
+        return {**table, "federation": {**federation, "partition": {"kind": "natural"}}}
 
     @model_validator(mode="after")
     def _parts_fit(self) -> "Experiment":
@@ -207,6 +240,18 @@ class Experiment(Frozen):
                 f"federation.cohort.cohort_size: expected at most federation.num_clients = "
                 f"{clients}, got {cohort.cohort_size}"
             )
+        if isinstance(self.data, FileData):
+            check_pair(self.problem, self.data)
+            if self.federation.partition.kind != "natural":
+                raise ValueError(
+                    "federation.partition: with data.kind = 'file' every client has a file of its "
+                    f"own, expected kind 'natural', got {self.federation.partition.kind!r}"
+                )
+            if self.data.paths and len(self.data.paths) != clients:
+                raise ValueError(
+                    f"data.paths: expected federation.num_clients = {clients} files, got "
+                    f"{len(self.data.paths)}"
+                )
         check_limits(
             self.training,
             num_clients=clients,
@@ -217,6 +262,8 @@ class Experiment(Frozen):
         check_manifold(self.training, self.problem.build().manifold)
         self._check_output_rules()
         self._check_privacy()
+        self._check_sites()
+        self._check_evaluation()
         if self.engine.kind != "inline" and self.engine.execution == "cohort":
             raise ValueError(
                 "engine.execution: 'cohort' runs on engine.kind = 'inline' only, got "
@@ -228,6 +275,16 @@ class Experiment(Frozen):
     def server_update(self) -> ServerUpdate:
         """What the server does: the algorithm's own part, or ``strategy`` with training's maps."""
         return server_update(self.training, self.strategy)
+
+    @property
+    def is_at_sites(self) -> bool:
+        """Whether every site has its data at home."""
+        return isinstance(self.data, SiteData)
+
+    @property
+    def has_all_data(self) -> bool:
+        """Whether the config names the data of everybody."""
+        return not isinstance(self.data, SiteData) or bool(self.data.paths)
 
     @property
     def _has_random_output(self) -> bool:
@@ -262,6 +319,50 @@ class Experiment(Frozen):
                 return mixed
         return None
 
+    def _check_evaluation(self) -> None:
+        held, privacy = self.evaluation, self.privacy
+        if held.kind == "public" and not self.is_at_sites:
+            raise ValueError(
+                "evaluation.kind: 'public' reads a file as data.kind = 'file' says, got "
+                f"{self.data.kind!r}"
+            )
+        if held.kind != "private":
+            return
+        if privacy.kind != "example-level":
+            raise ValueError(
+                "evaluation.kind: 'private' is charged as releases about examples, expected "
+                f"privacy.kind = 'example-level', got {privacy.kind!r}"
+            )
+        if privacy.noise.kind == "published" and held.noise_multiplier is None:
+            raise ValueError(
+                "evaluation.noise_multiplier: required with privacy.noise.kind = 'published', "
+                "whose noise is relative to nothing"
+            )
+
+    def _check_sites(self) -> None:
+        """What data that every site has at home need, and what nothing else takes."""
+        data, federation = self.data, self.federation
+        sizes, clients = federation.num_examples, federation.num_clients
+        if not isinstance(data, SiteData):
+            if sizes is not None:
+                raise ValueError(
+                    "federation.num_examples: expected none with data that the config names (the "
+                    f"partition says who has how many), got them with data.kind = {data.kind!r}"
+                )
+            return
+        if sizes is not None and len(sizes) != clients:
+            raise ValueError(
+                "federation.num_examples: expected one for each of federation.num_clients = "
+                f"{clients}, got {len(sizes)}"
+            )
+        privacy = self.privacy
+        is_target = privacy.kind == "example-level" and privacy.noise.kind == "target"
+        if sizes is None and is_target and not data.paths:
+            raise ValueError(
+                "federation.num_examples: required with privacy.noise.kind = 'target', whose noise "
+                "depends on every N_i; list them, or use 'multiplier'"
+            )
+
     def _check_privacy(self) -> None:
         privacy, training = self.privacy, self.training
         if privacy.kind == "none":
@@ -278,6 +379,16 @@ class Experiment(Frozen):
                 )
             return
         check_sampling(training, privacy.neighboring_relation, privacy.l2_norm_clip)
+        if (
+            isinstance(self.problem, HyperbolicPredictionSpec)
+            and isinstance(self.data, SiteData)
+            and privacy.neighboring_relation == "add-or-remove"
+        ):
+            raise ValueError(
+                "privacy.neighboring_relation: one row more changes the kernel weights of all "
+                "others of its client, expected 'replace-one' with problem.kind = "
+                "'hyperbolic-prediction' on files, got 'add-or-remove'"
+            )
         if privacy.noise.kind == "target" and privacy.noise.adversary == "client-level":
             raise ValueError(
                 "privacy.noise.adversary: 'client-level' needs privacy.kind = 'client-level', got "

@@ -1,6 +1,8 @@
 """One update of one client, or of a stacked cohort: from what came down to what goes up.
 
 `run_update` is pure: the same call serves a Flower message and ten thousand stacked clients.
+`answer` is a node's whole answer to one message, whoever carried it. What protects a client (clip,
+noise, normaliser) comes from its own reading of the config, never from the message.
 """
 
 from collections import Counter
@@ -11,6 +13,8 @@ from functools import cached_property
 import torch
 from geoopt import ManifoldTensor
 
+from manifed.algorithms.broadcast import check_broadcast
+from manifed.algorithms.held_out import EVALUATE, LABEL, PrivateEvaluation
 from manifed.algorithms.interface import (
     ClientUpdate,
     Memory,
@@ -19,14 +23,17 @@ from manifed.algorithms.interface import (
     in_round,
     setup_phases_of,
 )
-from manifed.algorithms.payloads import Payload
-from manifed.manifolds.base import Manifold
-from manifed.manifolds.tensors import as_plain, as_point, as_tangent
-from manifed.oracles.draws import Draws
-from manifed.oracles.oracle import UNNOISED, Oracle, Query
+from manifed.algorithms.payloads import Payload, Point
+from manifed.federation.header import BadMessage, Header
+from manifed.federation.memory import Kept, remembered
+from manifed.manifolds.base import Manifold, as_point, as_tangent
+from manifed.oracles.oracle import Draws, Oracle
+from manifed.oracles.query import UNNOISED, Query
+from manifed.privacy.events import Event
 from manifed.privacy.mechanism import ExampleMechanism
 from manifed.privacy.noise import NoiseSource
 from manifed.problems.base import Examples, Problem, ProblemBase
+from manifed.problems.finite_sum import FiniteSum
 
 
 @dataclass(frozen=True)
@@ -36,6 +43,19 @@ class ClientSetup:
     problem: Problem
     training: ClientUpdate
     mechanism: ExampleMechanism
+    evaluation: PrivateEvaluation | None = None
+    """What it says of the examples that training does not use; None: nothing, and it uses all."""
+
+    def trained_on(self, num_examples: int) -> int:
+        """The public size of what training uses."""
+        held = self.evaluation
+        return num_examples if held is None else held.trained_on(num_examples)
+
+    def releases(self, server_round: int, num_examples: int) -> tuple[Event, ...]:
+        """What a client with so many examples in all releases in a round."""
+        return releases_in(
+            server_round, self.training, self.evaluation, self.mechanism, num_examples
+        )
 
     @property
     def manifold(self) -> Manifold:
@@ -84,7 +104,8 @@ class ClientSetup:
 
     @cached_property
     def _phases(self) -> tuple[Phase, ...]:
-        return (*self.training.phases, *setup_phases_of(self.training))
+        own = (*self.training.phases, *setup_phases_of(self.training))
+        return own if self.evaluation is None else (*own, EVALUATE)
 
     def phase(self, name: str) -> tuple[int, Phase]:
         """Index and description of a phase.
@@ -128,20 +149,29 @@ def run_update(
     down: Payload,
     memory: Memory | None,
     examples: Examples,
-    num_examples: Sequence[int] | torch.Tensor | int,
+    num_examples: Sequence[int] | int,
     source: NoiseSource,
     device: str = "cpu",
 ) -> UpdateResult:
-    """The update of the client(s) in ``seat``; a cohort has a leading dimension everywhere."""
+    """The update of the client(s) in ``seat``; a cohort has a leading dimension everywhere.
+
+    ``num_examples`` is the public size N_i of each shard: it normalises means, scales noise and
+    fixes the rate of a Poisson batch. How many ``examples`` there really are is a client's secret.
+
+    Raises:
+        WrongSize: they are not N_i, where the price needs that they are.
+    """
     setup = setup.in_round(max(1, seat.server_round))
     index, phase = setup.phase(seat.phase)
     if not isinstance(down, phase.down):
         raise ValueError(f"Expected a {phase.down.__name__}, got a {type(down).__name__}")
     draws = Draws(source, seat.partition, seat.server_round, seat.attempt, index, device)
-    counts = torch.as_tensor(num_examples, device=device)
-    sizes = counts.reshape(-1).tolist()
+    if phase is EVALUATE:
+        return _evaluated(setup, seat, down, examples, draws)
+    given = (num_examples,) if isinstance(num_examples, int) else num_examples
+    sizes = [setup.trained_on(size) for size in given]
     asked = {n: setup.queries(n) for n in set(sizes)}
-    oracle = Oracle(setup.problem, examples, counts, [asked[n] for n in sizes], draws)
+    oracle = Oracle(setup.problem, examples, [asked[n] for n in sizes], draws)
     placed, base = _placed(phase, down, oracle.manifold)
     up, after = setup.training.update(seat.phase, placed, memory, oracle, oracle.manifold, draws)
     charged = setup.charged(min(sizes))
@@ -151,6 +181,40 @@ def run_update(
         check_charged(setup.training.kind, oracle.queries, charged)
     up = _leaving(phase, up, base, oracle.manifold)
     return UpdateResult(up, _plain(after), oracle.queries)
+
+
+def releases_in(
+    server_round: int,
+    training: ClientUpdate,
+    evaluation: PrivateEvaluation | None,
+    mechanism: ExampleMechanism,
+    num_examples: int,
+) -> tuple[Event, ...]:
+    """What a client with so many examples in all releases in a round, evaluation included."""
+    update = in_round(training, max(1, server_round))
+    if evaluation is None:
+        return update.releases(mechanism, num_examples)
+    own = update.releases(mechanism, evaluation.trained_on(num_examples))
+    return (*own, evaluation.release(mechanism)) if evaluation.is_due(server_round) else own
+
+
+def _evaluated(
+    setup: ClientSetup, seat: Seat, down: Payload, examples: Examples, draws: Draws
+) -> UpdateResult:
+    """What a client says of its hold-out.
+
+    Raises:
+        Uncharged: in a round that is not charged for it.
+    """
+    held, problem = setup.evaluation, setup.problem
+    assert held is not None
+    assert isinstance(down, Point)
+    assert isinstance(problem, FiniteSum)
+    if not held.is_due(seat.server_round):
+        raise Uncharged(f"evaluation.every: round {seat.server_round} is not charged for one")
+    stddev = held.stddev(setup.mechanism)
+    up = held.totals(problem, down.x, examples, stddev, draws)
+    return UpdateResult(up, None, Counter({LABEL: 1}))
 
 
 def _placed(
@@ -187,7 +251,7 @@ def _leaving(phase: Phase, up: Payload, base: ManifoldTensor | None, manifold: M
 
 def _plain(memory: Memory | None) -> Memory | None:
     """Memory is kept and stacked: plain tensors."""
-    return memory and type(memory)(*[as_plain(t) for t in memory.tensors().values()])
+    return memory and type(memory)(*[t.detach() for t in memory.tensors().values()])
 
 
 def check_charged(kind: str, queries: Counter[str], charged: Counter[str]) -> None:
@@ -225,6 +289,14 @@ class ClientSide:
     release: Callable[[], NoiseSource] = NoiseSource.from_os
     """Makes a source with a fresh key, for the next update of a release."""
     dtype: torch.dtype = torch.float64
+    num_examples: Sequence[int] = ()
+    """The public size N_i of each shard; empty: as many as there are."""
+    hold_outs: Sequence[Examples] = ()
+    """What is kept out of each shard."""
+
+    def public_size(self, client: int) -> int:
+        """N_i, by which a client's means are divided."""
+        return self.num_examples[client] if self.num_examples else len(self.shards[client])
 
     def turn_source(self) -> NoiseSource:
         """The source of one update."""
@@ -240,3 +312,93 @@ class ClientSide:
             for query in self.setup.queries(num_examples)
         )
         return max(sizes, default=0.0)
+
+
+# -- the answer of a node ------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Node:
+    """What a node brings to a run: its client setup, its own shard, and what it agrees to."""
+
+    setup: ClientSetup
+    shard: Examples
+    partition: int
+    digest: str
+    """Hash of the config, or of the privacy parameters, that this node reads for itself."""
+    point_shape: tuple[int, ...]
+    source: Callable[[], NoiseSource]
+    """Makes the source of one client update."""
+    dtype: torch.dtype = torch.float64
+    declared: int | None = None
+    """N_i, where it is not the number of examples."""
+    hold_out: Examples | None = None
+    """What is kept out of the shard."""
+
+    @property
+    def num_examples(self) -> int:
+        """N_i, public: the normaliser of its means, whatever number of examples there are."""
+        return len(self.shard) if self.declared is None else self.declared
+
+    def examples(self, phase: Phase) -> Examples:
+        """What an exchange is about."""
+        if phase is not EVALUATE:
+            return self.shard
+        assert self.hold_out is not None
+        return self.hold_out
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What goes up, where the key of its noise came from, and what is to be kept."""
+
+    up: Payload
+    noise_origin: str
+    kept: Kept | None
+
+
+ReadPayload = Callable[[type[Payload], tuple[int, ...], torch.dtype], Payload]
+"""Reads what came down, of this kind, where a point has this shape and type."""
+
+
+def answer(
+    node: Node,
+    header: Header,
+    read: ReadPayload,
+    kept: Kept | None,
+    pay: Callable[[], object] = lambda: None,
+) -> Answer:
+    """What a node answers; whoever calls writes ``kept`` down once the reply is made.
+
+    ``pay`` is called when all that came down was checked and before a record is looked at.
+
+    Raises:
+        BadMessage: the message is for another config or client, or holds another payload.
+        BadBroadcast: what came down is not where the phase says.
+        ValueError: the algorithm has no such phase.
+    """
+    if (header.config_sha256, header.partition_id) != (node.digest, node.partition):
+        raise BadMessage(
+            f"Expected a message for config {node.digest}, client {node.partition}, got config "
+            f"{header.config_sha256}, client {header.partition_id}"
+        )
+    _, phase = node.setup.phase(header.phase)
+    down = read(phase.down, node.point_shape, node.dtype)
+    check_broadcast(phase, down, node.setup.problem.manifold)
+    point = next(iter(down.tensors().values()))  # the first field of everything that goes down
+    blank = node.setup.training.initial_memory(point)
+    memory = None if blank is None else remembered(blank, kept, header)
+    if header.server_round > 0 and memory is blank and setup_phases_of(node.setup.training):
+        raise BadMessage(
+            f"Expected a client that remembers the exchanges before round 1 in round "
+            f"{header.server_round}, got client {node.partition} without: it was started again or "
+            "a reply of its was lost; start a new run"
+        )
+    pay()
+    seat = Seat(node.partition, header.server_round, header.attempt, header.phase)
+    source = node.source()
+    made = run_update(
+        node.setup, seat, down, memory, node.examples(phase), node.num_examples, source
+    )
+    if made.memory is not None:
+        written = header.config_sha256, header.server_round, header.attempt
+        return Answer(made.up, source.origin, Kept(*written, made.memory.tensors()))
+    return Answer(made.up, source.origin, None)

@@ -3,6 +3,10 @@
 from dataclasses import dataclass
 
 
+class BadMessage(ValueError):
+    """A message that does not hold what it must; the text says which field and why."""
+
+
 @dataclass(frozen=True)
 class Header:
     """Which config, round, attempt and phase a payload belongs to, and whose it is."""

@@ -3,9 +3,12 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from torch import Tensor
+
+from manifed.algorithms.held_out import EVALUATE, PrivateEvaluation
 from manifed.algorithms.interface import Phase, ServerState, ServerUpdate
 from manifed.federation.cohorts import Cohort, Everyone
-from manifed.federation.replies import ReplyPolicy
+from manifed.federation.replies import Failure, ReplyPolicy
 from manifed.manifolds.base import Manifold
 from manifed.privacy.mechanism import ClientMechanism
 from manifed.privacy.noise import NoiseSource
@@ -28,6 +31,13 @@ class Plan:
     device: str = "cpu"
     setup_phases: tuple[Phase, ...] = ()
     """Exchanges of all clients before round 1."""
+    evaluation: PrivateEvaluation | None = None
+    """What is asked of hold-outs at the end of some rounds."""
+
+    def phases_in(self, server_round: int) -> tuple[Phase, ...]:
+        """The exchanges of a round."""
+        is_due = self.evaluation is not None and self.evaluation.is_due(server_round)
+        return (*self.phases, EVALUATE) if is_due else self.phases
 
     def __post_init__(self) -> None:
         if self.setup_phases and self.policy.on_failure == "retry":
@@ -47,7 +57,12 @@ class Plan:
     def of_setup(self) -> "Plan":
         """The plan of the exchanges before round 1."""
         return replace(
-            self, phases=self.setup_phases, setup_phases=(), cohort=Everyone(), needs_everyone=True
+            self,
+            phases=self.setup_phases,
+            setup_phases=(),
+            cohort=Everyone(),
+            needs_everyone=True,
+            evaluation=None,
         )
 
     @property
@@ -72,8 +87,10 @@ class RoundReport:
     server_round: int
     state: ServerState
     participants: tuple[int, ...]
-    failures: Mapping[int, str] = field(default_factory=dict[int, str])
+    failures: Mapping[int, Failure] = field(default_factory=dict[int, Failure])
     bytes_down: int = 0
     bytes_up: int = 0
     noise_origins: frozenset[str] = frozenset()
     """Where the keys of all noise came from: the clients' (as they say), and the server's own."""
+    held_out: tuple[Tensor, int] | None = None
+    """What hold-outs said of this state: the sum (3,) of what so many clients sent."""

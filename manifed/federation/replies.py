@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from pydantic import Field
@@ -20,13 +20,30 @@ def plain(text: object) -> str:
     return "".join(character if character.isprintable() else " " for character in start).strip()
 
 
+Kind = Literal["late", "unavailable", "absent", "unusable"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a client's reply is not used.
+
+    "late": none came in time; "unavailable": its node is not there, or died; "absent": its node
+    answered with an error (its own log says why); "unusable": what came is no upload of the phase.
+    """
+
+    kind: Kind
+    text: str
+    """One line; a client or a node may have chosen it."""
+
+
 @dataclass(frozen=True)
 class Replies:
     """The usable uploads of a phase, stacked in the order of ``partitions``."""
 
     partitions: tuple[int, ...]
     uploads: Payload
-    failures: Mapping[int, str] = field(default_factory=dict[int, str])
+    failures: Mapping[int, Failure] = field(default_factory=dict[int, Failure])
     bytes_down: int = 0
     bytes_up: int = 0
     noise_origins: frozenset[str] = frozenset()
@@ -89,7 +106,7 @@ class ReplyPolicy(Frozen):
 
     def explain(self, replies: Replies, cohort_size: int) -> str:
         """One line for the error of a failed round."""
-        some = [f"client {i}: {reason}" for i, reason in sorted(replies.failures.items())[:3]]
+        some = [f"client {i}: {replies.failures[i].text}" for i in sorted(replies.failures)[:3]]
         more = f" and {len(replies.failures) - 3} more" if len(replies.failures) > 3 else ""
         needed = f"{self.min_fraction:g} of them" if self.on_failure == "proceed" else "all"
         return (

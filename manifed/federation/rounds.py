@@ -4,6 +4,9 @@ Order of a round, and why: the charge is on disk *before* a message leaves, beca
 the uploads are the release; so a crash, a retry or an abort can make the ledger show more than
 was spent, never less. The new model is used only after that.
 
+What a round sends, which replies it goes on with and how they are aggregated are the three methods
+of `Rules`; a strategy may have its own.
+
 `run_round` runs a whole round over a transport. Who must give control away between two exchanges
 (Flower's own `Strategy.start`) calls its parts: `begin`, `checked`, `after`, `report_of`.
 """
@@ -15,16 +18,17 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from manifed.algorithms.held_out import EVALUATE
 from manifed.algorithms.interface import Collected, Phase, ServerState
-from manifed.algorithms.payloads import Down, PerClient
+from manifed.algorithms.payloads import Down, PerClient, Point
 from manifed.errors import BudgetExhausted, ConfigError, RoundFailed
-from manifed.federation.aggregation import ServerDraws, private_mean, weighted_mean
+from manifed.federation.aggregation import Mean, ServerDraws, only_field, weighted_mean
 from manifed.federation.header import Header
 from manifed.federation.plan import Plan, RoundReport
-from manifed.federation.replies import Replies
+from manifed.federation.replies import Failure, Replies
 from manifed.federation.transport import Transport
 from manifed.federation.uploads import Expectation, refuse_bad_rows
-from manifed.manifolds.defects import largest_allowed, largest_drift
+from manifed.manifolds.defects import DRIFT, LARGEST
 
 log = logging.getLogger("manifed")
 
@@ -54,6 +58,7 @@ def run_rounds(
     first_round: int = 1,
     attempts: Callable[[int], int] = lambda _: 0,
     last_accepted: Mapping[int, int] | None = None,
+    rules: "Rules | None" = None,
 ) -> Iterator[RoundReport]:
     """Rounds ``first_round`` to ``num_rounds``, one by one; errors as `run_round` and ``charge``.
 
@@ -69,10 +74,10 @@ def run_rounds(
             "would go on without what they learnt there; start a new run"
         )
     if plan.setup_phases:
-        state = run_round(plan.of_setup(), state, 0, transport, free, accepted).state
+        state = run_round(plan.of_setup(), state, 0, transport, free, accepted, rules=rules).state
     for server_round in range(first_round, num_rounds + 1):
         report = run_round(
-            plan, state, server_round, transport, charge, accepted, attempts(server_round)
+            plan, state, server_round, transport, charge, accepted, attempts(server_round), rules
         )
         state = report.state
         accepted |= dict.fromkeys(report.participants, server_round)
@@ -87,6 +92,7 @@ def run_round(
     charge: Charge,
     last_accepted: Mapping[int, int],
     first_attempt: int = 0,
+    rules: "Rules | None" = None,
 ) -> RoundReport:
     """One round, retries included; ``state`` is the one before it.
 
@@ -98,14 +104,15 @@ def run_round(
     seen = Traffic()
     for attempt in range(first_attempt, first_attempt + tries):
         try:
-            now = begin(plan, state, server_round, attempt, charge)
+            now = begin(plan, state, server_round, attempt, charge, rules)
         except BudgetExhausted as budget:
             budget.noise_origins = _origins(plan, seen) if attempt > first_attempt else frozenset()
             raise
         try:
             while now.phase is not None:
-                header, down = now.header, now.down
-                came = transport.exchange(header, now.phase, down, now.asked, last_accepted)
+                came = transport.exchange(
+                    now.header, now.phase, sent(now), now.asked, last_accepted
+                )
                 replies = checked(now, came)
                 seen = seen.plus(replies)
                 now = after(now, replies)
@@ -125,7 +132,7 @@ class Traffic:
 
     bytes_down: int = 0
     bytes_up: int = 0
-    failures: Mapping[int, str] = field(default_factory=dict[int, str])
+    failures: Mapping[int, Failure] = field(default_factory=dict[int, Failure])
     noise_origins: frozenset[str] = frozenset()
 
     def plus(self, replies: Replies) -> "Traffic":
@@ -149,19 +156,23 @@ class Attempt:
     asked: tuple[int, ...]
     """Who is sent the next message: the cohort without those that failed before."""
     state: ServerState
+    rules: "Rules"
+    phases: tuple[Phase, ...]
+    """The exchanges of this round."""
     index: int = 0
-    failures: Mapping[int, str] = field(default_factory=dict[int, str])
+    failures: Mapping[int, Failure] = field(default_factory=dict[int, Failure])
+    held_out: tuple[Tensor, int] | None = None
+    """What hold-outs said: the sum of what so many clients sent."""
 
     @property
     def phase(self) -> Phase | None:
         """The next exchange; None after the last."""
-        phases = self.plan.phases
-        return phases[self.index] if self.index < len(phases) else None
+        return self.phases[self.index] if self.index < len(self.phases) else None
 
     @property
     def name(self) -> str:
         """The name of the next exchange."""
-        return self.plan.phases[self.index].name
+        return self.phases[self.index].name
 
     @property
     def header(self) -> Header:
@@ -169,26 +180,104 @@ class Attempt:
         return Header(self.plan.config_sha256, self.server_round, self.attempt, self.name, -1)
 
     @property
-    def down(self) -> Down:
-        """What goes down next."""
-        down = self.plan.server_update.down(self.state, self.name)
-        if not isinstance(down, PerClient) or len(self.asked) == self.plan.num_clients:
-            return down
-        return PerClient(down.rows.take(torch.tensor(self.asked, dtype=torch.long)))
-
-    @property
     def draws(self) -> ServerDraws:
         """The server's randomness of this exchange."""
         return ServerDraws(self.plan.source, self.server_round, self.attempt, self.index)
 
 
+class Rules:
+    """What a round does in the order above: by its plan, unless a strategy overrides a method."""
+
+    def send(self, now: Attempt) -> Down:
+        """What goes down next: what the server update broadcasts, to those who are asked."""
+        down = now.plan.server_update.down(now.state, now.name)
+        if not isinstance(down, PerClient) or len(now.asked) == now.plan.num_clients:
+            return down
+        return PerClient(down.rows.take(torch.tensor(now.asked, dtype=torch.long)))
+
+    def judge(self, now: Attempt, replies: Replies) -> Replies:
+        """What the round goes on with.
+
+        Under client-level privacy whether a reply is usable is a datum of one client, as its upload
+        is: each failed one is the zero vector, in every exchange, so the round goes the same way
+        whatever a client sends, and the sum still moves by at most one bound.
+
+        Raises:
+            RoundFailed: when the policy is not content.
+        """
+        if now.plan.mechanism is not None:
+            return replies.zero_filled(now.asked)
+        return enough(now, replies)
+
+    def aggregate(self, now: Attempt, replies: Replies) -> Mean:
+        """One array a field: a mean, at client level a noised one; nothing where nothing is."""
+        if now.plan.phases[now.index].aggregation == "none":
+            return Mean({})
+        return averaged(now, replies) if now.plan.mechanism is None else noised(now, replies)
+
+
+AS_PLANNED = Rules()
+
+
+def sent(now: Attempt) -> Down:
+    """What goes down next: by the rules, and for an evaluation the model itself."""
+    if now.phase is EVALUATE:
+        return Point(now.plan.server_update.model(now.state, now.plan.manifold))
+    return now.rules.send(now)
+
+
+def enough(now: Attempt, replies: Replies) -> Replies:
+    """The replies, if the reply policy is content with them.
+
+    Raises:
+        RoundFailed: with the first failures.
+    """
+    plan, size = now.plan, len(now.cohort)
+    if now.asked and not plan.policy.is_enough(replies, size, needs_everyone=plan.needs_everyone):
+        raise RoundFailed(f"Round {now.server_round}: {plan.policy.explain(replies, size)}")
+    return replies
+
+
+def averaged(now: Attempt, replies: Replies) -> Mean:
+    """The weighted mean of every field, with the weights of the server update."""
+    return Mean(weighted_mean(replies.uploads, _weights(now.plan, replies)))
+
+
+def noised(now: Attempt, replies: Replies) -> Mean:
+    """What the server's mechanism releases of the one field, at the point of the broadcast.
+
+    Raises:
+        ValueError: for uploads of several fields, or without a mechanism.
+    """
+    plan, mechanism = now.plan, now.plan.mechanism
+    if mechanism is None:
+        raise ValueError("Expected client-level privacy to noise a mean, got no mechanism")
+    name, stacked = only_field(replies.uploads)
+    found = mechanism.noised_mean(
+        stacked,
+        plan.server_update.base(now.state, plan.manifold),
+        plan.manifold,
+        now.draws.normals,
+        expected_cohort=plan.cohort.expected_size(plan.num_clients),
+        is_tangent=plan.server_update.space == "tangent",
+        l2_norm_clip=float(now.state.tensors.get(CLIP, mechanism.l2_norm_clip)),
+    )
+    return Mean({name: found.mean}, None if mechanism.adaptive is None else found.next_clip)
+
+
 def begin(
-    plan: Plan, state: ServerState, server_round: int, attempt: int, charge: Charge
+    plan: Plan,
+    state: ServerState,
+    server_round: int,
+    attempt: int,
+    charge: Charge,
+    rules: Rules | None = None,
 ) -> Attempt:
     """An attempt whose cohort is drawn and paid for."""
     cohort = plan.cohort.draw(plan.num_clients, server_round, attempt, plan.source)
     charge(server_round, attempt, cohort)
-    return Attempt(plan, server_round, attempt, cohort, cohort, state)
+    phases = plan.phases if plan.evaluation is None else plan.phases_in(server_round)
+    return Attempt(plan, server_round, attempt, cohort, cohort, state, rules or AS_PLANNED, phases)
 
 
 def checked(now: Attempt, replies: Replies) -> Replies:
@@ -210,15 +299,18 @@ def after(now: Attempt, replies: Replies) -> Attempt:
     Raises:
         RoundFailed, BadState: as `run_round`.
     """
+    if now.phase is EVALUATE:  # it changes no state, and nobody who is silent fails the round
+        held_out = (replies.uploads.tensors()["u"].sum(0), len(replies.partitions))
+        return replace(now, index=now.index + 1, held_out=held_out)
     failures = {**now.failures, **replies.failures}
-    taken = judged(now, replies)
+    taken = now.rules.judge(now, replies)
     try:
         state = _step(now, taken)
     except BadState as bad:
         left = _without_culprits(bad, now, taken)
         _tell_who_was_dropped(now, left)
         failures |= left.failures
-        taken = judged(now, left)
+        taken = now.rules.judge(now, left)
         state = _step(now, taken)
     return replace(now, asked=taken.partitions, state=state, index=now.index + 1, failures=failures)
 
@@ -229,8 +321,9 @@ def report_of(now: Attempt, seen: Traffic) -> RoundReport:
     used = tuple(i for i in now.asked if i not in now.failures)
     failures = {**seen.failures, **now.failures}
     return RoundReport(
-        now.server_round, now.state, used, failures, seen.bytes_down, seen.bytes_up, origins
-    )
+        now.server_round, now.state, used, failures, seen.bytes_down, seen.bytes_up, origins,
+        now.held_out,
+    )  # fmt: skip
 
 
 def _origins(plan: Plan, seen: "Traffic") -> frozenset[str]:
@@ -241,33 +334,17 @@ def _origins(plan: Plan, seen: "Traffic") -> frozenset[str]:
     return own | seen.noise_origins
 
 
-def judged(now: Attempt, replies: Replies) -> Replies:
-    """What the round goes on with.
-
-    Under client-level privacy whether a reply is usable is a datum of one client, as its upload
-    is: each failed one is the zero vector, in every exchange, so the round goes the same way
-    whatever a client sends, and the sum still moves by at most one bound.
-
-    Raises:
-        RoundFailed: when the policy is not content.
-    """
-    plan, size = now.plan, len(now.cohort)
-    if plan.mechanism is not None:
-        return replies.zero_filled(now.asked)
-    if now.asked and not plan.policy.is_enough(replies, size, needs_everyone=plan.needs_everyone):
-        raise RoundFailed(f"Round {now.server_round}: {plan.policy.explain(replies, size)}")
-    return replies
-
-
 def _tell_who_was_dropped(now: Attempt, replies: Replies) -> None:
-    for client, reason in sorted(replies.failures.items()):
+    for client in sorted(replies.failures):
+        failure = replies.failures[client]
         log.warning(
-            "Round %d, attempt %d, phase %s: client %d is dropped: %s",
+            "Round %d, attempt %d, phase %s: client %d is dropped (%s): %s",
             now.server_round,
             now.attempt,
             now.name,
             client,
-            reason,
+            failure.kind,
+            failure.text,
         )
 
 
@@ -276,22 +353,11 @@ def _step(now: Attempt, replies: Replies) -> ServerState:
     plan, state, draws = now.plan, now.state, now.draws
     if not replies.partitions and plan.mechanism is None:
         return state
-    if plan.phases[now.index].aggregation == "none":
-        mean = dict[str, Tensor]()
-    elif plan.mechanism is None:
-        mean = weighted_mean(replies.uploads, _weights(plan, replies))
-    else:
-        clip = float(state.tensors.get(CLIP, plan.mechanism.l2_norm_clip))
-        base = plan.server_update.base(state, plan.manifold)
-        expected, space = plan.cohort.expected_size(plan.num_clients), plan.server_update.space
-        private = private_mean(
-            replies.uploads, base, space, plan.manifold, plan.mechanism, expected, draws, clip
-        )
-        mean = private.mean
-        if plan.mechanism.adaptive is not None:
-            state = state.replace(**{CLIP: torch.tensor(private.next_clip, dtype=torch.float64)})
+    mean = now.rules.aggregate(now, replies)
+    if mean.next_clip is not None:
+        state = state.replace(**{CLIP: torch.tensor(mean.next_clip, dtype=torch.float64)})
     seen = (None, ()) if plan.mechanism is not None else (replies.uploads, replies.partitions)
-    collected = Collected(mean, *seen, plan.num_clients, draws.uniform())
+    collected = Collected(mean.fields, *seen, plan.num_clients, draws.uniform())
     try:
         new = plan.server_update.step(state, now.name, collected, now.server_round, plan.manifold)
     # torch exports the error from C, out of the sight of pyright
@@ -318,7 +384,7 @@ def _without_culprits(bad: BadState, now: Attempt, replies: Replies) -> Replies:
         BadState: ``bad``, where no single upload does or all do, and under client-level privacy,
             where a clipped mean moves the model and no upload decides anything.
     """
-    culprits: dict[int, str] = {}
+    culprits: dict[int, Failure] = {}
     is_mean = now.plan.phases[now.index].aggregation == "mean"
     count = len(replies.partitions) if now.plan.mechanism is None and is_mean else 0
     for row in range(count):
@@ -327,9 +393,10 @@ def _without_culprits(bad: BadState, now: Attempt, replies: Replies) -> Replies:
             _step(now, alone)
         except BadState:
             largest = max(float(u.abs().max()) for u in alone.uploads.tensors().values())
-            culprits[alone.partitions[0]] = (
+            culprits[alone.partitions[0]] = Failure(
+                "unusable",
                 "Expected an upload that the model can take a step along, got one with "
-                f"entries up to {largest:.3g} that alone leads to no usable state"
+                f"entries up to {largest:.3g} that alone leads to no usable state",
             )
     if not culprits:
         raise bad
@@ -361,7 +428,7 @@ def _usable(state: ServerState, plan: Plan, server_round: int) -> ServerState:
     for name, tensor in state.tensors.items():
         if not tensor.is_floating_point():
             continue
-        bound = largest_allowed(tensor.dtype)
+        bound = LARGEST[tensor.dtype]
         if not bool((tensor.abs() <= bound).all()):
             bad = int((~(tensor.abs() <= bound)).sum())
             raise BadState(
@@ -370,7 +437,7 @@ def _usable(state: ServerState, plan: Plan, server_round: int) -> ServerState:
                 f"{kept}"
             )
     model = plan.server_update.model(state, plan.manifold)
-    bound = largest_drift(model.dtype)
+    bound = DRIFT[model.dtype]
     defect = float(plan.manifold.membership_defect(model))
     if not defect <= bound:
         raise BadState(

@@ -13,12 +13,13 @@ import torch
 from torch import Tensor
 
 from manifed.algorithms.broadcast import BadBroadcast, check_broadcast
+from manifed.algorithms.held_out import EVALUATE
 from manifed.algorithms.interface import Memory, Phase
 from manifed.algorithms.payloads import Down, Payload, PerClient, down_bytes, downs
 from manifed.errors import ConfigError
 from manifed.federation.client import ClientSide, Seat, run_update
 from manifed.federation.header import Header
-from manifed.federation.replies import Replies
+from manifed.federation.replies import Failure, Replies
 from manifed.federation.transport import stacked_or_empty
 from manifed.manifolds.base import Manifold
 from manifed.privacy.noise import NoiseSource
@@ -34,13 +35,14 @@ _KEPT_POINTS = 3
 
 def _clients_at_a_time(side: ClientSide, device: str, memory_budget_mb: int) -> int:
     """How many clients one stacked call takes: as many as fit, and stay in a processor's cache."""
-    longest, first = max(len(shard) for shard in side.shards), side.shards[0]
-    shard = longest * sum(t.nbytes for t in first.tensors.values()) // len(first)
+    fullest = max(side.shards, key=len)
+    longest, shard = len(fullest), sum(t.nbytes for t in fullest.tensors.values())
     point = math.prod(side.point_shape) * side.dtype.itemsize
     blank = side.setup.training.initial_memory(torch.zeros(side.point_shape, dtype=side.dtype))
     remembered = blank.num_bytes() if blank is not None else 0
     kept = len(side.shards) * (shard + remembered + _KEPT_POINTS * point)
-    working = shard + point * side.gradients_in_a_step(longest)
+    most = max(longest, *(side.public_size(i) for i in range(len(side.shards))))
+    working = shard + point * side.gradients_in_a_step(most)
     each = shard + working + point * _POINTS_OF_A_STEP
     budget = memory_budget_mb * 2**20
     if kept + each > budget:
@@ -65,7 +67,8 @@ class StackedTransport:
         self._side, self._device = side, device
         self.chunk_size = _clients_at_a_time(side, device, memory_budget_mb)
         self._stacked = Examples.stack(list(side.shards)).to(device)
-        self._sizes = torch.tensor([len(shard) for shard in side.shards], device=device)
+        held = list(side.hold_outs)
+        self._held = Examples.stack(held).to(device) if held else self._stacked
         self._memory: Memory | None = None
         self._tags: dict[int, tuple[int, int]] = {}
 
@@ -102,27 +105,28 @@ class StackedTransport:
         )
 
     def _chunk_or_singles(
-        self, whole: "_Asked", rows: list[int], done: "_Uploads", failures: dict[int, str]
+        self, whole: "_Asked", rows: list[int], done: "_Uploads", failures: dict[int, Failure]
     ) -> None:
         chunk = tuple(whole.partitions[row] for row in rows)
         try:
             done.add(chunk, self._run(whole, rows, chunk))
         except Exception as error:
             if len(rows) == 1:
-                failures[chunk[0]] = f"{type(error).__name__}: {error}"
+                failures[chunk[0]] = Failure("absent", f"{type(error).__name__}: {error}")
                 return
             for row in rows:
                 self._chunk_or_singles(whole, [row], done, failures)
 
     def _run(self, whole: "_Asked", at: list[int], chunk: tuple[int, ...]) -> Payload:
         side, header, rows = self._side, whole.header, self._rows(chunk)
-        picked = {key: tensor[rows] for key, tensor in self._stacked.tensors.items()}
-        examples = Examples(picked, self._stacked.feature_ndim)
+        is_evaluation = header.phase == EVALUATE.name
+        examples = (self._held if is_evaluation else self._stacked).of_clients(rows)
         down = _spread(whole.down, at).to(self._device)
         memory = self._remember(whole, down, chunk)
+        sizes = [self._side.public_size(i) for i in chunk]
         seat = Seat(chunk, header.server_round, header.attempt, header.phase)
         made = run_update(
-            side.setup, seat, down, memory, examples, self._sizes[rows], whole.source, self._device
+            side.setup, seat, down, memory, examples, sizes, whole.source, self._device
         )
         if made.memory is not None:
             self._write(made.memory, header, chunk)
@@ -183,16 +187,17 @@ class _Asked:
 
 def _refusals(
     phase: Phase, down: Down, partitions: tuple[int, ...], manifold: Manifold
-) -> dict[int, str]:
+) -> dict[int, Failure]:
     """Why clients refuse what comes down; one look is enough where it is the same for all."""
-    failures: dict[int, str] = {}
+    failures: dict[int, Failure] = {}
     is_one = not isinstance(down, PerClient)
     looks = min(1, len(partitions)) if is_one else len(partitions)
     for i, sent in zip(partitions, downs(down, looks), strict=False):
         try:
             check_broadcast(phase, sent, manifold)
         except BadBroadcast as bad:
-            failures |= dict.fromkeys(partitions if is_one else (i,), f"BadBroadcast: {bad}")
+            refusal = Failure("absent", f"BadBroadcast: {bad}")
+            failures |= dict.fromkeys(partitions if is_one else (i,), refusal)
     return failures
 
 

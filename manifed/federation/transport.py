@@ -5,11 +5,12 @@ from dataclasses import replace
 from typing import Protocol
 
 from manifed.algorithms.broadcast import check_broadcast
+from manifed.algorithms.held_out import EVALUATE
 from manifed.algorithms.interface import Memory, Phase
 from manifed.algorithms.payloads import Down, Payload, PerClient, down_bytes, downs
 from manifed.federation.client import ClientSide, Seat, run_update
 from manifed.federation.header import Header
-from manifed.federation.replies import Replies
+from manifed.federation.replies import Failure, Replies
 
 
 class Transport(Protocol):
@@ -50,7 +51,7 @@ class MemoryTransport:
     ) -> Replies:
         """As `Transport.exchange`; an update that raises is that client's failure alone."""
         uploads: dict[int, Payload] = {}
-        failures: dict[int, str] = {}
+        failures: dict[int, Failure] = {}
         origins: set[str] = set()
         for i, sent in zip(partitions, downs(down, len(partitions)), strict=True):
             mine = replace(header, partition_id=i, last_accepted_round=last_accepted.get(i, 0))
@@ -58,7 +59,7 @@ class MemoryTransport:
                 uploads[i], origin = self._update(mine, phase, sent)
                 origins.add(origin)
             except Exception as error:
-                failures[i] = f"{type(error).__name__}: {error}"
+                failures[i] = Failure("absent", f"{type(error).__name__}: {error}")
         stacked = stacked_or_empty(phase, down, list(uploads.values()))
         return Replies(
             tuple(uploads),
@@ -75,9 +76,10 @@ class MemoryTransport:
         written, memory = self._memory.get(i, ((0, 0), None))
         if memory is None or not header.continues(*written):
             memory = side.setup.training.initial_memory(next(iter(down.tensors().values())))
-        source, shard = side.turn_source(), side.shards[i]
+        source = side.turn_source()
+        shard = side.hold_outs[i] if phase is EVALUATE else side.shards[i]
         seat = Seat(i, header.server_round, header.attempt, header.phase)
-        made = run_update(side.setup, seat, down, memory, shard, len(shard), source)
+        made = run_update(side.setup, seat, down, memory, shard, side.public_size(i), source)
         if made.memory is not None:
             self._memory[i] = ((header.server_round, header.attempt), made.memory)
         return made.up, source.origin

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from manifed.algorithms.interface import UploadPlace
-from manifed.federation.replies import Replies, plain
+from manifed.federation.replies import Failure, Replies, plain
 from manifed.manifolds.base import Manifold
-from manifed.manifolds.defects import frobenius, largest_allowed, tolerance
+from manifed.manifolds.defects import LARGEST, TOLERANCE, frobenius
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ def refuse_bad_rows(expected: Expectation, replies: Replies) -> Replies:
     Reasons are made short and printable here, whatever a client or a node wrote into them.
     All rows are checked at once, and one by one only where a row is bad.
     """
-    failures = {i: _told(replies, i, reason) for i, reason in replies.failures.items()}
+    failures = {i: _told(replies, i, failure) for i, failure in replies.failures.items()}
     stacked = replies.uploads.tensors()
     good = torch.ones(len(replies.partitions), dtype=torch.bool, device=expected.base.device)
     for name, u in stacked.items():
@@ -36,7 +36,8 @@ def refuse_bad_rows(expected: Expectation, replies: Replies) -> Replies:
         return replace(replies, failures=failures) if failures else replies
     for row in (~good).nonzero()[:, 0].tolist():
         i = replies.partitions[row]
-        failures[i] = _told(replies, i, _row_failure(expected, stacked, row))
+        unusable = Failure("unusable", _row_failure(expected, stacked, row))
+        failures[i] = _told(replies, i, unusable)
     rows = good.nonzero()[:, 0]
     uploads = replies.uploads.take(rows)
     return replace(
@@ -60,9 +61,9 @@ def flaw(name: str, tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype) 
     return None
 
 
-def _told(replies: Replies, client: int, reason: str) -> str:
+def _told(replies: Replies, client: int, failure: Failure) -> Failure:
     node = f" (node {replies.nodes[client]})" if client in replies.nodes else ""
-    return plain(reason) + node
+    return replace(failure, text=plain(failure.text) + node)
 
 
 def _fitting_rows(expected: Expectation, name: str, stacked: Tensor) -> Tensor:
@@ -80,14 +81,14 @@ def _fits(expected: Expectation, name: str, stacked: Tensor) -> Tensor:
     place = expected.places[name]
     if not stacked.is_floating_point():
         return torch.full((stacked.shape[0],), place == "any", device=stacked.device)
-    is_sane = stacked.flatten(1).norm(dim=1) <= largest_allowed(stacked.dtype)
+    is_sane = stacked.flatten(1).norm(dim=1) <= LARGEST[stacked.dtype]
     if place in ("ambient", "any"):
         return is_sane
     if place == "point":
         defect = expected.manifold.membership_defect(stacked)
     else:
         defect = expected.manifold.tangency_defect(expected.base, stacked)
-    return is_sane & (defect <= tolerance(stacked.dtype))
+    return is_sane & (defect <= TOLERANCE[stacked.dtype])
 
 
 def _row_failure(expected: Expectation, stacked: Mapping[str, Tensor], row: int) -> str:
@@ -109,17 +110,17 @@ def _row_failure(expected: Expectation, stacked: Mapping[str, Tensor], row: int)
 
 def _misfit(expected: Expectation, name: str, u: Tensor) -> str:
     """Why one array, of the right shape and type, is refused."""
-    length, bound = float(frobenius(u, u.dim())), largest_allowed(u.dtype)
+    length, bound = float(frobenius(u, u.dim())), LARGEST[u.dtype]
     if not length <= bound:
         return f"Expected {name} of Euclidean norm at most {bound:g}, got {length:.3g}"
     if expected.places[name] == "point":
         defect = float(expected.manifold.membership_defect(u))
         return (
-            f"Expected {name} on {expected.manifold.name} within {tolerance(u.dtype):g}, got a "
+            f"Expected {name} on {expected.manifold.name} within {TOLERANCE[u.dtype]:g}, got a "
             f"relative distance of {defect:.3g}; take manifold.projx of it"
         )
     defect = float(expected.manifold.tangency_defect(expected.base, u))
     return (
-        f"Expected {name} tangent at the broadcast point within {tolerance(u.dtype):g}, got a "
+        f"Expected {name} tangent at the broadcast point within {TOLERANCE[u.dtype]:g}, got a "
         f"relative normal part of {defect:.3g}; take manifold.proju of it"
     )

@@ -6,29 +6,28 @@ the client adds to its gradients comes from its own reading of the config, never
 message of another config is refused.
 """
 
+import os
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import partial
 from logging import ERROR
+from pathlib import Path
 
-import torch
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.logger import log
-from torch import Tensor
 
-from manifed.algorithms.broadcast import BadBroadcast, check_broadcast
-from manifed.algorithms.interface import Memory
-from manifed.algorithms.payloads import Payload
-from manifed.experiment.assembly import check_shard, client_side
-from manifed.experiment.load import sha256
+from manifed.algorithms.broadcast import BadBroadcast
+from manifed.experiment.assembly import own_node
 from manifed.experiment.schema import Experiment
-from manifed.federation.client import ClientSetup, ClientSide, Seat, run_update
-from manifed.federation.header import Header
-from manifed.flower import keys
+from manifed.federation import client as federation
+from manifed.federation.client import Node
+from manifed.federation.header import BadMessage
+from manifed.federation.memory import Kept, MemoryStore
+from manifed.flower import keys, site
 from manifed.flower.handshake import check_code
 from manifed.flower.records import (
-    BadMessage,
     pack,
     read_header,
     read_payload,
@@ -36,8 +35,6 @@ from manifed.flower.records import (
     tensors_from_record,
     tensors_to_record,
 )
-from manifed.privacy.noise import NoiseSource
-from manifed.problems.base import Examples
 from manifed.runs.manifest import code_sha256
 
 
@@ -66,21 +63,10 @@ class _absent_if_it_fails:  # noqa: N801  it is used as a verb: with _absent_if_
         raise Absent from None
 
 
-@dataclass(frozen=True)
-class Node:
-    """What a node brings to a run: its client setup, its own shard, and what it agrees to."""
-
-    setup: ClientSetup
-    shard: Examples
-    partition: int
-    digest: str
-    """Hash of the config, or of the privacy parameters, that this node reads for itself."""
-    point_shape: tuple[int, ...]
-    source: Callable[[], NoiseSource]
-    """Makes the source of one client update."""
-    dtype: torch.dtype = torch.float64
-
-
+DEPLOYED = "flwr-clientapp"
+"""The program that a SuperNode starts for each message."""
+HOME = "manifed"
+"""A deployed node's folder in its Flower home."""
 FindNode = Callable[[Context], Node]
 """Makes the node of a context: its errors, whose text may hold data, stay in the node's own log."""
 
@@ -100,25 +86,14 @@ def partition_of(context: Context, count: int | None = None) -> int:
     return partition
 
 
-@lru_cache(maxsize=4)
-def _side(config: Experiment) -> tuple[ClientSide, str]:
-    return client_side(config), sha256(config)
-
-
-@lru_cache(maxsize=4096)
-def _check_once(config: Experiment, partition: int) -> None:
-    check_shard(config, partition)
-
-
 def node_of(context: Context, config: Experiment) -> Node:
-    """The node of an experiment."""
+    """The node of an experiment; it opens its own file only, which its node config names."""
+    partition = partition_of(context, config.federation.num_clients)
+    path, declared = (context.node_config.get(key) for key in (keys.DATA_PATH, keys.NUM_EXAMPLES))
     with _absent_if_it_fails("its data cannot be loaded"):
-        side, digest = _side(config)
-    partition = partition_of(context, len(side.shards))
-    with _absent_if_it_fails("its data are not valid"):
-        _check_once(config, partition)
-    shard, source = side.shards[partition], side.turn_source
-    return Node(side.setup, shard, partition, digest, side.point_shape, source, side.dtype)
+        if not (declared is None or type(declared) is int):
+            raise BadMessage(f"Expected a whole num-examples of this node, got {shown(declared)}")
+        return own_node(config, partition, None if path is None else Path(str(path)), declared)
 
 
 def _found(find: FindNode, context: Context) -> Node:
@@ -138,17 +113,22 @@ def introduce(message: Message, context: Context, find: FindNode) -> Message:
 
 def _introduced(message: Message, context: Context, find: FindNode) -> Message:
     node = _found(find, context)
-    asked = message.content.config_records.get(keys.HEADER, ConfigRecord())
-    check_code("the server", asked.get(keys.CODE_SHA256))
+    _check_server(message)
     record = ConfigRecord(
         {
             keys.CONFIG_SHA256: node.digest,
             keys.CODE_SHA256: code_sha256(),
             keys.PARTITION_ID: node.partition,
-            keys.NUM_EXAMPLES: len(node.shard),
+            keys.NUM_EXAMPLES: node.num_examples,
         }
     )
     return Message(RecordDict({keys.HEADER: record}), reply_to=message)
+
+
+def _check_server(message: Message) -> None:
+    """Refuse a server that runs other code; errors as `check_code`."""
+    asked = message.content.config_records.get(keys.HEADER, ConfigRecord())
+    check_code("the server", asked.get(keys.CODE_SHA256))
 
 
 def answer(message: Message, context: Context, find: FindNode) -> Message:
@@ -160,76 +140,111 @@ def answer(message: Message, context: Context, find: FindNode) -> Message:
 def _answered(message: Message, context: Context, find: FindNode) -> Message:
     node = _found(find, context)
     header = read_header(message.content)
-    if (header.config_sha256, header.partition_id) != (node.digest, node.partition):
-        raise BadMessage(
-            f"Expected a message for config {node.digest}, client {node.partition}, got config "
-            f"{header.config_sha256}, client {header.partition_id}"
-        )
-    setup, shard = node.setup, node.shard
-    _, phase = setup.phase(header.phase)
-    down = read_payload(message.content, phase.down, node.point_shape, node.dtype)
-    check_broadcast(phase, down, setup.problem.manifold)
-    blank = setup.training.initial_memory(_point(down))
-    memory = _remember(header, context, blank)
-    seat = Seat(node.partition, header.server_round, header.attempt, header.phase)
     with _absent_if_it_fails("its update failed"):
-        source = node.source()
-        made = run_update(setup, seat, down, memory, shard, len(shard), source)
-    reply = Message(pack(header, made.up, noise_origin=source.origin), reply_to=message)
-    if made.memory is not None:
-        _write(made.memory, header, context)
+        read = partial(read_payload, message.content)
+        made = federation.answer(node, header, read, _kept(context, node))
+    reply = Message(pack(header, made.up, noise_origin=made.noise_origin), reply_to=message)
+    if made.kept is not None:
+        _write(made.kept, context, node)
     return reply
 
 
-def _point(down: Payload) -> Tensor:
-    """The broadcast point, the first field of everything that goes down."""
-    return next(iter(down.tensors().values()))
+def _store(context: Context) -> MemoryStore | None:
+    """The folder that keeps what this node remembers; None in a simulation that names none.
 
+    Flower keeps a context in the memory of one SuperNode process, which is enough where no node can
+    die alone. A deployed node has ``state-dir`` in its own config, or ``manifed`` in its Flower
+    home, so that a restart loses nothing.
 
-def _remember(header: Header, context: Context, blank: Memory | None) -> Memory | None:
-    """The memory that belongs to the last round the server accepted from this client.
-
-    A SuperNode that restarted has lost it, and one whose last reply was lost has one too many:
-    either way the tag differs and the client starts from its initial memory.
+    Raises:
+        ValueError: ``state-dir`` is no absolute path.
     """
-    if blank is None or keys.MEMORY not in context.state.array_records:
-        return blank
+    named = context.node_config.get(keys.STATE_DIR)
+    if named is None and Path(sys.argv[0]).name == DEPLOYED:
+        named = str(Path(os.environ.get("FLWR_HOME") or Path.home() / ".flwr").absolute() / HOME)
+    if named is None:
+        return None
+    if not isinstance(named, str) or not Path(named).is_absolute():
+        raise ValueError(f"Expected an absolute path as this node's state-dir, got {shown(named)}")
+    return MemoryStore(Path(named) / "memory")
+
+
+def _kept(context: Context, node: Node) -> Kept | None:
+    """What this node kept of its client in this run of Flower's."""
+    store = _store(context)
+    if store is not None:
+        return store.read(str(context.run_id), node.partition)
+    if keys.MEMORY not in context.state.array_records:
+        return None
     tag = context.state.config_records[keys.MEMORY_TAG]
-    if tag[keys.CONFIG_SHA256] != header.config_sha256:
-        return blank
-    if not header.continues(int(str(tag[keys.SERVER_ROUND])), int(str(tag[keys.ATTEMPT]))):
-        return blank
-    return type(blank)(**tensors_from_record(context.state.array_records[keys.MEMORY]))
+    return Kept(
+        str(tag[keys.CONFIG_SHA256]),
+        int(str(tag[keys.SERVER_ROUND])),
+        int(str(tag[keys.ATTEMPT])),
+        tensors_from_record(context.state.array_records[keys.MEMORY]),
+    )
 
 
-def _write(memory: Memory, header: Header, context: Context) -> None:
-    context.state[keys.MEMORY] = tensors_to_record(memory.tensors())
+def _write(kept: Kept, context: Context, node: Node) -> None:
+    store = _store(context)
+    if store is not None:
+        store.write(str(context.run_id), node.partition, kept)
+        return
+    context.state[keys.MEMORY] = tensors_to_record(dict(kept.tensors))
     context.state[keys.MEMORY_TAG] = ConfigRecord(
         {
-            keys.CONFIG_SHA256: header.config_sha256,
-            keys.SERVER_ROUND: header.server_round,
-            keys.ATTEMPT: header.attempt,
+            keys.CONFIG_SHA256: kept.config_sha256,
+            keys.SERVER_ROUND: kept.server_round,
+            keys.ATTEMPT: kept.attempt,
         }
     )
 
 
+Forward = Callable[[Message, Context, Experiment], Message]
+
+
 def client_app_of(experiment: Callable[[Context], Experiment]) -> ClientApp:
-    """The ClientApp of nodes that take part in the experiment of their context."""
-    return client_app(lambda context: node_of(context, experiment(context)))
+    """The ClientApp of nodes that take part in the experiment of their context.
+
+    A node whose own config names ``site-socket`` forwards to the site's process there.
+    """
+
+    def forwarded(message: Message, context: Context, forward: Forward) -> Message:
+        with _absent_if_it_fails("its site did not answer"):
+            return forward(message, context, experiment(context))
+
+    return client_app(lambda context: node_of(context, experiment(context)), forwarded)
 
 
-def client_app(find: FindNode) -> ClientApp:
-    """The ClientApp of the nodes that ``find`` makes."""
+def _no_site(message: Message, context: Context, forward: Forward) -> Message:
+    """Refuse to open data where the node's own config says that a site has them."""
+    del message, forward
+    with _absent_if_it_fails("it cannot forward"):
+        raise ValueError(
+            f"Expected an experiment to forward to {shown(context.node_config[keys.SITE_SOCKET])}, "
+            "got an app of another kind; start the node without site-socket"
+        )
+
+
+def client_app(
+    find: FindNode, forwarded: Callable[[Message, Context, Forward], Message] = _no_site
+) -> ClientApp:
+    """The ClientApp of the nodes that ``find`` makes, or of sites that are asked instead."""
     made = ClientApp()
 
     @made.query()
     def query(message: Message, context: Context) -> Message:
         """Which partition this node holds and how many examples (a public size)."""
+        if keys.SITE_SOCKET in context.node_config:
+            _check_server(message)
+            return forwarded(message, context, site.introduced)
         return introduce(message, context, find)
 
     @made.train()
     def train(message: Message, context: Context) -> Message:
         """One client update."""
+        if keys.SITE_SOCKET in context.node_config:
+            return forwarded(message, context, site.answered)
         return answer(message, context, find)
 
     return made

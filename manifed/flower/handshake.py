@@ -8,15 +8,20 @@ partitions are sampled. Both sides say which code they run, and refuse each othe
 A node that is not part of the federation cannot stop this: a reply that is an error, malformed, or
 no valid claim is logged and left out. The first valid claim of a partition wins. Who claims it
 cannot be told from here: that takes SuperNodes with registered keys (docs/deployment.md).
+
+The number of examples in a reply is N_i, a public constant: what the config says, or what a site
+declares (`declared_sizes` asks before anything is priced). What a site really holds is not asked.
 """
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
+from manifed.experiment.schema import MOST_EXAMPLES
 from manifed.federation.replies import plain
 from manifed.flower import keys
 from manifed.flower.records import BadMessage, shown
@@ -49,17 +54,36 @@ def check_code(who: str, theirs: object) -> None:
 def meet(
     grid: Grid,
     config_sha256: str,
-    num_examples: tuple[int, ...],
+    num_examples: Sequence[int],
     timeout: float,
     patience: float = PATIENCE,
 ) -> dict[int, int]:
     """Partition -> node id for all partitions of the federation.
 
     Raises:
-        HandshakeFailed: when a partition has no node that reads this config and holds the (public)
+        HandshakeFailed: when a partition has no node that reads this config and says the (public)
             number of examples that the accounting uses: after ``timeout`` seconds, or
             ``patience`` seconds after enough nodes have all answered.
     """
+    return dict(sorted(_met(grid, config_sha256, num_examples, timeout, patience).nodes.items()))
+
+
+def declared_sizes(
+    grid: Grid, config_sha256: str, num_clients: int, timeout: float, patience: float = PATIENCE
+) -> tuple[int, ...]:
+    """N_i as each site declares it; errors as `meet`."""
+    nobodys = (None,) * num_clients
+    met = _met(grid, config_sha256, nobodys, timeout, patience)
+    return tuple(met.sizes[i] for i in range(num_clients))
+
+
+def _met(
+    grid: Grid,
+    config_sha256: str,
+    num_examples: Sequence[int | None],
+    timeout: float,
+    patience: float,
+) -> "_Meeting":
     count = len(num_examples)
     meeting = _Meeting(config_sha256, num_examples)
     deadline = time.monotonic() + timeout
@@ -69,7 +93,7 @@ def meet(
         has_news = meeting.ask_who_is_new(grid)
         has_news |= meeting.hear(grid)
         if len(meeting.nodes) == count:
-            return dict(sorted(meeting.nodes.items()))
+            return meeting
         now = time.monotonic()
         quiet_since = now if has_news else quiet_since
         if not told and len(meeting.asked) < count and now - quiet_since > patience:
@@ -84,11 +108,12 @@ def meet(
 class _Meeting:
     """Who was asked, who has not answered yet, and whose claim was accepted."""
 
-    def __init__(self, config_sha256: str, num_examples: tuple[int, ...]) -> None:
+    def __init__(self, config_sha256: str, num_examples: Sequence[int | None]) -> None:
         self._config_sha256, self._num_examples = config_sha256, num_examples
         self.asked: set[int] = set()
         self.waiting: dict[str, int] = {}
         self.nodes: dict[int, int] = {}
+        self.sizes: dict[int, int] = {}
         self.problems: list[str] = []
 
     def ask_who_is_new(self, grid: Grid) -> bool:
@@ -116,6 +141,8 @@ class _Meeting:
                 problem = f"node {node}: {plain(error)}"
                 log(30, "Handshake: %s; this node is left out", problem)
                 self.problems.append(problem)
+                if _is_lost(reply):
+                    self.asked.discard(node)
             else:
                 self.nodes[partition] = node
         return bool(replies)
@@ -133,16 +160,21 @@ class _Meeting:
             raise BadMessage(f"client {partition} runs another config ({shown(theirs)})")
         if not 0 <= partition < len(sizes):
             raise BadMessage(f"partition-id {shown(partition)} is outside 0..{len(sizes) - 1}")
-        if size != sizes[partition]:
+        wanted = sizes[partition]
+        if size != wanted and wanted is not None:
             raise BadMessage(
-                f"client {partition} holds {shown(size)} examples, the accounting uses "
-                f"{sizes[partition]}"
+                f"client {partition} declares {shown(size)} examples, the accounting uses {wanted}"
+            )
+        if not 1 <= size <= MOST_EXAMPLES:
+            raise BadMessage(
+                f"client {partition} declares {shown(size)} examples, expected 1 to {MOST_EXAMPLES}"
             )
         if partition in self.nodes:
             raise BadMessage(
                 f"partition-id {partition} was claimed before, by node {self.nodes[partition]}; "
                 "register the SuperNodes' keys to know which is right"
             )
+        self.sizes[partition] = size
         return partition
 
     def explain(self, timeout: float) -> str:
@@ -157,6 +189,12 @@ class _Meeting:
         missing = sorted(set(range(count)) - set(self.nodes))
         reasons = "; ".join(self.problems[:3]) or "no answer"
         return f"Expected every partition to answer, missing {missing[:10]}: {reasons}"
+
+
+def _is_lost(reply: Message) -> bool:
+    """Whether the SuperLink says that the node is gone; one that comes back is asked again."""
+    is_own = reply.metadata.src_node_id == SUPERLINK_NODE_ID
+    return is_own and reply.has_error() and reply.error.code == ErrorCode.NODE_UNAVAILABLE
 
 
 def _query(node: int, config_sha256: str) -> Message:

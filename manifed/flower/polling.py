@@ -12,6 +12,7 @@ a reply answers is known from the SuperLink then, not from what the sender wrote
 import struct
 import time
 from collections.abc import Iterable
+from itertools import zip_longest
 
 from flwr.app import Error, Message, RecordDict
 from flwr.common.constant import ErrorCode
@@ -22,6 +23,8 @@ from google.protobuf.message import DecodeError
 
 SHORTEST_PAUSE = 0.005
 LONGEST_PAUSE = 0.1
+UNREADABLE_REPLY = 1000
+"""Our code, beside Flower's, of the error for a reply that came and cannot be used."""
 UNREADABLE = (
     ArithmeticError,
     AssertionError,
@@ -101,23 +104,33 @@ class PollingGrid(Grid):
             if asked is None:
                 raise
             reason = f"a reply that cannot be unpacked: {type(error).__name__}"
-            replies = [Message(Error(ErrorCode.MESSAGE_UNAVAILABLE, reason), reply_to=asked)]
+            replies = [Message(Error(UNREADABLE_REPLY, reason), reply_to=asked)]
         if replies:
             self._asked.pop(identity, None)
         kept = [reply for reply in replies if reply.metadata.reply_to_message_id == identity]
         if replies and not kept and asked is not None:
             log(30, "Node %d answered as if to another message", asked.metadata.dst_node_id)
             reason = "a reply that says it answers another message"
-            kept = [Message(Error(ErrorCode.MESSAGE_UNAVAILABLE, reason), reply_to=asked)]
+            kept = [Message(Error(UNREADABLE_REPLY, reason), reply_to=asked)]
         return kept
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
-        """The replies, in the order of their arrival; fewer than sent after ``timeout`` seconds."""
+        """The replies, in the order of their arrival; fewer than sent after ``timeout`` seconds.
+
+        They count from when everything was sent. A message that Flower does not take, because its
+        node is gone, is an error reply of that node.
+        """
+        sent = list(messages)
+        identities = list(self.push_messages(sent))
         deadline = None if timeout is None else time.monotonic() + timeout
-        waiting = {identity for identity in self.push_messages(messages) if identity}
-        replies: list[Message] = []
+        waiting = {identity for identity in identities if identity}
+        replies = [
+            Message(Error(ErrorCode.NODE_UNAVAILABLE, "the SuperLink refused it"), reply_to=message)
+            for message, identity in zip_longest(sent, identities[: len(sent)])
+            if not identity
+        ]
         pause = SHORTEST_PAUSE
         while waiting:
             began = time.monotonic()

@@ -8,7 +8,7 @@ message, so that sides that differ refuse each other.
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from manifed.algorithms.interface import ClientUpdate, Scheduled, setup_phases_of
 from manifed.algorithms.rsgd import RSGD
@@ -85,6 +85,18 @@ class ClientLevel(_Parameters):
 
 
 Privacy = ExampleLevel | ClientLevel
+
+
+@dataclass(frozen=True)
+class Priced:
+    """Privacy as a server needs it, priced already: that of a config, for one."""
+
+    promise: Promise
+    """What is charged, what the budget pays, and whom the statement names."""
+    client_mechanism: ClientMechanism | None
+    """What the server applies to a cohort's uploads; None leaves it to the clients."""
+    digest: str
+    """What both sides compare."""
 
 
 def agreement(manifold: Manifold, update: ClientUpdate, privacy: Privacy | None) -> str:
@@ -183,6 +195,25 @@ def promise_of(
     except NoValidBound as refusal:
         raise ConfigError(f"privacy: {refusal}") from None
     return promise
+
+
+def priced_for(
+    privacy: Privacy | None,
+    manifold: Manifold,
+    update: ClientUpdate,
+    sizes: tuple[int, ...],
+    cohort: Cohort,
+    budget: tuple[float, float] | None,
+    draws: int,
+    noise_source: str,
+) -> Priced:
+    """The parameters that two apps agree on, priced for these clients; errors as `promise_of`."""
+    own = None if privacy is None else replace(privacy, update=update, num_examples=sizes)
+    return Priced(
+        promise_of(own, len(sizes), cohort, budget, draws, noise_source),
+        None if own is None else own.client_mechanism,
+        agreement(manifold, update, own),
+    )
 
 
 def _releases(privacy: Privacy, sizes: tuple[int, ...]) -> tuple[ClientReleases, ...]:

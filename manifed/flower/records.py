@@ -16,15 +16,11 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from torch import Tensor
 
 from manifed.algorithms.payloads import Payload
-from manifed.federation.header import Header
+from manifed.federation.header import BadMessage, Header
 from manifed.federation.uploads import flaw
 from manifed.flower import keys
 
 P = TypeVar("P", bound=Payload)
-
-
-class BadMessage(ValueError):
-    """A message that does not hold what it must; the text says which field and why."""
 
 
 UNDECLARED = "undeclared"
@@ -122,14 +118,15 @@ def _decoded(name: str, array: Array) -> Tensor:
 
 def pack(
     header: Header,
-    payload: Payload | None,
+    payload: Payload | ArrayRecord | None,
     *,
     noise_origin: str | None = None,
     to: tuple[int, int] | None = None,
 ) -> RecordDict:
     """The content of one message; a reply says where the key of its noise came from.
 
-    ``to`` is (client, its last accepted round) where the header is for nobody in particular.
+    A payload that goes to many is made a record once, by the caller. ``to`` is (client, its last
+    accepted round) where the header is for nobody in particular.
     """
     values = {key: getattr(header, name) for name, key in _HEADER_KEYS.items()}
     if to is not None:
@@ -137,8 +134,10 @@ def pack(
     if noise_origin is not None:
         values[keys.NOISE_ORIGIN] = noise_origin
     content = RecordDict({keys.HEADER: ConfigRecord(values)})
+    if isinstance(payload, Payload):
+        payload = tensors_to_record(payload.tensors())
     if payload is not None:
-        content[keys.PAYLOAD] = tensors_to_record(payload.tensors())
+        content[keys.PAYLOAD] = payload
     return content
 
 

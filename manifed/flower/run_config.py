@@ -8,9 +8,11 @@ the app's own.
 
 A run config comes from whoever submitted the run. It may name classes of other packages
 (``kind = "package.module:Class"``), and reading it imports them: only those that the environment
-variable MANIFED_PLUGINS of this process allows.
+variable MANIFED_PLUGINS of this process allows. It names no file of a node: ``data.paths`` of a
+simulation is dropped, and a node's own config says where its data are.
 """
 
+import os
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -18,7 +20,7 @@ from pathlib import Path
 import tomli_w
 
 from manifed.errors import ConfigError
-from manifed.experiment.load import from_toml, load, parse_overrides, to_toml
+from manifed.experiment.load import from_toml, load, parse_overrides, to_toml, without_paths
 from manifed.experiment.plugins import allowed_here
 from manifed.experiment.schema import Experiment
 from manifed.flower import keys
@@ -35,6 +37,9 @@ FIELDS = {
 }
 """Key of the run config to field of the experiment."""
 
+SIMULATION = "MANIFED_SIMULATION"
+"""The environment variable of processes that all play one simulation: they read ``data.paths``."""
+
 RunConfig = Mapping[str, bool | float | int | str]
 
 
@@ -49,6 +54,7 @@ def experiment_of(run_config: RunConfig, folder: Path = APP_FOLDER) -> Experimen
         str(run_config.get(key, ""))
         for key in (keys.RUN_RESOLVED, keys.RUN_EXPERIMENT, keys.RUN_OVERRIDES)
     )
+    is_simulation = bool(os.environ.get(SIMULATION))
     given = {key: value for key in FIELDS if (value := run_config.get(key, "")) != ""}
     if resolved and (experiment or overrides or given):
         raise ConfigError(
@@ -56,12 +62,13 @@ def experiment_of(run_config: RunConfig, folder: Path = APP_FOLDER) -> Experimen
             f"experiment = {experiment!r}, overrides = {overrides!r}, {given}"
         )
     if resolved:
-        return _resolved(resolved, allowed_here())
+        return _resolved(resolved, allowed_here(), is_simulation)
     # As TOML lines, which tell 1 from true and 1.0, and in which a field may stand once only.
     lines = [f"{FIELDS[key]} {tomli_w.dumps({'': value})[3:]}" for key, value in given.items()]
     try:
         path = str(find(experiment, folder))
-        return _experiment(path, "\n".join([overrides, *lines]), allowed_here())
+        text = "\n".join([overrides, *lines])
+        return _experiment(path, text, allowed_here(), is_simulation)
     except ConfigError as error:
         named = [f"{FIELDS[key]} is {key}" for key in given if FIELDS[key] in str(error)]
         if not named:
@@ -70,17 +77,23 @@ def experiment_of(run_config: RunConfig, folder: Path = APP_FOLDER) -> Experimen
 
 
 @lru_cache(maxsize=8)
-def _resolved(text: str, plugins: frozenset[str]) -> Experiment:
-    return from_toml(text, plugins)
+def _resolved(text: str, plugins: frozenset[str], is_simulation: bool) -> Experiment:
+    config = from_toml(text, plugins)
+    return config if is_simulation else without_paths(config)
 
 
 @lru_cache(maxsize=8)
-def _experiment(path: str, overrides: str, plugins: frozenset[str]) -> Experiment:
-    return load(path, settings=parse_overrides(overrides), plugins=plugins)
+def _experiment(
+    path: str, overrides: str, plugins: frozenset[str], is_simulation: bool
+) -> Experiment:
+    config = load(path, settings=parse_overrides(overrides), plugins=plugins)
+    return config if is_simulation else without_paths(config)
 
 
-def run_config_of(config: Experiment) -> dict[str, str]:
+def run_config_of(config: Experiment, *, is_simulation: bool = False) -> dict[str, str]:
     """The run config that carries ``config`` to other processes; `experiment_of` inverts it.
+
+    The paths of sites' files stay behind, unless all processes are a simulation's.
 
     Raises:
         ConfigError: the config holds text that is not Unicode, for example in a folder's name.
@@ -88,7 +101,7 @@ def run_config_of(config: Experiment) -> dict[str, str]:
     return {
         keys.RUN_EXPERIMENT: "",
         keys.RUN_OVERRIDES: "",
-        keys.RUN_RESOLVED: to_toml(config),
+        keys.RUN_RESOLVED: to_toml(config if is_simulation else without_paths(config)),
     }
 
 

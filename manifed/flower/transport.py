@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
-from flwr.app import Message, MessageType
-from flwr.common.constant import SUPERLINK_NODE_ID
+from flwr.app import Error, Message, MessageType
+from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 from torch import Tensor
@@ -19,10 +19,11 @@ from manifed.algorithms.interface import Phase
 from manifed.algorithms.payloads import Down, Payload, PerClient, down_bytes, downs
 from manifed.federation.header import Header
 from manifed.federation.plan import Plan
-from manifed.federation.replies import Replies, plain
+from manifed.federation.replies import Failure, Kind, Replies, plain
 from manifed.federation.transport import stacked_or_empty
 from manifed.flower.handshake import meet
-from manifed.flower.records import BadMessage, Named, pack, read_reply
+from manifed.flower.polling import UNREADABLE_REPLY
+from manifed.flower.records import BadMessage, Named, pack, read_reply, tensors_to_record
 
 
 @dataclass(frozen=True)
@@ -67,10 +68,11 @@ class MessageTransport:
     ) -> list[Message]:
         """One message for each of ``partitions``, in order."""
         sent: list[Message] = []
+        shared = None if isinstance(down, PerClient) else tensors_to_record(down.tensors())
         for i, payload in zip(partitions, downs(down, len(partitions)), strict=True):
             sent.append(
                 Message(
-                    pack(header, payload, to=(i, last_accepted.get(i, 0))),
+                    pack(header, shared or payload, to=(i, last_accepted.get(i, 0))),
                     dst_node_id=self.nodes[i],
                     message_type=MessageType.TRAIN,
                     group_id=str(header.server_round),
@@ -94,16 +96,17 @@ class MessageTransport:
         owner = {node: i for i, node in self.nodes.items()}
         nodes = {owner[m.metadata.dst_node_id]: m.metadata.dst_node_id for m in messages}
         uploads: dict[int, Payload] = {}
-        failures: dict[int, str] = {}
+        failures: dict[int, Failure] = {}
         origins: set[str] = set()
         point = _point(down)
         for i, node in nodes.items():
             mine = (header.config_sha256, header.server_round, header.attempt, header.phase, i)
-            try:
-                uploads[i], origin = self._first_readable(mine, phase, point, by_node.get(node, ()))
+            read = self._first_readable(mine, phase, point, by_node.get(node, ()))
+            if isinstance(read, Failure):
+                failures[i] = read
+            else:
+                uploads[i], origin = read
                 origins.add(origin)
-            except BadMessage as bad:
-                failures[i] = str(bad)
         stacked = stacked_or_empty(phase, down, list(uploads.values()))
         return Replies(
             tuple(uploads),
@@ -117,17 +120,22 @@ class MessageTransport:
 
     def _first_readable(
         self, mine: Named, phase: Phase, point: Tensor, replies: Sequence[Message]
-    ) -> tuple[Payload, str]:
+    ) -> tuple[Payload, str] | Failure:
         """The payload of the first readable reply, and where its noise is said to come from."""
-        refusals: list[BadMessage] = []
+        refusals: list[Failure] = []
         for reply in replies:
             try:
-                return _open(mine, phase, point, reply)
+                if reply.has_error():
+                    refusals.append(_of_error(reply.error))
+                else:
+                    shape, dtype = tuple(point.shape), point.dtype
+                    return read_reply(reply.content, mine, phase.up, shape, dtype)
             except BadMessage as bad:
-                refusals.append(bad)
+                refusals.append(Failure("unusable", str(bad)))
             except Exception as error:  # whatever a reply makes a check do is that client's failure
-                refusals.append(BadMessage(f"not readable: {type(error).__name__}: {error}"))
-        raise refusals[0] if refusals else BadMessage(f"no reply within {self.timeout:g} s")
+                text = f"not readable: {type(error).__name__}: {error}"
+                refusals.append(Failure("unusable", text))
+        return refusals[0] if refusals else Failure("late", f"no reply within {self.timeout:g} s")
 
 
 def answers_by_node(
@@ -167,8 +175,16 @@ def _point(down: Down) -> Tensor:
     return next(iter(down.tensors().values()))
 
 
-def _open(mine: Named, phase: Phase, point: Tensor, reply: Message) -> tuple[Payload, str]:
-    """As `read_reply`, with shapes and types of ``point``; BadMessage for an error reply."""
-    if reply.has_error():
-        raise BadMessage(f"error {reply.error.code}: {reply.error.reason}")
-    return read_reply(reply.content, mine, phase.up, tuple(point.shape), point.dtype)
+_KIND_OF_CODE: dict[int, Kind] = {
+    ErrorCode.MESSAGE_UNAVAILABLE: "unavailable",
+    ErrorCode.REPLY_MESSAGE_UNAVAILABLE: "unavailable",
+    ErrorCode.NODE_UNAVAILABLE: "unavailable",
+    ErrorCode.CLIENT_APP_CRASHED: "unavailable",
+    UNREADABLE_REPLY: "unusable",
+}
+
+
+def _of_error(error: Error) -> Failure:
+    """The failure that an error reply of a node or of the SuperLink means."""
+    text = f"error {error.code}: {error.reason}"
+    return Failure(_KIND_OF_CODE.get(error.code, "absent"), text)

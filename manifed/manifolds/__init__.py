@@ -7,6 +7,7 @@ from manifed.manifolds.grassmann import Grassmann
 from manifed.manifolds.hyperbolic import Lorentz
 from manifed.manifolds.oblique import Oblique
 from manifed.manifolds.poincare import PoincareBall
+from manifed.manifolds.power import Power
 from manifed.manifolds.product import Product
 from manifed.manifolds.rotations import SpecialOrthogonal
 from manifed.manifolds.spd import SPD, SPDBuresWasserstein
@@ -23,6 +24,7 @@ __all__ = [
     "Manifold",
     "Oblique",
     "PoincareBall",
+    "Power",
     "Product",
     "SPDBuresWasserstein",
     "SPDLogCholesky",

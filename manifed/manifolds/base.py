@@ -7,7 +7,9 @@ what differential privacy and federated averaging need on top:
 * ``coords_shape(shape)`` and ``from_coords(x, c)``: a linear map R^m -> T_xM whose matrix J in a
   metric-orthonormal basis satisfies J J^T = I, so i.i.d. standard normals become the isotropic
   tangent Gaussian of the metric (Utpala et al. 2023, Claim 2), ``tangent_gaussian``;
-* ``invretr``: the inverse of ``retr``; ``geodesic(t, x, y)``;
+* ``invretr``: the inverse of ``retr``; ``geodesic(t, x, y)``; ``maps``, exact or by retractions;
+* the ambient space of a submanifold: ``reach``, ``nearest``, ``ambient``;
+* ``as_point`` and ``as_tangent``, which place tensors as geoopt does, sharing their storage;
 * ``frechet_mean``; capabilities as data (``has_logmap``, ``is_transp_isometric``).
 
 Conventions: float64, or float32 to its rounding; every method broadcasts over leading dimensions
@@ -16,19 +18,38 @@ Conventions: float64, or float32 to its rounding; every method broadcasts over l
 
 import math
 from abc import abstractmethod
-from typing import Any
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any, Literal, NamedTuple
 
 import geoopt
 import torch
+from geoopt import ManifoldTensor
 from torch import Tensor
 
-from manifed.manifolds.defects import frobenius, largest_entry, or_infinite
+from manifed.manifolds.defects import frobenius, largest_entry
 from manifed.manifolds.linalg import above_zero, standard_normal
 
 SAFE_NORMS = 1e-140, 1e140
 """Norms between these neither overflow nor vanish when they are squared, in float64."""
 SAFE_NORMS_OF_SHORTER = 1e-15, 1e15
 """The same in float32."""
+
+
+MapChoice = Literal["exact", "retraction"]
+"""Exact maps, or their approximations of first order as the rivals of Zhang, Hu, So, Johansson
+(2024, section 5) ran them: one choice for a whole algorithm."""
+
+
+class Maps(NamedTuple):
+    """How an algorithm moves: point and vector to point, two points to vector, vector to vector."""
+
+    forward: Callable[[Tensor, Tensor], Tensor]
+    """(x, u) -> y."""
+    inverse: Callable[[Tensor, Tensor], Tensor]
+    """(x, y) -> u with forward(x, u) = y."""
+    transport: Callable[[Tensor, Tensor, Tensor], Tensor]
+    """(x, y, v tangent at x) -> tangent at y."""
 
 
 class Manifold(geoopt.Manifold):
@@ -43,6 +64,10 @@ class Manifold(geoopt.Manifold):
     """Whether ``transp(x, y, ·)`` is a linear isometry T_xM -> T_yM."""
     is_transp_parallel: bool = True
     """Whether it is parallel transport along the minimising geodesic."""
+    reach: float | None = None
+    """P_M is single valued at distances below it: the constant of proximal smoothness, Zhang, Hu,
+    So, Johansson (2024), Definition 2.2. None: no submanifold with the metric of its ambient space.
+    """
 
     # -- what privacy and averaging add ------------------------------------------------------
     @abstractmethod
@@ -85,11 +110,38 @@ class Manifold(geoopt.Manifold):
         """The tangent vector u at x with ``retr(x, u) = y``, shape ``(..., *point)``."""
         raise NotImplementedError(f"{self.name} has no inverse of its retraction")
 
-    def random_point(
-        self, *shape: int, generator: torch.Generator, dtype: torch.dtype = torch.float64
-    ) -> Tensor:
-        """A random point of shape ``shape`` (leading dimensions first), from ``generator``."""
-        return self.random(*shape, dtype=dtype, generator=generator)
+    # -- how an algorithm moves ----------------------------------------------------------------
+    def maps(self, choice: MapChoice) -> "Maps":
+        """``expmap``, ``logmap``, ``transp``; or ``retr``, ``invretr`` and tangent projection.
+
+        The transport of "exact" is parallel only where ``is_transp_parallel``.
+        """
+        if choice == "exact":
+            return Maps(self.expmap, self.logmap, self.transp)
+        return Maps(self.retr, self.invretr, self.projected)
+
+    def projected(self, x: Tensor, y: Tensor, v: Tensor) -> Tensor:
+        """The projection on T_yM of v, tangent at x."""
+        del x
+        return self.proju(y, v)
+
+    # -- the flat space around a submanifold ---------------------------------------------------
+    def nearest(self, y: Tensor) -> Tensor:
+        """P_M(y), the point of the manifold nearest to an ambient y."""
+        return self.projx(y)
+
+    def ambient(self, x: Tensor) -> Tensor:
+        """The point as an element of the ambient space."""
+        return x
+
+    def from_ambient(self, y: Tensor) -> Tensor:
+        """The point of the manifold that the ambient y, which lies on it, is."""
+        return y
+
+    def ambient_vector(self, x: Tensor, u: Tensor) -> Tensor:
+        """The tangent vector u at x as an element of the ambient space."""
+        del x
+        return u
 
     def frechet_mean(
         self,
@@ -262,6 +314,99 @@ class FrobeniusManifold(Manifold):
     ) -> Tensor:
         """tr(u^T v), shape ``(...)`` (or ``(..., 1, 1)`` with ``keepdim``)."""
         return (u * (u if v is None else v)).sum((-2, -1), keepdim=keepdim)
+
+
+# -- points and tangent vectors that know where they lie ------------------------------------------
+class TangentSpace(geoopt.Manifold):
+    """T_xM with the metric at x: a flat manifold, whose points are the tangent vectors at x."""
+
+    name = "TangentSpace"
+    reversible = True
+
+    def __init__(self, base: ManifoldTensor) -> None:
+        """``base`` is x, shape (..., *point), with its manifold."""
+        super().__init__()
+        self.base = base
+        self.ndim = base.manifold.ndim
+
+    def inner(
+        self, x: Tensor, u: Tensor, v: Tensor | None = None, *, keepdim: bool = False
+    ) -> Tensor:
+        """The metric at the base; x does not matter."""
+        del x
+        return self.base.manifold.inner(self.base, u, u if v is None else v, keepdim=keepdim)
+
+    def projx(self, x: Tensor) -> Tensor:
+        """The tangent part at the base."""
+        return self.base.manifold.proju(self.base, x)
+
+    def proju(self, x: Tensor, u: Tensor) -> Tensor:
+        """The tangent part at the base; x does not matter."""
+        return self.projx(u)
+
+    def egrad2rgrad(self, x: Tensor, u: Tensor) -> Tensor:
+        """The gradient in the metric at the base."""
+        return self.base.manifold.egrad2rgrad(self.base, u)
+
+    def expmap(self, x: Tensor, u: Tensor) -> Tensor:
+        """A straight line."""
+        return x + u
+
+    retr = expmap
+
+    def logmap(self, x: Tensor, y: Tensor) -> Tensor:
+        """A straight line."""
+        return y - x
+
+    def transp(self, x: Tensor, y: Tensor, v: Tensor) -> Tensor:
+        """Nothing turns."""
+        return v
+
+    def dist(self, x: Tensor, y: Tensor, *, keepdim: bool = False) -> Tensor:
+        """Norm of the difference in the metric at the base."""
+        return self.inner(x, y - x, keepdim=keepdim).clamp_min(0.0).sqrt()
+
+    def _check_point_on_manifold(
+        self, x: Tensor, *, atol: float = 1e-5, rtol: float = 1e-5
+    ) -> tuple[bool, str | None]:
+        manifold: Any = self.base.manifold
+        return manifold._check_vector_on_tangent(self.base, x, atol=atol, rtol=rtol)
+
+    def _check_vector_on_tangent(
+        self, x: Tensor, u: Tensor, *, atol: float = 1e-5, rtol: float = 1e-5
+    ) -> tuple[bool, str | None]:
+        return self._check_point_on_manifold(u, atol=atol, rtol=rtol)
+
+
+class TangentTensor(ManifoldTensor):
+    """A tangent vector; its `TangentSpace` is made when it is asked for, because most never are."""
+
+    at: ManifoldTensor
+    """The point."""
+
+    @cached_property
+    def manifold(self) -> TangentSpace:  # pyright: ignore[reportIncompatibleVariableOverride]  lazy
+        """Where it lies."""
+        return TangentSpace(self.at)
+
+
+def as_point(x: Tensor, manifold: Manifold) -> ManifoldTensor:
+    """The tensor x (..., *point), known to lie on ``manifold``, with that manifold."""
+    placed: Any = Tensor._make_subclass(ManifoldTensor, x)  # detached; what geoopt itself calls
+    placed.manifold = manifold
+    return placed
+
+
+def as_tangent(u: Tensor, base: ManifoldTensor) -> ManifoldTensor:
+    """The tensor u (..., *point), known to be tangent at ``base``: a point of `TangentSpace`."""
+    placed: Any = Tensor._make_subclass(TangentTensor, u)
+    placed.at = base
+    return placed
+
+
+def or_infinite(defect: Tensor, is_finite: Tensor) -> Tensor:
+    """The defects; infinite where they are not finite or ``is_finite`` does not hold."""
+    return torch.where(is_finite & torch.isfinite(defect), defect, torch.inf)
 
 
 def safe_sqrt(squared: Tensor) -> Tensor:

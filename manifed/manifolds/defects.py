@@ -8,36 +8,29 @@ conditioning, and a tensor that is not finite gives infinity, never NaN:
   norm, over |x| + |u|. The summand |x| is what rounding knows of a vector that is a difference of
   points or a sum that cancelled; without it every converged run would fail.
 
-What the bounds leave open: a normal part of at most ``tolerance`` (|x| + |u|), and a point at
-``tolerance`` from the manifold, where lengths of vectors are wrong by that fraction.
+What the bounds leave open: a normal part of at most ``TOLERANCE`` (|x| + |u|), and a point at
+``TOLERANCE`` from the manifold, where lengths of vectors are wrong by that fraction.
 """
 
 import torch
 from torch import Tensor
 
-TOLERANCE = 1e-6
-"""Largest defect of a point or a vector in float64; rounding stays below 1e-9 (see `tolerance`)."""
-LARGEST = 1e100
-"""Largest Euclidean norm of a point or a vector in float64: products of three are finite."""
+_TYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
+TOLERANCE = {t: max(1e-6, 1e3 * torch.finfo(t).eps) for t in _TYPES}
+"""The largest defect of a point or a vector that is taken for rounding: 1e-6 in float64, where
+rounding stays below 1e-9, or 1000 units of a shorter type."""
 
-def tolerance(dtype: torch.dtype) -> float:
-    """The largest defect that is taken for rounding: 1e-6, or 1000 units of a shorter type."""
-    return max(TOLERANCE, 1e3 * torch.finfo(dtype).eps)
+DRIFT = {t: max(1e-10, 100 * torch.finfo(t).eps) for t in _TYPES}
+"""How far a model may be off its manifold after a server update, well inside `TOLERANCE`.
 
+1e-10 in float64, where 2000 exponential maps without a projection leave less than 1e-13; 100 units
+of a shorter type.
+"""
 
-def largest_drift(dtype: torch.dtype) -> float:
-    """How far a model may be off its manifold after a server update, well inside `tolerance`.
-
-    1e-10 in float64, where 2000 exponential maps without a projection leave less than 1e-13; 100
-    units of a shorter type.
-    """
-    return max(1e-4 * TOLERANCE, 100 * torch.finfo(dtype).eps)
-
-
-def largest_allowed(dtype: torch.dtype) -> float:
-    """The largest Euclidean norm that is taken: 1e100, or the cube root of a shorter range."""
-    return min(LARGEST, torch.finfo(dtype).max ** (1 / 3))
+LARGEST = {t: min(1e100, torch.finfo(t).max ** (1 / 3)) for t in _TYPES}
+"""The largest Euclidean norm of a point or a vector that is taken: 1e100 in float64, so that
+products of three are finite, or the cube root of a shorter range."""
 
 
 def largest_entry(a: Tensor, ndim: int) -> Tensor:
@@ -59,8 +52,3 @@ def gram_defect(x: Tensor) -> Tensor:
     k = x.shape[-1]
     gap = x.mT @ x - torch.eye(k, dtype=x.dtype, device=x.device)
     return torch.linalg.vector_norm(gap, dim=(-2, -1)) / (2 * k**0.5)
-
-
-def or_infinite(defect: Tensor, is_finite: Tensor) -> Tensor:
-    """The defects; infinite where they are not finite or ``is_finite`` does not hold."""
-    return torch.where(is_finite & torch.isfinite(defect), defect, torch.inf)

@@ -1,13 +1,14 @@
 """Flat space: vectors, matrices or tensors of any order with the Frobenius metric."""
 
+import math
 from typing import Any
 
 import torch
 from geoopt.utils import size2shape
 from torch import Tensor
 
-from manifed.manifolds.base import Manifold, verdict
-from manifed.manifolds.defects import largest_entry, or_infinite
+from manifed.manifolds.base import Manifold, or_infinite, verdict
+from manifed.manifolds.defects import largest_entry
 from manifed.manifolds.linalg import standard_normal
 
 
@@ -20,6 +21,7 @@ class Euclidean(Manifold):
 
     name = "Euclidean"
     reversible = True
+    reach = math.inf
 
     def __init__(self, ndim: int = 1) -> None:
         super().__init__()

@@ -16,6 +16,7 @@ by entry, and the metric is the Frobenius product of the packed tensors. (U, S, 
 (U Q, Q^T S P, V P): compare points by ``dense``.
 """
 
+import math
 from typing import Any, NoReturn
 
 import torch
@@ -36,6 +37,9 @@ class FixedRank(Manifold):
     has_logmap = False
     is_transp_isometric = False
     is_transp_parallel = False
+    reach = math.inf
+    """The set is not closed: P_M is single valued up to the smallest singular value, which no
+    constant bounds, so nothing is checked."""
 
     def __init__(self, rows: int, columns: int, rank: int) -> None:
         super().__init__()
@@ -77,9 +81,11 @@ class FixedRank(Manifold):
         left_u, right_u, middle = self.unpack(u)
         return (left @ middle + left_u) @ right.mT + left @ right_u.mT
 
-    def from_dense(self, matrix: Tensor) -> Tensor:
-        """The point nearest to ``matrix`` (..., m, n): its truncated SVD, packed."""
-        return self.pack(*truncate(matrix, self.rank))
+    def from_dense(self, y: Tensor) -> Tensor:
+        """The point nearest to a matrix y (..., m, n): its truncated SVD, packed."""
+        return self.pack(*truncate(y, self.rank))
+
+    ambient, ambient_vector, nearest, from_ambient = dense, embed, from_dense, from_dense
 
     def project_ambient(self, x: Tensor, matrix: Tensor) -> Tensor:
         """P_x of an ambient ``matrix`` (..., m, n), packed."""
@@ -228,6 +234,8 @@ class FixedRank(Manifold):
         image = left @ (middle @ a + right_v.mT @ right_y) + left_v @ a
         coimage = right @ (middle.mT @ b + left_v.mT @ left_y) + right_v @ b
         return self._tangent(y, image, coimage)
+
+    projected = transp  # packed tangents have another basis at every point
 
     # -- privacy and averaging ---------------------------------------------------------------
     def from_coords(self, x: Tensor, c: Tensor) -> Tensor:

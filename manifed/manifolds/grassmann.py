@@ -31,6 +31,7 @@ class Grassmann(FrobeniusManifold):
     """k-dimensional subspaces of R^n; points have shape ``(..., n, k)``, orthonormal columns."""
 
     name = "Grassmann"
+    reach = 1.0
 
     def dim(self, shape: tuple[int, ...]) -> int:
         """k(n - k) for points of shape ``(n, k)``."""

@@ -15,10 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-TINY = 1e-150
-"""Lower bound of a divisor whose quotient (sin t / t, ...) is exact there in float64."""
-TINY_OF_SHORTER = 1e-18
-"""The same in a shorter type: its square is still a normal number."""
+TINY = {torch.float64: 1e-150, torch.float32: 1e-18}
+"""Lower bound of a divisor whose quotient (sin t / t, ...) is exact there, with a normal square."""
 
 
 def standard_normal(
@@ -40,7 +38,7 @@ def standard_normal(
 
 def above_zero(t: Tensor, power: int = 1) -> Tensor:
     """T >= 0, at least `TINY` to that power: a divisor of quotients that are exact there."""
-    return t.clamp_min((TINY if t.dtype == torch.float64 else TINY_OF_SHORTER) ** power)
+    return t.clamp_min(TINY[t.dtype] ** power)
 
 
 def sym(a: Tensor) -> Tensor:
@@ -188,7 +186,7 @@ def expm(a: Tensor) -> Tensor:
     largest = float(torch.linalg.matrix_norm(a.detach(), ord=1).max()) if a.numel() else 0.0
     if not math.isfinite(largest):
         raise ValueError(f"Expected a finite matrix, got a 1-norm of {largest}")
-    squarings = max(0, math.ceil(math.log2(max(largest, TINY) / DEGREE_18_RADIUS)))
+    squarings = max(0, math.ceil(math.log2(max(largest, TINY[torch.float64]) / DEGREE_18_RADIUS)))
     a = a * 0.5**squarings
     squared = a @ a
     cubed = squared @ a

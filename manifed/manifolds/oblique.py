@@ -19,6 +19,7 @@ class Oblique(FrobeniusManifold):
     """Matrices with unit columns; points have shape ``(..., n, k)``."""
 
     name = "Oblique"
+    reach = 1.0
 
     def dim(self, shape: tuple[int, ...]) -> int:
         """k(n-1) for points of shape ``(n, k)``."""

@@ -150,6 +150,10 @@ class Product(Manifold):
         """``transp`` on every factor."""
         return self._packed(lambda m, a, b, c: m.transp(a, b, c), x, y, v)
 
+    def projected(self, x: Tensor, y: Tensor, v: Tensor) -> Tensor:
+        """``projected`` on every factor."""
+        return self._packed(lambda m, a, b, c: m.projected(a, b, c), x, y, v)
+
     def from_coords(self, x: Tensor, c: Tensor) -> Tensor:
         """``from_coords`` on every factor, with independent coordinates."""
         parts = c.split([f.num_coords for f in self.factors], dim=-1)

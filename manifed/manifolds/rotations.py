@@ -31,6 +31,7 @@ class SpecialOrthogonal(FrobeniusManifold):
     """Rotations of R^n; points have shape ``(..., n, n)``."""
 
     name = "SpecialOrthogonal"
+    reach = 1.0
 
     def dim(self, shape: tuple[int, ...]) -> int:
         """n(n-1)/2 for points of shape ``(n, n)``."""

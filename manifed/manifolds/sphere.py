@@ -12,7 +12,7 @@ from geoopt.utils import size2shape
 from torch import Tensor
 
 from manifed.manifolds.base import Manifold, verdict
-from manifed.manifolds.linalg import above_zero, standard_normal
+from manifed.manifolds.linalg import TINY, standard_normal
 
 
 def _length(u: Tensor) -> Tensor:
@@ -29,6 +29,7 @@ class Sphere(Manifold):
     name = "Sphere"
     ndim = 1
     reversible = False
+    reach = 1.0
 
     def dim(self, shape: tuple[int, ...]) -> int:
         """The number of entries less one."""
@@ -70,14 +71,14 @@ class Sphere(Manifold):
 
     def expmap(self, x: Tensor, u: Tensor) -> Tensor:
         """The point cos|u| x + sin|u| u / |u|, renormalised."""
-        t = above_zero(_length(u))
+        t = _length(u).clamp_min(TINY[u.dtype])
         return self.projx(t.cos() * x + (t.sin() / t) * u)
 
     def logmap(self, x: Tensor, y: Tensor) -> Tensor:
         """The shortest tangent vector u with expmap(x, u) = y, |u| <= pi."""
         w = y - x
         v = w - _dot(x, w) * x
-        s = above_zero(_length(v))
+        s = _length(v).clamp_min(TINY[v.dtype])
         return v * (torch.atan2(s, _dot(x, y)) / s)
 
     def dist(self, x: Tensor, y: Tensor, *, keepdim: bool = False) -> Tensor:

@@ -265,6 +265,7 @@ class Stiefel(Manifold):
             raise ValueError(f"Expected a retraction of {sorted(_RETRACTIONS)}, got {retraction!r}")
         self.metric: Metric = metric
         self.retraction: RetractionName = retraction
+        self.reach = 1.0 if metric == "euclidean" else None
         self._beta = _BETA[metric]
         self._turn = 0.5 / math.sqrt(self._beta)  # S + (1 - beta^{-1/2}) K as one lerp
         self._retract, self._invert = _RETRACTIONS[retraction]

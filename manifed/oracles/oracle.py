@@ -1,106 +1,139 @@
-"""The gradient oracle of a client: problem, minibatch, clip, noise and randomness behind two calls.
+"""The gradient oracle of a client: batch, clip, sum and noise behind two calls.
 
-A client update sees nothing else. It declares its queries (what is asked, how an example is
-bounded, which noise is drawn and charged), asks ``gradient(x)`` or ``correction(x, anchor)``, and
-gets what may leave the client: clipped per example in the metric at x, averaged over the expected
-batch, with N_x(0, stddev^2) added by ``manifold.from_coords``. Every call draws a fresh batch and
-fresh noise at its own address, and is counted in ``queries`` so that a test can tie what was drawn
-to what was charged.
+A client update sees nothing else. It declares its queries (`query.py`), asks ``gradient(x)`` or
+``correction(x, anchor)``, and gets what may leave the client: clipped per example in the metric at
+x, averaged over the expected batch, with N_x(0, stddev^2) added by ``manifold.from_coords``. Every
+call draws a fresh batch and fresh noise at its own address, and is counted in ``queries`` so that a
+test can tie what was drawn to what was charged.
+
+Everything here serves one client and a stacked cohort, with a leading dimension C.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
 
-from manifed.manifolds.tensors import as_plain
-from manifed.oracles.clipped_sums import ClippedGradients, Corrections, narrowed, sum_of_good
-from manifed.oracles.draws import Draws
-from manifed.oracles.minibatch import Minibatch
-from manifed.privacy.events import GaussianRelease
-from manifed.privacy.mechanism import ExampleMechanism
-from manifed.privacy.noise import Stream
+from manifed.manifolds.base import Manifold
+from manifed.oracles.query import UNNOISED, Query, WrongSize
+from manifed.oracles.salvage import Points, salvaged
+from manifed.privacy.clipping import clip_factors, clipped
+from manifed.privacy.noise import NoiseSource, Stream
 from manifed.problems.base import Examples, Problem
 
-UNNOISED = "-unnoised"
-"""What the label of a query ends with where nothing was added to its answer."""
+STEPS_PER_PHASE = 1 << 20
+"""Oracle queries that one phase of one update may ask."""
 
-Form = Literal["gradient", "difference", "each"]
-"""What one example adds to a mean: its clipped gradient; its correction, clipped as one vector; or
-its correction with each of the two gradients clipped (so that it moves the mean by two bounds)."""
-
-
-@dataclass(frozen=True)
-class Query:
-    """One kind of question of a client update: the numbers that scale its noise and its charge."""
-
-    label: str
-    minibatch: Minibatch
-    mechanism: ExampleMechanism
-    num_examples: int
-    form: Form
-    expected_size: float
-    """What the sum over the batch is divided by."""
-    clip: float | None
-    """Bound of one example's vector, in the metric at the point; None: nothing is clipped."""
-    sensitivity: float
-    """L2 change of the mean when one example changes."""
-    stddev: float
-    """What is charged."""
-    drawn: float | None
-    """What is added to an answer; None: nothing, because noise of another query covers it."""
-    count: int
-    """How many are charged in one round."""
-
-    @staticmethod
-    def of(
-        mechanism: ExampleMechanism,
-        minibatch: Minibatch,
-        num_examples: int,
-        *,
-        label: str = "gradient",
-        form: Form = "gradient",
-        count: int = 1,
-    ) -> "Query":
-        """The query that the mechanism noises by its own rule, for a shard of that size."""
-        clip = mechanism.l2_norm_clip if form == "gradient" else mechanism.correction_clip
-        size = minibatch.expected_size(num_examples)
-        sensitivity = stddev = 0.0
-        if clip is not None:
-            terms = 2 if form == "each" else 1
-            sensitivity = mechanism.sensitivity(clip, size, terms=terms)
-            stddev = mechanism.stddev(sensitivity, num_examples)
-        return Query(
-            label, minibatch, mechanism, num_examples, form, size, clip, sensitivity, stddev,
-            drawn=None if mechanism.l2_norm_clip is None else stddev, count=count,
-        )  # fmt: skip
-
-    def release(self) -> tuple[GaussianRelease, ...]:
-        """The event that it is charged as; none where nothing is clipped or asked."""
-        if self.mechanism.l2_norm_clip is None or self.count == 0:
-            return ()
-        event = self.mechanism.release(
-            label=self.label,
-            count=self.count,
-            stddev=self.stddev,
-            sensitivity=self.sensitivity,
-            sampling=self.minibatch.sampling(self.num_examples),
-        )
-        return (event,)
+Batch = tuple[Tensor | None, Tensor]
+"""Positions (..., b) or None for the whole shard; weights (..., b) of 0 and 1, padding has 0."""
 
 
 @dataclass(frozen=True)
-class _Asked:
-    """A query as the oracle asks it: numbers of one client, or columns of a cohort."""
+class Draws:
+    """The randomness of one client update, or of those of a stacked cohort.
+
+    It fixes who, when and in which phase; an oracle adds the stream and the step. So a draw depends
+    on its address alone: not on the order of draws, not on the cohort that is stacked with it.
+    """
+
+    source: NoiseSource
+    partition: int | tuple[int, ...]
+    """An int for one client, a tuple for a cohort."""
+    server_round: int
+    attempt: int = 0
+    phase_index: int = 0
+    device: str = "cpu"
+
+    def _step(self, step: int) -> int:
+        if not 0 <= step < STEPS_PER_PHASE:
+            raise ValueError(
+                f"Expected 0 <= step < {STEPS_PER_PHASE}, got {step}; use fewer local steps"
+            )
+        return self.phase_index * STEPS_PER_PHASE + step
+
+    def normals(self, shape: Sequence[int], stream: Stream, step: int) -> Tensor:
+        """Standard normals, shape ``shape`` or ``(C, *shape)``, float64."""
+        return self.source.normals(
+            tuple(shape),
+            stream=stream,
+            partition=self.partition,
+            server_round=self.server_round,
+            attempt=self.attempt,
+            step=self._step(step),
+        ).to(self.device)
+
+    def uniforms(self, shape: Sequence[int], stream: Stream, step: int) -> Tensor:
+        """Uniforms in (0, 1) with 53 bits, shape ``shape`` or ``(C, *shape)``."""
+        return self.source.uniforms(
+            tuple(shape),
+            stream=stream,
+            partition=self.partition,
+            server_round=self.server_round,
+            attempt=self.attempt,
+            step=self._step(step),
+        ).to(self.device)
+
+    def index(self, count: int, step: int = 0) -> Tensor:
+        """A uniform index in 0..count-1, shape () or (C,): Option 2 of Algorithms 2 and 3."""
+        drawn = self.uniforms((1,), Stream.ITERATE_CHOICE, step)[..., 0]
+        return (drawn * count).to(torch.int64).clamp_max(count - 1)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A query as the oracle answers it: numbers of one client, or columns of a cohort."""
 
     query: Query
-    size: Tensor
-    """() or (C,)."""
-    stddev: Tensor | None
-    """() or (C, 1, ...), to multiply points; None: nothing is added."""
+    """Of the first client; what differs between clients stands below."""
+    size: float | Tensor
+    """The normaliser, a number or (C, 1)."""
+    rate: float | Tensor
+    """Of a Poisson batch, a number or (C, 1)."""
+    subset: int
+    """Examples of the largest subset of fixed size."""
+    stddev: float | Tensor | None
+    """A number or (C, 1, ...), to multiply points; None: nothing is added."""
+
+    @staticmethod
+    def of(queries: Sequence[Query], ndim: int, draws: Draws) -> "Asked":
+        """One query of all clients, whose public sizes may differ."""
+
+        def column(values: list[float], dims: int) -> float | Tensor:
+            if isinstance(draws.partition, int):
+                return values[0]
+            stacked = torch.tensor(values, dtype=torch.float64, device=draws.device)
+            return stacked.reshape(-1, *[1] * dims)
+
+        schemes = [query.sampling for query in queries]
+        drawn = [query.drawn or 0.0 for query in queries]
+        return Asked(
+            queries[0],
+            column([query.expected_size for query in queries], 1),
+            column([s.sampling_probability if s.kind == "poisson" else 1.0 for s in schemes], 1),
+            max(s.sample_size if s.kind == "without-replacement" else 0 for s in schemes),
+            column(drawn, ndim) if any(drawn) else None,
+        )
+
+    def batch(self, present: Tensor, draws: Draws, step: int) -> Batch:
+        """A batch drawn as it is charged; ``present`` (..., n) holds for what is no padding."""
+        longest, scheme = present.shape[-1], self.query.sampling.kind
+        if scheme == "unsampled":
+            return None, present.to(torch.float64)
+        uniforms = draws.uniforms((longest,), Stream.MINIBATCH, step)
+        if scheme == "poisson":
+            chosen = (uniforms < self.rate) & present
+            size = max(int(chosen.sum(-1).max()), 1)  # that of the largest batch of a cohort
+            if 2 * size > longest:
+                return None, chosen.to(torch.float64)
+            weights, positions = torch.topk(chosen.to(torch.float64), size, dim=-1, sorted=False)
+            return positions, weights
+        # the positions of the smallest of i.i.d. uniforms
+        keys, positions = torch.topk(
+            uniforms.masked_fill(~present, 2.0), self.subset, dim=-1, largest=False, sorted=False
+        )
+        return positions, (keys < 1.5).to(torch.float64)
 
 
 class Oracle:
@@ -110,20 +143,26 @@ class Oracle:
         self,
         problem: Problem,
         examples: Examples,
-        num_examples: Tensor,
         queries: Sequence[Sequence[Query]],
         draws: Draws,
     ) -> None:
-        """``num_examples`` is () or (C,); ``examples`` are padded to the longest shard.
+        """``queries`` are those of each client, in the order of the cohort.
 
-        ``queries`` are those of each client, in the order of the cohort.
+        Rates, normalisers and noise are theirs, from public sizes. How many rows there really are
+        decides what can be drawn, and nothing else.
+
+        Raises:
+            WrongSize: a query is priced for exactly its public size, and there are other rows.
         """
         self.problem = problem
         self.manifold = problem.manifold
         self.queries: Counter[str] = Counter()
         self._examples = examples
-        self._num_examples = num_examples
-        self._asked = {row[0].label: self._numbers(row) for row in zip(*queries, strict=True)}
+        self._present = _present(examples, queries, draws)
+        self._asked = {
+            row[0].label: Asked.of(row, self.manifold.ndim, draws)
+            for row in zip(*queries, strict=True)
+        }
         self._draws = draws
         self._step = 0
 
@@ -134,16 +173,7 @@ class Oracle:
         exactly zero or of metric norm at most clip (1 + 1e-9) / b, whatever the example holds; one
         whose gradient fails or is not finite adds zero and changes nobody else's.
         """
-        asked, x = self._asked[label], as_plain(x)
-        examples, weights = self._batch(asked)
-        clip = asked.query.clip
-        if clip is None:
-            mean = self.problem.rgrad_sum(x, examples, weights.to(x.dtype))
-        else:
-            mean = sum_of_good(
-                ClippedGradients(self.problem, self.manifold, clip), (x,), examples, weights
-            )
-        return self._noised(x, mean, asked)
+        return self._answer(gradient_sum, label, x.detach())
 
     def correction(self, x: Tensor, anchor: Tensor, label: str = "correction") -> Tensor:
         """(1/b) sum_j [grad f_j(x) - transp grad f_j(anchor)], clipped, plus noise at x.
@@ -151,15 +181,7 @@ class Oracle:
         Either each of the two gradients is clipped (Algorithm 3, line 8; an example moves the sum
         by two bounds) or their difference is, as one vector (spec 000 §7.3 iii; by one bound).
         """
-        asked, x, anchor = self._asked[label], as_plain(x), as_plain(anchor)
-        clip = asked.query.clip
-        examples, weights = self._batch(asked)
-        change = Corrections(self.problem, clip, is_clipped_as_one=asked.query.form == "difference")
-        if clip is None:
-            mean = change((x, anchor), examples, weights.to(x.dtype))
-        else:
-            mean = sum_of_good(change, (x, anchor), examples, weights)
-        return self._noised(x, mean, asked)
+        return self._answer(correction_sum, label, x.detach(), anchor.detach())
 
     def carried(self, anchor: Tensor, x: Tensor, mean: Tensor, label: str = "reference") -> Tensor:
         """The answer of a query at the anchor, transported to x.
@@ -172,7 +194,7 @@ class Oracle:
         example.
         """
         asked = self._asked[label]
-        if asked.stddev is not None or asked.query.clip is None:
+        if asked.query.drawn is not None or asked.query.clip is None:
             return self.manifold.transp(anchor, x, mean)
         start, end = anchor.to(torch.float64), x.to(torch.float64)
         moved = self.manifold.transp(start, end, mean.to(torch.float64))
@@ -182,38 +204,125 @@ class Oracle:
         return narrowed(torch.where(slack <= 1.0, moved / (1 + slack), 0.0), x.dtype)
 
     # -- the parts ---------------------------------------------------------------------------
-    def _numbers(self, row: Sequence[Query]) -> _Asked:
-        """One query of all clients, as tensors."""
-        lead = self._num_examples.shape
-        device = self._num_examples.device
-        sizes = torch.tensor([q.expected_size for q in row], dtype=torch.float64, device=device)
-        stddev = None
-        if row[0].drawn is not None:
-            drawn = torch.tensor([q.drawn for q in row], dtype=torch.float64, device=device)
-            stddev = drawn.reshape((*lead, *[1] * (self.manifold.ndim if lead else 0)))
-        return _Asked(row[0], sizes.reshape(lead), stddev)
-
-    def _batch(self, asked: _Asked) -> tuple[Examples, Tensor]:
-        """A fresh batch with the weights of its mean, over the expected size."""
-        positions, chosen = asked.query.minibatch.draw(
-            self._num_examples, len(self._examples), self._draws, self._step
-        )
+    def _answer(self, rule: "Rule", label: str, *points: Tensor) -> Tensor:
+        """A fresh batch, its mean over the expected size at the first point, and noise there."""
+        asked = self._asked[label]
+        positions, chosen = asked.batch(self._present, self._draws, self._step)
         self._step += 1
-        weights = chosen / asked.size.unsqueeze(-1)
         examples = self._examples if positions is None else self._examples.take(positions)
-        return examples, weights
+        weights = chosen / asked.size
+        if asked.query.clip is None:
+            mean = rule(self.problem, asked.query, points, examples, weights.to(points[0].dtype))
+        else:
+            mean = sum_of_good(rule, self.problem, asked.query, points, examples, weights)
+        return self._noised(points[0], mean, asked)
 
-    def _noised(self, x: Tensor, mean: Tensor, asked: _Asked) -> Tensor:
-        label, stddev = asked.query.label, asked.stddev
-        if stddev is None:
-            self.queries[label + UNNOISED] += 1
-            return narrowed(mean, x.dtype)
-        self.queries[label] += 1
-        if not bool((stddev > 0).any()):
+    def _noised(self, x: Tensor, mean: Tensor, asked: Asked) -> Tensor:
+        is_noised = asked.query.drawn is not None
+        self.queries[asked.query.label + ("" if is_noised else UNNOISED)] += 1
+        if asked.stddev is None:
             return narrowed(mean, x.dtype)
         shape = tuple(x.shape[x.dim() - self.manifold.ndim :])
         normals = self._draws.normals(
             self.manifold.coords_shape(shape), Stream.GRADIENT_NOISE, self._step - 1
         )
         noise = self.manifold.from_coords(x.to(normals.dtype), normals)
-        return (mean + stddev * noise).to(x.dtype)
+        return (mean + asked.stddev * noise).to(x.dtype)
+
+
+def _present(examples: Examples, queries: Sequence[Sequence[Query]], draws: Draws) -> Tensor:
+    """Which rows are no padding, shape (..., n)."""
+    n = examples.size
+    lead = () if isinstance(draws.partition, int) else (len(draws.partition),)
+    rows = torch.tensor(n) if examples.counts is None else examples.counts
+    rows = rows.to(draws.device).expand(lead)
+    if any(query.needs_exact_size for each in queries[:1] for query in each):
+        public = [each[0].num_examples for each in queries]
+        for declared, found in zip(public, rows.reshape(-1).tolist(), strict=True):
+            if declared != found:
+                raise WrongSize(
+                    f"num_examples: expected the declared {declared} rows, got {found}; "
+                    "'replace-one' and batches without replacement are priced for exactly that "
+                    "many: declare what is there, or use 'add-or-remove' with full or Poisson "
+                    "batches"
+                )
+    return torch.arange(n, device=draws.device) < rows.unsqueeze(-1)
+
+
+# -- sums of clipped vectors -----------------------------------------------------------------
+Rule = Callable[[Problem, Query, Points, Examples, Tensor], Tensor]
+"""sum_j weights_j v_j at the first point, (..., *point), for vectors v_j of one example each."""
+
+
+def gradient_sum(
+    problem: Problem, query: Query, points: Points, examples: Examples, weights: Tensor
+) -> Tensor:
+    """v_j = clip(grad f_j(x)), in the problem's own products."""
+    (x,) = points
+    each = problem.gradients(x, examples)
+    if query.clip is None:
+        return each.sum(weights)
+    total = each.sum(weights * clip_factors(each.norms, query.clip))
+    return problem.manifold.tangent_part(x, total)
+
+
+def correction_sum(
+    problem: Problem, query: Query, points: Points, examples: Examples, weights: Tensor
+) -> Tensor:
+    """v_j = grad f_j(x) - transp grad f_j(anchor), clipped as one vector or each of the two."""
+    (x, anchor), manifold, clip = points, problem.manifold, query.clip
+    axis = -1 - manifold.ndim
+    here, there = x.unsqueeze(axis), anchor.unsqueeze(axis)
+    now, then = problem.rgrads(x, examples), problem.rgrads(anchor, examples)
+    if query.form == "difference":
+        change = clip_each(manifold, here, now - manifold.transp(there, here, then), clip)
+    else:  # what is transported is clipped again where it is added
+        moved = manifold.transp(there, here, clip_each(manifold, there, then, clip))
+        now = clip_each(manifold, here, now, clip)
+        change = now - clip_each(manifold, here, moved, clip)
+    total = (manifold.expand_scalar(weights) * change).sum(axis)
+    return total if clip is None else manifold.tangent_part(x, total)
+
+
+def clip_each(manifold: Manifold, x: Tensor, vectors: Tensor, clip: float | None) -> Tensor:
+    """The vectors at x scaled to metric norm at most ``clip``; zero where not finite."""
+    if clip is None:
+        return vectors
+    return clipped(vectors, manifold.norm_bound(x, vectors), clip)
+
+
+def sum_of_good(
+    rule: Rule, problem: Problem, query: Query, points: Points, examples: Examples, weights: Tensor
+) -> Tensor:
+    """The sum over the examples that have a finite vector, shape ``(..., *point)`` of points[0].
+
+    Tried for all examples (of all clients of a cohort) at once; only where that fails are the ones
+    at fault looked for (`salvage.py`). They count as zero. Computed and returned in float64,
+    whatever the type of the points: a shorter type rounds what is released (`narrowed`), never what
+    noise is added to.
+    """
+
+    def attempt(points: Points, examples: Examples, weights: Tensor) -> Tensor | None:
+        """The sum, or None where a kernel fails or the result is not finite."""
+        try:
+            total = rule(problem, query, points, examples, weights)
+        # torch exports the error from C, out of the sight of pyright
+        except (torch.linalg.LinAlgError, ArithmeticError):  # pyright: ignore[reportPrivateImportUsage]
+            return None
+        return total if bool(torch.isfinite(total).all()) else None
+
+    if points[0].dtype != torch.float64:
+        points = tuple(p.to(torch.float64) for p in points)
+        wide = {key: tensor.to(torch.float64) for key, tensor in examples.tensors.items()}
+        examples, weights = Examples(wide, examples.feature_ndim), weights.to(torch.float64)
+    total = attempt(points, examples, weights)
+    if total is None:
+        return salvaged(attempt, problem.manifold, points, examples, weights)
+    return total
+
+
+def narrowed(total: Tensor, dtype: torch.dtype) -> Tensor:
+    """The float64 ``total`` in ``dtype``, not longer: in a shorter type by two units of its own."""
+    if total.dtype == dtype:
+        return total
+    return (total * (1 - 2 * torch.finfo(dtype).eps)).to(dtype)

@@ -70,10 +70,12 @@ class Account:
         block: int = 1,
         last_round: int | None = None,
         terms_of: Callable[[int], Terms] | None = None,
+        planned: tuple[Terms, ...] = (),
     ) -> None:
         """``block`` rounds are reserved in one write, none beyond ``last_round`` or ``allowed``.
 
         ``terms_of(round)`` gives the terms where they depend on the round; a block has one.
+        ``planned`` are all of them where an outsider is priced for what is planned.
         """
         if block < 1:
             raise ValueError(f"Expected a block of at least 1 round, got {block}")
@@ -82,7 +84,7 @@ class Account:
         self.noise_origins: frozenset[str] = frozenset()
         """Where the keys of all noise came from so far, as the sources said (privacy/noise.py)."""
         self._terms_of = terms_of or (lambda _: terms)
-        self._written = odometer.terms
+        self._planned, self._written = planned, odometer.terms
         """The terms that the ledger's next reservation need not say."""
         self._population, self._block, self._last = terms.population, block, last_round
         self._before: Reservation | None = None
@@ -105,6 +107,7 @@ class Account:
         block: int = 1,
         last_round: int | None = None,
         terms_of: Callable[[int], Terms] | None = None,
+        planned: tuple[Terms, ...] = (),
     ) -> "Account":
         """The account of a run that goes on at round ``resumed_at``; errors as `Ledger.recover`.
 
@@ -120,7 +123,8 @@ class Account:
                 last = max(resumed_at, min(last, last_round))
             attempt = odometer.attempts(resumed_at)
             everybody = np.arange(terms.population)
-            return Reservation(resumed_at, last, attempt, everybody, terms=own).body()
+            plan = planned if planned != odometer.planned else None
+            return Reservation(resumed_at, last, attempt, everybody, terms=own, planned=plan).body()
 
         ledger = Ledger.recover(path, charge=torn, key=key, anchors=anchors, feed=odometer.feed)
         found = cls(
@@ -131,6 +135,7 @@ class Account:
             block=block,
             last_round=last_round,
             terms_of=terms_of,
+            planned=planned,
         )
         found.noise_origins = _noted(ledger)
         return found
@@ -172,10 +177,10 @@ class Account:
             self._check_budget(server_round, cohort_attempt)
             reservation = self._reservation(server_round, attempt, cohort, cohort_attempt)
             if self._allowed is not None and isinstance(self._allowed.draw, Schedule):
-                self._allowed.check_after(self.odometer.after(reservation), server_round)
+                self._check_schedule(self._allowed, reservation)
             self.odometer.check(reservation)  # what it refuses could never be read back
             self._ledger.append(RESERVED, reservation.body())
-            self.odometer.reserve(reservation)
+            self.odometer.count(reservation)
             self._before, self._done = reservation, []
             self._written = self._terms_of(server_round)
         self._done.append(cohort)
@@ -246,7 +251,8 @@ class Account:
         bound = cohort if last == first else np.arange(self._population)
         mine = self._terms_of(first)
         own = None if mine == self._written else mine
-        return Reservation(first, last, attempt, bound, cohort_attempt, consumed, own)
+        plan = self._planned if self._planned != self.odometer.planned else None
+        return Reservation(first, last, attempt, bound, cohort_attempt, consumed, own, plan)
 
     def _block_from(self, first: int, attempt: int) -> int:
         """The last round of a block: the run's last, or before the first of another attempt."""
@@ -258,10 +264,20 @@ class Account:
         while last < end and last != self._last and self.attempts(last + 1) == attempt:
             if self._terms_of(last + 1) != mine:
                 break
+            if self._allowed is not None and isinstance(self._allowed.draw, Schedule):
+                break  # each round is asked for alone
             if self._allowed is not None and not self._allowed.pays(drawn + last + 1 - first):
                 break
             last += 1
         return last
+
+    def _check_schedule(self, allowed: Filter, reservation: Reservation) -> None:
+        """`_check_budget` where it matters which round is drawn once more."""
+        before, after = self.odometer, self.odometer.after(reservation)
+        allowed.check_after(after, reservation.first)
+        passed = allowed.passed_target(allowed.made(after))
+        if passed and not allowed.passes_target(allowed.made(before)):
+            log.warning("%s", passed)
 
     def _check_budget(self, server_round: int, cohort_attempt: int | None) -> None:
         """Refuse the draw that the budget does not pay; say when a target is passed."""
@@ -301,7 +317,10 @@ def count_only(
     if promise.terms.updates or promise.terms.aggregate:
         cohort = cohorts.members(partitions)
         terms = promise.terms_of(server_round) if promise.schedule else None
-        reservation = Reservation(server_round, server_round, attempt, cohort, terms=terms)
+        plan = promise.plan if promise.plan != odometer.planned else None
+        reservation = Reservation(
+            server_round, server_round, attempt, cohort, terms=terms, planned=plan
+        )
         promise.filter.check_after(odometer.after(reservation), server_round)
         odometer.reserve(reservation)
 
@@ -330,7 +349,13 @@ def opened(
     if resumed_at is None:
         ledger = Ledger.create(path, header, key=key)
         account = Account(
-            ledger, Odometer(), terms, allowed=allowed, last_round=last_round, terms_of=terms_of
+            ledger,
+            Odometer(),
+            terms,
+            allowed=allowed,
+            last_round=last_round,
+            terms_of=terms_of,
+            planned=promise.plan,
         )
     else:
         account = Account.recover(
@@ -342,6 +367,7 @@ def opened(
             allowed=allowed,
             last_round=last_round,
             terms_of=terms_of,
+            planned=promise.plan,
         )
     with account.ledger:
         promise.check_ledger(account.odometer)

@@ -55,25 +55,20 @@ class Entry:
     sha256: str
     tag: str | None = None
 
-    @classmethod
-    def make(
-        cls,
-        sequence: int,
-        kind: str,
-        body: Mapping[str, Any],
-        previous: str,
-        key: bytes | None = None,
-    ) -> "Entry":
-        """The entry with its hash and, under a key, its tag."""
-        body = json.loads(_canonical(body))
-        sha256 = hashlib.sha256(_content(sequence, kind, body, previous)).hexdigest()
-        return cls(sequence, kind, body, previous, sha256, line_tag(key, sha256))
 
-    def line(self) -> bytes:
-        """The line, newline included."""
-        content = _content(self.sequence, self.kind, self.body, self.previous)
-        tag = b"" if self.tag is None else b',"tag":"%s"' % self.tag.encode("ascii")
-        return content[:-1] + b',"sha256":"%s"' % self.sha256.encode("ascii") + tag + b"}\n"
+def written(
+    sequence: int, kind: str, body: Mapping[str, Any], previous: str, key: bytes | None = None
+) -> tuple[Entry, bytes]:
+    """An entry with its hash and, under a key, its tag; and its line, newline included.
+
+    Raises:
+        ValueError, TypeError: for a body that is no JSON (NaN included).
+    """
+    content = _canonical({"sequence": sequence, "kind": kind, "body": body, "previous": previous})
+    sha256 = hashlib.sha256(content).hexdigest()
+    tag = None if key is None else mac(key, "line", sha256)
+    end = f',"sha256":"{sha256}"' + ("" if tag is None else f',"tag":"{tag}"') + "}\n"
+    return Entry(**json.loads(content), sha256=sha256, tag=tag), content[:-1] + end.encode()
 
 
 @dataclass(frozen=True)
@@ -142,11 +137,6 @@ def key_id_of(key: bytes) -> str:
     return mac(key, "id", "")[:16]
 
 
-def line_tag(key: bytes | None, sha256: str) -> str | None:
-    """The tag of the line with this hash; None without a key."""
-    return None if key is None else mac(key, "line", sha256)
-
-
 def mac(key: bytes, purpose: str, text: str) -> str:
     """HMAC-SHA256 of ``text``, 64 hex digits; tags of different purposes never meet."""
     return hmac.new(key, f"manifed ledger {purpose}\0{text}".encode(), hashlib.sha256).hexdigest()
@@ -187,7 +177,7 @@ def _check_tag(path: Path, entry: Entry, key: bytes | None, *, is_keyed: bool) -
         )
     if key is None or entry.tag is None:
         return
-    if not hmac.compare_digest(entry.tag, str(line_tag(key, entry.sha256))):
+    if not hmac.compare_digest(entry.tag, mac(key, "line", entry.sha256)):
         raise LedgerDamaged(path, number, "was rewritten by somebody without the key", RESTORE)
 
 
@@ -213,10 +203,6 @@ def _parsed(line: bytes) -> Entry | None:
             return Entry(**found, sha256=sha256, tag=tag)
         case _:
             return None
-
-
-def _content(sequence: int, kind: str, body: Mapping[str, Any], previous: str) -> bytes:
-    return _canonical({"sequence": sequence, "kind": kind, "body": body, "previous": previous})
 
 
 def _canonical(value: Any) -> bytes:

@@ -31,6 +31,7 @@ from manifed.privacy.events import (
     Unsampled,
 )
 
+AMENDED: Final = "amended"
 CHARGE: Final = "charge"
 RESERVED: Final = "reserved"
 CONSUMED: Final = "consumed"
@@ -61,8 +62,10 @@ class Terms(Frozen):
     aggregate: Releases = ()
     """What the server releases about whole clients in a round, its sampling included."""
     planned_draws: int = Field(default=0, ge=0)
-    """The most cohort draws that the run may make; an outsider is priced for at least these,
-    because how many were made can tell who was in them."""
+    """The most cohort draws that the run may make (under these terms, where it plans several); an
+    outsider is priced for at least these, because how many were made can tell who was in them."""
+    num_examples: tuple[int, ...] = ()
+    """N_i of every client, where they are declared and not counted."""
 
     @property
     def participation_probability(self) -> float:
@@ -75,7 +78,7 @@ class Terms(Frozen):
 
     def body(self) -> dict[str, Any]:
         """As JSON."""
-        return {
+        found = {
             "population": self.population,
             "turns": [
                 {
@@ -88,6 +91,7 @@ class Terms(Frozen):
             "aggregate": _RELEASES.dump_python(self.aggregate, mode="json"),
             "planned_draws": self.planned_draws,
         }
+        return found | ({"num_examples": list(self.num_examples)} if self.num_examples else {})
 
     @classmethod
     def of_body(cls, body: Mapping[str, Any]) -> "Terms":
@@ -112,6 +116,7 @@ class Terms(Frozen):
             sampling=body["sampling"],
             aggregate=_RELEASES.validate_python(body["aggregate"]),
             planned_draws=body["planned_draws"],
+            num_examples=tuple(body.get("num_examples", ())),
         )
 
 
@@ -161,6 +166,9 @@ class Reservation:
     """What became of the reservation before."""
     terms: Terms | None = None
     """New terms, from here on."""
+    planned: tuple[Terms, ...] | None = None
+    """All terms under which the run may draw cohorts, each with its ``planned_draws``, where they
+    differ from round to round and an outsider sees no cohorts; None: as said before."""
 
     def __post_init__(self) -> None:
         if not (0 <= self.first <= self.last <= MOST_ROUNDS and self.attempt >= 0):
@@ -187,6 +195,8 @@ class Reservation:
             found["consumed"] = self.consumed.body()
         if self.terms is not None:
             found["terms"] = self.terms.body()
+        if self.planned is not None:
+            found["planned"] = [terms.body() for terms in self.planned]
         return found
 
     @classmethod
@@ -210,7 +220,32 @@ class Reservation:
             if consumed is None or before is None
             else Consumption.of_body(consumed, before.population),
             terms,
+            tuple(Terms.of_body(one) for one in body["planned"]) if "planned" in body else None,
         )
+
+
+class Amendment(Frozen):
+    """More rounds than a run began with; nothing else about it changes, and nothing is released."""
+
+    amends: str
+    """SHA-256 of the config that was in force; written first, so that a torn line shows it."""
+    config_sha256: str
+    """Of the config that is in force from here on."""
+    num_rounds: tuple[int, int]
+    """Before and now."""
+    planned_draws: int = Field(default=0, ge=0)
+    """As `Terms.planned_draws`, which it replaces."""
+    noise_multiplier: float | None = Field(default=None, gt=0)
+    """What a target's noise was found to be; it is kept. None: the config says it."""
+
+    @model_validator(mode="after")
+    def _adds_rounds(self) -> "Amendment":
+        before, now = self.num_rounds
+        if not 1 <= before < now <= MOST_ROUNDS:
+            raise ValueError(
+                f"Expected more rounds than before, at most {MOST_ROUNDS}, got {before} and {now}"
+            )
+        return self
 
 
 class Charge(Frozen):

@@ -2,14 +2,18 @@
 
 A mechanism never computes an epsilon. It states what it released, about whom, under which
 neighbouring relation and which sampling; ``privacy.accountant`` prices it. An event is a
-`GaussianRelease` or a `LaplaceRelease`, told apart by ``kind``, on disk too; another kind is
-another class of the union, and what a `manifed.privacy.composition.Composition` does with it.
+`GaussianRelease`, a `CorrelatedRelease` or a `LaplaceRelease`, told apart by ``kind``, on disk too;
+another kind is another class of the union, and what a `manifed.privacy.composition.Composition`
+does with it.
 """
 
+import math
 from collections.abc import Iterable
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from manifed.privacy.covariance import LARGEST_DIMENSION, Vector, largest_mu
 
 PrivacyUnit = Literal["example", "client"]
 NeighboringRelation = Literal["add-or-remove", "replace-one"]
@@ -97,7 +101,48 @@ class LaplaceRelease(Frozen):
         return self.model_copy(update={"count": self.count * factor})
 
 
-Event = Annotated[GaussianRelease | LaplaceRelease, Field(discriminator="kind")]
+class CorrelatedRelease(Frozen):
+    """``count`` adaptively chosen releases of vectors with Gaussian noise of a given covariance.
+
+    A release is priced by the largest sqrt(s^T covariance^(-1) s), exactly, and with Poisson
+    sampling as the one coordinate in which that change lies (manifed/privacy/covariance.py).
+    """
+
+    kind: Literal["correlated-gaussian"] = "correlated-gaussian"
+    unit: PrivacyUnit
+    neighboring_relation: NeighboringRelation
+    covariance: tuple[Vector, ...] = Field(min_length=1, max_length=LARGEST_DIMENSION)
+    """Of the noise, symmetric and positive definite, in the units of the query."""
+    sensitivities: tuple[Vector, ...] = Field(min_length=1)
+    """Changes of the query between neighbours, those the sampling selects, whose convex hull, with
+    both signs, holds every change that there can be."""
+    sampling: Annotated[Unsampled | PoissonSampled, Field(discriminator="kind")] = Unsampled()
+    count: int = Field(default=1, ge=0, le=10**15)
+    label: str = "vector"
+
+    @model_validator(mode="after")
+    def _fits(self) -> "CorrelatedRelease":
+        size = len(self.covariance)
+        rows = {"covariance": self.covariance, "sensitivities": self.sensitivities}
+        for name, vectors in rows.items():
+            for row in vectors:
+                if len(row) != size:
+                    raise ValueError(f"{name}: expected vectors of length {size}, got {len(row)}")
+        largest_mu(self.covariance, self.sensitivities)  # refuses what has no inverse
+        return self
+
+    @property
+    def noise_multiplier(self) -> float:
+        """That of the worst coordinate, rounded down; infinite where nothing moves."""
+        mu = largest_mu(self.covariance, self.sensitivities)
+        return math.inf if mu == 0 else (1 - 2.0**-50) / mu
+
+    def times(self, factor: int) -> "CorrelatedRelease":
+        """The same release made ``factor`` times as often."""
+        return self.model_copy(update={"count": self.count * factor})
+
+
+Event = Annotated[GaussianRelease | CorrelatedRelease | LaplaceRelease, Field(discriminator="kind")]
 
 
 def repeated(releases: Iterable[Event], times: int) -> tuple[Event, ...]:

@@ -18,11 +18,19 @@ number depends on the cohorts: with two clients, one drawn at a time, and one of
 failing, a retried round that needed one draw was certainly the other's. Hence a statement prices K,
 and a retry policy multiplies it.
 
+**Where releases depend on the round** (`Schedule`) it matters which round a draw was of: every
+attempt is priced as that round's. Against who sees cohorts the attempts that were made count, each
+as if everybody had been in it. Against who sees none every round up to the one that is asked for
+counts with all the attempts it may have, whether they were made or not: K is again fixed by the
+plan alone.
+
 Presumed: whether a client fails does not depend on its records (a failure would be a release of
 its own), and whether the server's process crashes or is resumed does not depend on the cohorts. A
 draw that a crash makes necessary is added to K.
 """
 
+import operator
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -53,36 +61,73 @@ class Draw:
         return cls(terms.participation_probability, updates, terms.aggregate)
 
 
+Made = int | tuple[int, ...]
+"""How many draws were made; where it matters of which, those of the rounds 1, 2, ...; a number then
+says that each of so many rounds was drawn once."""
+
+
 @dataclass(frozen=True)
 class Schedule:
-    """What the draws of a run release where it depends on the round; everybody is in every one."""
+    """What the draws of a run release where it depends on the round."""
 
     updates: frozenset[tuple[Releases, ...]]
-    """What a client releases in rounds 1, 2, ...; several where clients differ."""
+    """What a client releases in rounds 1, 2, ..., the last one holding on; several where clients
+    differ."""
+    participation_probability: float = 1.0
+    attempts: int = 1
+    """The most of one round, crashes aside."""
 
     @classmethod
-    def of(cls, rounds: Sequence[Terms]) -> "Schedule":
-        """The schedule of the terms of rounds 1, 2, ..."""
+    def of(cls, rounds: Sequence[Terms], attempts: int = 1) -> "Schedule":
+        """The schedule of the terms of rounds 1, 2, ..., with so many attempts each at most."""
         by_client: dict[int, list[Releases]] = {}
         for terms in rounds:
             said = {i: update.releases for update in terms.updates for i in update.partitions}
             for i in range(terms.population):
                 by_client.setdefault(i, []).append(said.get(i, ()))
-        return cls(frozenset(tuple(one) for one in by_client.values()))
+        runs = frozenset(tuple(one) for one in by_client.values())
+        return cls(runs, rounds[0].participation_probability, attempts)
+
+    def hides_cohorts(self, adversary: Adversary) -> bool:
+        """Whether a client's part in a draw is a coin to the adversary."""
+        return not adversary.sees_cohorts and self.participation_probability < 1
+
+    def slots(self, adversary: Adversary, made: Made) -> tuple[int, ...]:
+        """How often each of the rounds 1, 2, ... counts when it was drawn as often as ``made``."""
+        drawn = (1,) * made if isinstance(made, int) else made
+        least = self.attempts if self.hides_cohorts(adversary) else 0
+        return tuple(max(n, least) for n in drawn)
+
+    def price(self, adversary: Adversary, slots: tuple[int, ...], delta: float) -> float:
+        """Epsilon of the worst client when each round counts so often."""
+        worst = 0.0
+        for run in self.updates:
+            counted = Counter[Releases]()
+            for i, times in enumerate(slots):
+                counted[run[min(i, len(run) - 1)]] += times
+            if self.hides_cohorts(adversary):
+                rate = self.participation_probability
+                rounds = {(update, rate): n for update, n in counted.items()}
+                found = participation.external_epsilon_of_counts(rounds, delta)
+            else:
+                all_of_them = (repeated(update, n) for update, n in counted.items())
+                found = accountant.epsilon(chain.from_iterable(all_of_them), delta)
+            worst = max(worst, found)
+        return worst
 
 
 @lru_cache(maxsize=1 << 14)
-def a_priori(draw: Draw | Schedule, adversary: Adversary, draws: int, delta: float) -> float:
+def a_priori(draw: Draw | Schedule, adversary: Adversary, draws: Made, delta: float) -> float:
     """Epsilon of the worst client after ``draws`` draws, before any cohort is known.
 
     Raises:
         NoValidBound: as the accountant.
     """
-    if draws == 0:
+    if not draws:
         return 0.0
     if isinstance(draw, Schedule):
-        runs = [chain.from_iterable(one[:draws]) for one in draw.updates]
-        return max((accountant.epsilon(run, delta) for run in runs), default=0.0)
+        return draw.price(adversary, draw.slots(adversary, draws), delta)
+    draws = draws if isinstance(draws, int) else sum(draws)
     if adversary.releases == "aggregate" and not adversary.sees_cohorts:
         return accountant.epsilon(repeated(draw.aggregate, draws), delta)
     updates = draw.updates
@@ -133,26 +178,35 @@ class Filter:
 
     draw: Draw | Schedule
     most_draws: int
-    """What the rounds can need, retries included, no crash counted."""
+    """What the rounds can need, retries included, no crash counted; of a `Schedule` its rounds."""
     budget: Budget | None = None
     calibration: Calibration | None = None
 
-    def pays(self, draws: int) -> bool:
+    def made(self, odometer: Odometer) -> Made:
+        """The draws that an odometer counts."""
+        if not isinstance(self.draw, Schedule):
+            return odometer.rounds_counted
+        return odometer.attempts_by_round()
+
+    def pays(self, draws: Made) -> bool:
         """Whether the budget pays so many draws."""
         return self.budget is None or self._is_within(self.budget, draws)
 
-    def passes_target(self, draws: int) -> bool:
+    def passes_target(self, draws: Made) -> bool:
         """Whether so many draws cost more than the noise was calibrated for."""
         calibration = self.calibration
         return calibration is not None and not self._is_within(calibration.target, draws)
 
-    def cost(self, budget: Budget, draws: int) -> float:
+    def cost(self, budget: Budget, draws: Made) -> float:
         """Epsilon of so many draws, at a budget's delta and against its adversary."""
         return a_priori(self.draw, budget.adversary, draws, budget.delta)
 
     @cached_property
     def planned_draws(self) -> int:
-        """K: what the rounds can need, or the most that the budget pays, whichever is less."""
+        """K: what the rounds can need, or the most that the budget pays, whichever is less.
+
+        Of a `Schedule` it is a number of rounds.
+        """
         low, high = 0, self.most_draws
         if self.pays(high):
             return high
@@ -161,7 +215,7 @@ class Filter:
             low, high = (middle, high) if self.pays(middle) else (low, middle)
         return low
 
-    def check(self, draws: int, server_round: int) -> None:
+    def check(self, draws: Made, server_round: int) -> None:
         """Refuse the draw that the budget does not pay, whoever is in it.
 
         Raises:
@@ -174,44 +228,48 @@ class Filter:
     def check_after(self, after: Odometer, server_round: int) -> None:
         """Refuse the last draw that ``after`` counts, if the budget does not pay it.
 
-        With a `Schedule` it matters which rounds were run again after a crash, and what was charged
-        depends on no cohort: then the odometer itself decides.
-
         Raises:
             BudgetExhausted: as `check`.
         """
-        draws, budget = after.rounds_counted, self.budget
-        if not isinstance(self.draw, Schedule):
-            self.check(draws, server_round)
-        elif budget and not after.epsilon(budget.adversary, budget.delta) <= budget.epsilon:
-            raise self._exhausted(budget, draws, server_round)
+        self.check(self.made(after), server_round)
 
-    def _exhausted(self, budget: Budget, draws: int, server_round: int) -> BudgetExhausted:
+    def _exhausted(self, budget: Budget, draws: Made, server_round: int) -> BudgetExhausted:
         return BudgetExhausted(
-            f"{budget.field}: round {server_round} would be cohort draw {draws}, which costs "
-            f"epsilon {self.cost(budget, draws):.4g} against the {budget.adversary.name} adversary "
-            f"whoever is drawn, the budget is {budget.epsilon:g}; the model of the last paid round "
-            f"is kept, and {budget.remedy}"
+            f"{budget.field}: round {server_round} would be cohort draw {_count(draws)}, which "
+            f"costs epsilon {self.cost(budget, draws):.4g} against the {budget.adversary.name} "
+            f"adversary whoever is drawn, the budget is {budget.epsilon:g}; the model of the last "
+            f"paid round is kept, and {budget.remedy}"
         )
 
-    def passed_target(self, draws: int) -> str | None:
+    def passed_target(self, draws: Made) -> str | None:
         """One line about draws that cost more than the target; None while they do not."""
         if self.calibration is None or not self.passes_target(draws):
             return None
         target = self.calibration.target
         return (
-            f"the target epsilon {target.epsilon:g} is passed: {draws} cohort draws cost "
+            f"the target epsilon {target.epsilon:g} is passed: {_count(draws)} cohort draws cost "
             f"{self.cost(target, draws):.4g} against the {target.adversary.name} adversary, which "
             "privacy.max_epsilon allows"
         )
 
-    def _is_within(self, budget: Budget, draws: int) -> bool:
+    def _is_within(self, budget: Budget, draws: Made) -> bool:
         known = self.calibration
         if (
             known is not None
-            and draws <= known.draws
+            and self._is_calibrated(known, draws)
             and budget.delta >= known.target.delta
             and budget.epsilon >= known.target.epsilon
         ):
             return True
         return self.cost(budget, draws) <= budget.epsilon
+
+    def _is_calibrated(self, known: Calibration, draws: Made) -> bool:
+        """Whether the noise was found for these draws or more."""
+        if not isinstance(self.draw, Schedule):
+            return _count(draws) <= known.draws
+        mine, meant = (self.draw.slots(known.target.adversary, n) for n in (draws, known.draws))
+        return len(mine) <= len(meant) and all(map(operator.le, mine, meant))
+
+
+def _count(draws: Made) -> int:
+    return draws if isinstance(draws, int) else sum(draws)

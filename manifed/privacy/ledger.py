@@ -163,18 +163,16 @@ class Ledger:
             "run_id": secrets.token_hex(16),
             "key_id": None if key is None else chain.key_id_of(chain.checked_key(key)),
         }
-        first = Entry.make(0, HEADER, {**own, **header}, GENESIS, key)
+        first, line = chain.written(0, HEADER, {**own, **header}, GENESIS, key)
         if path.exists():
             raise FileExistsError(f"{path} exists; resume that run, or choose another folder")
         if (left := read_head(path)) is not None and left[0].sequence > 0:
             raise LedgerDamaged(path, 1, "the ledger is gone and only its head is left", RESTORE)
         head = Head(0, first.sha256)
         write_head(path, head, _head_tag(key, head))
-        create_atomically(path, first.line())
+        create_atomically(path, line)
         authenticity = "unkeyed" if key is None else "verified"
-        found = Verified(
-            first.body, head, len(first.line()), is_torn=False, authenticity=authenticity
-        )
+        found = Verified(first.body, head, len(line), is_torn=False, authenticity=authenticity)
         return cls(path, _locked(path), found, key)
 
     @classmethod
@@ -359,10 +357,11 @@ class Ledger:
             raise LedgerDamaged(
                 self._path, self._head.sequence + 2, "an earlier write failed", "reopen the ledger"
             )
-        entry = Entry.make(self._head.sequence + 1, kind, body, self._head.sha256, self._key)
+        before = self._head
+        entry, line = chain.written(before.sequence + 1, kind, body, before.sha256, self._key)
         head = Head(entry.sequence, entry.sha256)
         self._is_broken = True
-        append_durably(self._descriptor, entry.line())
+        append_durably(self._descriptor, line)
         write_head(self._path, head, _head_tag(self._key, head))
         self._head = head
         self._is_broken = False
@@ -415,8 +414,8 @@ def _fed(feed: Feed, path: Path, entry: Entry) -> None:
 
 
 _FIRST_KEY: Final = re.compile(rb'{"body":{"([a-z_]+)"')
-_FREE: Final = (b"cohorts", b"is_open", b"upto", b"noise_origins")
-"""First keys of what costs nothing: consumptions, and notes of where noise came from."""
+_FREE: Final = (b"amends", b"cohorts", b"is_open", b"upto", b"noise_origins")
+"""First keys of what costs nothing: amendments, consumptions, notes of where noise came from."""
 
 
 def _may_be_charge(torn: bytes) -> bool:

@@ -7,10 +7,18 @@ these apply the mechanism. The same object that scales the noise states the even
 drift apart.
 """
 
-from typing import Annotated, Literal
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Final, Literal
 
+import torch
 from pydantic import Field
+from torch import Tensor
 
+from manifed.manifolds.base import Manifold
+from manifed.manifolds.euclidean import Euclidean
+from manifed.privacy.clipping import clipped
 from manifed.privacy.events import (
     Frozen,
     GaussianRelease,
@@ -18,6 +26,13 @@ from manifed.privacy.events import (
     Sampling,
     Unsampled,
 )
+
+LARGEST_CLIP: Final = 1e100
+"""An adapted clip norm stays between 1e-100 and 1e100, the sizes that a config may name."""
+_STEEPEST: Final = 2 * math.log(LARGEST_CLIP)
+
+Normals = Callable[[tuple[int, ...], int], Tensor]
+"""``normals(shape, step)``: standard normals of one address; another ``step`` is another draw."""
 
 
 class RelativeNoise(Frozen):
@@ -111,6 +126,14 @@ class AdaptiveClip(Frozen):
     """Noise of the sum of b_i - 1/2, relative to its sensitivity of 1/2."""
 
 
+@dataclass(frozen=True)
+class NoisedMean:
+    """What a round releases about its clients: their noised mean, and the next clip norm."""
+
+    mean: Tensor
+    next_clip: float
+
+
 class ClientMechanism(Frozen):
     """Per-client clipping and Gaussian noise in the server's average (unit: client).
 
@@ -170,3 +193,58 @@ class ClientMechanism(Frozen):
             count=count,
             label="upload",
         )
+
+    def noised_mean(
+        self,
+        uploads: Tensor,
+        base: Tensor,
+        manifold: Manifold,
+        normals: Normals,
+        *,
+        expected_cohort: float,
+        is_tangent: bool = True,
+        l2_norm_clip: float | None = None,
+    ) -> NoisedMean:
+        """The release: the noised mean of clipped ``uploads`` (clients, *point) at ``base``.
+
+        Each is clipped in the metric at ``base``, or by its ambient norm; the sum is divided by the
+        *expected* cohort size, and noised once. An empty cohort still releases its noise.
+        ``l2_norm_clip`` is an adapted clip norm; None takes the mechanism's.
+
+        Guarantees: adding or removing one client moves the un-noised mean by at most
+        ``l2_norm_clip / expected_cohort`` (1 + 1e-9) in the norm at ``base``, by a tangent vector
+        where uploads are tangent, whatever it uploads (zero where not finite); the result carries
+        N(0, stddev^2) in every orthonormal coordinate of the space the uploads live in, computed in
+        float64 and rounded to the uploads' type only after the noise. Mean and adapted clip norm
+        together are one Gaussian release of ``noise_multiplier``.
+        """
+        stacked, base = uploads.to(torch.float64), base.to(torch.float64)
+        clip = self.l2_norm_clip if l2_norm_clip is None else l2_norm_clip
+        if is_tangent:
+            norms = manifold.norm_bound(base.unsqueeze(0), stacked)
+            drawn = normals(manifold.coords_shape(tuple(base.shape)), 0).to(base.device)
+            noise = manifold.from_coords(base, drawn)
+        else:
+            flat = stacked.flatten(1)
+            norms = Euclidean().norm_bound(flat, flat)
+            noise = normals(tuple(base.shape), 0).to(base.device)
+        total = clipped(stacked, norms, clip).sum(0)
+        if is_tangent:
+            total = manifold.tangent_part(base, total)
+        mean = total / expected_cohort + self.stddev(expected_cohort, clip) * noise
+        return NoisedMean(
+            mean.to(uploads.dtype), self._adapted(clip, norms, normals, expected_cohort)
+        )
+
+    def _adapted(
+        self, clip: float, norms: Tensor, normals: Normals, expected_cohort: float
+    ) -> float:
+        """Andrew et al. 2021, Algorithm 1: the clip norm moves towards the target quantile."""
+        if self.adaptive is None:
+            return clip
+        bits = (norms <= clip).to(torch.float64) - 0.5
+        noise = self.quantile_stddev(expected_cohort) * float(normals((1,), 1)[0])
+        share = float(bits.sum()) / expected_cohort + noise + 0.5
+        exponent = -self.adaptive.learning_rate * (share - self.adaptive.target_quantile)
+        after = clip * math.exp(min(max(exponent, -_STEEPEST), _STEEPEST))
+        return min(max(after, 1 / LARGEST_CLIP), LARGEST_CLIP)

@@ -81,6 +81,7 @@ class Stream(IntEnum):
     GRADIENT_NOISE = 5
     SERVER_NOISE = 6
     ITERATE_CHOICE = 7
+    EVALUATION_NOISE = 8
 
 
 class EdgeStream(IntEnum):

@@ -23,9 +23,11 @@ from manifed.privacy import cohorts
 from manifed.privacy.adversaries import ADVERSARIES, Adversary
 from manifed.privacy.chain import HEADER, RECOVERED, Entry
 from manifed.privacy.charges import (
+    AMENDED,
     CHARGE,
     CONSUMED,
     RESERVED,
+    Amendment,
     Charge,
     Consumption,
     Reservation,
@@ -81,6 +83,10 @@ class Odometer:
         self._recent: dict[tuple[int, int], tuple[Coin, bool]] = {}
         self._settled = Attempts()
         self._is_certain_unknown = False
+        self._plan: tuple[int, ...] = ()
+        self.config_sha256: str | None = None
+        """Of the config in force: the header's, then that of the newest amendment."""
+        self.amendments: tuple[Amendment, ...] = ()
 
     @classmethod
     def of(cls, entries: Iterable[Entry]) -> "Odometer":
@@ -112,23 +118,37 @@ class Odometer:
                 self._abandon()
             else:
                 self.charge(Charge.model_validate(body))
-        elif entry.kind not in (HEADER, NOTE):
+        elif entry.kind == AMENDED:
+            self.amend(Amendment.model_validate(entry.body))
+        elif entry.kind == HEADER:
+            self.config_sha256 = entry.body.get("config_sha256")
+        elif entry.kind != NOTE:
             raise ValueError(f"Expected a charge of a known kind, got {entry.kind!r}")
 
     def declare(self, terms: Terms) -> None:
         """The terms of what comes next, if it brings none of its own."""
         self._now = self._register.number(terms)
 
+    def plan(self, planned: Iterable[Terms]) -> None:
+        """All terms under which cohorts may be drawn, each with its ``planned_draws``."""
+        self._plan = tuple(self._register.number(terms) for terms in planned)
+
     def reserve(self, reservation: Reservation) -> None:
-        """Count a reservation whole, after settling the one before as it says."""
+        """`check`, then `count`."""
+        self.check(reservation)
+        self.count(reservation)
+
+    def count(self, reservation: Reservation) -> None:
+        """Count a checked reservation whole, after settling the one before as it says."""
         if reservation.consumed is not None:
             self.consume(reservation.consumed)
         self._abandon()
         if reservation.terms is not None:
             self.declare(reservation.terms)
-        cohort = reservation.cohort
-        self._known_now().check(cohort)
+        if reservation.planned is not None:
+            self.plan(reservation.planned)
         assert self._now is not None
+        cohort = reservation.cohort
         first, last, rounds = reservation.first, reservation.last, _length(reservation)
         before, is_certain = self._coin_used_again(reservation)
         self._recent = {k: v for k, v in self._recent.items() if k[0] == first == last}
@@ -194,17 +214,45 @@ class Odometer:
         self._abandon()
 
     def check(self, reservation: Reservation) -> None:
-        """Refuse what `reserve` would refuse; nothing is counted.
+        """Refuse what cannot be counted; nothing is counted.
 
         Raises:
-            ValueError: as `reserve`.
+            ValueError: for clients outside the terms or without an update, no terms, a consumption
+                of what is not open, or a cohort used again that is not the last one's.
         """
-        if reservation.terms is not None or reservation.cohort_attempt is not None:
-            self.after(reservation)  # these hang on what settling the one before leaves
-            return
         if reservation.consumed is not None:
             self._settled_by(reservation.consumed)
-        self._known_now().check(reservation.cohort)
+        self._known_under(reservation.terms).check(reservation.cohort)
+        if reservation.cohort_attempt is not None:
+            self.copied().count(reservation)  # its coin hangs on what settling the last one leaves
+
+    def amend(self, amendment: Amendment) -> None:
+        """Take more rounds: all that was reserved stays as it was priced.
+
+        Raises:
+            ValueError: for an amendment of another config or number of rounds than the last one's,
+                and for one that plans fewer draws than were planned.
+        """
+        if amendment.amends != self.config_sha256:
+            raise ValueError(
+                f"Expected an amendment of the config {self.config_sha256}, got one of "
+                f"{amendment.amends}"
+            )
+        before = self.amendments[-1].num_rounds[1] if self.amendments else amendment.num_rounds[0]
+        if amendment.num_rounds[0] != before:
+            raise ValueError(
+                f"Expected an amendment of {before} rounds, got one of {amendment.num_rounds[0]}"
+            )
+        self._abandon()
+        if (terms := self.terms) is not None and not self._plan:
+            if amendment.planned_draws < terms.planned_draws:
+                raise ValueError(
+                    f"Expected at least the {terms.planned_draws} draws that were planned, got "
+                    f"{amendment.planned_draws}"
+                )
+            self.declare(terms.model_copy(update={"planned_draws": amendment.planned_draws}))
+        self.config_sha256 = amendment.config_sha256
+        self.amendments = (*self.amendments, amendment)
 
     def _settled_by(self, consumption: Consumption) -> _Open:
         """The open reservation, which the consumption must fit; errors as `consume`."""
@@ -222,18 +270,25 @@ class Odometer:
                 raise ValueError("Expected a cohort of reserved clients, got others")
         return was
 
-    def _known_now(self) -> Known:
-        if self._now is None:
+    def _known_under(self, terms: Terms | None) -> Known:
+        """The terms of a reservation that brings these, or none of its own."""
+        number = self._now if terms is None else self._register.number(terms)
+        if number is None:
             raise ValueError("Expected terms before the first reservation, got none")
-        return self._register.known[self._now]
+        return self._register.known[number]
 
     def after(self, reservation: Reservation) -> "Odometer":
-        """An odometer that has taken the reservation too; this one has not."""
+        """An odometer that has taken the reservation too; this one has not; errors as `check`."""
+        other = self.copied()
+        other.reserve(reservation)
+        return other
+
+    def copied(self) -> "Odometer":
+        """One that can be added to alone."""
         other = copy(self)
         other._register = self._register.copied()
         other._counted, other._consumed = self._counted.copied(), self._consumed.copied()
         other._recent, other._settled = dict(self._recent), self._settled.copied()
-        other.reserve(reservation)
         return other
 
     def _abandon(self) -> None:
@@ -263,6 +318,11 @@ class Odometer:
         return None if self._now is None else self._register.known[self._now].terms
 
     @property
+    def planned(self) -> tuple[Terms, ...]:
+        """As `plan` took them; () where all draws are under one terms."""
+        return tuple(self._register.known[i].terms for i in self._plan)
+
+    @property
     def covered(self) -> int:
         """The rounds 1 to this one were all charged."""
         covered = self._settled.covered
@@ -273,12 +333,12 @@ class Odometer:
     @property
     def rounds_counted(self) -> int:
         """Attempts of rounds that count."""
-        return self._counted.rounds
+        return self._counted.attempts.total()
 
     @property
     def rounds_consumed(self) -> int | None:
         """Attempts of rounds that were run for certain; None where the ledger does not say."""
-        return None if self._is_certain_unknown else self._consumed.rounds
+        return None if self._is_certain_unknown else self._consumed.attempts.total()
 
     @property
     def participations(self) -> int:
@@ -295,6 +355,19 @@ class Odometer:
         if opened is not None and opened.first <= server_round <= opened.last:
             found = max(found, opened.attempt + 1)
         return found
+
+    def attempts_by_round(self) -> tuple[int, ...]:
+        """How often each of the rounds 1, 2, ... was charged, up to the last one that was."""
+        last = max(self._settled.last, self._open.last if self._open is not None else 0)
+        return tuple(self.attempts(r) for r in range(1, last + 1))
+
+    def of_everybody(self) -> "Odometer":
+        """The same attempts, as if every client had been in each: it depends on no cohort."""
+        other = self.copied()
+        for index, attempts in self._counted.attempts.items():
+            population = self._register.known[index].terms.population
+            other._counted.served[index] = np.full(population, attempts, dtype=np.int64)
+        return other
 
     # -- prices ------------------------------------------------------------------------------
     def spent(
@@ -330,10 +403,25 @@ class Odometer:
 
     def _as_planned(self, tally: Tally) -> Tally:
         """With a coin for every planned draw that was not made."""
+        if self._plan:
+            left, made = Counter[Coin](), self._made(tally)
+            for i in self._plan:
+                more = self._register.known[i].terms.planned_draws - made[i]
+                left[i,] = max(0, more)
+            return Tally(coins=tally.coins + left)
         if (more := self._planned() - tally.coins.total()) <= 0:
             return tally
         assert self._now is not None
         return Tally(coins=tally.coins + Counter({(self._now,): more}))
+
+    def _made(self, tally: Tally) -> Counter[int]:
+        """Draws under each terms of the plan; an amendment plans more draws of the same terms."""
+        made = Counter({i: tally.coins[i,] for i in self._plan})
+        if self.amendments:
+            bare = [k.terms.model_copy(update={"planned_draws": 0}) for k in self._register.known]
+            for i in self._plan:
+                made[i] = sum(tally.coins[j,] for j, terms in enumerate(bare) if terms == bare[i])
+        return made
 
     def _planned(self) -> int:
         """How many draws an outsider must reckon with; 0 where everybody is in every one."""

@@ -4,6 +4,7 @@ Guarantee: every epsilon is an upper bound and comes from charges alone; a plann
 one that reserved all its rounds for everybody.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from manifed.errors import ConfigError
 from manifed.privacy.adversaries import Adversary
 from manifed.privacy.charges import Reservation, Terms
 from manifed.privacy.composition import NoValidBound
-from manifed.privacy.filter import Filter, a_priori
+from manifed.privacy.filter import Filter, Made, a_priori
 from manifed.privacy.ledger import Head, Ledger
 from manifed.privacy.odometer import Odometer
 from manifed.privacy.published import Claim
@@ -46,6 +47,10 @@ class Promise:
     """What a paper prints for it; shown and labelled."""
     schedule: tuple[Terms, ...] = ()
     """The terms of rounds 1, 2, ... where they differ; the last ones hold on."""
+    attempts: int = 1
+    """The most of one round of a schedule, crashes aside."""
+    plan: tuple[Terms, ...] = ()
+    """All terms of a schedule whose cohorts are drawn; an outsider is priced for what they plan."""
 
     def terms_of(self, server_round: int) -> Terms:
         """Who releases what in a round."""
@@ -82,6 +87,7 @@ class Promise:
         """Nothing spent under these terms, or so many rounds reserved for everybody."""
         odometer = Odometer()
         odometer.declare(self.terms)
+        odometer.plan(self.plan)
         everybody = np.arange(self.terms.population)
         if not self.schedule and rounds:
             odometer.reserve(Reservation(1, rounds, 0, everybody))
@@ -112,7 +118,8 @@ class Promise:
             return f"realised: at most {odometer.participations} rounds a client"
         if adversary.releases == "aggregate" or self.terms.participation_probability >= 1:
             return None
-        planned = max(self.terms.planned_draws, odometer.rounds_counted)
+        planned = sum(terms.planned_draws for terms in self.plan) or self.terms.planned_draws
+        planned = max(planned, odometer.rounds_counted)
         return f"for all {planned} cohort draws that were planned"
 
     def statement(
@@ -128,13 +135,13 @@ class Promise:
         ``noise_origins``: where the keys of noise came from; ``has_oracle`` None: as promised;
         ``is_declared``: whether clients in other processes said where their noise came from.
         """
-        rows, notes, draws = self.spent(odometer), list[str](), odometer.rounds_counted
+        rows, notes = self.spent(odometer), list[str]()
         if self.claim is not None:
             remark = {"remark": "Theorem 4.2 as printed: UNSOUND at record level"}
-            claimed = self.claim.after(max(draws, 1))
+            claimed = self.claim.after(max(odometer.rounds_counted, 1))
             rows.append(row("published", "nobody in particular", *claimed) | remark)
         if self.adversaries:
-            passed = self.filter.passed_target(draws)
+            passed = self.filter.passed_target(self.filter.made(odometer))
             is_shown = self.has_oracle if has_oracle is None else has_oracle
             notes = [PUBLIC, *([passed] if passed else []), *([ORACLE] if is_shown else [])]
         return {
@@ -151,10 +158,19 @@ class Promise:
         return plan.statement(plan.odometer(rounds))
 
     def for_draws(self, draws: int) -> "Promise":
-        """The same promise, planned for so many draws."""
+        """The same promise, planned for so many draws; of a schedule, for so many of its rounds."""
         new = {"planned_draws": draws}
-        schedule = tuple(terms.model_copy(update=new) for terms in self.schedule)
-        return replace(self, terms=self.terms.model_copy(update=new), schedule=schedule)
+        if self.terms.participation_probability >= 1 or not self.schedule:
+            schedule = tuple(terms.model_copy(update=new) for terms in self.schedule)
+            return replace(self, terms=self.terms.model_copy(update=new), schedule=schedule)
+        bare = [terms.model_copy(update={"planned_draws": 0}) for terms in self.schedule]
+        rounds = Counter(bare[:draws])
+        schedule = tuple(
+            terms.model_copy(update={"planned_draws": self.attempts * rounds[terms]})
+            for terms in bare
+        )
+        plan = tuple(dict.fromkeys(terms for terms in schedule if terms.planned_draws))
+        return replace(self, terms=schedule[0], schedule=schedule, plan=plan)
 
     def check_ledger(self, odometer: Odometer) -> None:
         """Refuse a ledger that was charged more for its draws than these terms price them.
@@ -164,20 +180,28 @@ class Promise:
         """
         draws = odometer.rounds_counted
         for adversary in self.adversaries:
-            if self.schedule:  # its filter asks the odometer, whatever the draws cost
-                continue
             if adversary.sees_cohorts or self.delta is None or draws == 0:
                 continue
             counted = odometer.epsilon(adversary, self.delta)
             is_drawn = adversary.releases == "updates"
-            planned = max(draws, self.terms.planned_draws) if is_drawn else draws
+            planned: Made = max(draws, self.terms.planned_draws) if is_drawn else draws
+            if self.schedule:
+                planned = self._reckoned(odometer)
             priced = a_priori(self.filter.draw, adversary, planned, self.delta)
             if counted > priced * (1 + 1e-6):
                 raise ConfigError(
-                    f"output.resume: expected a ledger whose {planned} draws cost at most "
+                    f"output.resume: expected a ledger whose {draws} draws cost at most "
                     f"{priced:.4g} against the {adversary.name} adversary, got {counted:.4g}: it "
                     "was charged under other terms than this config's; start a new run instead"
                 )
+
+    def _reckoned(self, odometer: Odometer) -> tuple[int, ...]:
+        """How often each round of the schedule counts to an outsider: as planned, or as made."""
+        made = odometer.attempts_by_round()
+        planned = [int(terms in self.plan) for terms in self.schedule]
+        length = max(len(made), len(planned) if self.plan else 0)
+        made, planned = (*made, *[0] * length), [*planned, *[0] * length]
+        return tuple(max(pair) for pair in zip(made[:length], planned[:length], strict=True))
 
 
 def row(name: str, text: str, epsilon: float, delta: float) -> dict[str, Any]:

@@ -117,11 +117,6 @@ class Tally:
             total[: served.size] += served
         return total
 
-    @property
-    def rounds(self) -> int:
-        """Attempts of rounds under any terms."""
-        return self.attempts.total()
-
     def toss(self, before: Coin, after: Coin, times: int) -> None:
         """Turn ``before`` coins into ``after`` coins; () is no coin."""
         for coin, change in ((before, -times), (after, times)):
@@ -154,6 +149,11 @@ class Attempts:
         """How often a round was charged."""
         fitting = (n for first, last, n in self._ranges if first <= server_round <= last)
         return max(fitting, default=0)
+
+    @property
+    def last(self) -> int:
+        """The largest round that was charged; 0 before one was."""
+        return max((last for _, last, _ in self._ranges), default=0)
 
     def copied(self) -> "Attempts":
         """One that can be added to alone."""

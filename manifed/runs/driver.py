@@ -8,8 +8,8 @@ import contextlib
 import logging
 import sys
 import time
-from collections.abc import Callable, Generator, Iterable
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Generator, Iterable, Iterator
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -20,10 +20,24 @@ from torch import Tensor
 from manifed.algorithms.interface import ServerState
 from manifed.durable import remove_drafts, write_atomically
 from manifed.errors import BudgetExhausted, ConfigError, RoundFailed
-from manifed.experiment.assembly import Shards, initial_point, load_shards, plan_of
-from manifed.experiment.evaluation import Evaluator, client_shares, oracle_is_on
+from manifed.experiment.assembly import (
+    Facts,
+    facts_of,
+    initial_point,
+    load_shards,
+    plan_of,
+    public_evaluator,
+)
+from manifed.experiment.evaluation import (
+    HELD_OUT,
+    Evaluator,
+    Judged,
+    PublicEvaluator,
+    client_shares,
+    oracle_is_on,
+)
 from manifed.experiment.load import dump, sha256, to_toml
-from manifed.experiment.privacy import promise_of
+from manifed.experiment.privacy import Sizes, example_mechanism, promise_of
 from manifed.experiment.schema import Experiment
 from manifed.federation.plan import Plan, RoundReport
 from manifed.federation.rounds import run_rounds
@@ -43,8 +57,25 @@ from manifed.runs.work import work_of
 
 log = logging.getLogger("manifed")
 
-Connect = Callable[[Plan], Transport]
-"""Makes the transport of a run, once its folder and ledger are there and before round 1."""
+AskSizes = Callable[[], Sizes]
+"""Asks every site for the N_i that it declares, before anything is priced."""
+
+
+@dataclass(frozen=True)
+class _Agreed:
+    """What is settled before anything is written: sizes, plan and prices."""
+
+    facts: Facts
+    plan: Plan
+    promise: Promise
+
+    @staticmethod
+    def of(config: Experiment, ask_sizes: AskSizes | None) -> "_Agreed":
+        facts = facts_of(config)
+        if facts.declared is None and ask_sizes is not None:
+            facts = replace(facts, declared=ask_sizes())
+        plan = plan_of(config, facts.sizes)
+        return _Agreed(facts, plan, promise_of(config, facts.sizes))
 
 
 @dataclass(frozen=True)
@@ -55,6 +86,46 @@ class Start:
     first_round: int
     last_accepted: dict[int, int]
     tally: Tally = field(default_factory=Tally)
+    judged: Judged = field(default_factory=Judged)
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run whose folder and ledger are there, before its next round."""
+
+    config: Experiment
+    plan: Plan
+    promise: Promise
+    account: Account
+    start: Start
+
+    @property
+    def num_rounds(self) -> int:
+        """The last round."""
+        return self.config.federation.num_rounds
+
+
+Rounds = Callable[[Job], Iterator[RoundReport]]
+"""Runs the rounds of a job, one by one; each attempt is charged to its account."""
+
+
+def rounds_over(transport: Transport) -> Rounds:
+    """The rounds of any job over a transport that is there."""
+
+    def rounds(job: Job) -> Iterator[RoundReport]:
+        start = job.start
+        return run_rounds(
+            job.plan,
+            start.state,
+            transport,
+            job.account.charge,
+            num_rounds=job.num_rounds,
+            first_round=start.first_round,
+            attempts=job.account.attempts,
+            last_accepted=start.last_accepted,
+        )
+
+    return rounds
 
 
 def named_directory(config: Experiment) -> Path:
@@ -66,10 +137,21 @@ def named_directory(config: Experiment) -> Path:
 
 
 def run(
-    config: Experiment, connect: Connect, *, is_elsewhere: bool = False, is_deployment: bool = False
+    config: Experiment,
+    rounds: Rounds,
+    *,
+    is_elsewhere: bool = False,
+    is_deployment: bool = False,
+    ask_sizes: AskSizes | None = None,
 ) -> RunFolder:
     """`run_experiment`, and print its statement unless it is to be quiet."""
-    folder = run_experiment(config, connect, is_elsewhere=is_elsewhere, is_deployment=is_deployment)
+    folder = run_experiment(
+        config,
+        rounds,
+        is_elsewhere=is_elsewhere,
+        is_deployment=is_deployment,
+        ask_sizes=ask_sizes,
+    )
     if not config.output.quiet:
         statement = statement_of(folder.manifest()["privacy"])
         sys.stdout.write(f"{statement}\nrun folder: {printable(folder.directory)}\n")
@@ -77,49 +159,70 @@ def run(
 
 
 def run_experiment(
-    config: Experiment, connect: Connect, *, is_elsewhere: bool = False, is_deployment: bool = False
+    config: Experiment,
+    rounds: Rounds,
+    *,
+    is_elsewhere: bool = False,
+    is_deployment: bool = False,
+    ask_sizes: AskSizes | None = None,
 ) -> RunFolder:
     """The finished run folder; see `ConfigError`, `RoundFailed` and `LedgerDamaged` for errors.
 
     ``is_elsewhere``: clients run in other processes, so that only they know their noise.
-    ``is_deployment``: they may be on other machines.
+    ``is_deployment``: they may be on other machines. ``ask_sizes``: where sites declare their own;
+    a resumed run takes the sizes that its ledger was charged for.
 
     A resumed run is judged before anything is written, and the folder is held from then to the end,
     so that neither a refusal nor a second process changes a byte of it.
     """
-    plan, found = plan_of(config), load_shards(config)
-    promise = promise_of(config, found.sizes)
     has_oracle = oracle_is_on(config, is_deployment=is_deployment)
-    privacy = promise.statement(promise.odometer(), has_oracle=has_oracle, is_declared=is_elsewhere)
     directory, past = named_directory(config), None
-    if not config.output.resume:
+    agreed = None if config.output.resume else _Agreed.of(config, ask_sizes)
+    if agreed is not None:
         _claim(directory)
     with held_or_refused(directory):
-        if config.output.resume:
+        if agreed is None:
             past = read_past(directory, config)
+            declared = past.declared
+            agreed = _Agreed.of(config, (lambda: declared) if declared else ask_sizes)
         else:
             _claim(directory)
             text = to_toml(_placeless(config))
             write_atomically(RunFolder(directory).experiment_path, text.encode())
+        plan, promise = agreed.plan, agreed.promise
+        privacy = promise.statement(
+            promise.odometer(), has_oracle=has_oracle, is_declared=is_elsewhere
+        )
         folder = RunFolder(directory)
         start = _start(config, plan, past)
-        evaluator = _evaluator(config, has_oracle)
+        evaluator = _evaluator(config, agreed.facts, has_oracle)
         if start.first_round > 1:
             model = plan.server_update.model(start.state, plan.manifold)
-            folder.check_columns(_columns(evaluator.row(model) if evaluator else {}))
+            folder.check_columns(
+                _columns(
+                    HELD_OUT
+                    if config.evaluation.kind == "private"
+                    else evaluator.row(model)
+                    if evaluator
+                    else {}
+                )
+            )
         resumed_at = start.first_round if past is not None and past.has_ledger else None
         header, last = {"config_sha256": sha256(config)}, config.federation.num_rounds
         with opened(
             folder.ledger_path, promise, header=header, last_round=last, resumed_at=resumed_at
         ) as account:
             remove_drafts(directory)
+            folder.error_path.unlink(missing_ok=True)
             if past is None or not past.has_begun:
-                folder.begin(_manifest(config, folder, account, found, privacy))
+                folder.begin(_manifest(config, folder, account, agreed.facts, privacy))
+            elif past.is_amended:
+                folder.reopen(_of_more_rounds(config, past, privacy))
             folder.drop_metrics_after(start.tally.told if start.first_round > 1 else -1)
             if past is not None:
                 _tell_what_is_paid_again(past)
-            made = _Run(config, plan, folder, promise, account, evaluator, is_declared=is_elsewhere)
-            return made.go(connect, start)
+            job = Job(config, plan, promise, account, start)
+            return _Run(job, folder, evaluator, is_declared=is_elsewhere).go(rounds(job))
 
 
 def _claim(directory: Path) -> None:
@@ -144,7 +247,7 @@ def _manifest(
     config: Experiment,
     folder: RunFolder,
     account: Account,
-    found: Shards,
+    facts: Facts,
     privacy: dict[str, Any],
 ) -> dict[str, Any]:
     return manifest_of(
@@ -155,13 +258,24 @@ def _manifest(
         engine=config.engine.kind,
         seed=config.federation.seed,
         randomness_source=_randomness(config),
-        data_checksums={config.data.kind: _checksum(config, found)},
+        data_checksums={config.data.kind: _checksum(config, facts)},
         privacy=privacy,
-        work=work_of(config, found.point_shape),
+        work=work_of(config, facts.point_shape),
         ledger_run_id=account.ledger.run_id,
         experiment_sha256=experiment_digest(folder.experiment_path.read_bytes()),
         device=config.engine.device,
+        dtype=config.engine.dtype,
     )
+
+
+def _of_more_rounds(config: Experiment, past: Past, privacy: dict[str, Any]) -> dict[str, Any]:
+    """What an amendment changes in the manifest."""
+    return {
+        "config": dump(_placeless(config)),
+        "config_sha256": sha256(config),
+        "privacy": privacy,
+        "amendments": [one.model_dump(mode="json") for one in past.odometer.amendments],
+    }
 
 
 def _placeless(config: Experiment) -> Experiment:
@@ -170,9 +284,9 @@ def _placeless(config: Experiment) -> Experiment:
     return config.model_copy(update={"output": config.output.model_copy(update=changes)})
 
 
-def _checksum(config: Experiment, found: Shards) -> str | None:
+def _checksum(config: Experiment, facts: Facts) -> str | None:
     """The checksum of public data; of private data it would tell whether a guess is right."""
-    return found.checksum if config.privacy.kind == "none" else None
+    return facts.checksum if config.privacy.kind == "none" else None
 
 
 def _randomness(config: Experiment) -> Any:
@@ -182,11 +296,18 @@ def _randomness(config: Experiment) -> Any:
 def _start(config: Experiment, plan: Plan, past: Past | None) -> Start:
     device = config.engine.device
     saved = past.checkpoint if past is not None else None
+    if saved is not None and plan.setup_phases:
+        raise ConfigError(
+            "output.resume: expected a run without exchanges before round 1, got training.kind = "
+            f"{config.training.kind!r}, which has some: its clients would go on without what they "
+            "learnt there; start a new run"
+        )
     if saved is None:
         return Start(plan.server_update.initial(initial_point(config).to(device)), 1, {})
     state = ServerState({name: t.to(device) for name, t in saved.tensors.items()})
     accepted = {int(k): int(v) for k, v in saved.meta["last_accepted"].items()}
-    return Start(state, saved.server_round + 1, accepted, Tally.of(saved))
+    judged = Judged(**saved.meta.get("judged", {}))
+    return Start(state, saved.server_round + 1, accepted, Tally.of(saved), judged)
 
 
 def _columns(measured: Iterable[str]) -> tuple[str, ...]:
@@ -194,11 +315,13 @@ def _columns(measured: Iterable[str]) -> tuple[str, ...]:
     return ("round", *measured, "epsilon", "uploads", *COLUMNS, "seconds")
 
 
-def _evaluator(config: Experiment, has_oracle: bool) -> Evaluator | None:
+def _evaluator(
+    config: Experiment, facts: Facts, has_oracle: bool
+) -> Evaluator | PublicEvaluator | None:
     if not has_oracle:
-        return None
+        return public_evaluator(config)
     found = load_shards(config)
-    shares = client_shares(found.sizes, config.server_update.weights)
+    shares = client_shares(facts.sizes, config.server_update.weights)
     return Evaluator(found.problem, found.examples, shares, found.meta)
 
 
@@ -207,34 +330,35 @@ class _Run:
 
     def __init__(
         self,
-        config: Experiment,
-        plan: Plan,
+        job: Job,
         folder: RunFolder,
-        promise: Promise,
-        account: Account,
-        evaluator: Evaluator | None,
+        evaluator: Evaluator | PublicEvaluator | None,
         *,
         is_declared: bool,
     ) -> None:
-        self._config, self._plan, self._folder = config, plan, folder
-        self._promise, self._account, self._evaluator = promise, account, evaluator
+        self._config, self._plan, self._folder = job.config, job.plan, folder
+        self._promise, self._account, self._evaluator = job.promise, job.account, evaluator
+        self._start = job.start
         self._began = self._last_tick = time.perf_counter()
         self._evaluating, self._rounds = 0.0, 0
         self._tally = Tally()
         self._accepted: dict[int, int] = {}
         self._row: dict[str, Any] = {}
         self._is_declared = is_declared
-        self._pace = Pace(config.output.checkpoint_every)
+        self._pace = Pace(job.config.output.checkpoint_every)
         self._newest: RoundReport | None = None
         self._saved_round = 0
+        self._judged = job.start.judged
+        self._mechanism = example_mechanism(job.config, job.plan.num_examples)
 
     @property
     def _ledger(self) -> Ledger:
         """The run's ledger, which is held for the whole run."""
         return self._account.ledger
 
-    def go(self, connect: Connect, start: Start) -> RunFolder:
+    def go(self, made: Iterator[RoundReport]) -> RunFolder:
         """All rounds, then the final numbers; a budget that ran out ends the run in good order."""
+        start = self._start
         rounds, state = self._config.federation.num_rounds, start.state
         self._accepted, self._rounds = dict(start.last_accepted), start.first_round - 1
         self._tally = start.tally
@@ -244,25 +368,19 @@ class _Run:
             if start.first_round == 1:
                 self._tell(0, state)
             try:
-                for report in run_rounds(
-                    self._plan,
-                    state,
-                    connect(self._plan),
-                    self._account.charge,
-                    num_rounds=rounds,
-                    first_round=start.first_round,
-                    attempts=self._account.attempts,
-                    last_accepted=start.last_accepted,
-                ):
+                for report in made:
                     state = report.state
                     self._after_round(report)
+                    if stopped := self._early_end():
+                        break
             except BudgetExhausted as budget:
                 stopped = str(budget)
                 self._account.note_origins(self._rounds + 1, budget.noise_origins)
                 if self._tally.told < self._rounds:
                     self._tell(self._rounds, state)
-            except BaseException:
+            except BaseException as error:
                 self._keep_the_newest()
+                self._folder.keep_error(error)
                 raise
         return self._finish(state, stopped)
 
@@ -274,7 +392,7 @@ class _Run:
         self._accepted |= dict.fromkeys(report.participants, report.server_round)
         is_last = report.server_round == self._config.federation.num_rounds
         if is_last or report.server_round % self._config.evaluation.every == 0:
-            self._tell(report.server_round, report.state)
+            self._tell(report.server_round, report.state, report.held_out)
         self._newest, self._rounds = report, report.server_round
         if is_last or self._pace.is_due(report.server_round):
             self._save_checkpoint(report.server_round, report.state)
@@ -292,6 +410,7 @@ class _Run:
             meta = {
                 "last_accepted": {str(k): v for k, v in self._accepted.items()},
                 "tally": self._tally.state(),
+                "judged": asdict(self._judged),
                 "config_sha256": self._plan.config_sha256,
                 "ledger_run_id": self._ledger.run_id,
                 "ledger_head": str(self._ledger.head),
@@ -299,12 +418,63 @@ class _Run:
             checkpoint.save(self._folder.checkpoint_path, server_round, tensors, meta)
         self._saved_round = server_round
 
-    def _tell(self, server_round: int, state: ServerState) -> None:
+    def _early_end(self) -> str | None:
+        """Why the run ends before its last round, which is charged as if it had gone on.
+
+        When it ends depends on what was released, so every planned round is paid for.
+        """
+        held, rounds = self._config.evaluation, self._config.federation.num_rounds
+        if held.kind == "oracle" or self._rounds >= rounds:
+            return None
+        if not self._judged.is_over(held.stop_when):
+            return None
+        everybody = tuple(range(self._plan.num_clients))
+        with contextlib.suppress(BudgetExhausted):
+            for r in range(self._rounds + 1, rounds + 1):
+                self._account.charge(r, self._account.attempts(r), everybody)
+        return (
+            f"evaluation.stop_when: {self._judged.since} evaluations were no better than that of "
+            f"round {self._judged.best_round}; all {rounds} rounds are paid for"
+        )
+
+    def _measured(
+        self, server_round: int, model: Tensor, held_out: tuple[Tensor, int] | None
+    ) -> dict[str, float | None]:
+        """What the row of a round says of its model."""
+        held, row = self._config.evaluation, dict[str, float | None]()
+        if self._evaluator is not None:
+            row |= self._evaluator.row(model)
+        if held.kind == "private":
+            row |= dict.fromkeys(HELD_OUT)
+            if held_out is not None:
+                row |= held.row(*held_out, held.stddev(self._mechanism))
+        if held.kind != "oracle" and server_round % held.every == 0:
+            before = self._judged
+            self._judged = before.after(server_round, row.get("held_out_loss"))
+            if held.keep == "best" and self._judged.best_round > before.best_round:
+                x = model.to("cpu").contiguous()
+                self._folder.save_tensors("best", {"x": x, "round": torch.tensor(server_round)})
+        return row
+
+    def _best(self, model: Tensor) -> Tensor:
+        """The model of the round that evaluations liked best, where that is asked for."""
+        held, best = self._config.evaluation, self._judged.best_round
+        if held.kind == "oracle" or held.keep == "last" or best == 0:
+            return model
+        kept = self._folder.load_tensors("best")
+        if int(kept["round"]) != best:
+            log.warning("Expected the model of round %d in best.safetensors, got another", best)
+            return model
+        return kept["x"]
+
+    def _tell(
+        self, server_round: int, state: ServerState, held_out: tuple[Tensor, int] | None = None
+    ) -> None:
         now = time.perf_counter()
         seconds, self._last_tick = now - self._last_tick, now
         model = self._plan.server_update.model(state, self._plan.manifold)
         with self._evaluation_time():
-            measured = self._evaluator.row(model) if self._evaluator else {}
+            measured = self._measured(server_round, model, held_out)
             spent = self._promise.headline(self._account.odometer)
         self._row = {
             "round": server_round,
@@ -326,6 +496,7 @@ class _Run:
 
     def _finish(self, state: ServerState, stopped: str | None) -> RunFolder:
         model: Tensor = self._plan.server_update.output(state, self._plan.manifold)
+        model = self._best(model)
         if not bool(torch.isfinite(model).all()):
             raise RoundFailed(f"Expected a finite model after round {self._rounds}, got another")
         if self._saved_round < self._rounds or not self._folder.checkpoint_path.exists():
@@ -347,7 +518,7 @@ class _Run:
             "privacy": self._promise.statement(
                 self._account.odometer,
                 noise_origins=self._account.noise_origins,
-                has_oracle=self._evaluator is not None,
+                has_oracle=isinstance(self._evaluator, Evaluator),
                 is_declared=self._is_declared,
             ),
             "randomness_source": self._account.randomness_source,

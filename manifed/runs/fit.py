@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Required, TypedDict, Unpack, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,7 +27,6 @@ from manifed.experiment.schema import (
     Engine,
     Evaluation,
     ExampleLevel,
-    Experiment,
     Federation,
     NoPrivacy,
 )
@@ -50,25 +49,8 @@ from manifed.runs.statement import statement_of
 Algorithm = ClientUpdate | tuple[ClientUpdate, ServerUpdate]
 Shard = Examples | Tensor | Mapping[str, Tensor]
 Evaluate = Callable[[Tensor], Mapping[str, float]]
-
-
-class Options(TypedDict, total=False):
-    """Keyword arguments of `federate` and `fit`."""
-
-    rounds: Required[int]
-    privacy: ExampleLevel | ClientLevel | None
-    """The frozen object of a config: it is priced, and each cohort draw passes its budget."""
-    cohort: Cohort | None
-    """Who takes part in a round; left out, everyone."""
-    seed: int
-    """Of a seeded run, and of the random starting point; left out, 0."""
-    start: Tensor | None
-    """x^(0); left out, a random point of ``seed``."""
-    replies: ReplyPolicy | None
-    ledger: str | Path | None
-    """A file that is not there yet: each charge is on it before the clients are asked."""
-    transport: Callable[[ClientSide], Transport]
-    """How clients are reached; left out, one after the other in this process."""
+Privacy = ExampleLevel | ClientLevel | None
+Connect = Callable[[ClientSide], Transport]
 
 
 @dataclass(frozen=True)
@@ -120,22 +102,28 @@ def federate(
     problem: Problem,
     shards: Sequence[Shard],
     algorithm: Algorithm,
-    **options: Unpack[Options],
+    *,
+    rounds: int,
+    privacy: Privacy = None,
+    cohort: Cohort | None = None,
+    seed: int = 0,
+    start: Tensor | None = None,
+    replies: ReplyPolicy | None = None,
+    ledger: str | Path | None = None,
+    transport: Connect = MemoryTransport,
 ) -> Iterator[Round]:
     """The rounds of a federation in this process, one by one.
 
-    ``shards`` has one entry a client: Examples, a dict of tensors, or a tensor that the problem
-    knows as "z"; each tensor of shape (n, *feature). ``algorithm`` is a client update and a server
-    update, or one object that is both (a client update alone goes with the tangent mean).
-    ``options`` are the keyword arguments that `Options` lists; ``rounds`` must be given, the others
-    are privacy, cohort, seed, start, replies, ledger and transport.
+    Arguments as `fit`.
 
     Raises:
         ConfigError: before round 1, for parts that do not go together or that nothing prices.
         BudgetExhausted: for a round that the budget does not pay; the rounds before stand.
         RoundFailed: as `manifed.federation.rounds.run_round`.
     """
-    run = _prepared(problem, shards, algorithm, **options)
+    run = _prepared(
+        problem, shards, algorithm, rounds, privacy, cohort, seed, start, replies, ledger, transport
+    )
     return (found for found, _ in run.rounds())
 
 
@@ -144,16 +132,41 @@ def fit(
     shards: Sequence[Shard],
     algorithm: Algorithm,
     *,
+    rounds: int,
+    privacy: Privacy = None,
+    cohort: Cohort | None = None,
+    seed: int = 0,
+    start: Tensor | None = None,
+    replies: ReplyPolicy | None = None,
+    ledger: str | Path | None = None,
+    transport: Connect = MemoryTransport,
     evaluate: Evaluate | None = None,
-    **options: Unpack[Options],
 ) -> Result:
-    """All rounds of `federate`, whose arguments it takes, and what came of them.
+    """All rounds of `federate`, and what came of them; errors as there.
 
-    ``evaluate`` maps a model to named numbers for the curves; what it computes from private data is
-    no part of the release, and the statement says so. A budget that runs out ends the fit in good
-    order. Errors as `federate`.
+    A budget that runs out ends the fit in good order.
+
+    Args:
+        problem: what is minimised, and on which manifold.
+        shards: one entry a client: Examples, a dict of tensors, or a tensor that the problem knows
+            as "z"; each tensor of shape (n, *feature).
+        algorithm: a client update and a server update, or one object that is both (a client update
+            alone goes with the tangent mean).
+        rounds: how many.
+        privacy: the frozen object of a config: it is priced, and each cohort draw passes its
+            budget. None protects nobody.
+        cohort: who takes part in a round; None is everyone.
+        seed: of a seeded run, and of the random starting point.
+        start: x^(0); None is a random point of ``seed``.
+        replies: when a round goes on without everybody.
+        ledger: a file that is not there yet: each charge is on it before the clients are asked.
+        transport: how clients are reached; one after the other in this process.
+        evaluate: maps a model to named numbers for the curves; what it computes from private data
+            is no part of the release, and the statement says so.
     """
-    run = _prepared(problem, shards, algorithm, **options)
+    run = _prepared(
+        problem, shards, algorithm, rounds, privacy, cohort, seed, start, replies, ledger, transport
+    )
     curves: dict[str, list[float | None]] = {}
     state, odometer, origins, stopped = run.state, run.promise.odometer(), frozenset[str](), None
     try:
@@ -183,8 +196,8 @@ _UNSEEN, _HERE = Evaluation(is_enabled=False), Engine()
 
 
 @dataclass(frozen=True)
-class _Setting:
-    """What of an experiment decides its mechanisms and its price; hashable, as an Experiment is."""
+class _Arguments:
+    """What decides mechanisms and price, as a `Setting`."""
 
     federation: Federation
     training: ClientUpdate
@@ -192,6 +205,8 @@ class _Setting:
     privacy: NoPrivacy | ExampleLevel | ClientLevel
     evaluation: Evaluation = _UNSEEN
     engine: Engine = _HERE
+    is_at_sites: bool = False
+    has_all_data: bool = True
 
     def sha256(self) -> str:
         """Hash of everything that decides the trajectory, problem and data aside."""
@@ -225,7 +240,7 @@ class _Prepared:
                     server.model(report.state, manifold),
                     self.promise.headline(odometer),
                     report.participants,
-                    report.failures,
+                    {i: failure.text for i, failure in report.failures.items()},
                 )
                 yield found, (odometer, report.noise_origins)
 
@@ -253,15 +268,14 @@ def _prepared(
     problem: Problem,
     shards: Sequence[Shard],
     algorithm: Algorithm,
-    *,
     rounds: int,
-    privacy: ExampleLevel | ClientLevel | None = None,
-    cohort: Cohort | None = None,
-    seed: int = 0,
-    start: Tensor | None = None,
-    replies: ReplyPolicy | None = None,
-    ledger: str | Path | None = None,
-    transport: Callable[[ClientSide], Transport] = MemoryTransport,
+    privacy: Privacy,
+    cohort: Cohort | None,
+    seed: int,
+    start: Tensor | None,
+    replies: ReplyPolicy | None,
+    ledger: str | Path | None,
+    transport: Connect,
 ) -> _Prepared:
     examples = tuple(_examples(shard) for shard in shards)
     _check_records(problem, examples)
@@ -273,15 +287,14 @@ def _prepared(
         cohort=cohort or Everyone(),
         replies=replies or ReplyPolicy(),
     )
-    setting = _Setting(federation, client, server, privacy or NoPrivacy())
+    setting = _Arguments(federation, client, server, privacy or NoPrivacy())
     _check_parts(setting)
-    config = cast(Experiment, setting)  # what prices and draws reads these fields of it alone
     sizes = tuple(len(shard) for shard in examples)
     shape, manifold = problem.point_shape(examples[0]), problem.manifold
     x = starting_point(RandomStart(), manifold, shape, seed) if start is None else start
-    setup = ClientSetup(problem, client, example_mechanism(config, sizes))
-    source = seeded_source(config)
-    side = ClientSide(setup, examples, shape, source, partial(release_source, config), x.dtype)
+    setup = ClientSetup(problem, client, example_mechanism(setting, sizes))
+    source = seeded_source(setting)
+    side = ClientSide(setup, examples, shape, source, partial(release_source, setting), x.dtype)
     plan = Plan(
         server_update=server,
         manifold=manifold,
@@ -289,13 +302,13 @@ def _prepared(
         setup_phases=setup_phases_of(client),
         cohort=federation.cohort,
         policy=federation.replies,
-        source=source or release_source(config),
+        source=source or release_source(setting),
         num_examples=sizes,
         config_sha256=setting.sha256(),
-        mechanism=client_mechanism(config),
+        mechanism=client_mechanism(setting),
         needs_everyone=server.needs_everyone,
     )
-    promise = promise_of(config, sizes)
+    promise = promise_of(setting, sizes)
     return _Prepared(plan, server.initial(x), promise, transport(side), rounds, ledger)
 
 
@@ -332,11 +345,11 @@ def _updates(algorithm: Algorithm) -> tuple[ClientUpdate, ServerUpdate]:
         client, server = algorithm
         if not isinstance(server, TangentMean):
             return client, server
-        return client, server_update(cast(AnyTraining, client), server)
-    return algorithm, server_update(cast(AnyTraining, algorithm), None)
+        return client, server_update(client, server)
+    return algorithm, server_update(algorithm, None)
 
 
-def _check_parts(setting: _Setting) -> None:
+def _check_parts(setting: _Arguments) -> None:
     """Refuse a mechanism that nothing charges for, and a cohort the algorithm cannot go with.
 
     Raises:
@@ -366,7 +379,7 @@ def _check_parts(setting: _Setting) -> None:
         )
     try:
         if privacy.kind != "none":
-            check_private(cast(AnyTraining, client), privacy.kind, privacy.noise.kind)
+            check_private(client, privacy.kind, privacy.noise.kind)
         if privacy.kind == "example-level" and isinstance(client, AnyTraining):
             check_sampling(client, privacy.neighboring_relation, privacy.l2_norm_clip)
         if privacy.kind == "client-level":

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, NoReturn
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from manifed.errors import one_line, short
+from manifed.federation.replies import Kind
 
 MOST_BYTES = 1 << 30
 """Of a file that is read whole."""
@@ -228,6 +229,13 @@ class _Pending(_Table):
     bytes_up: Count
     participants: Count
     failures: Count
+    late: Count = 0
+    unavailable: Count = 0
+    absent: Count = 0
+    unusable: Count = 0
+
+
+Stretch = Annotated[list[Count], Field(min_length=2, max_length=2)]
 
 
 class _Tally(_Table):
@@ -238,6 +246,8 @@ class _Tally(_Table):
     participants: Count
     failures: Count
     by_client: dict[Key, dict[str, Count]]
+    by_kind: dict[Kind, Count] = Field(default_factory=dict[Kind, int])
+    missed: dict[Key, dict[Kind, list[Stretch]]] = Field(default_factory=dict[str, Any])
 
 
 class CheckpointMeta(_Table):

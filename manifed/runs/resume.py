@@ -4,24 +4,31 @@ Reading writes nothing: a refusal leaves every byte of the folder as it was. The
 run writes decides what a crash can leave: experiment.toml, ledger.jsonl, manifest.json, then each
 round's charge, row and checkpoint. So a folder without a manifest has released nothing, and one
 with a manifest has a ledger.
+
+More rounds (runs/extend.py) are one entry of the ledger and nothing else: the config in force is
+experiment.toml, which stays as it was, with the ledger's amendments (`in_force`).
 """
 
 import hashlib
 import json
-from collections.abc import Generator, Mapping, Sequence
+import shlex
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
+import torch
 from torch import Tensor
 
 from manifed.durable import held, is_draft
-from manifed.errors import ConfigError
-from manifed.experiment.assembly import initial_point, plan_of
-from manifed.experiment.load import sha256
+from manifed.errors import ConfigError, one_line
+from manifed.experiment.assembly import initial_point
+from manifed.experiment.load import dump, load, parse, sha256
 from manifed.experiment.schema import Experiment
+from manifed.federation.rounds import CLIP
 from manifed.privacy.account import anchors_of, ledger_key
+from manifed.privacy.charges import AMENDED, Amendment
 from manifed.privacy.ledger import RESTORE, Ledger, LedgerDamaged, head_file, torn_file
 from manifed.privacy.odometer import Odometer
 from manifed.runs import checkpoint
@@ -31,17 +38,33 @@ from manifed.runs.reading import FolderDamaged, check_regular, is_there
 from manifed.runs.run_folder import RunFolder
 from manifed.runs.tally import Tally
 
+_AMENDS: Final = f'"kind":"{AMENDED}"'.encode()
+"""What the line of an amendment holds."""
+
 
 @dataclass(frozen=True)
 class Past:
-    """An unfinished run, whole and of this config."""
+    """A run, whole and of this config."""
 
     has_begun: bool
     """Whether its manifest is there; before that nothing was released."""
     has_ledger: bool
-    covered: int
-    """Rounds 1..covered are in its ledger."""
+    odometer: Odometer
+    """It took all of the ledger."""
     checkpoint: Checkpoint | None
+    is_finished: bool = False
+    is_amended: bool = False
+    """Whether its manifest was written before the newest amendment."""
+
+    @property
+    def covered(self) -> int:
+        """Rounds 1..covered are in its ledger."""
+        return self.odometer.covered
+
+    @property
+    def declared(self) -> tuple[int, ...]:
+        """N_i that the sites declared and the ledger was charged for."""
+        return () if self.odometer.terms is None else self.odometer.terms.num_examples
 
     @property
     def last_round(self) -> int:
@@ -49,7 +72,55 @@ class Past:
         return self.checkpoint.server_round if self.checkpoint else 0
 
 
-def read_past(directory: Path, config: Experiment) -> Past:
+def amended(config: Experiment, rounds: int, noise_multiplier: float | None) -> Experiment:
+    """The config with more rounds; noise that a target was calibrated to is kept.
+
+    Raises:
+        ConfigError: for more rounds than there can be.
+    """
+    table = dump(config)
+    table["federation"]["num_rounds"] = rounds
+    if noise_multiplier is not None:
+        table["privacy"]["noise"]["noise_multiplier"] = noise_multiplier
+    return parse(table)
+
+
+def in_force(config: Experiment, directory: Path) -> Experiment:
+    """The config of experiment.toml with the amendments of the ledger beside it.
+
+    Nothing is verified here: `read_past` compares the result with the verified ledger.
+
+    Raises:
+        LedgerDamaged: the ledger holds an amendment that none is.
+    """
+    path = RunFolder(directory).ledger_path
+    if path.is_file():
+        for number, body in _amendments(path):
+            try:
+                found = Amendment.model_validate(body)
+                config = amended(config, found.num_rounds[1], found.noise_multiplier)
+            except (ValueError, LookupError, TypeError) as error:
+                what = f"is no amendment: {one_line(str(error), 200)}"
+                raise LedgerDamaged(path, number, what, RESTORE) from None
+    return config
+
+
+def saved_config(directory: Path) -> Experiment:
+    """The config in force of the run in a folder.
+
+    Raises:
+        ConfigError: with the file; LedgerDamaged: as `in_force`.
+    """
+    path = RunFolder(directory).experiment_path
+    if not path.is_file():
+        raise refused(directory, "expected a run folder", "no experiment.toml in it")
+    try:
+        return in_force(load(path), directory)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
+
+
+def read_past(directory: Path, config: Experiment, *, may_be_finished: bool = False) -> Past:
     """The past of the run in ``directory``, which the caller holds (`manifed.durable.held`).
 
     Raises:
@@ -63,18 +134,27 @@ def read_past(directory: Path, config: Experiment) -> Past:
     if not folder.manifest_path.is_file():
         return _before_the_manifest(folder, config)
     manifest, metrics = folder.manifest(), folder.metrics()
-    _check_manifest(folder, manifest, config)
+    earlier = _configs(folder.ledger_path)[:-1]
+    is_amended = manifest.get("config_sha256") in earlier
+    is_finished = "final" in manifest and not is_amended
+    if is_finished and not may_be_finished:
+        raise refused(
+            directory, "expected an unfinished run",
+            "a finished one; it goes on after: manifed extend "
+            f"{shlex.quote(str(directory))} --rounds N",
+        )  # fmt: skip
+    _check_manifest(folder, manifest, config, is_amended=is_amended)
     if not folder.ledger_path.is_file():
         name = folder.ledger_path.name
         raise refused(directory, f"expected the run's {name}", "none; restore it")
     saved = checkpoint.load(folder.checkpoint_path) if folder.checkpoint_path.is_file() else None
     run_id = manifest.get("ledger_run_id")
     if saved is not None:
-        checkpoint.check(
-            folder.checkpoint_path, saved, _state_of(config), config.federation.num_clients
-        )
-        _check_checkpoint(directory, config, saved, run_id)
-    covered = _ledger_past(folder, config, run_id, saved).covered
+        like = _state_of(config, saved.tensors)
+        checkpoint.check(folder.checkpoint_path, saved, like, config.federation.num_clients)
+        _check_checkpoint(directory, config, saved, run_id, earlier)
+    odometer = _ledger_past(folder, config, run_id, saved).odometer
+    covered = odometer.covered
     if config.privacy.kind != "none" and saved is not None and covered < saved.server_round:
         raise refused(
             directory,
@@ -83,7 +163,14 @@ def read_past(directory: Path, config: Experiment) -> Past:
         )
     if saved is not None:
         _check_rows(folder, metrics.get("round", []), Tally.of(saved).told)
-    return Past(has_begun=True, has_ledger=True, covered=covered, checkpoint=saved)
+    return Past(
+        has_begun=True,
+        has_ledger=True,
+        odometer=odometer,
+        checkpoint=saved,
+        is_finished=is_finished,
+        is_amended=is_amended,
+    )
 
 
 @contextmanager
@@ -123,19 +210,19 @@ def _before_the_manifest(folder: RunFolder, config: Experiment) -> Past:
     has_ledger = folder.ledger_path.is_file()
     if has_ledger and _ledger_past(folder, config, None, None).entries > 1:
         raise refused(folder.directory, "expected manifest.json", "a ledger with entries but none")
-    return Past(has_begun=False, has_ledger=has_ledger, covered=0, checkpoint=None)
+    return Past(has_begun=False, has_ledger=has_ledger, odometer=Odometer(), checkpoint=None)
 
 
-def _check_manifest(folder: RunFolder, manifest: Mapping[str, Any], config: Experiment) -> None:
+def _check_manifest(
+    folder: RunFolder, manifest: Mapping[str, Any], config: Experiment, *, is_amended: bool
+) -> None:
     directory, found = folder.directory, manifest.get("format", 1)
-    if "final" in manifest:
-        raise refused(directory, "expected an unfinished run", "a finished one")
     if found != FORMAT:
         raise refused(
             directory, f"expected a run folder of format {FORMAT}",
             f"format {found}; reports and audits read it, but start a new run",
         )  # fmt: skip
-    if manifest.get("config_sha256") != sha256(config):
+    if not is_amended and manifest.get("config_sha256") != sha256(config):
         raise refused(
             directory, f"expected the config of the run ({manifest.get('config_sha256')})",
             f"{sha256(config)}; resume with the same settings",
@@ -147,10 +234,14 @@ def _check_manifest(folder: RunFolder, manifest: Mapping[str, Any], config: Expe
 
 
 def _check_checkpoint(
-    directory: Path, config: Experiment, saved: Checkpoint, run_id: str | None
+    directory: Path,
+    config: Experiment,
+    saved: Checkpoint,
+    run_id: str | None,
+    earlier: Collection[str],
 ) -> None:
     theirs, run = saved.meta.get("config_sha256"), saved.meta.get("ledger_run_id")
-    if theirs != sha256(config):
+    if theirs not in (sha256(config), *earlier):
         raise refused(directory, "expected a checkpoint of this config", f"one of {theirs}")
     if run != run_id:
         raise refused(directory, f"expected a checkpoint of run {run_id}", f"one of run {run}")
@@ -166,17 +257,20 @@ def _check_kinds(folder: RunFolder) -> None:
     named = [
         folder.experiment_path, folder.manifest_path, folder.metrics_path, folder.ledger_path,
         head_file(folder.ledger_path), torn_file(folder.ledger_path),
-        folder.checkpoint_path, folder.directory / "model.safetensors",
+        folder.checkpoint_path, folder.directory / "model.safetensors", folder.error_path,
     ]  # fmt: skip
     for path in [*named, *filter(is_draft, folder.directory.iterdir())]:
         if is_there(path):
             check_regular(path, "a regular file", most=1 << 40)
 
 
-def _state_of(config: Experiment) -> Mapping[str, Tensor]:
+def _state_of(config: Experiment, saved: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     """The tensors of a state of the run, for their names, types and shapes."""
-    plan = plan_of(config)
-    return plan.server_update.initial(initial_point(config)).tensors
+    tensors = dict(config.server_update.initial(initial_point(config)).tensors)
+    privacy = config.privacy
+    if CLIP in saved and privacy.kind == "client-level" and privacy.adaptive is not None:
+        tensors[CLIP] = torch.zeros((), dtype=torch.float64)  # a round before this one adapted it
+    return tensors
 
 
 def _check_rows(folder: RunFolder, rounds: Sequence[float | None], told: int) -> None:
@@ -188,7 +282,7 @@ def _check_rows(folder: RunFolder, rounds: Sequence[float | None], told: int) ->
 
 @dataclass(frozen=True)
 class _Ledger:
-    covered: int
+    odometer: Odometer
     entries: int
 
 
@@ -197,9 +291,8 @@ def _ledger_past(
 ) -> _Ledger:
     """How far the ledger goes, verified without a write, with every head known to belong to it."""
     path, directory = folder.ledger_path, folder.directory
-    named = _header(path)
-    theirs, run = named.get("config_sha256"), named.get("run_id")
-    if theirs != sha256(config):
+    run = _header(path).get("run_id")
+    if (theirs := _configs(path)[-1]) != sha256(config):
         raise refused(directory, "expected a ledger of this config", f"one of {theirs}")
     if run_id is not None and run != run_id:
         raise refused(directory, f"expected the ledger of run {run_id}", f"that of {run}")
@@ -209,7 +302,7 @@ def _ledger_past(
     found = Ledger.verify(path, key=ledger_key(), anchors=anchors, feed=odometer.feed)
     if found.authenticity == "not checked":
         raise refused(directory, f"expected the ledger's key {found.key_id}", "no key was given")
-    return _Ledger(odometer.covered, found.head.sequence + 1)
+    return _Ledger(odometer, found.head.sequence + 1)
 
 
 def _header(path: Path) -> Mapping[str, Any]:
@@ -221,3 +314,25 @@ def _header(path: Path) -> Mapping[str, Any]:
     except (ValueError, KeyError, TypeError, RecursionError):
         raise LedgerDamaged(path, 1, "was changed", RESTORE) from None
     return body if isinstance(body, dict) else {}
+
+
+def _amendments(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    """The number and the body of every line that says that it amends; verified later."""
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if _AMENDS not in line or not line.endswith(b"\n"):
+                continue
+            try:
+                found = json.loads(line)
+            except (ValueError, RecursionError):
+                raise LedgerDamaged(path, number, "was changed", RESTORE) from None
+            if isinstance(found, dict) and found.get("kind") == AMENDED:
+                yield number, found["body"] if isinstance(found.get("body"), dict) else {}
+
+
+def _configs(path: Path) -> list[str]:
+    """The hashes of the configs that were in force, that of now last; verified later."""
+    if not path.is_file():
+        return []
+    named = [_header(path), *(body for _, body in _amendments(path))]
+    return [str(body.get("config_sha256")) for body in named]

@@ -6,6 +6,7 @@
     ledger.jsonl            what was released, charged before use (manifed/privacy/ledger.py)
     model.safetensors       the final model
     checkpoint.safetensors  where to resume (manifed/runs/checkpoint.py)
+    error.json              why the last part ended before its end; gone once the run goes on
     *.png                   figures, drawn from this folder alone (runs/report)
 
 A row has the round, what was measured (cost, gaps, gradient norm), epsilon, and sums over the
@@ -23,7 +24,9 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +35,13 @@ from torch import Tensor
 from manifed.durable import (
     append_line,
     is_draft,
+    make_folder,
     sync_file,
     sync_folder,
     write_atomically,
 )
 from manifed.errors import one_line
+from manifed.federation.replies import KINDS
 from manifed.runs.checkpoint import tensor_bytes
 from manifed.runs.reading import (
     FolderDamaged,
@@ -51,9 +56,12 @@ from manifed.runs.reading import (
 FINAL_KEYS = ("relative_cost_gap", "gradient_norm", "epsilon", "delta", "rounds", "seconds")
 """Keys of the manifest's "final", in order; null where one does not apply."""
 
+_AT_THE_END = {"final", "ledger_head", "stopped", "replies", "seconds_without_evaluation"}
+"""Keys of a manifest that only the end of a run knows (`Run._finish` of runs/driver.py)."""
+
 Cell = float | int | None
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")
-_COUNTS = {"round", "uploads", "bytes_up", "bytes_down", "participants", "failures"}
+_COUNTS = {"round", "uploads", "bytes_up", "bytes_down", "participants", "failures", *KINDS}
 _WHOLE = re.compile(r"[0-9]{1,15}")
 _NUMBER = re.compile(r"-?(?:[0-9]{1,400}(?:\.[0-9]{0,400})?(?:e[+-]?[0-9]{1,3})?|inf)|nan")
 UNREADABLE = (OSError, ValueError, TypeError, KeyError, RuntimeError, MemoryError, OverflowError)
@@ -81,7 +89,7 @@ class RunFolder:
                 f"Expected a new or empty run folder, got {directory}, which is not empty; "
                 "name another one with --out or remove it"
             )
-        directory.mkdir(parents=True, exist_ok=True)
+        make_folder(directory)
         return cls(directory)
 
     @classmethod
@@ -152,6 +160,20 @@ class RunFolder:
         found = renamed(json_object(self.manifest_path))
         checked(found, Manifest, self.manifest_path)
         return found
+
+    @property
+    def error_path(self) -> Path:
+        """Where the last part of the run says why it ended before its end."""
+        return self.directory / "error.json"
+
+    def keep_error(self, error: BaseException) -> None:
+        """Write down why a run ends before its end, if the disk lets it."""
+        said = {
+            "when": datetime.now(UTC).isoformat(timespec="seconds"),
+            "what": one_line(f"{type(error).__name__}: {error}"),
+        }
+        with suppress(OSError):
+            write_atomically(self.error_path, encode(said))
 
     def check_columns(self, columns: Iterable[str]) -> None:
         """Refuse metrics that rows of these columns cannot go on with.
@@ -255,6 +277,11 @@ class RunFolder:
         content = encode(whole)
         write_atomically(self.manifest_path, content)
         return json.loads(content)
+
+    def reopen(self, changes: Mapping[str, Any]) -> None:
+        """Change the manifest of a run that goes on with more rounds: it has no end yet."""
+        manifest = {key: value for key, value in self.manifest().items() if key not in _AT_THE_END}
+        write_atomically(self.manifest_path, encode(manifest | dict(changes)))
 
     def _header(self) -> list[str]:
         return next(iter(self._rows(1)), [])

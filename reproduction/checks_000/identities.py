@@ -14,9 +14,8 @@ from manifed.manifolds.euclidean import Euclidean
 from manifed.manifolds.hyperbolic import Lorentz
 from manifed.manifolds.spd import SPD
 from manifed.manifolds.sphere import Sphere
-from manifed.oracles.draws import Draws
 from manifed.oracles.minibatch import Full
-from manifed.oracles.oracle import Oracle
+from manifed.oracles.oracle import Draws, Oracle
 from manifed.privacy.mechanism import ExampleMechanism, PublishedNoise
 from manifed.privacy.noise import NoiseSource, Stream
 from manifed.problems.base import Examples
@@ -52,7 +51,7 @@ def _displacement(training: RSGD | RSVRG, shard: Examples, x: Tensor, draws: Dra
     problem = PrincipalEigenvector()
     mechanism = ExampleMechanism(l2_norm_clip=2.0, noise=PublishedNoise(coefficient=3.0))
     queries = [training.queries(mechanism, len(shard))]
-    oracle = Oracle(problem, shard, torch.tensor(len(shard)), queries, draws)
+    oracle = Oracle(problem, shard, queries, draws)
     up, _ = training.update("train", Point(x), None, oracle, problem.manifold, draws)
     assert isinstance(up, Displacement)
     return up.u
@@ -61,7 +60,7 @@ def _displacement(training: RSGD | RSVRG, shard: Examples, x: Tensor, draws: Dra
 def svrg_with_one_inner_step() -> float:
     """Largest difference between Algorithm 3 at m = 1 and full-batch Algorithm 2, same noise."""
     (shard,) = _digits(1)
-    x = Sphere().random_point(64, generator=torch.Generator().manual_seed(0))
+    x = Sphere().random(64, generator=torch.Generator().manual_seed(0))
     draws = SharedDraws(NoiseSource.from_seed(0), 0, 1)
     rsgd = RSGD(step_size=0.3, local_steps=4, minibatch=Full())
     rsvrg = RSVRG(
@@ -78,8 +77,8 @@ def single_client_returns() -> float:
     worst = 0.0
     for manifold, shape in _SPACES.items():
         generator = torch.Generator().manual_seed(1)
-        x = manifold.random_point(*shape, generator=generator)
-        y = manifold.random_point(*shape, generator=generator)
+        x = manifold.random(*shape, generator=generator)
+        y = manifold.random(*shape, generator=generator)
         back = tangent_mean(x, manifold.logmap(x, y), 1.0, manifold)
         worst = max(worst, float((back - y).abs().max() / y.abs().max()))
     return worst
@@ -89,7 +88,7 @@ def one_full_batch_step() -> float:
     """|x^(t+1) - Exp(-alpha sum_i p_i eta_i)| at K = 1, b = N_i, s = N, with noise."""
     sphere, step = Sphere(), 0.3
     parts = _digits(5)
-    x = sphere.random_point(64, generator=torch.Generator().manual_seed(2))
+    x = sphere.random(64, generator=torch.Generator().manual_seed(2))
     rsgd = RSGD(step_size=step, minibatch=Full())
     short = RSGD(step_size=1e-3, minibatch=Full())
     uploads, gradients = [], []
@@ -126,7 +125,7 @@ _SPACES: dict[Manifold, tuple[int, ...]] = {
 def mean_differences(manifold: Manifold, shape: tuple[int, ...]) -> list[float]:
     """dist(tangent mean, Fréchet mean) of eight points within each of ``SPREADS`` of the base."""
     generator = torch.Generator().manual_seed(3)
-    x = manifold.random_point(*shape, generator=generator)
+    x = manifold.random(*shape, generator=generator)
     coordinates = torch.randn(
         8, *manifold.coords_shape(shape), generator=generator, dtype=torch.float64
     )

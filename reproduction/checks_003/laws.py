@@ -76,7 +76,7 @@ def generator(seed: int) -> torch.Generator:
 def law(manifold: Manifold, shape: tuple[int, ...], case: int) -> dict[str, float]:
     """|u|^2 / stddev^2 of 20 000 draws against chi-square, and how far they are from tangent."""
     stddev = 0.3
-    x = manifold.random_point(*shape, generator=generator(1))
+    x = manifold.random(*shape, generator=generator(1))
     size = (DRAWS, *manifold.coords_shape(shape))
     normals = NoiseSource.from_seed(1).normals(
         size, stream=Stream.GRADIENT_NOISE, partition=case, server_round=1
@@ -122,7 +122,7 @@ def check_h1() -> Finding:
 
 def gram(manifold: Manifold, shape: tuple[int, ...], sampler: Sampler) -> Tensor:
     """Inner products of the images of the unit coordinates."""
-    x = manifold.random_point(*shape, generator=generator(3))
+    x = manifold.random(*shape, generator=generator(3))
     images = sampler(x, torch.eye(manifold.dim(shape), dtype=torch.float64))
     return manifold.inner(x, images.unsqueeze(0), images.unsqueeze(1))
 
@@ -154,8 +154,8 @@ def check_h8() -> Finding:
     clip0, clip1, n, pairs = 1.0, 0.1, 50, 100_000
     found: dict[str, dict[str, float]] = {}
     for name, (manifold, shape) in {"sphere": (Sphere(), (6,)), "SPD": (SPD(), (3, 3))}.items():
-        x = manifold.random_point(*shape, generator=generator(4))
-        anchor = manifold.random_point(*shape, generator=generator(5))
+        x = manifold.random(*shape, generator=generator(4))
+        anchor = manifold.random(*shape, generator=generator(5))
         worst = {"2 C0/n": 0.0, "4 C1": 0.0}
         for seed in range(10):
             size = (4, pairs // 10, *manifold.coords_shape(shape))
@@ -213,7 +213,7 @@ def check_h21() -> Finding:
 def check_h22() -> Finding:
     """The printed Algorithm 6 releases half of the noise that is accounted."""
     ball, stddev = PoincareBall(), 0.2
-    x = ball.random_point(5, generator=generator(7))
+    x = ball.random(5, generator=generator(7))
     a = torch.randn(DRAWS, 5, generator=generator(8), dtype=torch.float64)
     root = {
         name: float((ball.inner(x, stddev * sampler(x, a)).mean() / 5).sqrt()) / stddev

@@ -30,14 +30,14 @@ Work = Callable[[], object]
 
 def ours(manifold: Manifold, shape: tuple[int, ...]) -> Work:
     """One draw by the product's isometry at a random point, random numbers included."""
-    x = manifold.random_point(*shape, generator=generator(1))
+    x = manifold.random(*shape, generator=generator(1))
     g, size = generator(2), manifold.coords_shape(shape)
     return lambda: manifold.from_coords(x, torch.randn(size, generator=g, dtype=torch.float64))
 
 
 def explicit(manifold: Manifold, shape: tuple[int, ...]) -> Work:
     """The implicit basis of Algorithm 2 enumerated in one batch, then combined."""
-    x, dim = manifold.random_point(*shape, generator=generator(1)), manifold.dim(shape)
+    x, dim = manifold.random(*shape, generator=generator(1)), manifold.dim(shape)
     g, size = generator(2), (manifold.dim(shape), *manifold.coords_shape(shape))
 
     def draw() -> Tensor:
@@ -52,7 +52,7 @@ def explicit(manifold: Manifold, shape: tuple[int, ...]) -> Work:
 
 def gram_schmidt(manifold: Manifold, shape: tuple[int, ...]) -> Work:
     """Algorithm 1: metric Gram-Schmidt vector by vector, O(d^2) inner products."""
-    x, dim = manifold.random_point(*shape, generator=generator(1)), manifold.dim(shape)
+    x, dim = manifold.random(*shape, generator=generator(1)), manifold.dim(shape)
     g = generator(2)
     spanning = manifold.from_coords(
         x, torch.randn(dim, *manifold.coords_shape(shape), generator=g, dtype=torch.float64)
@@ -149,7 +149,7 @@ def check_h5() -> Finding:
     steps = 60
     chain = Metropolis(burn_in=steps - 1, thinning=1, step=1.0)
     chain = replace(chain, min_acceptance_rate=-1.0)
-    x, normals = SPD().random_point(11, 11, generator=generator(1)), normals_from(generator(2))
+    x, normals = SPD().random(11, 11, generator=generator(1)), normals_from(generator(2))
     seconds = race({"ours": ours(SPD(), (11, 11))}, rounds=3)["ours"]
     slow = min(cpu_seconds(lambda: chain.sample(SPD(), x, 1.0, normals), 1) for _ in range(3))
     ratio = slow * 10_010 / steps / seconds
@@ -163,7 +163,7 @@ def check_h5() -> Finding:
 
 def check_h6() -> Finding:
     """Table 2, sphere(784): a basis by SVD at every call."""
-    x, g = Sphere().random_point(784, generator=generator(1)), generator(2)
+    x, g = Sphere().random(784, generator=generator(1)), generator(2)
 
     def by_svd() -> Tensor:
         basis = torch.linalg.svd(x.unsqueeze(0), full_matrices=True)[2][1:]
@@ -216,10 +216,10 @@ def check_h7() -> Finding:
     """Overhead of privatisation."""
     z = torch.randn(2000, 784, generator=generator(3), dtype=torch.float64)
     rows = with_squared_norms(Examples({"z": z}, {"z": 1}), "z")
-    matrices = SPD().random_point(2000, 11, 11, generator=generator(4))
+    matrices = SPD().random(2000, 11, 11, generator=generator(4))
     shares = {
         "sphere 784": step_share(
-            PrincipalEigenvector(), rows, Sphere().random_point(784, generator=generator(5))
+            PrincipalEigenvector(), rows, Sphere().random(784, generator=generator(5))
         ),
         "SPD 11": step_share(
             SPDMean(), Examples({"z": matrices}, {"z": 2}), torch.eye(11, dtype=torch.float64)

@@ -27,7 +27,7 @@ CONFIG = load(str(QUICKSTART), ["federation.num_clients=4", "evaluation.is_enabl
 
 
 def honest() -> torch.Tensor:
-    return Sphere().random_point(64, generator=torch.Generator().manual_seed(1))
+    return Sphere().random(64, generator=torch.Generator().manual_seed(1))
 
 
 def answered(x: torch.Tensor) -> Message:
@@ -60,7 +60,7 @@ def test_a_stacked_cohort_refuses_the_same_points():
     refused = stacked.exchange(header, phase, Point(1000 * honest()), (0, 2), {})
     assert refused.partitions == ()
     assert set(refused.failures) == {0, 2}
-    assert refused.failures[0].startswith("BadBroadcast: Expected the broadcast x on Sphere")
+    assert refused.failures[0].text.startswith("BadBroadcast: Expected the broadcast x on Sphere")
     assert stacked.exchange(header, phase, Point(honest()), (0, 2), {}).partitions == (0, 2)
 
 
@@ -103,7 +103,7 @@ def test_a_server_that_only_adds_up_steps_stays_where_clients_accept_it(manifold
     """Drift of 200 exponential maps without any projection, over the bound: below 1e-6."""
     generator = torch.Generator().manual_seed(2)
     shape = (12,) if manifold.ndim == 1 else (12, 3)
-    x = manifold.random_point(*shape, generator=generator)
+    x = manifold.random(*shape, generator=generator)
     for _ in range(200):
         c = torch.randn(shape, generator=generator, dtype=torch.float64)
         x = manifold.expmap(x, 0.1 * manifold.from_coords(x, c))

@@ -5,8 +5,9 @@ import torch
 
 from manifed.algorithms.rsvrg import RSVRG
 from manifed.manifolds.hyperbolic import Lorentz
-from manifed.oracles.oracle import Oracle
+from manifed.oracles.oracle import Draws, Oracle
 from manifed.privacy.mechanism import ExampleMechanism
+from manifed.privacy.noise import NoiseSource
 from manifed.problems.base import Examples
 from manifed.problems.frechet_mean import FrechetMean
 
@@ -39,7 +40,7 @@ def oracle():
     examples = Examples({"z": z}, {"z": 1})
     problem = FrechetMean(Lorentz(), min_curvature=-1.0)
     queries = [FRESH.queries(ExampleMechanism(l2_norm_clip=CLIP), 4)]
-    return Oracle(problem, examples, torch.tensor(4), queries, None)
+    return Oracle(problem, examples, queries, Draws(NoiseSource.from_seed(0), 0, 1))
 
 
 @pytest.mark.parametrize("radius", [2.0, 20.0, 25.0, 28.0, 30.0, 33.0, 36.0, 60.0, 200.0])

@@ -6,9 +6,10 @@ import pytest
 import torch
 from scipy import stats
 
-from manifed.oracles.draws import Draws
 from manifed.oracles.minibatch import Poisson, WithoutReplacement
+from manifed.oracles.oracle import Draws
 from manifed.privacy.noise import NoiseSource
+from tests.conformance.client_cases import batch
 
 SIZE, BATCH, ROUNDS = 40, 10.0, 3000
 
@@ -16,7 +17,7 @@ SIZE, BATCH, ROUNDS = 40, 10.0, 3000
 def weights_of(minibatch, server_round, size=SIZE):
     """The weight of every example, shape (size,)."""
     draws = Draws(NoiseSource.from_seed(2), 0, server_round)
-    positions, weights = minibatch.draw(torch.tensor(size), size, draws, 0)
+    positions, weights = batch(minibatch, [size], torch.ones(size, dtype=torch.bool), draws, 0)
     if positions is None:
         return weights
     return torch.zeros(size, dtype=torch.float64).index_put((positions,), weights, accumulate=True)

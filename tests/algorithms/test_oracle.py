@@ -8,14 +8,13 @@ import torch
 from scipy import stats
 
 from manifed.algorithms.rsgd import RSGD
-from manifed.oracles.draws import Draws
 from manifed.oracles.minibatch import Full, Poisson, WithoutReplacement
-from manifed.oracles.oracle import Oracle
+from manifed.oracles.oracle import Draws, Oracle
 from manifed.privacy.mechanism import ExampleMechanism, RelativeNoise
 from manifed.privacy.noise import NoiseSource
 from manifed.problems.base import Examples
 from manifed.problems.pca import PrincipalEigenvector
-from tests.conformance.client_cases import shards, start
+from tests.conformance.client_cases import batch, shards, start
 
 FALSE_POSITIVE = 1e-6
 TRAINING = RSGD(step_size=1.0, minibatch=Full())
@@ -24,7 +23,7 @@ TRAINING = RSGD(step_size=1.0, minibatch=Full())
 def oracle_of(shard, mechanism, server_round=1):
     queries = [TRAINING.queries(mechanism, len(shard))]
     draws = Draws(NoiseSource.from_seed(5), 0, server_round)
-    return Oracle(PrincipalEigenvector(), shard, torch.tensor(len(shard)), queries, draws)
+    return Oracle(PrincipalEigenvector(), shard, queries, draws)
 
 
 @lru_cache
@@ -81,11 +80,11 @@ def test_one_bad_record_neither_shows_as_nan_nor_moves_the_mean_by_more_than_its
 
 def test_poisson_batches_have_the_stated_rate():
     scheme, n, draws = Poisson(batch_size=30), 100, 4000
+    present = torch.ones(n, dtype=torch.bool)
     counts = torch.zeros(n)
     for step in range(draws):
-        positions, weights = scheme.draw(
-            torch.tensor(n), n, Draws(NoiseSource.from_seed(1), 0, 1), step
-        )
+        draws_of_one = Draws(NoiseSource.from_seed(1), 0, 1)
+        positions, weights = batch(scheme, [n], present, draws_of_one, step)
         chosen = torch.zeros(n) if positions is not None else weights.float()
         if positions is not None:
             chosen[positions] = weights.float()
@@ -98,11 +97,11 @@ def test_poisson_batches_have_the_stated_rate():
 
 def test_without_replacement_takes_exactly_its_size_and_every_example_alike():
     scheme, n, draws = WithoutReplacement(batch_size=10), 40, 4000
+    present = torch.ones(n, dtype=torch.bool)
     counts = torch.zeros(n)
     for step in range(draws):
-        positions, weights = scheme.draw(
-            torch.tensor(n), n, Draws(NoiseSource.from_seed(1), 0, 1), step
-        )
+        draws_of_one = Draws(NoiseSource.from_seed(1), 0, 1)
+        positions, weights = batch(scheme, [n], present, draws_of_one, step)
         assert len(set(positions.tolist())) == 10
         assert float(weights.sum()) == 10
         counts[positions] += 1
@@ -116,8 +115,9 @@ def test_without_replacement_takes_exactly_its_size_and_every_example_alike():
 )
 def test_padding_never_takes_part(scheme):
     sizes = torch.tensor([3, 12, 7])
+    present = torch.arange(12) < sizes.unsqueeze(1)
     for step in range(50):
         draws = Draws(NoiseSource.from_seed(2), (0, 1, 2), 1)
-        positions, weights = scheme.draw(sizes, 12, draws, step)
+        positions, weights = batch(scheme, sizes.tolist(), present, draws, step)
         rows = torch.arange(12).expand(3, 12) if positions is None else positions
         assert bool((rows[weights > 0] < sizes.unsqueeze(1).expand_as(rows)[weights > 0]).all())

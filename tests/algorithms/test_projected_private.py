@@ -40,7 +40,7 @@ def summed_squares():
     shards = [Examples({"z": torch.zeros(rows, 10, dtype=torch.float64)}, {"z": 1})] * clients
     problem = KPCA(3)
     training = Projected(step_size=1e-3, upload="plain", tube_radius=1e9)
-    x = problem.manifold.random_point(10, 3, generator=torch.Generator().manual_seed(0))
+    x = problem.manifold.random(10, 3, generator=torch.Generator().manual_seed(0))
     total = sum(
         float(played.uploads.tensors()["u"].square().sum())
         for played in federate(problem, shards, training, training, x, rounds, mechanism=MECHANISM)

@@ -19,7 +19,7 @@ FIELDS = {"step_size": 4e-3, "local_steps": 5, "maps": "retraction"}
 
 def pair(manifold, shape, distance=0.3):
     generator = torch.Generator().manual_seed(0)
-    x = manifold.random_point(*shape, generator=generator)
+    x = manifold.random(*shape, generator=generator)
     u = manifold.proju(x, torch.randn(shape, generator=generator, dtype=torch.float64))
     return x, manifold.expmap(x, distance * u / u.norm())
 
@@ -62,7 +62,7 @@ def test_without_penalty_it_is_averaged_gradient_descent():
 
 def test_a_larger_penalty_keeps_clients_nearer_and_the_published_sign_pushes_them_away():
     problem, shards = Linear(Sphere()), heterogeneous((5,))
-    x = Sphere().random_point(5, generator=torch.Generator().manual_seed(2))
+    x = Sphere().random(5, generator=torch.Generator().manual_seed(2))
 
     def reached(**fields):
         update = RFedProx(step_size=0.05, local_steps=6, **fields)

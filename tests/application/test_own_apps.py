@@ -285,7 +285,7 @@ def test_what_would_be_priced_wrongly_is_refused(made, said):
 @pytest.mark.slow
 def test_the_two_programs_of_the_page_run(tmp_path):
     page = (Path(__file__).parents[2] / "docs" / "flower.md").read_text()
-    server, client = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    server, client, _ = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     run = (
         "from flwr.app import Context, RecordDict\n"
         "from manifed.flower.inline import InlineGrid\n"

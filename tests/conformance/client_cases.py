@@ -15,7 +15,9 @@ from manifed.algorithms.rfedsvrg import RFedSVRG
 from manifed.algorithms.rsgd import RSGD
 from manifed.algorithms.rsvrg import RSVRG
 from manifed.federation.client import ClientSetup, Seat, run_update
-from manifed.oracles.minibatch import Full, Poisson, WithoutReplacement
+from manifed.oracles.minibatch import Full, Minibatch, Poisson, WithoutReplacement
+from manifed.oracles.oracle import Asked, Batch, Draws
+from manifed.oracles.query import Query
 from manifed.privacy.mechanism import ExampleMechanism, RelativeNoise
 from manifed.privacy.noise import NoiseSource
 from manifed.problems.base import Examples
@@ -136,6 +138,14 @@ def shards(dim: int = 6) -> list[Examples]:
 def start(dim: int = 6) -> torch.Tensor:
     x = torch.randn(dim, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
     return x / x.norm()
+
+
+def batch(
+    scheme: Minibatch, sizes: Sequence[int], present: torch.Tensor, draws: Draws, step: int
+) -> Batch:
+    """A batch as the oracle draws it, for clients of these public sizes."""
+    queries = [Query.of(ExampleMechanism(), scheme, size) for size in sizes]
+    return Asked.of(queries, 1, draws).batch(present, draws, step)
 
 
 @dataclass(frozen=True)

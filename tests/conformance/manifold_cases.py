@@ -13,6 +13,7 @@ from manifed.manifolds.grassmann import Grassmann
 from manifed.manifolds.hyperbolic import Lorentz
 from manifed.manifolds.oblique import Oblique
 from manifed.manifolds.poincare import PoincareBall
+from manifed.manifolds.power import Power
 from manifed.manifolds.product import Product
 from manifed.manifolds.rotations import SpecialOrthogonal
 from manifed.manifolds.spd import SPD, SPDBuresWasserstein
@@ -155,7 +156,7 @@ class ManifoldCase:
     def points(self, seed: int, *lead: int) -> Tensor:
         """Random points of shape (*lead, *shape)."""
         generator = torch.Generator().manual_seed(seed)
-        return self.manifold.random_point(*lead, *self.shape, generator=generator)
+        return self.manifold.random(*lead, *self.shape, generator=generator)
 
     def tangents(self, x: Tensor, seed: int, *lead: int, scale: float = 1.0) -> Tensor:
         """Tangent vectors at x of metric norm ``scale``, shape (*lead, *shape)."""
@@ -294,5 +295,14 @@ CASES += [
         Product({"basis": (Grassmann(), (5, 2)), "cov": (SPDLogCholesky(), (3, 3))}),
         (19,),
         normal=skew_in_the_second_factor,
+    ),
+    ManifoldCase(
+        "power",
+        Power(SPD()),
+        (2, 3, 3),
+        radius=3.0,
+        retraction_radius=0.9,
+        is_inner_ambient=True,
+        normal=skew_part,
     ),
 ]

@@ -8,12 +8,10 @@ from collections import defaultdict
 from functools import lru_cache
 
 import pytest
-import torch
 from scipy import stats
 
 from manifed.algorithms.rsvrg import RSVRG
-from manifed.oracles.draws import Draws
-from manifed.oracles.oracle import Oracle
+from manifed.oracles.oracle import Draws, Oracle
 from manifed.privacy.mechanism import RelativeNoise
 from manifed.privacy.noise import NoiseSource
 from manifed.problems.pca import PrincipalEigenvector
@@ -60,7 +58,7 @@ def added(name):
         for index, phase in enumerate(case.training.phases):
             draws = Draws(NoiseSource.from_seed(5), 0, server_round, 0, index)
             pair = [
-                Oracle(problem, shard, torch.tensor(len(shard)), [asked(mechanism)], draws)
+                Oracle(problem, shard, [asked(mechanism)], draws)
                 for mechanism in (case.mechanism, quiet)
             ]
             down = broadcast(phase, x)

@@ -3,26 +3,29 @@
 import math
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 import torch
+from flwr.app import RecordDict
 from flwr.serverapp.strategy import Strategy
 from torch import Tensor
 
 from manifed.algorithms.interface import Memory, Phase, ServerState
 from manifed.algorithms.payloads import Displacement, Payload, PerClient, Point
 from manifed.algorithms.rsgd import RSGD
-from manifed.errors import RoundFailed
-from manifed.federation.client import ClientSetup, ClientSide
+from manifed.errors import ConfigError, RoundFailed
+from manifed.experiment.schema import Engine
+from manifed.federation.client import ClientSetup, ClientSide, Node
 from manifed.federation.cohorts import Everyone
 from manifed.federation.plan import Plan
 from manifed.federation.replies import ReplyPolicy
 from manifed.federation.rounds import begin, free, run_rounds
 from manifed.federation.stacked import StackedTransport
 from manifed.federation.transport import MemoryTransport
-from manifed.flower.client import Node, client_app
+from manifed.flower.client import client_app
 from manifed.flower.inline import InlineGrid
-from manifed.flower.strategy import ServerLoop
+from manifed.flower.loop import ServerLoop
 from manifed.flower.transport import MessageTransport
 from manifed.manifolds.euclidean import Euclidean
 from manifed.manifolds.sphere import Sphere
@@ -30,6 +33,7 @@ from manifed.privacy.mechanism import ClientMechanism, ExampleMechanism, Relativ
 from manifed.privacy.noise import NoiseSource, Stream
 from manifed.problems.base import Examples
 from manifed.problems.frechet_mean import FrechetMean
+from manifed.runs.driver import _start
 
 NODES, DIM, BYTES = 5, 4, 32
 SOURCE = NoiseSource.from_seed(3)
@@ -231,6 +235,24 @@ def test_flowers_own_loop_takes_the_setup_first():
         torch.testing.assert_close(loop.state[name], expected[name], rtol=0, atol=1e-12)
 
 
+def test_a_node_that_lost_what_it_learnt_before_round_1_says_so():
+    plan, grid = plan_of(Sphere()), grid_of(side_of(Sphere()))
+    transport = MessageTransport.meet(grid, plan)
+    rounds = run_rounds(plan, start_of(), transport, num_rounds=3)
+    assert next(rounds).server_round == 1
+    for context in grid._contexts.values():
+        context.state = RecordDict()
+    with pytest.raises(RoundFailed, match="remembers the exchanges before round 1 in round 2"):
+        next(rounds)
+
+
+def test_a_run_with_exchanges_before_round_1_is_not_gone_on_with():
+    past = SimpleNamespace(checkpoint=SimpleNamespace(server_round=2))
+    config = SimpleNamespace(engine=Engine(), training=Gossip())
+    with pytest.raises(ConfigError, match=r"output.resume.*'gossip'.*start a new run"):
+        _start(config, plan_of(Sphere()), past)
+
+
 def test_an_upload_off_the_manifold_or_of_another_layout_is_dropped(monkeypatch):
     monkeypatch.setattr(
         Gossip,
@@ -258,7 +280,7 @@ def test_client_level_privacy_shows_no_uploads_to_mix():
 def test_only_the_clients_asked_get_their_own_rows():
     now = begin(replace(plan_of(Sphere()), needs_everyone=False), start_of(), 1, 0, free)
     some = replace(now, asked=(4, 1))
-    assert torch.equal(some.down.rows.x, start_of()["models"][[4, 1]])
+    assert torch.equal(some.rules.send(some).rows.x, start_of()["models"][[4, 1]])
 
 
 def test_a_question_to_the_oracle_before_round_1_is_refused():

@@ -1,6 +1,9 @@
 """A schedule: a client update whose Poisson batch grows with the round is charged what it draws."""
 
 import math
+import sys
+from dataclasses import replace
+from pathlib import Path
 from typing import Literal
 
 import pytest
@@ -8,15 +11,31 @@ import torch
 
 import manifed
 from manifed.algorithms.rsgd import RSGD
+from manifed.audit.of_config import costliest_round
 from manifed.errors import BudgetExhausted, ConfigError, RoundFailed
+from manifed.experiment.assembly import client_side, plan_of
+from manifed.experiment.load import load
+from manifed.experiment.privacy import promise_of
 from manifed.federation.client import Uncharged
 from manifed.federation.cohorts import FixedSize
+from manifed.federation.replies import Failure
+from manifed.federation.transport import MemoryTransport
 from manifed.manifolds.sphere import Sphere
 from manifed.oracles.minibatch import Poisson
 from manifed.privacy import accountant
+from manifed.privacy.adversaries import EXTERNAL, SERVER
 from manifed.privacy.events import GaussianRelease, PoissonSampled
+from manifed.privacy.filter import Budget, Calibration, Filter, Schedule
+from manifed.privacy.ledger import Ledger
+from manifed.privacy.mechanism import ExampleMechanism, RelativeNoise
+from manifed.privacy.noise import NoiseSource
+from manifed.privacy.odometer import Odometer
+from manifed.privacy.participation import external_epsilon_of_rounds
 from manifed.privacy.statement import audit_ledger
 from manifed.problems.frechet_mean import FrechetMean
+from manifed.runs.driver import rounds_over, run_experiment
+
+QUICKSTART = Path(__file__).parents[2] / "configs" / "quickstart.toml"
 
 ROUNDS, SIZES, DELTA, NOISE = 6, (40, 30), 1e-3, 4.0
 
@@ -120,13 +139,195 @@ def test_each_round_is_held_to_its_own_charge():
         next(rounds)
 
 
+# -- cohorts that are drawn, rounds that are made again ---------------------------------------
+HALF = FixedSize(cohort_size=1)
+AGAIN = manifed.ReplyPolicy(on_failure="retry", max_attempts=2)
+
+
+def event(size, server_round):
+    return GaussianRelease(
+        unit="example",
+        neighboring_relation="add-or-remove",
+        noise_multiplier=NOISE,
+        sampling=PoissonSampled(sampling_probability=min(8.0 * server_round, size) / size),
+    )
+
+
+def to_an_outsider(rounds=range(1, ROUNDS + 1), attempts=1, sizes=SIZES):
+    """The mixture of every planned draw: one of two clients, by a fair coin."""
+    return max(
+        external_epsilon_of_rounds(
+            [((event(n, r),), 0.5) for r in rounds for _ in range(attempts)], DELTA
+        )
+        for n in sizes
+    )
+
+
+def losing(server_round):
+    """A transport on which the first attempt of a round gets no reply."""
+
+    class Losing(MemoryTransport):
+        def exchange(self, header, *rest):
+            found = super().exchange(header, *rest)
+            if (header.server_round, header.attempt) == (server_round, 0):
+                lost = dict.fromkeys(found.partitions, Failure("late", "no reply"))
+                found = replace(found, failures=lost)
+            return found
+
+    return Losing
+
+
+def spent(told, delta=DELTA):
+    rows = audit_ledger(told, delta) if isinstance(told, Path) else told
+    return {one["name"]: one["epsilon"] for one in rows["adversaries"]}
+
+
+def test_drawn_cohorts_cost_the_server_what_was_drawn_and_an_outsider_what_was_planned(tmp_path):
+    found = run(cohort=HALF, ledger=tmp_path / "ledger.jsonl")
+    drawn = [HALF.draw(2, r, 0, NoiseSource.from_seed(0)) for r in range(1, ROUNDS + 1)]
+    own = max(
+        accountant.epsilon([event(n, r) for r, who in enumerate(drawn, 1) if i in who], DELTA)
+        for i, n in enumerate(SIZES)
+    )
+    for told in (found.statement, tmp_path / "ledger.jsonl"):
+        assert spent(told) == pytest.approx({"server": own, "external": to_an_outsider()}, rel=1e-6)
+    assert to_an_outsider() < max(directly_composed(n, ROUNDS) for n in SIZES)
+
+
+def test_a_run_that_fails_costs_an_outsider_what_was_planned(tmp_path):
+    ledger = tmp_path / "ledger.jsonl"
+    abort = manifed.ReplyPolicy(on_failure="abort")
+    with pytest.raises(RoundFailed):
+        run(cohort=HALF, ledger=ledger, transport=losing(3), replies=abort)
+    assert spent(ledger)["external"] == pytest.approx(to_an_outsider(), rel=1e-6)
+
+
+def test_a_retry_is_one_more_charge_of_its_round(tmp_path):
+    ledger = tmp_path / "ledger.jsonl"
+    found = run(replies=AGAIN, ledger=ledger, transport=losing(4))
+    rounds = [1, 2, 3, 4, 4, 5, 6]
+    own = max(accountant.epsilon([event(n, r) for r in rounds], DELTA) for n in SIZES)
+    assert spent(found.statement)["server"] == pytest.approx(own, rel=1e-9)
+    assert spent(ledger)["server"] == pytest.approx(own, rel=1e-9)
+    hidden = run(rounds=3, cohort=HALF, replies=AGAIN)  # nothing failed, and each round could have
+    own = to_an_outsider(range(1, 4), attempts=2)
+    assert spent(hidden.statement)["external"] == pytest.approx(own, rel=1e-6)
+
+
+def test_a_budget_against_an_outsider_stops_at_a_round_that_no_cohort_decides():
+    schedule = Schedule(frozenset({tuple((event(40, r),) for r in range(1, 7))}), 0.5, attempts=2)
+    budget = to_an_outsider(range(1, 5), attempts=2, sizes=(40,)) * (1 + 1e-9)
+    allowed = Filter(schedule, ROUNDS, Budget(budget, DELTA, EXTERNAL))
+    assert allowed.planned_draws == 4
+    assert allowed.pays((1, 2, 1, 1))
+    assert allowed.pays((2, 2, 2, 2))
+    assert not allowed.pays((1, 1, 1, 3))  # round 4 once more than planned, after a crash
+    assert not allowed.pays((1, 1, 1, 1, 1))
+    known = Filter(schedule, ROUNDS, Budget(directly_composed(40, 4), DELTA, SERVER))
+    assert known.pays((1, 1, 1, 1))
+    assert not known.pays((1, 2, 1, 1))  # who sees cohorts pays for what was made, and no more
+
+
+@pytest.mark.slow
+def test_a_target_against_an_outsider_is_met_by_all_that_is_planned():
+    target = manifed.Target(epsilon=1.0, delta=DELTA, adversary="external")
+    setting = manifed.ExampleLevel(l2_norm_clip=1.0, noise=target, delta=DELTA)
+    found = run(privacy=setting, cohort=HALF, rounds=3, replies=AGAIN, transport=losing(2))
+    assert found.stopped is None
+    assert spent(found.statement)["external"] == pytest.approx(1.0, rel=1e-3)
+
+
+def test_a_target_that_a_round_made_again_passes_is_told():
+    schedule = Schedule(frozenset({tuple((event(40, r),) for r in (1, 2, 3))}))
+    target = Budget(directly_composed(40, 3), DELTA, SERVER)
+    allowed = Filter(schedule, 3, replace(target, epsilon=9.0), Calibration(target, 3))
+    assert allowed.passed_target((1, 1, 1)) is None
+    assert "4 cohort draws cost" in allowed.passed_target((1, 1, 2))
+
+
+def test_the_audit_attacks_the_round_that_costs_most():
+    noised = ExampleMechanism(l2_norm_clip=1.0, noise=RelativeNoise(multiplier=NOISE))
+    assert costliest_round(Growing(), noised, 40, 4) == 4
+    assert costliest_round(Growing(), noised, 24, 6) == 3  # the whole shard, from here on
+
+
+# -- runs that go on --------------------------------------------------------------------------
+PLUG_IN = """
+from typing import Literal
+
+from manifed.algorithms.rsgd import RSGD
+from manifed.oracles.minibatch import Poisson
+
+
+class Growing(RSGD):
+    kind: Literal["grown.batches:Growing"] = "grown.batches:Growing"
+
+    def in_round(self, server_round):
+        return RSGD(step_size=self.step_size, minibatch=Poisson(batch_size=20.0 * server_round))
+"""
+
+
+@pytest.fixture
+def experiment(tmp_path, monkeypatch):
+    """A config whose batches grow, by an algorithm of another package."""
+    (tmp_path / "grown").mkdir()
+    (tmp_path / "grown" / "__init__.py").touch()
+    (tmp_path / "grown" / "batches.py").write_text(PLUG_IN)
+    monkeypatch.syspath_prepend(tmp_path)
+    sets = (
+        "federation.num_clients=2",
+        "federation.num_rounds=4",
+        "output.plots=false",
+        "output.quiet=true",
+        "evaluation.is_enabled=false",
+        "training={kind='grown.batches:Growing',step_size=0.2}",
+        f"privacy={{kind='example-level',l2_norm_clip=1.0,delta=1e-4,"
+        f"noise={{kind='multiplier',noise_multiplier={NOISE}}}}}",
+        f"output.directory='{tmp_path / 'run'}'",
+    )
+    yield lambda *more: load(QUICKSTART, [*sets, *more])
+    for name in [name for name in sys.modules if name.split(".")[0] == "grown"]:
+        del sys.modules[name]
+
+
+def made(config, until=None):
+    """The folder of a run, which an interrupt ends in round ``until``."""
+
+    class Interrupted(MemoryTransport):
+        def exchange(self, header, *rest):
+            if header.server_round == until:
+                raise KeyboardInterrupt
+            return super().exchange(header, *rest)
+
+    return run_experiment(config, rounds_over(Interrupted(client_side(config))))
+
+
 @pytest.mark.parametrize(
-    ("settings", "match"),
-    [
-        ({"cohort": FixedSize(cohort_size=1)}, "federation.cohort.kind"),
-        ({"replies": manifed.ReplyPolicy(on_failure="retry")}, "federation.replies.on_failure"),
-    ],
+    "cohort",
+    [pytest.param("{kind='all'}", marks=pytest.mark.slow), "{kind='fixed-size',cohort_size=1}"],
+    ids=["all", "half"],
 )
-def test_what_nothing_prices_is_refused(settings, match):
-    with pytest.raises(ConfigError, match=match):
-        run(**settings)
+def test_a_scheduled_run_goes_on_and_pays_for_the_round_it_makes_again(experiment, cohort):
+    config = experiment(f"federation.cohort={cohort}")
+    with pytest.raises(KeyboardInterrupt):
+        made(config, until=3)
+    again = config.output.model_copy(update={"resume": True})
+    folder = made(config.model_copy(update={"output": again}))
+    assert folder.manifest()["final"]["rounds"] == 4
+    odometer = Odometer()
+    Ledger.verify(folder.ledger_path, feed=odometer.feed)
+    assert odometer.attempts_by_round() == (1, 1, 2, 1)
+    promise = promise_of(config, plan_of(config).num_examples)
+    of_client = [
+        [(promise.terms_of(r).updates[k].releases, promise.terms.participation_probability)
+         for r in (1, 2, 3, 3, 4)]
+        for k in range(2)
+    ]  # fmt: skip
+    assert len(set(of_client[0])) == 4
+    own = max(external_epsilon_of_rounds(rounds, 1e-4) for rounds in of_client)
+    assert spent(folder.ledger_path, 1e-4)["external"] == pytest.approx(own, rel=1e-6)
+    promise.check_ledger(odometer)
+    first = promise.schedule[:1] * 4
+    other = replace(promise, schedule=first, filter=Filter(Schedule.of(first), 4))
+    with pytest.raises(ConfigError, match="was charged under other terms"):
+        other.check_ledger(odometer)

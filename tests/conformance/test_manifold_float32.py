@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from manifed.manifolds.base import Manifold
-from manifed.manifolds.defects import tolerance
+from manifed.manifolds.defects import TOLERANCE
 from tests.conformance.manifold_cases import CASES, ManifoldCase
 
 ALL = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -58,7 +58,7 @@ def test_drawn_points_and_noise_are_on_the_manifold_and_tangent(case: ManifoldCa
     m, generator = case.manifold, torch.Generator().manual_seed(7)
     x = m.random(3, *case.shape, dtype=torch.float32, generator=generator)
     u = m.tangent_gaussian(x, 0.3, generator)
-    bound = tolerance(torch.float32) / 10
+    bound = TOLERANCE[torch.float32] / 10
     for point in (x, m.projx(x), m.retr(x, 0.1 * u)):
         assert point.dtype == torch.float32
         assert float(m.membership_defect(point).max()) <= bound

@@ -4,11 +4,10 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 from app.process_tree import ProcessId, family, process_table
+from tests.deployment.kills import soon
 
 REPOSITORY = Path(__file__).parents[2]
 PROGRAM = """
@@ -50,13 +49,4 @@ def interrupted(
 
 def all_gone(processes: set[ProcessId], timeout: float) -> bool:
     """Whether every one of these processes ends within ``timeout`` seconds."""
-    return _soon(lambda: not processes & process_table().keys(), timeout)
-
-
-def _soon(is_true: Callable[[], bool], timeout: float) -> bool:
-    deadline = time.monotonic() + timeout
-    while not is_true():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.1)
-    return True
+    return soon(lambda: not processes & process_table().keys(), timeout)

@@ -1,5 +1,8 @@
+import datetime as dt
 import ipaddress
+import os
 import stat
+import time
 from pathlib import Path
 
 import pytest
@@ -12,8 +15,9 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.verification import PolicyBuilder, Store
 
-from app.credentials import generate, main
+from app.credentials import found_or_made, generate, main
 from app.deployment import node_configs
+from manifed.errors import ConfigError
 
 
 def test_the_superlinks_certificate_is_valid_for_each_of_its_names_and_no_other(
@@ -47,9 +51,16 @@ def test_every_supernode_has_a_key_of_its_own_on_p384(tmp_path: Path) -> None:
     assert len(set(publics)) == 3
 
 
-def test_private_keys_are_for_their_owner_only_and_never_overwritten(tmp_path: Path) -> None:
+@pytest.mark.parametrize("umask", [0o000, 0o077])
+def test_private_keys_are_for_their_owner_only_and_never_overwritten(
+    tmp_path: Path, umask: int
+) -> None:
     folder = tmp_path / "creds"
-    files = generate(folder, 2)
+    before_umask = os.umask(umask)
+    try:
+        files = generate(folder, 2)
+    finally:
+        os.umask(before_umask)
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     for path in (folder / "ca.key", files.server_key, *files.supernode_keys):
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -59,10 +70,43 @@ def test_private_keys_are_for_their_owner_only_and_never_overwritten(tmp_path: P
     assert files.server_key.read_bytes() == before
 
 
+def test_credentials_that_are_there_are_used_and_those_unfit_for_use_are_refused(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "creds"
+    made = found_or_made(folder, 2)
+    kept = made.server_key.read_bytes()
+    assert found_or_made(folder, 2) == made
+    with pytest.raises(ConfigError, match=r"expected supernode_2 in .*one key for each of 3"):
+        found_or_made(folder, 3)
+    made.supernode_keys[1].chmod(0o640)
+    with pytest.raises(ConfigError, match=r"supernode_1 for its owner only, got mode 0640"):
+        found_or_made(folder, 2)
+    assert made.server_key.read_bytes() == kept
+    made.ca_certificate.unlink()
+    for _ in range(2):  # nothing new is written beside the keys that are left
+        with pytest.raises(ConfigError, match=r"expected ca.crt in"):
+            found_or_made(folder, 2)
+
+
+def test_a_certificate_that_is_over_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Later(dt.datetime):
+        @classmethod
+        def now(cls, tz: dt.tzinfo | None = None) -> "Later":
+            return cls.fromtimestamp(time.time() + 2 * 86400, tz)
+
+    generate(tmp_path, 1, days=1)
+    monkeypatch.setattr("app.credentials.dt.datetime", Later)
+    with pytest.raises(ConfigError, match="expected a certificate that is valid"):
+        found_or_made(tmp_path, 1)
+
+
 @pytest.mark.parametrize(
     ("count", "hosts", "days", "message"),
     [
-        (0, ["localhost"], 1, "Expected num_supernodes >= 1, got 0"),
+        (-1, ["localhost"], 1, "Expected num_supernodes >= 0, got -1"),
         (1, [], 1, "Expected at least one host"),
         (1, ["localhost"], 0, "Expected days >= 1, got 0"),
     ],
@@ -83,6 +127,10 @@ def test_the_command_writes_once_and_exits_2_the_second_time(
     assert "link.example.org, localhost, 127.0.0.1" in capsys.readouterr().out
     assert main(arguments) == 2
     assert "ca.crt" in capsys.readouterr().err
+    assert main(["key", str(tmp_path / "mine")]) == 0
+    assert stat.S_IMODE((tmp_path / "mine").stat().st_mode) == 0o600
+    assert load_ssh_public_key((tmp_path / "mine.pub").read_bytes())
+    assert main(["key", str(tmp_path / "mine")]) == 2
 
 
 def test_each_node_is_told_its_partition_and_its_data_path(tmp_path: Path) -> None:

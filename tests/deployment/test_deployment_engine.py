@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from app import deployment
-from app.credentials import TLSFiles, generate
+from app.credentials import generate
 from manifed.cli.comparison import compare_engines
 from manifed.errors import EngineFailed
 from tests.deployment.interrupt import all_gone, interrupted
@@ -51,8 +51,11 @@ def test_with_tls_and_registered_keys_each_node_has_its_partition_its_data_and_i
     tiny_project: Path, tmp_path: Path
 ) -> None:
     paths = [tmp_path / "data a", tmp_path / "data b"]
-    tls = generate(tmp_path / "creds", 2)
-    lines = _run(tiny_project, tmp_path / "out", "rounds=2", tls=tls, data_paths=paths)
+    credentials = tmp_path / "creds"
+    lines = _run(
+        tiny_project, tmp_path / "out", "rounds=2", credentials=credentials, data_paths=paths
+    )
+    assert (credentials / "ca.key").is_file()
     result = json.loads((tmp_path / "out" / "result.json").read_text())
     assert result["answers"] == [
         {"partition-id": i, "num-partitions": 2, "count": 2, "data-path": str(paths[i])}
@@ -68,19 +71,17 @@ def test_a_superlink_that_another_authority_vouches_for_is_not_talked_to(
     tiny_project: Path, tmp_path: Path
 ) -> None:
     ours, theirs = generate(tmp_path / "ours", 1), generate(tmp_path / "theirs", 1)
-    mixed = TLSFiles(
-        theirs.ca_certificate, ours.server_certificate, ours.server_key, ours.supernode_keys
-    )
+    shutil.copyfile(theirs.ca_certificate, ours.ca_certificate)
     with pytest.raises(EngineFailed, match="Connection to the SuperLink is unavailable"):
-        _run(tiny_project, tmp_path / "out", nodes=1, tls=mixed)
+        _run(tiny_project, tmp_path / "out", nodes=1, credentials=tmp_path / "ours")
 
 
-def test_fewer_keys_than_nodes_is_refused_before_anything_starts(
+@pytest.mark.usefixtures("leaves_nothing")
+def test_without_tls_the_first_line_says_what_is_not_protected(
     tiny_project: Path, tmp_path: Path
 ) -> None:
-    tls = generate(tmp_path / "creds", 1)
-    with pytest.raises(ValueError, match=r"Expected 2 keys in tls.supernode_keys, got 1"):
-        _run(tiny_project, tmp_path / "out", tls=tls)
+    lines = _run(tiny_project, tmp_path / "out", "rounds=1", nodes=1, is_insecure=True)
+    assert lines[0] == deployment.INSECURE
 
 
 def test_ctrl_c_ends_every_process_and_removes_the_home(tiny_project: Path, tmp_path: Path) -> None:

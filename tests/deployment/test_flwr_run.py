@@ -115,11 +115,12 @@ def test_a_node_whose_process_imported_another_version_first_is_refused(
         link, address = start_superlink(flower, ["--insecure", "--isolation", "subprocess"])
         flower.connect(CONNECTION, address)
         planted = replace(flower, env={**flower.env, "PYTHONPATH": str(installed)})
-        nodes = deployment.start_nodes(planted, address, deployment.node_configs(1, None), tls=None)
+        configs = deployment.node_configs(1, None)
+        deployment.start_nodes(planted, address, configs, None, lambda _: None)
         with pytest.raises(EngineFailed) as refused:
             submit(
                 flower, run_config_of(config), (), timeout=300.0, on_line=lambda _: None,
-                watched=[link, *nodes],
+                check=link.check,
             )  # fmt: skip
     ours, theirs = source_sha256(project / "manifed"), source_sha256(installed / "manifed")
     assert refused.value.status == "finished:failed"

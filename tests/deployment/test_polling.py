@@ -4,6 +4,7 @@ from collections.abc import Iterable
 import pytest
 from flwr.app import Message, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
 from manifed.flower.inline import InlineGrid
@@ -108,6 +109,29 @@ def test_a_lost_connection_is_not_a_nodes_failure(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(late, "pull_messages", lost)
     with pytest.raises(ConnectionError):
         grid.send_and_receive(_queries(grid))
+
+
+class RefusingGrid(LateGrid):
+    """Flower takes no message for node 3, which has left."""
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        sent = list(messages)
+        taken = iter(super().push_messages([m for m in sent if m.metadata.dst_node_id != 3]))
+        return ["" if m.metadata.dst_node_id == 3 else next(taken) for m in sent]
+
+
+def test_a_message_that_flower_does_not_take_is_an_error_of_its_node_at_once() -> None:
+    grid = PollingGrid(RefusingGrid(0.0))
+    sent = _queries(grid)
+    for number, message in enumerate(sent):
+        message.metadata.__dict__["_message_id"] = f"named-{number}"
+    replies = {r.metadata.src_node_id: r for r in grid.send_and_receive(sent, timeout=60)}
+    assert {node: reply.has_error() for node, reply in replies.items()} == {
+        2: False,
+        3: True,
+        4: False,
+    }
+    assert replies[3].error.code == ErrorCode.NODE_UNAVAILABLE
 
 
 class ForgingGrid(LateGrid):

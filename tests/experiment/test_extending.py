@@ -48,6 +48,17 @@ def test_the_package_of_the_page_runs_from_outside(tmp_path):
         (tmp_path / name).write_text(text)
     for name in sorted(tmp_path.glob("check_*.py")):
         call(tmp_path, str(name))
+    growing = "training={kind='orchard.growing:Growing',step_size=0.2}"
+    said = call(
+        tmp_path, "-m", "manifed", "run", "config.toml", "--out", str(tmp_path / "growing"),
+        "--set", growing, "--set", "federation.cohort={kind='poisson',sampling_probability=0.5}",
+    )  # fmt: skip
+    assert "of round 1; they depend on the round" in said
+    call(
+        tmp_path,
+        "-c",
+        "from orchard.keys import Introduced; Introduced(step_size=0.1).setup_phases",
+    )
     manifests = []
     for execution in ("messages", "cohort"):
         out = tmp_path / execution

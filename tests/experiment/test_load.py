@@ -100,6 +100,15 @@ def test_the_hash_changes_with_what_matters_and_with_nothing_else():
     assert sha256(load(QUICKSTART, ["privacy.l2_norm_clip=2.0"])) != base
 
 
+def test_a_field_that_came_later_changes_no_hash_of_those_who_leave_it_out():
+    config = load("configs/experiments/001_private-client-projected.toml")
+    assert sha256(config).startswith("dfe82417a9bec696")
+    noise = ["privacy.noise.noise_multiplier=2.0"]
+    assert sha256(load("configs/experiments/001_private-client-projected.toml", noise)) != sha256(
+        config
+    )
+
+
 def test_a_dumped_config_parses_to_itself():
     config = load(QUICKSTART)
     assert parse(dump(config)) == config

@@ -8,7 +8,7 @@ import pytest
 from manifed.errors import ConfigError
 from manifed.experiment.assembly import check_first_update
 from manifed.experiment.load import dump, from_toml, load, parse, sha256, to_toml
-from manifed.experiment.plugins import VARIABLE, plugin_of
+from manifed.experiment.plugins import VARIABLE, plugin_of, sha256_of
 from manifed.flower.run_config import experiment_of, run_config_of
 from tests.experiment.test_load import QUICKSTART
 
@@ -369,7 +369,7 @@ def test_the_hash_follows_the_source_of_the_package(orchard):
     table, hashes = with_partition({"kind": "orchard.parts:Halves"}), set()
     for text in ("", "# another way to cut"):
         (orchard / "cuts.py").write_text(text)
-        plugin_of.cache_clear()
+        sha256_of.cache_clear()
         hashes.add(sha256(parse(table)))
     assert len(hashes) == 2
 

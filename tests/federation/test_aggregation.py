@@ -7,8 +7,8 @@ import pytest
 import torch
 from scipy import stats
 
-from manifed.algorithms.payloads import Displacement, DisplacementAndIterate
-from manifed.federation.aggregation import ServerDraws, private_mean
+from manifed.algorithms.payloads import DisplacementAndIterate
+from manifed.federation.aggregation import ServerDraws, only_field
 from manifed.manifolds.sphere import Sphere
 from manifed.privacy.mechanism import AdaptiveClip, ClientMechanism
 from manifed.privacy.noise import NoiseSource
@@ -18,7 +18,7 @@ SPHERE, DIM, COHORT = Sphere(), 51, 5.0
 
 def setup(seed=0, count=5):
     generator = torch.Generator().manual_seed(seed)
-    x = SPHERE.random_point(DIM, generator=generator)
+    x = SPHERE.random(DIM, generator=generator)
     u = SPHERE.proju(x, 3 * torch.randn(count, DIM, generator=generator, dtype=torch.float64))
     return x, u
 
@@ -26,7 +26,12 @@ def setup(seed=0, count=5):
 def mean_of(x, u, multiplier, *, space="tangent", server_round=1):
     mechanism = ClientMechanism(l2_norm_clip=0.5, noise_multiplier=multiplier)
     draws = ServerDraws(NoiseSource.from_seed(3), server_round, 0)
-    return private_mean(Displacement(u), x, space, SPHERE, mechanism, COHORT, draws).mean["u"]
+    return release(mechanism, u, x, draws, is_tangent=space == "tangent").mean
+
+
+def release(mechanism, u, x, draws, **options):
+    options = {"expected_cohort": COHORT, **options}
+    return mechanism.noised_mean(u, x, SPHERE, draws.normals, **options)
 
 
 @pytest.mark.parametrize("space", ["tangent", "ambient"])
@@ -52,11 +57,9 @@ def test_an_empty_cohort_still_releases_its_noise():
 
 
 def test_two_uploads_a_client_are_refused():
-    x, u = setup()
-    mechanism = ClientMechanism(l2_norm_clip=0.5, noise_multiplier=1.0)
-    draws = ServerDraws(NoiseSource.from_seed(3), 1, 0)
+    _, u = setup()
     with pytest.raises(ValueError, match="one field"):
-        private_mean(DisplacementAndIterate(u, u), x, "tangent", SPHERE, mechanism, COHORT, draws)
+        only_field(DisplacementAndIterate(u, u))
 
 
 @lru_cache
@@ -92,7 +95,7 @@ def test_quantile_and_mean_together_cost_the_stated_multiplier():
 
 def test_the_clip_norm_finds_the_median_of_the_norms():
     generator = torch.Generator().manual_seed(0)
-    x = SPHERE.random_point(DIM, generator=generator)
+    x = SPHERE.random(DIM, generator=generator)
     u = SPHERE.proju(x, torch.randn(200, DIM, generator=generator, dtype=torch.float64))
     u = (
         u
@@ -102,9 +105,7 @@ def test_the_clip_norm_finds_the_median_of_the_norms():
     mechanism, clip = adaptive_mechanism(), 20.0
     for server_round in range(1, 101):
         draws = ServerDraws(NoiseSource.from_seed(3), server_round, 0)
-        clip = private_mean(
-            Displacement(u), x, "tangent", SPHERE, mechanism, 200.0, draws, clip
-        ).next_clip
+        clip = release(mechanism, u, x, draws, expected_cohort=200.0, l2_norm_clip=clip).next_clip
     assert 0.9 < clip < 1.1
 
 
@@ -114,10 +115,7 @@ def test_one_client_moves_the_quantile_by_at_most_its_sensitivity():
     draws = ServerDraws(NoiseSource.from_seed(3), 1, 0)
 
     def log_clip(uploads):
-        mean = private_mean(
-            Displacement(uploads), x, "tangent", SPHERE, mechanism, COHORT, draws, 3.0
-        )
-        return math.log(mean.next_clip)
+        return math.log(release(mechanism, uploads, x, draws, l2_norm_clip=3.0).next_clip)
 
     moved = abs(log_clip(u) - log_clip(u[1:]))
     assert moved == pytest.approx(0.2 * 0.5 / COHORT, rel=1e-9)
@@ -131,10 +129,7 @@ def test_replacing_a_client_is_noised_as_two_changes():
             l2_norm_clip=0.5, noise_multiplier=2.0, neighboring_relation=relation
         )
         draws = ServerDraws(NoiseSource.from_seed(3), 1, 0)
-        displacement = Displacement(u[:0])
-        made.append(
-            private_mean(displacement, x, "tangent", SPHERE, mechanism, COHORT, draws).mean["u"]
-        )
+        made.append(release(mechanism, u[:0], x, draws).mean)
     torch.testing.assert_close(made[1], 2 * made[0], rtol=1e-12, atol=0)
 
 

@@ -12,7 +12,7 @@ from manifed.errors import ConfigError, RoundFailed
 from manifed.experiment.assembly import client_side, initial_point, plan_of
 from manifed.experiment.load import load
 from manifed.federation import rounds
-from manifed.federation.replies import Replies, ReplyPolicy
+from manifed.federation.replies import Failure, Replies, ReplyPolicy
 from manifed.federation.rounds import CLIP, run_rounds
 from manifed.federation.stacked import StackedTransport
 from manifed.flower.client import client_app_of
@@ -118,14 +118,14 @@ def test_a_failed_reply_is_the_zero_vector_and_the_round_goes_on(cohort):
 
 
 def test_the_policy_that_looked_at_replies_is_caught(monkeypatch):
-    def judged(now, replies):
+    def judged(self, now, replies):
         policy, size = now.plan.policy, len(now.cohort)
         if now.asked and not policy.is_enough(replies, size, needs_everyone=False):
             raise RoundFailed(policy.explain(replies, size))
         return replies
 
     config = config_of(PRIVATE, COHORTS["poisson"])
-    monkeypatch.setattr(rounds, "judged", judged)
+    monkeypatch.setattr(rounds.Rules, "judge", judged)
     with pytest.raises(RoundFailed, match=r"client 1: Expected finite entries.*\(node 3\)"):
         outsider_sees(config, "nan")
 
@@ -173,7 +173,7 @@ def test_a_stacked_cohort_does_alike(how, monkeypatch):
     grid = StackedTransport(client_side(config), device="cpu", memory_budget_mb=64)
     seen, reports = watched(plan_of(config), config, grid)
     assert_equal_views(zero, seen, atol=1e-12)
-    reasons = [reason for report in reports for reason in report.failures.values()]
+    reasons = [failure.text for report in reports for failure in report.failures.values()]
     assert reasons
     assert all(reason.isprintable() for reason in reasons)
 
@@ -200,12 +200,12 @@ def test_a_policy_that_would_show_a_failure_is_refused(policy):
 
 def test_rows_of_zeros_stand_where_replies_are_missing():
     u = torch.tensor([[1.0, 2.0], [3.0, 4.0]], dtype=torch.float64)
-    replies = Replies((0, 3), Displacement(u), {1: "a", 2: "b"})
+    replies = Replies((0, 3), Displacement(u), dict.fromkeys((1, 2), Failure("late", "a")))
     whole = replies.zero_filled((0, 1, 2, 3))
     assert whole.partitions == (0, 1, 2, 3)
     assert whole.failures == replies.failures
     assert whole.uploads.u.tolist() == [[1, 2], [0, 0], [0, 0], [3, 4]]
-    nobody = Replies((), Displacement(u[:0]), {1: "a"}).zero_filled((1,))
+    nobody = Replies((), Displacement(u[:0]), {1: Failure("late", "a")}).zero_filled((1,))
     assert nobody.uploads.u.tolist() == [[0, 0]]
 
 
@@ -286,7 +286,7 @@ def test_an_upload_that_overflows_the_step_is_that_clients_failure(name, length,
         assert set(report.failures) <= (set() if plan.mechanism is not None else {VICTIM})
         assert set(report.participants) == {0, 1, 2, 3} - set(report.failures)
     if plan.mechanism is None and not is_borderline:
-        assert "an upload that the model can take a step along" in reports[0].failures[VICTIM]
+        assert "an upload that the model can take a step along" in reports[0].failures[VICTIM].text
 
 
 def test_where_every_client_fails_the_sum_is_zero_and_the_round_goes_on():

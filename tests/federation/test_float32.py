@@ -1,20 +1,21 @@
 """A problem in float32 stays in float32, from the shards to the checkpoint, private or not."""
 
 from pathlib import Path
+from typing import Any
 
 import mpmath as mp
 import pytest
 import torch
 from torch import Tensor
 
-from manifed.algorithms.payloads import Displacement
 from manifed.algorithms.projected import Projected
 from manifed.algorithms.rfedprox import RFedProx
 from manifed.algorithms.rfedsvrg import RFedSVRG
 from manifed.algorithms.rsgd import RSGD
 from manifed.algorithms.rsvrg import RSVRG
 from manifed.algorithms.tangent_mean import TangentMean
-from manifed.federation.aggregation import ServerDraws, private_mean
+from manifed.cli.launch import Request, launch
+from manifed.federation.aggregation import ServerDraws
 from manifed.federation.client import ClientSetup, ClientSide
 from manifed.federation.cohorts import Everyone
 from manifed.federation.plan import Plan
@@ -117,18 +118,18 @@ def test_no_upload_moves_the_servers_mean_by_more_than_the_bound(manifold: Manif
     for scale in (1e-30, 1e-3, 1.0, 1e30):
         u = scale * manifold.tangent_gaussian(x, 1.0, generator)
         draws = ServerDraws(SOURCE, 1, 0)
-        mean = private_mean(Displacement(u[None]), x, "tangent", manifold, quiet, 1.0, draws).mean
-        assert mean["u"].dtype == F32
-        assert frobenius(exact(mean["u"])) <= clip * (1 + mp.mpf(2) ** -24)
+        mean = quiet.noised_mean(u[None], x, manifold, draws.normals, expected_cohort=1.0).mean
+        assert mean.dtype == F32
+        assert frobenius(exact(mean)) <= clip * (1 + mp.mpf(2) ** -24)
 
 
 def test_noise_is_drawn_and_added_in_float64():
     x = Sphere().random(6, generator=torch.Generator().manual_seed(0)).to(F32)
     loud = ClientMechanism(l2_norm_clip=0.03, noise_multiplier=2.0)
-    draws, still = ServerDraws(SOURCE, 1, 0), Displacement(torch.zeros(1, 6))
+    draws, still = ServerDraws(SOURCE, 1, 0), torch.zeros(1, 6)
     one, two = (
-        private_mean(u, p, "tangent", Sphere(), loud, 1.0, draws).mean["u"]
-        for u, p in ((still, x), (Displacement(still.u.to(F64)), x.to(F64)))
+        loud.noised_mean(u, p, Sphere(), draws.normals, expected_cohort=1.0).mean
+        for u, p in ((still, x), (still.to(F64), x.to(F64)))
     )
     assert (one.dtype, two.dtype) == (F32, F64)
     assert torch.equal(one, two.to(F32))
@@ -140,3 +141,22 @@ def test_a_checkpoint_keeps_float32(tmp_path: Path):
     loaded = checkpoint.load(tmp_path / "c").tensors["x"]
     assert loaded.dtype == F32
     assert torch.equal(loaded, x)
+
+
+def ran(out: Path, *sets: str) -> tuple[Tensor, dict[str, Any]]:
+    """The model and the manifest of two rounds of the quickstart."""
+    few = "federation.num_rounds=2", "federation.num_clients=3", "output.quiet=true"
+    sets = (*few, "output.plots=false", *sets)
+    folder = launch(Request("configs/quickstart.toml", sets, out=out))
+    return folder.load_tensors("model")["x"], folder.manifest()
+
+
+def test_a_config_asks_for_float32_and_the_manifest_says_so(tmp_path: Path):
+    exact, wide = ran(tmp_path / "wide")
+    assert (exact.dtype, wide["machine"]["dtype"]) == (F64, "float64")
+    for execution in ("messages", "cohort"):
+        sets = ("engine.dtype=float32", f"engine.execution={execution}")
+        found, narrow = ran(tmp_path / execution, *sets)
+        assert (found.dtype, narrow["machine"]["dtype"]) == (F32, "float32")
+        torch.testing.assert_close(found.to(F64), exact, rtol=1e-4, atol=1e-4)
+        assert narrow["config_sha256"] != wide["config_sha256"]

@@ -5,6 +5,7 @@ import time
 import pytest
 from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.common.constant import ErrorCode
 
 from manifed.flower.handshake import HandshakeFailed, meet
 from manifed.flower.inline import InlineGrid
@@ -48,6 +49,27 @@ def test_a_stranger_that_takes_the_place_of_a_late_node_does_not_stop_the_run(mo
     assert meet(grid, "sha", SIZES, 10, patience=5) == {0: 5, 1: 3, 2: 4}
 
 
+@pytest.mark.parametrize("sender", [1, 3])
+def test_a_node_that_the_superlink_lost_is_asked_again_when_it_is_back(monkeypatch, sender):
+    grid, gone = grid_of(3), []
+    deliver = grid._deliver
+
+    def dies_once(message):
+        if message.metadata.dst_node_id == 3 and not gone:
+            gone.append(3)
+            reply = Message(Error(ErrorCode.NODE_UNAVAILABLE, "no heartbeat"), reply_to=message)
+            reply.metadata.__dict__["_src_node_id"] = sender
+            return reply
+        return deliver(message)
+
+    monkeypatch.setattr(grid, "_deliver", dies_once)
+    if sender == 1:
+        assert meet(grid, "sha", SIZES, 10, patience=0.1) == {0: 2, 1: 3, 2: 4}
+    else:  # whoever says so of itself is not asked for ever
+        with pytest.raises(HandshakeFailed, match=r"missing \[1\]: node 3: error 5"):
+            meet(grid, "sha", SIZES, 10, patience=0.1)
+
+
 def test_nobody_waits_for_a_stranger_that_is_silent(monkeypatch):
     grid = grid_of(4)
     plain = grid.pull_messages
@@ -67,7 +89,7 @@ WRONG = {
         {"code-sha256": "f" * 64},
         rf"node 3: client 1 runs manifed 'ffffffffffff', this process '{code_sha256()[:12]}'",
     ),
-    "another size": ({"num-examples": 99}, r"node 3: client 1 holds 99 .* accounting uses 6"),
+    "another size": ({"num-examples": 99}, r"node 3: client 1 declares 99 .* accounting uses 6"),
     "a negative partition": ({"partition-id": -1}, r"node 3: partition-id -1 is outside 0\.\.2"),
     "a bool": ({"partition-id": True}, r"node 3: expected partition-id of type int, got True"),
     "more": ({"more": 1}, r"node 3: expected a 'header' record"),

@@ -70,7 +70,7 @@ def test_the_bound_of_theorem_4_3_holds(clients, local_steps, rounds):
 def test_projections_are_twice_lipschitz_in_the_tube_and_normals_are_bounded():
     """(3), (4) and (15) on random points of St(6, 2) and its tube of radius 1/2."""
     stiefel, generator = Stiefel(), torch.Generator().manual_seed(1)
-    x, y = (stiefel.random_point(500, 6, 2, generator=generator) for _ in range(2))
+    x, y = (stiefel.random(500, 6, 2, generator=generator) for _ in range(2))
     s = torch.randn(2, 500, 2, 2, generator=generator, dtype=torch.float64)
     a, b = (p @ (w + w.mT) for p, w in zip((x, y), s, strict=True))
 

@@ -6,9 +6,8 @@ import pytest
 import torch
 from scipy import stats
 
-from manifed.algorithms.payloads import Displacement
 from manifed.algorithms.projected import Projected
-from manifed.federation.aggregation import ServerDraws, private_mean
+from manifed.federation.aggregation import ServerDraws
 from manifed.manifolds.stiefel import Stiefel
 from manifed.privacy.mechanism import ClientMechanism, ExampleMechanism, RelativeNoise
 from manifed.privacy.noise import NoiseSource
@@ -50,11 +49,14 @@ def test_client_level_noise_and_clip_act_on_ambient_uploads():
 def summed_squares_of_the_mean():
     """(sum of |noise|^2 over the stated variance, degrees of freedom) of ambient means."""
     x, mechanism = Stiefel().origin(10, 3), ClientMechanism(l2_norm_clip=0.5, noise_multiplier=2.0)
-    nobody, space = Displacement(x.new_zeros(0, 10, 3)), Projected(step_size=1.0).space
+    nobody = x.new_zeros(0, 10, 3)
+    assert Projected(step_size=1.0).space == "ambient"
     total = 0.0
     for server_round in range(1, 3001):
         draws = ServerDraws(NoiseSource.from_seed(3), server_round, 0)
-        mean = private_mean(nobody, x, space, Stiefel(), mechanism, 5.0, draws).mean["u"]
+        mean = mechanism.noised_mean(
+            nobody, x, Stiefel(), draws.normals, expected_cohort=5.0, is_tangent=False
+        ).mean
         total += float(mean.square().sum())
     return total / (2.0 * 0.5 / 5.0) ** 2, 3000 * x.numel()
 

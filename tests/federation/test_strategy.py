@@ -13,8 +13,8 @@ from manifed.experiment.assembly import initial_point, plan_of
 from manifed.experiment.load import load, save
 from manifed.flower.client import client_app_of
 from manifed.flower.inline import InlineGrid
+from manifed.flower.loop import ServerLoop, ignore
 from manifed.flower.records import tensors_from_record
-from manifed.flower.strategy import ServerLoop, ignore
 
 QUICKSTART = Path(__file__).resolve().parents[2] / "configs" / "quickstart.toml"
 SETS = ["federation.num_clients=4", "federation.cohort={kind='fixed-size',cohort_size=2}"]

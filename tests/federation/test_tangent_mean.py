@@ -12,7 +12,7 @@ from manifed.manifolds.sphere import Sphere
 
 def points(count, dim=5, spread=0.3, seed=0):
     generator = torch.Generator().manual_seed(seed)
-    x = Sphere().random_point(dim, generator=generator)
+    x = Sphere().random(dim, generator=generator)
     u = torch.randn(count, dim, generator=generator, dtype=torch.float64)
     u = spread * (u - (u @ x).unsqueeze(1) * x)
     return x, Sphere().expmap(x, u)

@@ -10,6 +10,7 @@ from manifed.algorithms.payloads import PerClient, Point
 from manifed.experiment.assembly import client_side, initial_point, plan_of
 from manifed.experiment.load import load
 from manifed.federation.header import Header
+from manifed.federation.replies import Failure
 from manifed.federation.rounds import run_rounds
 from manifed.federation.stacked import StackedTransport
 from manifed.federation.transport import MemoryTransport
@@ -60,7 +61,7 @@ def test_what_goes_down_may_differ_by_client(way):
     asked = (3, 1, 0, 2)
     replies = transport_of(way, config).exchange(header, phase, PerClient(Point(points)), asked, {})
     assert replies.partitions == (3, 1, 2)
-    assert "BadBroadcast: Expected the broadcast x on Sphere" in replies.failures[0]
+    assert "BadBroadcast: Expected the broadcast x on Sphere" in replies.failures[0].text
     assert replies.bytes_down == points.numel() * 8
     for row, (client, point) in enumerate(zip((3, 1, 2), points[[0, 1, 3]], strict=True)):
         alone = transport_of("memory", config).exchange(header, phase, Point(point), (client,), {})
@@ -103,4 +104,4 @@ def test_an_update_that_raises_is_that_clients_failure_alone(monkeypatch):
     state = plan.server_update.initial(initial_point(config))
     (report,) = run_rounds(plan, state, MemoryTransport(client_side(config)), num_rounds=1)
     assert report.participants == (0, 2, 3)
-    assert report.failures == {1: "RuntimeError: boom"}
+    assert report.failures == {1: Failure("absent", "RuntimeError: boom")}

@@ -7,6 +7,7 @@ import torch
 from flwr.app import Context, RecordDict
 from flwr.clientapp import ClientApp
 
+from manifed.experiment.assembly import own_node
 from manifed.experiment.load import load
 from manifed.flower import client
 from manifed.flower.client import client_app_of
@@ -36,9 +37,9 @@ def quoting(*arguments, **keywords):
 
 
 PLACES = {
-    "loading": "manifed.flower.client.client_side",
-    "validating": "manifed.flower.client.check_shard",
-    "the turn": "manifed.flower.client.run_update",
+    "loading": "manifed.experiment.assembly._setup",
+    "validating": "manifed.experiment.assembly.own_examples",
+    "the turn": "manifed.federation.client.run_update",
     "packing": "manifed.flower.client.pack",
     "memory": "manifed.flower.client._write",
     "introducing": "manifed.flower.client.ConfigRecord",
@@ -82,10 +83,10 @@ def test_no_error_that_travels_quotes_a_record(place, monkeypatch):
             "problem={kind='kpca'}",
             "training={kind='projected',step_size=0.1,local_steps=1}",
         )
-    client._side.cache_clear()
+    own_node.cache_clear()
     monkeypatch.setattr(PLACES[place], quoting)
     texts = replies_of(config)
-    client._side.cache_clear()
+    own_node.cache_clear()
     assert texts
     assert not any(MARKER in text for text in texts)
 
@@ -93,9 +94,9 @@ def test_no_error_that_travels_quotes_a_record(place, monkeypatch):
 def test_a_turn_whose_numbers_fail_says_no_number(monkeypatch):
     from manifed.problems.pca import PrincipalEigenvector
 
-    def failing(self, x, examples, weigh):
+    def failing(self, x, examples):
         raise torch.linalg.LinAlgError(f"not positive: {float(examples['z'].flatten()[0])}")
 
     config = config_of("training.local_steps=1")
-    monkeypatch.setattr(PrincipalEigenvector, "rgrad_sum_by_norm", failing)
+    monkeypatch.setattr(PrincipalEigenvector, "gradients", failing)
     assert not any("not positive" in text for text in replies_of(config))

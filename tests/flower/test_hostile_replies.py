@@ -8,7 +8,7 @@ from flwr.clientapp import ClientApp
 
 from manifed.algorithms.payloads import Displacement
 from manifed.federation import uploads
-from manifed.federation.replies import LONGEST_REASON, Replies, plain
+from manifed.federation.replies import LONGEST_REASON, Failure, Replies, plain
 from manifed.federation.uploads import Expectation, refuse_bad_rows
 from manifed.flower import handshake, records, transport
 from manifed.flower.inline import InlineGrid
@@ -118,11 +118,17 @@ def test_a_row_that_breaks_the_check_of_the_stack_is_bad_alone():
     base = torch.tensor([1.0, 0.0, 0.0], dtype=torch.float64)
     u = torch.tensor([[0, 1, 0], [0, torch.nan, 0], [0, 0, 2]], dtype=torch.float64)
     expected = Expectation(base, {"u": "tangent"}, Brittle())
-    left = refuse_bad_rows(expected, Replies((3, 5, 8), Displacement(u), {1: "a\nb"}))
+    left = refuse_bad_rows(
+        expected, Replies((3, 5, 8), Displacement(u), {1: Failure("late", "a\nb")})
+    )
     assert left.partitions == (3, 8)
     assert set(left.failures) == {1, 5}
     assert left.uploads.u.tolist() == [[0, 1, 0], [0, 0, 2]]
-    assert all(r.isprintable() and len(r) <= LONGEST_REASON for r in left.failures.values())
+    assert left.failures[1] == Failure("late", "a b")
+    assert left.failures[5].kind == "unusable"
+    assert all(
+        f.text.isprintable() and len(f.text) <= LONGEST_REASON for f in left.failures.values()
+    )
 
 
 def test_a_text_of_a_client_is_one_short_printable_line():
@@ -150,7 +156,7 @@ def test_one_line_says_which_client_was_dropped_when_and_why(caplog):
     run(ALL["values: one nan"])
     lines = [r.getMessage() for r in caplog.records if "is dropped" in r.getMessage()]
     assert lines == [
-        f"Round {r}, attempt 0, phase train: client {HOSTILE} is dropped: Expected finite entries "
-        "in u, got 1 of 64 not so (node 4)"
+        f"Round {r}, attempt 0, phase train: client {HOSTILE} is dropped (unusable): Expected "
+        "finite entries in u, got 1 of 64 not so (node 4)"
         for r in (1, 2)
     ]

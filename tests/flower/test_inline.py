@@ -122,6 +122,29 @@ def test_a_receiver_cannot_write_into_the_senders_records():
     assert content["shared"]["n"] == 1
 
 
+def test_a_slow_client_costs_the_others_nothing_and_the_folder_names_it(tmp_path, monkeypatch):
+    from manifed.algorithms import rsgd
+    from manifed.flower import inline
+
+    plain, now = rsgd.RSGD.update, [0.0]
+
+    def takes_a_minute_at_client_1(self, phase, down, memory, oracle, manifold, draws):
+        now[0] += 60.0 if draws.partition == 1 else 4.0
+        return plain(self, phase, down, memory, oracle, manifold, draws)
+
+    monkeypatch.setattr(rsgd.RSGD, "update", takes_a_minute_at_client_1)
+    monkeypatch.setattr(inline.time, "monotonic", lambda: now[0])
+    folder = run(tmp_path, "federation.replies.timeout=5", "privacy={kind='none'}")
+    assert folder.manifest()["replies"] == {
+        "participants": 9,
+        "failures": 3,
+        "by_kind": {"late": 3, "unavailable": 0, "absent": 0, "unusable": 0},
+        "by_client": {"1": {"no reply within 5 s (node 3)": 3}},
+        "missed": {"1": {"late": [[1, 3]]}},
+    }
+    assert folder.metrics()["late"] == [0, 1, 1, 1]
+
+
 @pytest.mark.parametrize("execution", ["messages", "cohort"])
 def test_a_client_that_diverges_is_left_out_or_ends_the_run_as_the_policy_says(
     tmp_path, execution, monkeypatch

@@ -135,6 +135,7 @@ LONG = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("space", LONG)
 def test_a_private_run_stays_on_its_manifold_for_a_thousand_rounds(space):
     name, shard = LONG[space]

@@ -105,12 +105,14 @@ def excess(num_examples, clip):
     return convergence.strongly_convex(num_examples, 10, clip, tuple(range(8))).final
 
 
+@pytest.mark.slow
 def test_the_excess_risk_falls_with_the_square_of_n_where_the_full_gradient_rules():
     sizes = (1000, 3000)
     found = log_slope(sizes, [excess(n, 1e-5) for n in sizes])
     assert found == pytest.approx(-2.0, abs=0.2)
 
 
+@pytest.mark.slow
 def test_with_equal_clips_more_data_hardly_help():
     sizes = (1000, 3000)
     assert log_slope(sizes, [excess(n, 1.0) for n in sizes]) > -0.6

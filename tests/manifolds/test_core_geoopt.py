@@ -23,7 +23,7 @@ ALL = pytest.mark.parametrize(("manifold", "shape"), CASES, ids=str)
 
 def start_and_target(manifold: Manifold, shape: tuple[int, ...], lead: tuple[int, ...] = ()):
     generator = torch.Generator().manual_seed(3)
-    target = manifold.random_point(*lead, *shape, generator=generator)
+    target = manifold.random(*lead, *shape, generator=generator)
     size = (*lead, *manifold.coords_shape(shape))
     c = torch.randn(size, generator=generator, dtype=torch.float64)
     u = manifold.from_coords(target, c)

@@ -27,7 +27,7 @@ def pairs() -> list[tuple[str, Manifold, object, tuple[int, ...], tuple[str, ...
 )
 def test_every_shared_operation_agrees(ours, theirs, shape, operations):
     generator = torch.Generator().manual_seed(1)
-    x = ours.random_point(*shape, generator=generator)
+    x = ours.random(*shape, generator=generator)
     u, v, g = torch.randn((3, *shape), generator=generator, dtype=torch.float64)
     u, v = 0.3 * ours.proju(x, u), ours.proju(x, v)
     y = ours.expmap(x, u)

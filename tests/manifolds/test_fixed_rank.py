@@ -14,7 +14,7 @@ def normals(seed: int, *size: int) -> torch.Tensor:
 
 def point(seed: int, *lead: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
-    return M.random_point(*lead, *M.point_shape, generator=generator)
+    return M.random(*lead, *M.point_shape, generator=generator)
 
 
 def test_the_metric_and_the_noise_are_those_of_the_ambient_matrices():

@@ -12,7 +12,7 @@ GRASSMANN = Grassmann()
 
 
 def frame(seed: int, n: int = 9, k: int = 3) -> torch.Tensor:
-    return GRASSMANN.random_point(n, k, generator=torch.Generator().manual_seed(seed))
+    return GRASSMANN.random(n, k, generator=torch.Generator().manual_seed(seed))
 
 
 def tangent(x: torch.Tensor, seed: int, size: float) -> torch.Tensor:

@@ -10,7 +10,7 @@ OBLIQUE, SPHERE = Oblique(), Sphere()
 
 def test_every_operation_is_the_spheres_on_each_column():
     g = torch.Generator().manual_seed(1)
-    x, y = (OBLIQUE.random_point(4, 6, 3, generator=g) for _ in range(2))
+    x, y = (OBLIQUE.random(4, 6, 3, generator=g) for _ in range(2))
     u = OBLIQUE.from_coords(x, torch.randn(4, 6, 3, generator=g, dtype=torch.float64))
     pairs = [
         (OBLIQUE.expmap(x, u), SPHERE.expmap(x.mT, u.mT)),

@@ -25,7 +25,7 @@ CORRECTED = [
 
 
 def point(manifold: Manifold, shape: tuple[int, ...], seed: int = 3) -> torch.Tensor:
-    return manifold.random_point(*shape, generator=torch.Generator().manual_seed(seed))
+    return manifold.random(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 def gram(manifold: Manifold, x: torch.Tensor, sampler) -> torch.Tensor:

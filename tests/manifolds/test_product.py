@@ -20,7 +20,7 @@ M = Product(PARTS)
 
 def draw(seed: int, *lead: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
-    return M.random_point(*lead, *M.point_shape, generator=generator)
+    return M.random(*lead, *M.point_shape, generator=generator)
 
 
 def tangent(x: torch.Tensor, seed: int) -> torch.Tensor:
@@ -78,7 +78,7 @@ def test_errors_name_the_factor_and_the_sizes():
     with pytest.raises(ValueError, match=r"Expected the factors \['basis', 'bias', 'place'\]"):
         M.pack({"basis": x})
     with pytest.raises(ValueError, match="Expected points of size 19, got 20"):
-        M.random_point(20, generator=torch.Generator())
+        M.random(20, generator=torch.Generator())
     ok, reason = M.check_point_on_manifold(x + 1, explain=True)
     assert not ok
     assert reason.startswith("basis:")

@@ -12,7 +12,7 @@ SO = SpecialOrthogonal()
 
 
 def rotation(seed: int, n: int = 3) -> torch.Tensor:
-    return SO.random_point(n, n, generator=torch.Generator().manual_seed(seed))
+    return SO.random(n, n, generator=torch.Generator().manual_seed(seed))
 
 
 def test_distance_is_sqrt_two_times_the_angle_of_scipy():

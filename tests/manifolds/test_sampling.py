@@ -46,7 +46,7 @@ def source(seed: int):
 
 
 def point(manifold: Manifold, shape: tuple[int, ...], seed: int = 1) -> torch.Tensor:
-    return manifold.random_point(*shape, generator=torch.Generator().manual_seed(seed))
+    return manifold.random(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 def assert_chi_square(manifold: Manifold, x: torch.Tensor, draws: torch.Tensor) -> None:

@@ -16,7 +16,7 @@ BURES = SPDBuresWasserstein()
 
 
 def points(seed: int, count: int, m: int = 4) -> torch.Tensor:
-    return BURES.random_point(count, m, m, generator=torch.Generator().manual_seed(seed))
+    return BURES.random(count, m, m, generator=torch.Generator().manual_seed(seed))
 
 
 def chart(name: str, x: np.ndarray) -> np.ndarray:

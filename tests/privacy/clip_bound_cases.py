@@ -14,8 +14,11 @@ import torch
 from torch import Tensor
 
 from manifed.manifolds.base import Manifold
+from manifed.manifolds.power import Power
 from manifed.problems.base import Examples
+from manifed.problems.class_means import ClassMeans
 from manifed.problems.finite_sum import FiniteSum
+from manifed.problems.frechet_mean import FrechetMean
 from manifed.problems.linear import with_squared_norms
 from manifed.problems.problem_specs import HyperbolicPredictionSpec, ProblemSource
 from manifed.problems.spec import ProblemSpec
@@ -44,6 +47,13 @@ def symmetric(x: Tensor) -> mp.matrix:
 
 def judge(manifold: Manifold, x: Tensor) -> Callable[[Tensor], mp.mpf]:
     """The metric norm at x of a vector of float64 numbers."""
+    if isinstance(manifold, Power):
+        blocks = [judge(manifold.base, point) for point in x]
+        return lambda u: mp.norm([block(v) for block, v in zip(blocks, u, strict=True)])
+    return judge_of_one(manifold, x)
+
+
+def judge_of_one(manifold: Manifold, x: Tensor) -> Callable[[Tensor], mp.mpf]:
     match manifold.name:
         case "Euclidean" | "Sphere" | "Stiefel" | "Grassmann":
             return lambda u: frobenius(exact(u))
@@ -118,7 +128,10 @@ def points(problem: FiniteSum, shape: tuple[int, ...], seed: int) -> list[Tensor
     """Random points, drifted as a long chain of maps drifts, near borders, ill conditioned."""
     generator = torch.Generator().manual_seed(seed)
     manifold = problem.manifold
-    x = manifold.random_point(*shape, generator=generator)
+    if isinstance(problem, ClassMeans):
+        alone = points(FrechetMean(problem.base), shape[1:], seed)
+        return [torch.stack([x, *alone[: shape[0] - 1]]) for x in alone]
+    x = manifold.random(*shape, generator=generator)
     noise = normal(generator, *shape)
     match manifold.name:
         case "Sphere" | "Stiefel" | "Grassmann":
@@ -249,6 +262,13 @@ def _matrices(x: Tensor, generator: torch.Generator) -> Examples:
     return Examples({"z": torch.stack([*scaled, *broken])}, {"z": 2})
 
 
+def _labelled_matrices(x: Tensor, generator: torch.Generator) -> Examples:
+    z = _matrices(x[0], generator)["z"]
+    labels = torch.tensor([0.0, 1.0, 0.5, -7.0, 1e300, *BAD], dtype=torch.float64)
+    tensors = {"z": z.repeat_interleave(2, 0), "label": labels.repeat(len(z))[: 2 * len(z)]}
+    return Examples(tensors, {"z": 2, "label": 0})
+
+
 def records(spec: ProblemSource, x: Tensor, seed: int) -> Examples:
     """Hostile examples for the problem, as its ``prepare`` would leave them."""
     generator = torch.Generator().manual_seed(100 + seed)
@@ -260,6 +280,7 @@ def records(spec: ProblemSource, x: Tensor, seed: int) -> Examples:
         "classification": _classification,
         "columns": _columns,
         "spd-matrices": _matrices,
+        "labelled-spd-matrices": _labelled_matrices,
         "hyperbolic-pairs": _poincare if name == "PoincareBall" else _lorentz,
     }
     is_prediction = isinstance(spec, HyperbolicPredictionSpec)
@@ -283,8 +304,10 @@ def _variants(model: type[ProblemSource]) -> Iterator[ProblemSource]:
     """Every combination of a specification's choices; penalties off and on."""
     choices: dict[str, tuple[object, ...]] = {}
     for name, field in model.model_fields.items():
-        if get_origin(field.annotation) is Literal and name in {"on", "manifold"}:
+        if get_origin(field.annotation) is Literal and name in {"on", "manifold", "center"}:
             choices[name] = get_args(field.annotation)
+        elif name == "num_classes":
+            choices[name] = (K,)
         elif name in {"ridge", "penalty"} and field.default == 0.0:
             choices[name] = (0.0, 0.3)
     for values in product(*choices.values()):
@@ -300,8 +323,9 @@ def cases() -> tuple[Case, ...]:
     for model in get_args(union):
         for spec in _variants(model):
             ndim = spec.build().manifold.ndim
-            shape = (3, 3) if spec.needs == "spd-matrices" else (D, K)[:ndim]
-            chosen = spec.model_dump(include={"on", "manifold", "ridge", "penalty"})
+            shapes = {"spd-matrices": (3, 3), "labelled-spd-matrices": (K, 2, 2)}
+            shape = shapes.get(spec.needs, (D, K)[:ndim])
+            chosen = spec.model_dump(include={"on", "manifold", "center", "ridge", "penalty"})
             kind = model.model_fields["kind"].default
             label = "-".join(str(v) for v in (kind, *chosen.values()))
             found.append(Case(label, spec, shape))

@@ -50,8 +50,8 @@ def rewritten(path, change, *, drop_last=0, keep_tags=True):
     old = [json.loads(line) for line in path.read_bytes().splitlines()]
     for found in old[: len(old) - drop_last]:
         tag = found.get("tag") if keep_tags else None
-        entry = chain.Entry.make(found["sequence"], found["kind"], change(found["body"]), previous)
-        line = entry.line()
+        body = change(found["body"])
+        entry, line = chain.written(found["sequence"], found["kind"], body, previous)
         if tag is not None:
             line = line[:-2] + f',"tag":"{tag}"}}\n'.encode()
         lines.append(line)

@@ -26,8 +26,8 @@ from manifed.cli.launch import Request, launch
 from manifed.experiment.assembly import initial_point, plan_of
 from manifed.experiment.load import load
 from manifed.experiment.schema import Experiment
-from manifed.flower import client as node
-from manifed.flower.strategy import ServerLoop
+from manifed.federation import client as node
+from manifed.flower.loop import ServerLoop
 from manifed.privacy.ledger import Ledger
 from manifed.privacy.odometer import Odometer
 from manifed.runs import manifest

@@ -40,8 +40,8 @@ from manifed.federation.plan import RoundReport
 from manifed.flower.client import client_app_of
 from manifed.flower.handshake import HandshakeFailed
 from manifed.flower.inline import InlineGrid
+from manifed.flower.loop import ServerLoop
 from manifed.flower.records import tensors_to_record
-from manifed.flower.strategy import ServerLoop
 from manifed.runs.manifest import code_sha256
 
 CLIENTS, ROUNDS, HOSTILE = 4, 2, 2
@@ -144,7 +144,7 @@ def verdict(case: Case) -> str:
         return f"handshake failed: {error}"
     except Exception as error:
         return f"server crash: {type(error).__name__}: {error}"
-    named = [dict(report.failures) for report in reports]
+    named = [{i: why.text for i, why in report.failures.items()} for report in reports]
     wanted = {HOSTILE} if case.outcome == "named" else set[int]()
     reasons = [reason for failures in named for reason in failures.values()]
     node = f"(node {FIRST_NODE + HOSTILE})"

@@ -14,8 +14,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from manifed.privacy.chain import GENESIS
-from manifed.privacy.ledger import Entry, Head, Ledger, write_head
+from manifed.privacy.chain import GENESIS, written
+from manifed.privacy.ledger import Head, Ledger, write_head
 from manifed.runs import checkpoint
 
 MANIFEST, METRICS, EXPERIMENT = "manifest.json", "metrics.csv", "experiment.toml"
@@ -207,10 +207,10 @@ def consistent(change: Callable[[int, str, dict], tuple[str, object]]) -> Change
         previous, lines = GENESIS, []
         for entry in Ledger.read(path):
             kind, body = change(entry.sequence, entry.kind, json.loads(json.dumps(entry.body)))
-            made = Entry.make(len(lines), kind, body, previous)
-            lines.append(made)
+            made, line = written(len(lines), kind, body, previous)
+            lines.append(line)
             previous = made.sha256
-        path.write_bytes(b"".join(line.line() for line in lines))
+        path.write_bytes(b"".join(lines))
         write_head(path, Head(len(lines) - 1, previous))
 
     return spoil

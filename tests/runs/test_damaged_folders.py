@@ -31,6 +31,7 @@ COMMANDS = {
     "report": (MANIFEST, METRICS, LEDGER, HEAD),
     "export": (MANIFEST, METRICS, LEDGER, HEAD, MODEL),
     "ledger": (LEDGER, HEAD),
+    "status": (EXPERIMENT, MANIFEST, METRICS, LEDGER, HEAD, CHECKPOINT),
 }
 """Which files each command reads."""
 
@@ -50,6 +51,7 @@ def words_of(command, folder, out):
         "resume": ["run", "--plain", "--resume", str(folder)],
         "report": ["report", str(folder), "--out", str(out)],
         "export": ["export", str(folder), "--out", str(out)],
+        "status": ["status", str(folder)],
         "ledger": ["privacy", "ledger", str(folder), "--delta", "1e-5"],
     }[command]
 

@@ -3,6 +3,7 @@
 import json
 import os
 import tomllib
+from pathlib import Path
 
 import pytest
 import tomli_w
@@ -31,9 +32,9 @@ def ran(monkeypatch, request):
     seen = []
     run, node_of = apps.run, node.node_of
 
-    def server(grid, config):
+    def server(grid, config, strategy):
         seen.append(config)
-        return run(grid, config)
+        return run(grid, config, strategy)
 
     def client(context, config):
         seen.append(config)
@@ -102,6 +103,26 @@ def test_a_folder_in_the_config_is_used(tmp_path):
     assert resolve(Request(QUICKSTART, sets)).directory == tmp_path / "mine"
     request = Request(QUICKSTART, sets, out=tmp_path / "other")
     assert resolve(request).directory == tmp_path / "other"
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "found"),
+    [
+        ("deployment", {}, {"is_insecure": False, "credentials": None}),
+        ("deployment", {"is_insecure": True}, {"is_insecure": True, "credentials": None}),
+        ("inline", {}, {}),
+        ("inline", {"is_insecure": True}, "--insecure: expected --engine deployment, got 'inline'"),
+        ("ray", {"credentials": Path("c")}, "--credentials: expected --engine deployment"),
+        ("deployment", {"is_insecure": True, "credentials": Path("c")}, "--insecure: .*got both"),
+    ],
+)
+def test_a_deployment_is_secure_unless_it_is_asked_not_to_be(tmp_path, kind, given, found):
+    request = Request(QUICKSTART, SETS, kind, out=tmp_path / "run", **given)
+    if isinstance(found, dict):
+        assert resolve(request).secure == found
+        return
+    with pytest.raises(ConfigError, match=found):
+        resolve(request)
 
 
 @pytest.mark.parametrize("text", ["[draft", "a = 1\nprivacy = {kind='none'}", "\x00\x1f\x7f'\"\\"])

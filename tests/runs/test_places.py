@@ -3,6 +3,7 @@
 import errno
 import os
 import resource
+import stat
 import subprocess
 import sys
 
@@ -12,6 +13,7 @@ from manifed.cli import launch as launching
 from manifed.cli.launch import Request, RunEnded, launch
 from manifed.cli.main import main, simulation
 from manifed.privacy.account import Account
+from manifed.runs.report.public import export
 from manifed.runs.run_folder import RunFolder
 from tests.runs.folder_damage import everything
 from tests.runs.test_cli import QUICKSTART
@@ -102,6 +104,27 @@ def refusal(capsys, root, call, words, code=2):
 def test_a_run_is_refused_a_place_where_it_cannot_write(place, tmp_path, capsys):
     words = [QUICKSTART, *SMALL, "--out", place(tmp_path)]
     assert "--out" in refusal(capsys, tmp_path, simulation, words)
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o077])
+def test_a_run_is_its_owners_alone_whatever_the_umask_and_an_export_is_not(tmp_path, umask):
+    here = tmp_path / "here"
+    here.mkdir()
+    here.chmod(0o755)
+    before = os.umask(umask)
+    try:
+        for out, plots in ((tmp_path / "new", umask == 0), (here, False)):
+            launch(Request(QUICKSTART, (*SETS, f"output.plots={plots}"), out=out, plain=True))
+        export(here, tmp_path / "public")
+    finally:
+        os.umask(before)
+    found = {path: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.rglob("*")}
+    folders = {path.name: mode for path, mode in found.items() if path.is_dir()}
+    assert folders == {"new": 0o700, "here": 0o755, "public": 0o777 & ~umask}
+    files = {path: mode for path, mode in found.items() if path.is_file()}
+    assert {"ledger.jsonl", "checkpoint.safetensors", "metrics.csv"} <= {p.name for p in files}
+    for path, mode in files.items():
+        assert mode == (0o666 & ~umask if path.parent.name == "public" else 0o600), path
 
 
 @pytest.mark.parametrize("place", [*PLACES, a_full_folder])

@@ -11,9 +11,10 @@ from flwr.app import Message, MessageType, RecordDict
 
 from manifed.cli.launch import check_parts, guarded
 from manifed.errors import ConfigError
-from manifed.experiment.assembly import check_shard, load_shards
+from manifed.experiment.assembly import load_shards, own_examples, own_node
 from manifed.experiment.load import sha256
 from manifed.experiment.schema import Experiment
+from manifed.federation import client as update
 from manifed.flower import client as node
 from manifed.flower.client import client_app_of
 from manifed.flower.handshake import HandshakeFailed, meet
@@ -117,8 +118,7 @@ def plant(fault: Fault, config: Experiment, patch: pytest.MonkeyPatch) -> tuple[
 
 @pytest.fixture(autouse=True)
 def fresh():
-    node._side.cache_clear()
-    node._check_once.cache_clear()
+    own_node.cache_clear()
     yield
     forget()
 
@@ -138,7 +138,7 @@ def test_an_invalid_record_is_one_line_for_its_owner_and_an_absent_node_for_the_
     assert f"data.kind: {config.data.kind!r}: client {client}, record {record}: " in text
     assert fault.words in text
     for other in set(range(CLIENTS)) - {client}:
-        check_shard(config, other)
+        own_examples(config, other)
 
     grid = InlineGrid(client_app_of(lambda _: config), CLIENTS, {})
     sizes = tuple(len(shard) for shard in load_shards(config).examples)
@@ -169,9 +169,9 @@ def test_a_turn_that_fails_tells_the_server_nothing_of_its_data(monkeypatch):
         raise ValueError(f"the leading minor of order {BAD} is not positive")
 
     config = experiment({"kind": "kpca"})
-    monkeypatch.setattr(node, "run_update", fails)
+    monkeypatch.setattr(update, "run_update", fails)
     with pytest.raises(node.Absent) as caught, node._absent_if_it_fails("x"):
-        node.run_update(config)
+        update.run_update(config)
     assert str(caught.value) == ABSENT
 
 

@@ -9,8 +9,8 @@ import pytest
 from manifed.cli.launch import Request, launch, launch_or_exit
 from manifed.durable import held
 from manifed.privacy.account import Account
-from manifed.privacy.chain import GENESIS
-from manifed.privacy.ledger import Entry, Head, Ledger, write_head
+from manifed.privacy.chain import GENESIS, written
+from manifed.privacy.ledger import Head, Ledger, write_head
 from manifed.runs import checkpoint, driver
 from manifed.runs.resume import experiment_digest
 from manifed.runs.run_folder import RunFolder
@@ -110,10 +110,10 @@ def rewritten(folder, change):
     run, previous, lines = RunFolder(folder), GENESIS, []
     for entry in Ledger.read(run.ledger_path):
         if (body := change(entry)) is not None:
-            made = Entry.make(len(lines), entry.kind, body, previous)
-            lines.append(made)
+            made, line = written(len(lines), entry.kind, body, previous)
+            lines.append(line)
             previous = made.sha256
-    run.ledger_path.write_bytes(b"".join(line.line() for line in lines))
+    run.ledger_path.write_bytes(b"".join(lines))
     write_head(run.ledger_path, Head(len(lines) - 1, previous))
     return Head(len(lines) - 1, previous)
 

@@ -111,8 +111,8 @@ def test_a_signal_ends_a_run_that_keeps_its_last_round_and_names_its_folder(
     told = driver._Run._tell
     out = tmp_path / "it's mine"
 
-    def tell(self, server_round, state):
-        told(self, server_round, state)
+    def tell(self, server_round, state, held_out=None):
+        told(self, server_round, state, held_out)
         if server_round == 4:
             os.kill(os.getpid(), number)
 

@@ -115,8 +115,8 @@ def test_a_signal_that_is_ignored_stays_ignored(tmp_path, monkeypatch):
 
         told = driver._Run._tell
 
-        def tell(self, server_round, state):
-            told(self, server_round, state)
+        def tell(self, server_round, state, held_out=None):
+            told(self, server_round, state, held_out)
             os.kill(os.getpid(), signal.SIGHUP)
 
         monkeypatch.setattr(driver._Run, "_tell", tell)

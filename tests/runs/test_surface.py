@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import pickle
+from functools import partial
 
 import pytest
 from flwr.app import ConfigRecord, RecordDict
@@ -115,10 +116,13 @@ def test_clients_whose_noise_is_seeded_make_no_release_whatever_the_config_says(
 ):
     """The planted fault: clients of an "os" config draw from the seed."""
     monkeypatch.setattr(ClientSide, "turn_source", lambda _: NoiseSource.from_seed(0))
+    monkeypatch.setattr(assembly, "client_source", lambda _: partial(NoiseSource.from_seed, 0))
+    assembly.own_node.cache_clear()
     manifest = launched(tmp_path, OS, f"engine.execution={execution}").manifest()
     assert manifest["privacy"]["noise_source"] == "os"
     assert verdict(manifest["privacy"]) == SEEDED
     assert manifest["randomness_source"] == "seed"
+    assembly.own_node.cache_clear()
 
 
 def test_a_seeded_server_makes_no_release(tmp_path, monkeypatch):

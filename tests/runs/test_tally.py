@@ -8,10 +8,13 @@ import pytest
 from manifed.algorithms.interface import ServerState
 from manifed.cli.launch import Request, RunEnded, launch
 from manifed.federation.plan import RoundReport
+from manifed.federation.replies import KINDS, Failure
 from manifed.runs import driver
+from manifed.runs.checkpoint import Checkpoint
+from manifed.runs.reading import CheckpointMeta, checked
 from manifed.runs.report.runs import read
 from manifed.runs.report.tables import table_of
-from manifed.runs.tally import OTHER, REASONS_A_CLIENT, Tally
+from manifed.runs.tally import OTHER, REASONS_A_CLIENT, STRETCHES_A_CLIENT, Tally
 
 QUICKSTART = str(Path(__file__).resolve().parents[2] / "configs" / "quickstart.toml")
 SMALL = (
@@ -36,7 +39,13 @@ def test_the_table_shows_the_bytes_of_all_rounds_whatever_rows_there_are(tmp_pat
     assert seldom.metrics()["round"] == [0, 4, 8, 10]
     assert seldom.metrics()["bytes_up"] == [0, 4 * ROUND, 4 * ROUND, 2 * ROUND]
     assert seldom.metrics()["participants"] == [0, 12, 12, 6]
-    assert seldom.manifest()["replies"] == {"participants": 30, "failures": 0, "by_client": {}}
+    assert seldom.manifest()["replies"] == {
+        "participants": 30,
+        "failures": 0,
+        "by_client": {},
+        "missed": {},
+        "by_kind": dict.fromkeys(KINDS, 0),
+    }
     for folder in (seldom, always):
         assert read(folder.directory).total("bytes_up") == 10 * ROUND
         assert f"{10 * ROUND:,}".replace(",", " ") in table_of([read(folder.directory)])
@@ -56,7 +65,7 @@ def test_a_resumed_run_adds_up_to_the_same(tmp_path, monkeypatch):
             run(tmp_path / "run")
     folder = launch(Request("", resume=tmp_path / "run", plain=True))
     whole = run(tmp_path / "whole")
-    for column in ("round", "bytes_up", "bytes_down", "participants", "failures"):
+    for column in ("round", "bytes_up", "bytes_down", "participants", "failures", "absent"):
         assert folder.metrics()[column] == whole.metrics()[column]
     assert folder.manifest()["replies"] == whole.manifest()["replies"]
 
@@ -68,12 +77,46 @@ def report_of(server_round, failures):
 def test_failures_are_counted_by_client_and_reason_within_bounds():
     tally = Tally()
     for server_round in range(1, 31):
-        tally.add(report_of(server_round, {1: "boom", 3: f"reason {server_round}"}))
+        late, other = Failure("late", "boom"), Failure("absent", f"reason {server_round}")
+        tally.add(report_of(server_round, {1: late, 3: other}))
     row = tally.take(30)
-    assert row == {"bytes_down": 150, "bytes_up": 90, "participants": 60, "failures": 60}
+    assert row == {
+        "bytes_down": 150, "bytes_up": 90, "participants": 60, "failures": 60,
+        "late": 30, "unavailable": 0, "absent": 30, "unusable": 0,
+    }  # fmt: skip
     assert set(tally.take(31).values()) == {0}
     summary = json.loads(json.dumps(tally.summary()))
     assert summary["by_client"]["1"] == {"boom": 30}
     assert len(summary["by_client"]["3"]) == REASONS_A_CLIENT + 1
     assert summary["by_client"]["3"][OTHER] == 30 - REASONS_A_CLIENT
     assert Tally(**json.loads(json.dumps(tally.state()))).state() == tally.state()
+
+
+def test_the_rounds_that_a_client_missed_are_listed_by_kind_within_bounds():
+    tally, gone, odd = Tally(), Failure("unavailable", "gone"), Failure("unusable", "odd")
+    for server_round in (3, 4, 5, 9, 10):
+        tally.add(report_of(server_round, {1: gone}))
+    tally.add(report_of(11, {1: odd}))
+    for server_round in range(1, 1000, 2):
+        tally.add(report_of(server_round, {2: gone}))
+    missed = json.loads(json.dumps(tally.summary()))["missed"]
+    assert missed["1"] == {"unavailable": [[3, 5], [9, 10]], "unusable": [[11, 11]]}
+    assert len(missed["2"]["unavailable"]) == STRETCHES_A_CLIENT
+    assert tally.summary()["by_kind"] == {"late": 0, "unavailable": 505, "absent": 0, "unusable": 1}
+
+
+def test_a_checkpoint_of_before_kinds_is_gone_on_with():
+    pending = dict.fromkeys(("bytes_down", "bytes_up", "participants", "failures"), 1)
+    old = {
+        "pending": pending,
+        "told": 4,
+        "participants": 9,
+        "failures": 1,
+        "by_client": {"1": {"boom": 1}},
+    }
+    meta = {"last_accepted": {}, "tally": old, "config_sha256": "", "ledger_run_id": None}
+    checked(meta | {"ledger_head": "1:" + "0" * 64}, CheckpointMeta, Path("x"))
+    tally = Tally.of(Checkpoint(4, {}, meta))
+    tally.add(report_of(5, {1: Failure("late", "boom")}))
+    assert tally.summary()["by_client"] == {"1": {"boom": 2}}
+    assert tally.take(5)["late"] == 1

@@ -69,7 +69,7 @@ class Counting(Stiefel):
 
 def counting_problem():
     problem = KPCA(3)
-    problem._manifold = Counting()
+    problem.manifold = Counting()
     return problem
 
 

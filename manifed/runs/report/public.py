@@ -21,13 +21,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from manifed.algorithms.interface import Scheduled
 from manifed.durable import write_atomically
 from manifed.errors import ConfigError
-from manifed.experiment.load import parse
+from manifed.experiment.evaluation import HELD_OUT
+from manifed.experiment.load import parse, without_paths
 from manifed.experiment.older import in_todays_keys
 from manifed.experiment.plugins import allowed_here
-from manifed.experiment.privacy import filter_of, reporting_delta
+from manifed.experiment.privacy import filter_of, is_scheduled, reporting_delta
 from manifed.experiment.schema import Experiment
 from manifed.privacy.adversaries import named
 from manifed.privacy.filter import Draw, a_priori
@@ -113,7 +113,7 @@ def public_run(run: Run) -> Run:
         return run
     config = _config_of(run)
     manifest = _manifest(run, config)
-    shown = [*COLUMNS, *(ORACLE if _shows_oracle(config) else ()), *_epsilon(config)]
+    shown = [*COLUMNS, *HELD_OUT, *(ORACLE if _shows_oracle(config) else ()), *_epsilon(config)]
     columns = {key: values for key, values in run.columns.items() if key in shown}
     return replace(run, manifest=manifest, columns=columns)
 
@@ -158,7 +158,7 @@ def _manifest(run: Run, config: Experiment) -> dict[str, Any]:
 
 def _config(config: Experiment) -> dict[str, Any]:
     """The config without where it ran; in a release also without the seed."""
-    table = config.model_dump(mode="json", include=set(CONFIG))
+    table = without_paths(config).model_dump(mode="json", include=set(CONFIG))
     if config.privacy.kind != "none" and config.privacy.noise_source == "os":
         del table["federation"]["seed"]
     return table
@@ -168,8 +168,8 @@ def _privacy(privacy: Mapping[str, Any], config: Experiment, ledger: Path) -> di
     odometer, delta = _odometer(ledger), reporting_delta(config)
     assert delta is not None
     terms, planned, draw = odometer.terms, 0, Draw(1.0)
-    is_scheduled = isinstance(config.training, Scheduled)
-    if is_scheduled:
+    depends_on_round = is_scheduled(config)
+    if depends_on_round:
         planned = odometer.rounds_counted
     elif terms is not None:  # a run that charged nothing made no draw and never will
         draw = Draw.of(terms)
@@ -181,8 +181,8 @@ def _privacy(privacy: Mapping[str, Any], config: Experiment, ledger: Path) -> di
             rows.append(shown | {"epsilon": one["epsilon"], "remark": one["remark"]})
             continue
         adversary = named(one["name"])
-        if is_scheduled:  # then everybody is in every draw, and what was charged is what is known
-            cost = odometer.epsilon(adversary, delta)
+        if depends_on_round:  # each round has its own price
+            cost = odometer.of_everybody().epsilon(adversary, delta)
         else:
             cost = a_priori(draw, adversary, planned, delta)
         if not adversary.sees_cohorts:  # it depends on no cohort: never less than was charged
@@ -209,6 +209,8 @@ def _odometer(path: Path) -> Odometer:
 
 
 def _shows_oracle(config: Experiment) -> bool:
+    if config.evaluation.kind != "oracle":
+        return False
     declared = config.evaluation.is_simulated_oracle
     is_seeded = config.privacy.kind == "none" or config.privacy.noise_source == "seed"
     return declared is True or (is_seeded and declared is None)
@@ -248,6 +250,8 @@ def export(directory: Path, out: Path) -> list[Path]:
         write_atomically(out / "statement.txt", statement.encode())
         folder.save_tensors("model", {"x": x})
         write_atomically(folder.manifest_path, encode(public.manifest))
+        for path in out.iterdir():  # to be published: whoever may enter the folder may read
+            path.chmod(out.stat().st_mode & 0o666)
     except OSError:
         for path in out.iterdir():
             path.unlink(missing_ok=True)

@@ -1,0 +1,240 @@
+"""Private evaluation: what sites say, under noise, of records that no training step uses.
+
+Each site keeps some of its records out of training. Every so many rounds it gets the model and
+sends one noised vector: the sum of its hold-out's clipped losses, of its right and wrong answers,
+and the number of its records. The server adds these up; a ratio of two sums is a mean.
+
+Symbols: t_j the loss of record j, clipped to ``loss_range`` and mapped to [-1, 1]; c_j = 1 or -1
+where the predicted class is right or wrong (0 without classes); v_j = (t_j, c_j, 1); the site sends
+sum_j v_j + N(0, stddev^2 I_3). Under add-or-remove one record moves the sum by |v_j| <= sqrt(3);
+under replace-one by at most 2 sqrt(2), because the number stays.
+
+Invariant: neighbouring datasets differ in one record on one side. A record more or less may shift
+the places of all others, so under add-or-remove a keyed hash of the record itself says where it
+belongs; under replace-one its place does, because another record there may have another hash.
+"""
+
+import hashlib
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from manifed.algorithms.interface import Phase
+from manifed.algorithms.payloads import Layout, Payload, Point
+from manifed.oracles.oracle import Draws
+from manifed.privacy.events import Frozen, GaussianRelease, NeighboringRelation
+from manifed.privacy.mechanism import ExampleMechanism, RelativeNoise
+from manifed.privacy.noise import Stream
+from manifed.problems.base import Examples
+from manifed.problems.finite_sum import FiniteSum
+
+LABEL = "evaluation"
+"""Of the release that it is charged as."""
+NORMAL_95 = 1.959963984540054
+"""The standard normal is this far from 0 with probability 5 %."""
+
+
+@dataclass(frozen=True)
+class Totals(Payload):
+    """Up: sum_j (t_j, c_j, 1) of a hold-out, noised; shape (3,)."""
+
+    u: Tensor
+
+    @classmethod
+    def layout(cls, shape: tuple[int, ...], dtype: torch.dtype) -> dict[str, Layout]:
+        """Three numbers, whatever a point is."""
+        del shape
+        return {"u": ((3,), dtype)}
+
+
+EVALUATE = Phase("evaluate", Point, Totals, uploads=("any",), aggregation="none")
+"""The model down, and the totals up: the last exchange of a round that is evaluated."""
+
+
+class StopWhen(Frozen):
+    """When a run ends before its last round; it pays for all of them."""
+
+    no_better_for: int = Field(ge=1)
+    """Evaluations in a row without a smaller mean loss than any before."""
+
+
+class HeldOut(Frozen):
+    """When a model is judged by records that no training step uses, and what follows from it."""
+
+    every: int = Field(default=1, ge=1)
+    """Rounds between evaluations; the others pay nothing for it."""
+    keep: Literal["last", "best"] = "last"
+    """Which round's model is the result: the last, or the one of the least mean loss."""
+    stop_when: StopWhen | None = None
+
+
+class PublicEvaluation(HeldOut):
+    """Loss and accuracy on a file that the server has, and that anybody may have."""
+
+    kind: Literal["public"] = "public"
+    path: str = Field(min_length=1)
+    """On the server's machine, read as ``data`` says; relative to the current folder there."""
+
+
+class PrivateEvaluation(HeldOut):
+    """Loss and accuracy of every site's hold-out, noised and charged to every ledger."""
+
+    kind: Literal["private"] = "private"
+    hold_out: float = Field(gt=0, lt=1)
+    """Share of the records that no training step uses."""
+    loss_range: tuple[float, float]
+    """Public: what losses are clipped to."""
+    noise_multiplier: float | None = Field(default=None, gt=0)
+    """Noise relative to the sensitivity; None: as training's, found together with it."""
+
+    @model_validator(mode="after")
+    def _is_interval(self) -> "PrivateEvaluation":
+        low, high = self.loss_range
+        if not low < high:
+            raise ValueError(f"loss_range: expected low < high, got {[low, high]}")
+        return self
+
+    def is_due(self, server_round: int) -> bool:
+        """Whether a round is evaluated, and charged for it."""
+        return server_round > 0 and server_round % self.every == 0
+
+    def trained_on(self, num_examples: int) -> int:
+        """The public size of what training uses, where N_i is that of the whole."""
+        return max(1, num_examples - math.floor(num_examples * self.hold_out))
+
+    def split(
+        self, examples: Examples, relation: NeighboringRelation, seed: int
+    ) -> tuple[Examples, Examples]:
+        """(for training, held out) of one client's examples, by a public rule."""
+        count = len(examples)
+        if relation == "replace-one":
+            ends = [math.floor(j * self.hold_out) for j in range(count + 1)]
+            is_out = torch.tensor([ends[j] < ends[j + 1] for j in range(count)], dtype=torch.bool)
+        else:
+            is_out = torch.tensor(
+                [share < self.hold_out for share in _hashes(examples, seed)], dtype=torch.bool
+            )
+        sides = (~is_out, is_out)
+        train, out = (examples.take(side.nonzero()[:, 0]) for side in sides)
+        return train, out
+
+    def multiplier(self, mechanism: ExampleMechanism) -> float:
+        """Noise relative to the sensitivity."""
+        if self.noise_multiplier is not None:
+            return self.noise_multiplier
+        assert isinstance(mechanism.noise, RelativeNoise)  # the schema admits no other
+        return mechanism.noise.multiplier
+
+    def stddev(self, mechanism: ExampleMechanism) -> float:
+        """Of the noise on each of the three sums."""
+        is_added = mechanism.neighboring_relation == "add-or-remove"
+        return self.multiplier(mechanism) * (math.sqrt(3.0) if is_added else 2 * math.sqrt(2.0))
+
+    def release(self, mechanism: ExampleMechanism) -> GaussianRelease:
+        """What one evaluation of one client is charged as."""
+        return GaussianRelease(
+            unit="example",
+            neighboring_relation=mechanism.neighboring_relation,
+            noise_multiplier=self.multiplier(mechanism),
+            label=LABEL,
+        )
+
+    def totals(
+        self, problem: FiniteSum, x: Tensor, examples: Examples, stddev: float, draws: Draws
+    ) -> Totals:
+        """sum_j (t_j, c_j, 1) + N(0, stddev^2), shape (3,) or (C, 3) of a cohort."""
+        low, high = self.loss_range
+        losses, answers = _judged(problem, x, examples, worst=high)
+        t = (losses.clamp(low, high) - (low + high) / 2) / ((high - low) / 2)
+        t = t.clamp(-1.0, 1.0)  # also where the ends of a narrow interval round to its middle
+        rows = torch.stack([t, answers, torch.ones_like(t)], dim=-1)
+        if examples.counts is not None:
+            is_own = torch.arange(rows.shape[-2], device=x.device) < examples.counts.unsqueeze(-1)
+            rows = torch.where(is_own.unsqueeze(-1), rows, 0.0)
+        noise = draws.normals((3,), Stream.EVALUATION_NOISE, 0)
+        return Totals((rows.to(noise.dtype).sum(-2) + stddev * noise).to(x.dtype))
+
+    def row(self, summed: Tensor, replies: int, stddev: float) -> dict[str, float | None]:
+        """Mean loss and accuracy with 95 % intervals, for the noise alone, of all hold-outs.
+
+        ``summed`` (3,) adds up what ``replies`` sites sent.
+        """
+        t, c, count = (float(value) for value in summed)
+        noise = stddev * math.sqrt(replies)
+        middle, half = sum(self.loss_range) / 2, (self.loss_range[1] - self.loss_range[0]) / 2
+        found: dict[str, float | None] = {}
+        for name, total, scale, shift in (
+            ("held_out_loss", t, half, middle),
+            ("held_out_accuracy", c, 0.5, 0.5),
+        ):
+            for ending, value in zip(
+                ("", "_low", "_high"), ratio(total, count, noise), strict=True
+            ):
+                found[name + ending] = None if value is None else shift + scale * value
+        return found
+
+
+def ratio(total: float, count: float, noise: float) -> tuple[float | None, float, float]:
+    """The mean in [-1, 1] and its 95 % interval; total and count each have N(0, noise^2) on them.
+
+    All theta with |total - theta count| <= 1.96 noise sqrt(1 + theta^2) (Fieller 1954): exact.
+    None, and all of [-1, 1], where the count is not told from 0.
+    """
+    spread = (NORMAL_95 * noise) ** 2
+    lead = count**2 - spread
+    if lead <= 0 or count <= 0:
+        return None, -1.0, 1.0
+    root = NORMAL_95 * noise * math.sqrt(max(total**2 + lead, 0.0))
+    ends = ((total * count - root) / lead, (total * count + root) / lead)
+    middle, low, high = (min(1.0, max(-1.0, value)) for value in (total / count, *ends))
+    return middle, low, high
+
+
+def _judged(
+    problem: FiniteSum, x: Tensor, examples: Examples, *, worst: float
+) -> tuple[Tensor, Tensor]:
+    """Losses and answers (1, -1, or 0 without classes), shape (..., n).
+
+    A record that makes a kernel fail has the worst of both, and changes nobody else's.
+    """
+    try:
+        losses, right = problem.losses(x, examples), problem.correct(x, examples)
+    except (RuntimeError, ArithmeticError):
+        if x.dim() > problem.manifold.ndim:  # a cohort is taken apart into clients
+            each = [
+                _judged(problem, x[i], _client(examples, i), worst=worst) for i in range(len(x))
+            ]
+            return torch.stack([one[0] for one in each]), torch.stack([one[1] for one in each])
+        if len(examples) == 1:
+            found = torch.tensor([[worst], [-1.0]], dtype=torch.float64, device=x.device)
+            return found[0], found[1]
+        each = [
+            _judged(problem, x, examples.take(torch.tensor([j])), worst=worst)
+            for j in range(len(examples))
+        ]
+        return torch.cat([one[0] for one in each]), torch.cat([one[1] for one in each])
+    losses = losses.to(torch.float64)  # a shorter type may not hold the bounds
+    losses = torch.where(torch.isfinite(losses), losses, worst)
+    return losses, torch.zeros_like(losses) if right is None else (2 * right - 1).to(losses)
+
+
+def _client(examples: Examples, i: int) -> Examples:
+    """One client's examples of a stacked cohort, padding included."""
+    return Examples({key: tensor[i] for key, tensor in examples.tensors.items()},
+                    examples.feature_ndim)  # fmt: skip
+
+
+def _hashes(examples: Examples, seed: int) -> list[float]:
+    """A number in [0, 1) of each record, by its own entries and the public seed."""
+    names = sorted(key for key in examples.tensors if key != "squared_norm")
+    arrays = [examples[key].to(torch.float64).reshape(len(examples), -1).numpy() for key in names]
+    key = f"hold-out {seed}".encode()
+    found: list[float] = []
+    for j in range(len(examples)):
+        digest = hashlib.blake2b(b"".join(a[j].tobytes() for a in arrays), key=key, digest_size=8)
+        found.append(int.from_bytes(digest.digest(), "little") / 2.0**64)
+    return found

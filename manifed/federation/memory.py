@@ -1,0 +1,176 @@
+"""What a client remembers between rounds, and a folder that keeps it through a restart.
+
+A file holds the tensors of one client in one run: un-noised, computed from its records, for nobody
+but this node. So folder and files are their owner's alone (0700, 0600), a SHA-256 stands before
+everything that is parsed, and whatever is not what this client wrote in the round that the server
+last accepted is no memory: the client starts from its initial one and its log says why.
+"""
+
+import hashlib
+import json
+import logging
+import os
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from manifed.algorithms.interface import Memory
+from manifed.durable import write_atomically
+from manifed.errors import one_line
+from manifed.federation.header import Header
+
+log = logging.getLogger("manifed")
+
+MOST_RUNS: Final = 16
+"""Files kept of one client: a new run removes those that were not written for longest."""
+MOST_BYTES: Final = 1 << 30
+"""Of one file; a larger one is not read."""
+_MAGIC: Final = b"manifed-memory-1 "
+_SUFFIX: Final = ".memory"
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What a client remembers, as tensors by name, and the message that wrote it."""
+
+    config_sha256: str
+    server_round: int
+    attempt: int
+    tensors: Mapping[str, Tensor]
+
+
+def remembered(blank: Memory | None, kept: Kept | None, header: Header) -> Memory | None:
+    """The memory to go on with: ``kept`` if it is what the server counts on, else ``blank``.
+
+    It is of this config, of this attempt or of the last round that the server accepted from this
+    client, and has the names, shapes and types of ``blank``, the initial memory.
+    """
+    if blank is None:
+        return None
+    if kept is None:
+        why = "there is none"
+    elif kept.config_sha256 != header.config_sha256:
+        why = "it is of another config"
+    elif not header.continues(kept.server_round, kept.attempt):
+        why = f"it is of round {kept.server_round}, attempt {kept.attempt}"
+    elif _layout(kept.tensors) != _layout(blank.tensors()):
+        why = "its tensors are not those of this algorithm"
+    else:
+        return type(blank)(**kept.tensors)
+    if header.last_accepted_round > 0:
+        log.warning(
+            "client %d starts round %d, attempt %d from its initial memory: the server counts on "
+            "that of round %d, and %s",
+            *(header.partition_id, header.server_round, header.attempt),
+            *(header.last_accepted_round, why),
+        )
+    return blank
+
+
+def _layout(tensors: Mapping[str, Tensor]) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+    return {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()}
+
+
+class MemoryStore:
+    """The memory of clients in a folder of the node's own, one file a run and client."""
+
+    def __init__(self, folder: Path) -> None:
+        """``folder`` is made at the first write; one that is there becomes its owner's alone."""
+        self.folder = folder
+
+    def path(self, run: str, partition: int) -> Path:
+        """The file of a client in a run; ``run`` is the server's word and no part of a path."""
+        name = hashlib.sha256(run.encode(errors="backslashreplace")).hexdigest()[:32]
+        return self.folder / f"{partition}-{name}{_SUFFIX}"
+
+    def read(self, run: str, partition: int) -> Kept | None:
+        """What this client kept in this run; None, and a line in the log, for anything else."""
+        path = self.path(run, partition)
+        try:
+            found = _parsed(_bytes_of(path))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            _tell("not used", path, error)
+            return None
+        tag, tensors = found
+        if (tag.pop("run"), tag.pop("partition")) != (run, partition):
+            _tell("not used", path, ValueError("it is of another run or another client"))
+            return None
+        return Kept(**tag, tensors=tensors)
+
+    def write(self, run: str, partition: int, kept: Kept) -> None:
+        """Replace what this client kept; a disk that refuses leaves a line in the log.
+
+        The round goes on: the file that stays is of an older round, and is not used later.
+        """
+        path = self.path(run, partition)
+        mine = kept.config_sha256, kept.server_round, kept.attempt, run, partition
+        tag = dict(zip(_TAG, mine, strict=True))
+        tensors = {name: t.detach().cpu().contiguous().clone() for name, t in kept.tensors.items()}
+        content = save(tensors, {"tag": json.dumps(tag, sort_keys=True)})
+        digest = hashlib.sha256(content).hexdigest().encode()
+        try:
+            self._make_room(path, partition)
+            write_atomically(path, _MAGIC + digest + b"\n" + content)
+            path.chmod(0o600)  # also where the umask gives less
+        except OSError as error:
+            _tell("not written", path, error)
+
+    def _make_room(self, path: Path, partition: int) -> None:
+        """Make the folder, and remove the client's oldest files when ``path`` is one too many."""
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if stat.S_IMODE(self.folder.stat().st_mode) != 0o700:
+            self.folder.chmod(0o700)
+        if path.exists():
+            return
+        files = list(self.folder.glob(f"{partition}-*{_SUFFIX}"))
+        files.sort(key=lambda p: p.lstat().st_mtime)
+        for old in files[: max(0, len(files) + 1 - MOST_RUNS)]:
+            old.unlink(missing_ok=True)
+
+
+def _bytes_of(path: Path) -> bytes:
+    """The content of a regular file; OSError, ValueError for a link, a device, a giant."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    with open(descriptor, "rb") as file:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode) or found.st_size > MOST_BYTES:
+            raise ValueError(f"it is no regular file of at most {MOST_BYTES} bytes")
+        if found.st_uid != os.geteuid() or found.st_mode & 0o022:
+            raise ValueError("another user owns it or may write it")
+        return file.read(MOST_BYTES)
+
+
+def _parsed(content: bytes) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Tag and tensors; ValueError for bytes that are not what was written."""
+    head, _, body = content.partition(b"\n")
+    if head != _MAGIC + hashlib.sha256(body).hexdigest().encode():
+        raise ValueError("its content does not match its SHA-256")
+    try:
+        header = json.loads(body[8 : 8 + int.from_bytes(body[:8], "little")])
+        tag = json.loads(header["__metadata__"]["tag"])
+        return {name: kind(tag[name]) for name, kind in _TAG.items()}, load(body)
+    except (SafetensorError, LookupError, TypeError, OverflowError, RecursionError) as error:
+        raise ValueError(f"another format: {type(error).__name__}") from None
+
+
+_TAG: Final = {
+    "config_sha256": str,
+    "server_round": int,
+    "attempt": int,
+    "run": str,
+    "partition": int,
+}
+
+
+def _tell(what: str, path: Path, error: Exception) -> None:
+    """One line of this node's own log; no number out of the file."""
+    log.warning("client memory %s: %s: %s", path.name, what, one_line(str(error)))

@@ -1,0 +1,89 @@
+"""What a client update asks its oracle: the batch, the bound of an example, noise and charge."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from manifed.oracles.minibatch import Minibatch
+from manifed.privacy.events import GaussianRelease, Sampling
+from manifed.privacy.mechanism import ExampleMechanism
+
+UNNOISED = "-unnoised"
+"""What the label of a query ends with where nothing was added to its answer."""
+
+Form = Literal["gradient", "difference", "each"]
+"""What one example adds to a mean: its clipped gradient; its correction, clipped as one vector; or
+its correction with each of the two gradients clipped (so that it moves the mean by two bounds)."""
+
+
+class WrongSize(ValueError):
+    """A shard whose number of rows is not its public size, where the price needs that it is."""
+
+
+@dataclass(frozen=True)
+class Query:
+    """One kind of question of a client update: the numbers that scale its noise and its charge."""
+
+    label: str
+    mechanism: ExampleMechanism
+    num_examples: int
+    """The public size N_i of the shard."""
+    sampling: Sampling
+    """How a batch is drawn, and charged."""
+    form: Form
+    expected_size: float
+    """What the sum over the batch is divided by."""
+    clip: float | None
+    """Bound of one example's vector, in the metric at the point; None: nothing is clipped."""
+    sensitivity: float
+    """L2 change of the mean when one example changes."""
+    stddev: float
+    """What is charged."""
+    drawn: float | None
+    """What is added to an answer; None: nothing, because noise of another query covers it."""
+    count: int
+    """How many are charged in one round."""
+    needs_exact_size: bool
+    """Whether the shard must hold exactly ``num_examples`` rows, because neighbours have as many.
+
+    Under add-or-remove the two may differ by any amount: that is the relation itself.
+    """
+
+    @staticmethod
+    def of(
+        mechanism: ExampleMechanism,
+        minibatch: Minibatch,
+        num_examples: int,
+        *,
+        label: str = "gradient",
+        form: Form = "gradient",
+        count: int = 1,
+    ) -> "Query":
+        """The query that the mechanism noises by its own rule, for a shard of that size."""
+        clip = mechanism.l2_norm_clip if form == "gradient" else mechanism.correction_clip
+        size = minibatch.expected_size(num_examples)
+        is_clipped = mechanism.l2_norm_clip is not None
+        is_replaced = is_clipped and mechanism.neighboring_relation == "replace-one"
+        sensitivity = stddev = 0.0
+        if clip is not None:
+            terms = 2 if form == "each" else 1
+            sensitivity = mechanism.sensitivity(clip, size, terms=terms)
+            stddev = mechanism.stddev(sensitivity, num_examples)
+        return Query(
+            label, mechanism, num_examples, minibatch.sampling(num_examples), form, size, clip,
+            sensitivity, stddev,
+            drawn=stddev if is_clipped else None, count=count,
+            needs_exact_size=is_replaced or minibatch.kind == "without-replacement",
+        )  # fmt: skip
+
+    def release(self) -> tuple[GaussianRelease, ...]:
+        """The event that it is charged as; none where nothing is clipped or asked."""
+        if self.mechanism.l2_norm_clip is None or self.count == 0:
+            return ()
+        event = self.mechanism.release(
+            label=self.label,
+            count=self.count,
+            stddev=self.stddev,
+            sensitivity=self.sensitivity,
+            sampling=self.sampling,
+        )
+        return (event,)

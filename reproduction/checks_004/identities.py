@@ -1,0 +1,139 @@
+"""H1 to H5: what masks do to the mean and to each node, and the constants of the graphs."""
+
+import numpy as np
+import torch
+
+from manifed.graphs.graph import algebraic_connectivity, connectivity_without
+from manifed.graphs.mixing import (
+    complete_mixing,
+    consensus_rate,
+    distance_to_mean,
+    heterogeneity,
+    metropolis_hastings,
+)
+from manifed.graphs.specs import Complete, Ring, Star, Torus
+from manifed.privacy.masks import Agreement, masks
+from reproduction.decor_reference import LeastSquares, Setting, run
+from reproduction.findings import Finding, verdict_of
+
+GRAPHS = {spec.kind: spec.build(16) for spec in (Ring(), Torus(), Complete(), Star())}
+H5 = {
+    "ring": (0.15224, 0.043705, 0.098919, 4.3333),
+    "torus": (2.0, 1.65708, 0.64, 2.2),
+    "complete": (16.0, 15.0, 1.0, 0.0),
+}
+"""a, a_1, p and |W - J|_F^2 (spec 004, H5)."""
+H4 = {"ring": 0.1111, "torus": 0.12, "complete": 0.0, "star": 0.41016}
+
+
+def check_h1() -> Finding:
+    """The network mean does not see the masks."""
+    task = LeastSquares.draw(1)
+    worst: dict[str, float] = {}
+    for name, graph in GRAPHS.items():
+        for rounds, clip in ((1, 1.0), (50, None)):
+            settings = [
+                Setting(graph, 1.0, masks_, 1e-2, rounds, clip) for masks_ in (0.0, 1.0, 100.0)
+            ]
+            common = LeastSquares(np.ones_like(task.targets) * np.sqrt(16))
+            scales = np.ones((16, 1))
+
+            def same(x: np.ndarray, b: np.ndarray = common.targets, a: np.ndarray = scales):
+                return a * x - b
+
+            gradients = task.gradients if rounds == 1 else same
+            means = [run(s, gradients, task.start, 7).mean(-2) for s in settings]
+            off = max(float(np.abs(m - means[0]).max()) for m in means[1:])
+            worst[f"{name}, {rounds} rounds"] = off
+    return Finding(
+        "004-H1",
+        "the mean of the models does not depend on sigma_cor (0, 1, 100)",
+        verdict_of(as_printed=max(worst.values()) <= 1e-9 * 100),
+        {"largest difference of the mean": worst},
+        remark="50 rounds: linear gradients with one matrix for all, no clipping; else 1 round.",
+    )
+
+
+def check_h2() -> Finding:
+    """Complete mixing makes all models equal, whatever the masks and the seed graph."""
+    task, found = LeastSquares.draw(1), {}
+    for name, graph in GRAPHS.items():
+        runs = [
+            run(
+                Setting(graph, 1.0, s, 1e-3, 200, weights=complete_mixing(16)),
+                task.gradients, task.start, 3,
+            )
+            for s in (0.0, 1.0, 100.0)
+        ]  # fmt: skip
+        found[name] = {
+            "between nodes": float(max(np.ptp(x, axis=-2).max() for x in runs)),
+            "between masks": float(max(np.abs(x - runs[0]).max() for x in runs)),
+        }
+    most = max(value for row in found.values() for value in row.values())
+    return Finding(
+        "004-H2",
+        "W = 11^T/n: all models are equal and do not depend on sigma_cor, for any seed graph",
+        verdict_of(as_printed=most <= 1e-9 * 100),
+        {"200 rounds": found},
+    )
+
+
+def check_h3() -> Finding:
+    """v_ij = -v_ji bit for bit, fresh in every round, and only the pair has the key."""
+    sides = [Agreement(b"check", i, bytes([i + 1]) * 32) for i in range(3)]
+    offers = [side.offer() for side in sides]
+    shape = (20_000,)
+    one = [masks({1: sides[0].source(offers[1])}, 0, shape, server_round=t) for t in (1, 2)]
+    other = masks({0: sides[1].source(offers[0])}, 1, shape, server_round=1)
+    outsider = masks({0: sides[2].source(offers[0])}, 2, shape, server_round=1)
+    correlations = {
+        "between rounds": float(torch.corrcoef(torch.stack(one))[0, 1]),
+        "with what node 2 can draw": float(torch.corrcoef(torch.stack([one[0], outsider]))[0, 1]),
+    }
+    bound = 4 / np.sqrt(shape[0])
+    holds = torch.equal(one[0], -other) and max(map(abs, correlations.values())) < bound
+    return Finding(
+        "004-H3",
+        "v_ij + v_ji = 0 bit for bit; rounds are uncorrelated; others draw other numbers",
+        verdict_of(as_printed=holds),
+        {"correlations": correlations, "bound 4 / sqrt d": float(bound)},
+    )
+
+
+def check_h4() -> Finding:
+    """Lemma 8: E|N W|^2 / E|N|^2 = H_G(W), and E|N|^2 = 2 |E| d sigma_cor^2."""
+    rng, draws, found, holds = np.random.default_rng(0), 20_000, {}, True
+    for name, graph in GRAPHS.items():
+        weights = metropolis_hastings(graph)
+        noise = rng.standard_normal((draws, len(graph.edges))) @ graph.incidence.T
+        before = float((noise**2).sum(1).mean())
+        after = float(((noise @ weights) ** 2).sum(1).mean())
+        exact = heterogeneity(graph, weights)
+        found[name] = {
+            "ratio": after / before, "H": exact, "E|N|^2 / (2|E|)": before / 2 / len(graph.edges),
+        }  # fmt: skip
+        holds &= abs(after / before - exact) <= 0.02 * exact + 1e-12
+        holds &= abs(exact - H4[name]) < 5e-5 and abs(before / 2 / len(graph.edges) - 1) < 0.02
+    return Finding(
+        "004-H4",
+        "Lemma 8 for ring, torus, complete graph and star of 16",
+        verdict_of(as_printed=bool(holds)),
+        found,
+        (0,),
+    )
+
+
+def check_h5() -> Finding:
+    """The constants of the paper's examples."""
+    found, holds = {}, True
+    for name, graph in GRAPHS.items():
+        weights = metropolis_hastings(graph)
+        row = (
+            algebraic_connectivity(graph), connectivity_without(graph, 1), consensus_rate(weights),
+            distance_to_mean(weights),
+        )  # fmt: skip
+        found[name] = dict(zip(("a", "a_1", "p", "|W-J|^2"), row, strict=True))
+        if name in H5:
+            holds &= bool(np.allclose(row, H5[name], rtol=2e-5, atol=5e-5))
+    holds &= found["star"]["a_1"] == 0 and abs(found["star"]["a"] - 1) < 1e-12
+    return Finding("004-H5", "constants of 16 nodes", verdict_of(as_printed=holds), found)

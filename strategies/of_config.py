@@ -1,0 +1,36 @@
+"""From the config of a run to its Flower strategy."""
+
+from manifed.algorithms import tangent_mean
+from manifed.algorithms.projected import Projected, ProjectedPartial
+from manifed.algorithms.rfedsvrg import RFedSVRG
+from manifed.flower import strategy
+from manifed.flower.strategy import ManifoldStrategy, settings_of
+from manifed.runs.driver import Job
+from strategies.control_variates import ControlVariates
+from strategies.projection_mean import ProjectionMean
+from strategies.tangent_mean import TangentMean
+
+
+def strategy_of(job: Job) -> ManifoldStrategy:
+    """The strategy of the run's server update.
+
+    A plug-in gets the library's own, a subclass of one of ours too: its step is its own.
+    """
+    update, server, plan = job.config.training, job.config.server_update, job.plan
+    settings = settings_of(job)
+    if type(server) is Projected:
+        return ProjectionMean(plan.manifold, server, **settings)
+    if type(server) is RFedSVRG or type(server) is ProjectedPartial:
+        return ControlVariates(plan.manifold, server, cohort=plan.cohort, **settings)
+    if type(server) is tangent_mean.TangentMean and len(update.phases) == 1:
+        return TangentMean(
+            plan.manifold,
+            server_step_size=server.server_step_size,
+            weights=server.weights,
+            output_rule=server.output_rule,
+            maps=server.maps or "exact",
+            update=update,
+            cohort=plan.cohort,
+            **settings,
+        )
+    return strategy.strategy_of(job)

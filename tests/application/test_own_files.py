@@ -1,0 +1,107 @@
+"""The configs on files of one's own run with privacy, and docs/data.md runs as it is printed."""
+
+import csv
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from manifed.experiment.assembly import client_side
+from manifed.experiment.load import load
+from manifed.federation.stacked import StackedTransport
+from manifed.flower.apps import run as run_on
+from manifed.flower.client import client_app_of
+from manifed.flower.inline import InlineGrid
+from manifed.flower.strategy import strategy_of
+from manifed.runs.driver import rounds_over, run
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "configs" / "examples"
+CONFIGS = sorted(path.stem for path in EXAMPLES.glob("own_*.toml"))
+QUICK = ("federation.num_rounds=2", "evaluation.is_enabled=false")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """The examples with their files, in a folder of their own."""
+    found = tmp_path_factory.mktemp("examples")
+    for path in EXAMPLES.glob("own_*.toml"):
+        shutil.copy(path, found)
+    subprocess.run([sys.executable, EXAMPLES / "make_files.py", found / "files"], check=True)
+    return found
+
+
+def config_of(folder, name, out, *overrides):
+    plain = ("output.quiet=true", "output.plots=false", f"output.directory={out}")
+    return load(folder / f"{name}.toml", [*plain, *overrides])
+
+
+def in_memory(config):
+    transport = StackedTransport(client_side(config), device="cpu", memory_budget_mb=512)
+    return run(config, rounds_over(transport))
+
+
+def last_row(made):
+    with (made.directory / "metrics.csv").open(newline="") as file:
+        return list(csv.DictReader(file))[-1]
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_every_ready_problem_runs_privately_on_files(folder, tmp_path, name):
+    config = config_of(folder, name, tmp_path / "out", *QUICK)
+    made = in_memory(config)
+    assert 1.9 < float(last_row(made)["epsilon"]) <= 2.0
+    (model,) = load_file(made.directory / "model.safetensors").values()
+    assert config.problem.build().manifold.check_point_on_manifold(model)
+
+
+def test_messages_and_cohorts_give_one_classifier(folder, tmp_path):
+    models = []
+    for road in ("messages", "memory"):
+        config = config_of(folder, "own_nearest_mean", tmp_path / road, *QUICK)
+        if road == "messages":
+            grid = InlineGrid(client_app_of(lambda _, config=config: config), 3, {})
+            run_on(grid, config, strategy_of)
+        else:
+            in_memory(config)
+        models.append((tmp_path / road / "model.safetensors").read_bytes())
+    assert models[0] == models[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("center", ["mean", "median"])
+def test_the_nearest_private_mean_tells_the_classes_apart(folder, tmp_path, center):
+    more = [f'problem.center="{center}"']
+    if center == "median":
+        more += ["privacy.l2_norm_clip=1.0", "training.step_size=1.0"]
+    made = in_memory(config_of(folder, "own_nearest_mean", tmp_path / "out", *more))
+    assert float(last_row(made)["accuracy"]) >= 0.95
+
+
+@pytest.mark.slow
+def test_the_page_runs_as_printed(tmp_path):
+    for part in ("app", "strategies", "clients", "manifed", "configs"):
+        ignored = shutil.ignore_patterns("__pycache__", "files")
+        shutil.copytree(ROOT / part, tmp_path / "clone" / part, ignore=ignored)
+    shutil.copy(ROOT / "simulation.py", tmp_path / "clone")
+    blocks = re.findall(r"```bash\n(.*?)```", (ROOT / "docs" / "data.md").read_text(), re.DOTALL)
+    lines = [line for block in blocks for line in block.strip().splitlines()]
+    assert len(lines) == 6
+    for line in lines:
+        wanted = 2 if line.endswith("# exit 2") else 0
+        command = re.sub(r"^python", sys.executable, line)
+        done = subprocess.run(
+            ["bash", "-c", command],
+            cwd=tmp_path / "clone",
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == wanted, (line, done.stderr[-2000:])
+        if wanted:
+            assert "column 'weight': expected one column of this name, got 0" in done.stderr
+            assert "Traceback" not in done.stderr

@@ -1,0 +1,110 @@
+"""N_i is public and fixed; how many rows a client really has is its secret (add-or-remove)."""
+
+import pytest
+import torch
+
+from manifed.algorithms.payloads import Point
+from manifed.algorithms.rsgd import RSGD
+from manifed.federation.client import ClientSide
+from manifed.federation.header import Header
+from manifed.federation.stacked import StackedTransport
+from manifed.federation.transport import MemoryTransport
+from manifed.oracles.minibatch import Full, Poisson, WithoutReplacement
+from manifed.oracles.oracle import Draws, Oracle
+from manifed.oracles.query import Query, WrongSize
+from manifed.privacy.mechanism import ExampleMechanism
+from manifed.privacy.noise import NoiseSource
+from manifed.problems.base import Examples
+from manifed.problems.linear import with_squared_norms
+from manifed.problems.pca import PrincipalEigenvector
+from tests.conformance.client_cases import CASES, ClientCase, play, setup_of, start
+
+SOURCE, DECLARED, CLIP = NoiseSource.from_seed(11), 12, 0.5
+
+
+REPLACED = ExampleMechanism(l2_norm_clip=CLIP, neighboring_relation="replace-one")
+SUBSETS = RSGD(step_size=0.1, minibatch=WithoutReplacement(batch_size=5))
+EXACT = [
+    *(case for case in CASES if case.mechanism.neighboring_relation == "replace-one"),
+    ClientCase("rsgd-replace-one-full", RSGD(step_size=0.1, minibatch=Full()), REPLACED),
+    ClientCase("rsgd-subsets-without-privacy", SUBSETS, ExampleMechanism()),
+]
+ANY_SIZE = [case for case in CASES if case not in EXACT]
+
+
+def rows(count, silent=0):
+    """So many rows of length one or more, then ``silent`` ones whose gradient is zero."""
+    z = torch.randn(40, 6, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    z = torch.cat([3 * z[:count] / z[:count].norm(dim=1, keepdim=True), torch.zeros(silent, 6)])
+    return with_squared_norms(Examples({"z": z}, {"z": 1}), "z")
+
+
+def uploads(case, shard, server_round=1):
+    return play(case, 0, start(), shard, DECLARED, SOURCE, server_round).up
+
+
+@pytest.mark.parametrize("case", ANY_SIZE, ids=lambda case: case.name)
+def test_rows_that_say_nothing_change_nothing_however_many_they_are(case):
+    """Neither a normaliser nor a rate of a batch follows the rows that are there."""
+    for server_round, more in ((1, 1), (2, 28)):
+        alone = uploads(case, rows(9), server_round)
+        for name, u in uploads(case, rows(9, more), server_round).items():
+            torch.testing.assert_close(u, alone[name], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("case", ANY_SIZE, ids=lambda case: case.name)
+def test_a_cohort_with_any_number_of_rows_is_its_clients_one_by_one(case):
+    counts = (12, 0, 5, 31)
+    everybody, who = [rows(n) for n in counts], tuple(range(len(counts)))
+    x, sizes = start().expand(len(counts), -1), [DECLARED] * len(counts)
+    together = play(case, who, x, Examples.stack(everybody), sizes, SOURCE, 1).up
+    for i, shard in enumerate(everybody):
+        for name, u in play(case, i, start(), shard, DECLARED, SOURCE, 1).up.items():
+            assert u.shape == start().shape
+            assert bool(torch.isfinite(u).all())
+            torch.testing.assert_close(together[name][i], u, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("minibatch", [Full(), Poisson(batch_size=4)], ids=lambda m: m.kind)
+def test_a_row_more_moves_an_answer_by_the_clip_over_the_public_size(minibatch):
+    mechanism, x = ExampleMechanism(l2_norm_clip=CLIP), start()
+    anchor = torch.linspace(-1.0, 1.0, 6, dtype=torch.float64)
+    anchor = anchor / anchor.norm()
+    asked = Query.of(mechanism, minibatch, DECLARED)
+    queries = (asked, Query.of(mechanism, minibatch, DECLARED, label="correction", form="each"))
+    moves = []
+    for server_round in range(1, 5):
+        answers = []
+        for count in range(40):
+            draws = Draws(SOURCE, 0, server_round)
+            oracle = Oracle(PrincipalEigenvector(), rows(count), [queries], draws)
+            answers.append(torch.stack([oracle.gradient(x), oracle.correction(x, anchor)]))
+        moves.append(torch.stack(answers).diff(dim=0).norm(dim=-1))
+    largest = torch.stack(moves).flatten(0, 1).amax(0) / (CLIP / asked.expected_size)
+    assert 0.99 < float(largest[0]) <= 1 + 1e-9  # every one of the rows may be as long as the clip
+    assert 0.99 < float(largest[1]) <= 2 * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("case", EXACT, ids=lambda case: case.name)
+def test_where_neighbours_have_one_size_another_is_refused(case):
+    uploads(case, rows(DECLARED))
+    for count in (DECLARED - 1, DECLARED + 1):
+        with pytest.raises(
+            WrongSize, match=f"the declared {DECLARED} rows, got {count}"
+        ) as refused:
+            uploads(case, rows(count))
+        assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("case", [ANY_SIZE[1], EXACT[0]], ids=lambda case: case.name)
+def test_both_transports_in_memory_divide_by_the_public_size(case):
+    shards, x = [rows(n) for n in (12, 9, 0)], start()
+    side = ClientSide(setup_of(case), shards, (6,), SOURCE, num_examples=(12, 12, 12))
+    header, (phase,) = Header("", 1, 0, "train", 0), case.training.phases
+    ways = MemoryTransport(side), StackedTransport(side, device="cpu", memory_budget_mb=64)
+    found = [way.exchange(header, phase, Point(x), (0, 1, 2), {}) for way in ways]
+    torch.testing.assert_close(*[replies.uploads.u for replies in found], rtol=0, atol=1e-12)
+    for replies in found:
+        absent = {1, 2} if case in EXACT else set()
+        assert set(replies.failures) == absent
+        assert set(replies.partitions) == {0, 1, 2} - absent

@@ -1,0 +1,48 @@
+"""Ending one process of a federation by its id, and waiting for what follows.
+
+Nothing is chosen by a name alone: only descendants of a process that the test started.
+"""
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from app.process_tree import family, process_table
+
+
+def programs_under(root: int, *words: str) -> list[int]:
+    """Ids of the living descendants of process ``root`` whose command line has all ``words``."""
+    found: list[int] = []
+    for process in family("MANIFED_ENGINE_MARK=nobody's", [root]):
+        try:
+            line = Path(f"/proc/{process.pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+        except OSError:  # it ended meanwhile
+            continue
+        if process.pid != root and all(word in line for word in words):
+            found.append(process.pid)
+    return sorted(found)
+
+
+def end(pid: int, number: signal.Signals = signal.SIGKILL) -> None:
+    """Send one signal to one process, and wait until it is no more than a zombie."""
+    os.kill(pid, number)
+    assert soon(lambda: all(process.pid != pid for process in process_table()), 30.0), pid
+
+
+def soon(is_true: Callable[[], bool], timeout: float) -> bool:
+    """Whether it becomes true within ``timeout`` seconds."""
+    deadline = time.monotonic() + timeout
+    while not is_true():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def rounds_told(folder: Path) -> int:
+    """The round of the newest row of a run's metrics.csv; -1 before there is one."""
+    path = folder / "metrics.csv"
+    rows = path.read_text().splitlines()[1:] if path.exists() else []
+    return int(rows[-1].split(",")[0]) if rows else -1

@@ -1,0 +1,164 @@
+"""What dies in the middle of a run is missed as the policy says, comes back, and loses nothing."""
+
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from flwr.app import Error, Message
+from flwr.common.constant import ErrorCode
+
+from app import deployment
+from app.credentials import found_or_made
+from app.deployment import link_options, node_configs, start_nodes
+from app.process_tree import process_table
+from app.processes import LOOPBACK, PrivateFlower, free_ports, private_flower
+from app.superlink import CONNECTION, submit
+from manifed.errors import EngineFailed
+from manifed.experiment.assembly import initial_point, plan_of
+from manifed.experiment.load import load
+from manifed.experiment.schema import Experiment
+from manifed.federation.rounds import free, run_rounds
+from manifed.flower.client import client_app_of
+from manifed.flower.inline import InlineGrid
+from manifed.flower.run_config import run_config_of
+from manifed.flower.transport import MessageTransport
+from manifed.privacy.ledger import Ledger
+from manifed.privacy.odometer import Odometer
+from manifed.runs.run_folder import RunFolder
+from tests.deployment.kills import end, programs_under, rounds_told, soon
+
+REPOSITORY = Path(__file__).parents[2]
+QUICKSTART = REPOSITORY / "configs" / "quickstart.toml"
+PATIENCE = 300.0
+SETS = (
+    "federation.num_clients=2", "evaluation.every=1", "engine.kind=deployment",
+    "output.checkpoint_every=1", "output.plots=false",
+)  # fmt: skip
+PROJECTED = (
+    "federation.num_rounds=5", "privacy={kind='none'}",
+    "training={kind='projected-partial',step_size=0.001,local_steps=2}",
+)  # fmt: skip
+pytestmark = [pytest.mark.deployment, pytest.mark.slow]
+
+
+def in_the_background(does: Callable[[], object]) -> threading.Thread:
+    thread = threading.Thread(target=does, daemon=True)
+    thread.start()
+    return thread
+
+
+def inline_model(config: Experiment, missed: set[int]) -> torch.Tensor:
+    """The model of a run in one process whose client 1 does not hear of some rounds."""
+
+    class Deaf(InlineGrid):
+        def _deliver(self, message: Message) -> Message:
+            is_out = message.metadata.group_id in {str(r) for r in missed}
+            if message.metadata.dst_node_id == 3 and is_out:
+                return Message(Error(ErrorCode.NODE_UNAVAILABLE, "out"), reply_to=message)
+            return super()._deliver(message)
+
+    plan = plan_of(config)
+    grid = Deaf(client_app_of(lambda _: config), 2, {})
+    state = plan.server_update.initial(initial_point(config))
+    transport = MessageTransport.meet(grid, plan)
+    *_, last = run_rounds(plan, state, transport, free, num_rounds=config.federation.num_rounds)
+    return plan.server_update.model(last.state, plan.manifold)
+
+
+@pytest.mark.usefixtures("leaves_nothing")
+def test_a_killed_supernode_is_missed_comes_back_and_goes_on_with_its_memory(
+    tmp_path: Path,
+) -> None:
+    out, lines = tmp_path / "run", list[str]()
+    config = load(QUICKSTART, [*SETS, *PROJECTED], {"output.directory": str(out)})
+
+    def kill() -> None:
+        assert soon(lambda: rounds_told(out) >= 1, PATIENCE)
+        (node,) = programs_under(os.getpid(), "flower-supernode", "partition-id=1")
+        end(node)
+
+    killing = in_the_background(kill)
+    deployment.run(
+        run_config=run_config_of(config), num_supernodes=2, project=REPOSITORY, timeout=600.0,
+        on_line=lines.append,
+    )  # fmt: skip
+    killing.join()
+    folder = RunFolder.open(out)
+    ((kind, [[first, last]]),) = folder.manifest()["replies"]["missed"]["1"].items()
+    assert (kind, first) == ("unavailable", 2)
+    assert last < 5
+    assert sum(line.startswith("supernode-1 ended with -9") for line in lines) == 1
+    assert "supernode-1 is back" in lines
+    expected = inline_model(config, set(range(first, last + 1)))
+    assert not torch.equal(expected, inline_model(config, set()))
+    torch.testing.assert_close(folder.load_tensors("model")["x"], expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.usefixtures("leaves_nothing")
+def test_a_run_survives_its_serverapp_and_its_superlink(tmp_path: Path) -> None:
+    out, sets = tmp_path / "run", [*SETS, "federation.num_rounds=3", "training.local_steps=1"]
+    sets += ["privacy.noise={kind='multiplier',noise_multiplier=4.0}", "privacy.delta=1e-5"]
+
+    def run(flower: PrivateFlower, *, resume: bool) -> None:
+        settings = {"output.directory": str(out), "output.resume": resume}
+        config = run_config_of(load(QUICKSTART, sets, settings))
+        submit(flower, config, (), timeout=600.0, on_line=lambda _: None)
+
+    def ends_early(flower: PrivateFlower, *, resume: bool) -> threading.Thread:
+        def go() -> None:
+            try:
+                run(flower, resume=resume)
+            except Exception as failed:
+                ends.append(failed)
+
+        return in_the_background(go)
+
+    def told(server_round: int) -> bool:
+        enough = soon(lambda: bool(ends) or rounds_told(out) >= server_round, PATIENCE)
+        assert rounds_told(out) >= server_round, ends
+        return enough
+
+    ends: list[Exception] = []
+    with private_flower(REPOSITORY) as flower:
+        tls = found_or_made(flower.home / "credentials", 2)
+        (port,) = free_ports(1)
+        command = [
+            "flower-superlink", "--host", LOOPBACK, "--port", str(port), *link_options(tls),
+            "--database", str(flower.home / "state.db"),
+        ]  # fmt: skip
+        link = flower.start("superlink", *command)
+        link.wait_for("Uvicorn running on", PATIENCE)
+        flower.connect(CONNECTION, f"{LOOPBACK}:{port}", tls.ca_certificate)
+        for key in tls.supernode_keys:
+            flower.call("flwr", "supernode", "register", f"{key}.pub", CONNECTION)
+        start_nodes(flower, f"{LOOPBACK}:{port}", node_configs(2, None), tls, lambda _: None)
+
+        first = ends_early(flower, resume=False)
+        assert told(1)
+        (serverapp,) = programs_under(link.process.pid, "flwr-serverapp")
+        end(serverapp)
+
+        second = ends_early(flower, resume=True)  # at once: Flower finds the death out after 60 s
+        assert soon(lambda: rounds_told(out) >= 2, PATIENCE), ends
+        below = programs_under(link.process.pid)
+        end(link.process.pid)
+        link.process.wait()
+        link = flower.start("superlink-again", *command)
+        link.wait_for("Uvicorn running on", PATIENCE)
+
+        assert soon(lambda: not {p.pid for p in process_table()} & set(below), PATIENCE)
+        run(flower, resume=True)
+        for thread in (first, second):
+            thread.join(PATIENCE)
+            assert not thread.is_alive()
+    assert [isinstance(e, EngineFailed) and e.status for e in ends] == ["finished:failed"] * 2
+    folder, odometer = RunFolder.open(out), Odometer()
+    assert folder.metrics()["round"] == [0, 1, 2, 3]
+    assert folder.manifest()["replies"]["participants"] == 6
+    found = Ledger.verify(folder.ledger_path, feed=odometer.feed)
+    assert odometer.covered == 3
+    assert odometer.participations_by_client().tolist() == [5, 5]  # rounds 2 and 3 twice
+    assert str(found.head) == folder.manifest()["ledger_head"]

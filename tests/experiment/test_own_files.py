@@ -1,0 +1,101 @@
+"""A config whose clients have files of their own."""
+
+import sys
+
+import pytest
+
+from manifed.doctor.records import data_file
+from manifed.errors import ConfigError
+from manifed.experiment.assembly import own_examples
+from manifed.experiment.load import from_toml, load, parse, sha256, to_toml, without_paths
+from manifed.experiment.plugins import sha256_of
+
+CONFIG = """
+[problem]
+kind = "principal-eigenvector"
+[data]
+kind = "file"
+examples = "rows"
+columns = ["age", "bmi"]
+paths = "files/site-{partition}.csv"
+[federation]
+num_clients = 3
+num_rounds = 2
+[training]
+kind = "rsgd"
+step_size = 0.1
+"""
+
+
+@pytest.fixture
+def own(tmp_path):
+    path = tmp_path / "own.toml"
+    path.write_text(CONFIG)
+    return path
+
+
+def test_a_pattern_names_a_file_for_each_client_beside_the_config(own):
+    config = load(own)
+    folder = own.parent / "files"
+    assert config.data.paths == tuple(str(folder / f"site-{i}.csv") for i in range(3))
+    assert config.federation.partition.kind == "natural"
+    assert from_toml(to_toml(config)) == config
+
+
+def test_where_the_files_lie_is_no_part_of_the_hash(own):
+    config = load(own)
+    elsewhere = load(own, ['data.paths=["a.csv", "b.csv", "c.csv"]'])
+    assert sha256(config) == sha256(elsewhere)
+    assert sha256(config) != sha256(load(own, ['data.columns=["age", "sex"]']))
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ('data.paths=["a.csv"]', "data.paths: expected"),
+        ('data.paths="a.csv"', "data.paths: expected a list, or a pattern"),
+        ('federation.partition={kind="equal"}', "federation.partition"),
+        ('data.range=["a", 1]', "data.range"),
+        ('data.labels="age"', "did you mean 'label'"),
+    ],
+)
+def test_what_does_not_fit_is_refused_in_one_line(own, override, expected):
+    with pytest.raises(ConfigError, match=expected) as refused:
+        load(own, [override])
+    assert "\n" not in str(refused.value)
+
+
+def test_a_source_needs_the_consent_of_the_node_before_it_is_imported(own):
+    config = load(own)
+    table = config.model_dump(mode="json", exclude_none=True)
+    table["data"]["source"] = "antigravity:fly"
+    with pytest.raises(ConfigError, match=r"data.source: expected a plug-in that this node allows"):
+        parse(table, plugins=["orchard"])
+    assert "antigravity" not in sys.modules
+
+
+def test_the_source_of_a_function_is_part_of_the_hash(own, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    module = tmp_path / "scans_of_mine.py"
+    module.write_text("def rows(path):\n    return None\n")
+    override = 'data.source="scans_of_mine:rows"'
+    first = sha256(load(own, [override]))
+    module.write_text("def rows(path):\n    return path\n")
+    sha256_of.cache_clear()
+    assert sha256(load(own, [override])) != first
+
+
+def test_weights_that_depend_on_all_rows_take_no_row_more():
+    path = "configs/examples/own_hyperbolic_prediction.toml"
+    assert load(path).privacy.neighboring_relation == "replace-one"
+    with pytest.raises(ConfigError, match="changes the kernel weights of all others"):
+        load(path, ["privacy.neighboring_relation=add-or-remove"])
+
+
+def test_records_that_make_a_kernel_fail_are_one_line_for_their_owner(tmp_path):
+    path = tmp_path / "site.csv"
+    path.write_text("px,py,feature\n0.1,0.2,1e308\n" + "0.1,0.1,0.5\n" * 59)
+    config = without_paths(load("configs/examples/own_hyperbolic_prediction.toml"))
+    with pytest.raises(ConfigError, match=r"^data: client 0: cannot be prepared: "):
+        own_examples(config, 0, path)
+    assert "fail" in [found.level for found in data_file(config, path, 0)]

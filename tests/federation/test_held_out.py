@@ -1,0 +1,246 @@
+"""Private evaluation: who is held out, what it costs, what leaves, and what its numbers mean."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from manifed.algorithms.held_out import EVALUATE, PrivateEvaluation, ratio
+from manifed.algorithms.payloads import Point
+from manifed.errors import ConfigError
+from manifed.experiment.assembly import client_side, own_node, plan_of
+from manifed.experiment.evaluation import HELD_OUT, Judged
+from manifed.experiment.load import load, sha256
+from manifed.experiment.privacy import example_mechanism, planned_statement
+from manifed.federation.client import Seat, Uncharged, run_update
+from manifed.federation.stacked import StackedTransport
+from manifed.federation.transport import MemoryTransport
+from manifed.flower.apps import run
+from manifed.flower.client import client_app_of
+from manifed.flower.inline import InlineGrid
+from manifed.manifolds.sphere import Sphere
+from manifed.oracles.oracle import Draws
+from manifed.privacy import gaussian
+from manifed.privacy.noise import NoiseSource
+from manifed.privacy.statement import audit_ledger
+from manifed.problems.base import Examples
+from manifed.runs import driver
+
+QUICKSTART = Path(__file__).resolve().parents[2] / "configs" / "quickstart.toml"
+RULE = PrivateEvaluation(hold_out=0.25, loss_range=(-1.0, 0.0))
+PRIVATE = "evaluation={kind='private',hold_out=0.25,loss_range=[-1.0,0.0],every=2}"
+FULL = "training={kind='rsgd',step_size=0.1,local_steps=2,minibatch={kind='full'}}"
+TARGET = "privacy.noise={kind='target',epsilon=2.0,delta=1e-4,adversary='server'}"
+SMALL = ("federation.num_clients=3", "federation.num_rounds=4", "output.plots=false",
+         "output.quiet=true", "federation.cohort={kind='all'}", FULL)  # fmt: skip
+
+
+def config_of(*sets):
+    return load(QUICKSTART, [*SMALL, PRIVATE, *sets])
+
+
+def placed(config, folder):
+    output = config.output.model_copy(update={"directory": str(folder)})
+    return config.model_copy(update={"output": output})
+
+
+def rows(count, seed=0):
+    z = np.random.default_rng(seed).normal(size=(count, 3))
+    return Examples({"z": torch.from_numpy(z)}, {"z": 1})
+
+
+def sides(examples, relation):
+    return [side["z"].tolist() for side in RULE.split(examples, relation, 7)]
+
+
+@pytest.mark.parametrize("place", [0, 17, 40])
+def test_a_record_more_is_on_one_side_and_moves_nobody_else(place):
+    z = rows(40)["z"]
+    more = torch.cat([z[:place], torch.full((1, 3), 0.5, dtype=z.dtype), z[place:]])
+    before = sides(Examples({"z": z}, {"z": 1}), "add-or-remove")
+    after = sides(Examples({"z": more}, {"z": 1}), "add-or-remove")
+    new = [[row for row in mine if row not in old] for mine, old in zip(after, before, strict=True)]
+    assert sorted(map(len, new)) == [0, 1]
+    assert [len(a) - len(b) for a, b in zip(after, before, strict=True)] == [len(x) for x in new]
+
+
+def test_another_record_in_a_place_stays_on_its_side():
+    examples = rows(40)
+    held = RULE.split(examples, "replace-one", 7)[1]
+    assert (len(held), 40 - len(held)) == (10, RULE.trained_on(40))
+    for place in range(40):
+        z = examples["z"].clone()
+        z[place] = 0.5
+        after = sides(Examples({"z": z}, {"z": 1}), "replace-one")
+        moved = [
+            sum(row not in old for row in mine)
+            for mine, old in zip(after, sides(examples, "replace-one"), strict=True)
+        ]
+        assert sorted(moved) == [0, 1]
+        assert [len(side) for side in after] == [30, 10]
+
+
+def test_training_and_hold_out_share_no_record_and_are_all():
+    train, out = sides(rows(200), "add-or-remove")
+    assert sorted(train + out) == sorted(rows(200)["z"].tolist())
+    assert 25 <= len(out) <= 75
+
+
+@pytest.mark.parametrize("relation", ["add-or-remove", "replace-one"])
+def test_epsilon_is_that_of_training_and_evaluation_composed_by_hand(relation, tmp_path):
+    config = config_of(TARGET, f"privacy.neighboring_relation='{relation}'")
+    sizes = (599, 599, 599)
+    noise = example_mechanism(config, sizes).noise.multiplier
+    mu = math.sqrt((4 * 2 + 2) / noise**2)  # 2 steps in each of 4 rounds, and 2 evaluations
+    said = planned_statement(config, sizes)["adversaries"][0]["epsilon"]
+    assert said == pytest.approx(gaussian.epsilon(1e-4, mu=mu), abs=1e-6)
+    assert 1.99 < said <= 2.0
+    own = config_of("privacy.noise={kind='multiplier',noise_multiplier=5.0}", "privacy.delta=1e-4",
+                    "evaluation.noise_multiplier=2.0")  # fmt: skip
+    folder = driver.run(
+        placed(own, tmp_path / "run"), driver.rounds_over(MemoryTransport(client_side(own)))
+    )
+    mu = math.sqrt(8 / 5.0**2 + 2 / 2.0**2)
+    said = folder.manifest()["privacy"]["adversaries"][0]["epsilon"]
+    assert said == pytest.approx(gaussian.epsilon(1e-4, mu=mu), abs=1e-6)
+    assert audit_ledger(folder.ledger_path, 1e-4)["adversaries"][0]["epsilon"] == said
+
+
+def test_all_ways_to_the_clients_say_the_same(tmp_path):
+    config = config_of(TARGET)
+    side, found = client_side(config), []
+    stacked = StackedTransport(side, device="cpu", memory_budget_mb=256)
+    found.append(driver.run(placed(config, tmp_path / "a"),
+                            driver.rounds_over(MemoryTransport(side))))  # fmt: skip
+    found.append(driver.run(placed(config, tmp_path / "b"), driver.rounds_over(stacked)))
+    grid = InlineGrid(client_app_of(lambda _: config), 3, {})
+    found.append(run(grid, placed(config, tmp_path / "c")))
+    tables = [folder.metrics() for folder in found]
+    for name in HELD_OUT:
+        ends = [table[name] for table in tables]
+        assert ends[0][0] is ends[0][1] is None or ends[0][0] is None
+        assert ends[1] == pytest.approx(ends[0], abs=1e-9)
+        assert ends[2] == ends[0]
+    row = {name: tables[0][name][-1] for name in HELD_OUT}
+    assert -1 <= row["held_out_loss_low"] < row["held_out_loss"] < row["held_out_loss_high"] <= 0
+
+
+def test_what_leaves_is_noised_and_only_in_rounds_that_are_charged():
+    config = config_of(TARGET)
+    node = own_node(config, 0)
+    x = Point(torch.eye(1, 64, dtype=torch.float64)[0])
+
+    def sent(server_round, seed):
+        from manifed.privacy.noise import NoiseSource
+
+        seat = Seat(0, server_round, 0, EVALUATE.name)
+        source = NoiseSource.from_seed(seed)
+        return run_update(node.setup, seat, x, None, node.hold_out, 599, source).up.u
+
+    drawn = torch.stack([sent(2, seed) for seed in range(400)])
+    stddev = RULE.stddev(node.setup.mechanism)
+    assert stddev == pytest.approx(math.sqrt(3) * node.setup.mechanism.noise.multiplier)
+    assert drawn.std(0) == pytest.approx(torch.full((3,), stddev).numpy(), rel=0.15)
+    assert abs(float(drawn[:, 2].mean()) - len(node.hold_out)) < 4 * stddev / 20
+    with pytest.raises(Uncharged, match="round 3 is not charged"):
+        sent(3, 0)
+
+
+def test_one_record_moves_the_sums_by_no_more_than_the_noise_is_made_for():
+    config = config_of(TARGET)
+    problem, draws = own_node(config, 0).setup.problem, _Silent()
+    x = torch.eye(1, 3, dtype=torch.float64)[0]
+    for row in ([1e9, 0.0, 0.0], [float("nan"), 1.0, 0.0], [0.0, 1e-9, 3.0]):
+        z = torch.cat([rows(5)["z"], torch.tensor([row], dtype=torch.float64)])
+        both = [
+            RULE.totals(problem, x, Examples({"z": part}, {"z": 1}), 0.0, draws).u
+            for part in (z, z[:5])
+        ]
+        assert float((both[0] - both[1]).norm()) <= math.sqrt(3) + 1e-9
+
+
+class _Losses:
+    """A problem whose losses are what the records say."""
+
+    manifold = Sphere()
+
+    def losses(self, x, examples):
+        return examples["z"].to(x.dtype)
+
+    def correct(self, x, examples):
+        return None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_narrow_or_wide_interval_bounds_a_loss_as_any_other(dtype):
+    draws = Draws(NoiseSource.from_seed(0), 0, 1)
+    for low, high in ((1.0, 1.0 + 2**-52), (0.0, 0.1), (1e16, 1e16 + 2), (1e-100, 1e100)):
+        held = PrivateEvaluation(hold_out=0.5, loss_range=(low, high))
+        for z in (low, high, -1e300, 1e300, math.inf, math.nan):
+            one = Examples({"z": torch.tensor([z], dtype=torch.float64)}, {"z": 0})
+            told = held.totals(_Losses(), torch.zeros(2, dtype=dtype), one, 0.0, draws).u
+            assert float(told.norm()) <= math.sqrt(3.0) * (1 + 1e-7)
+
+
+class _Silent:
+    def normals(self, shape, stream, step):
+        return torch.zeros(shape, dtype=torch.float64)
+
+
+def test_the_interval_holds_the_truth_as_often_as_it_says():
+    rng, hits = np.random.default_rng(3), 0
+    for _ in range(2000):
+        total, count = 12.0 + 9.0 * rng.normal(), 40.0 + 9.0 * rng.normal()
+        _, low, high = ratio(total, count, 9.0)
+        hits += low <= 0.3 <= high
+    assert 0.94 <= hits / 2000 <= 0.965
+    assert ratio(1.0, 0.5, 9.0) == (None, -1.0, 1.0)
+
+
+def test_a_run_may_end_early_and_pays_for_all_of_its_rounds(tmp_path):
+    stop = "evaluation.stop_when={no_better_for=1}"
+    keep = "evaluation.keep='best'"
+    config = config_of(TARGET, "federation.num_rounds=12", "evaluation.every=1", stop, keep,
+                       "training.step_size=1e-9")  # fmt: skip
+    transport = MemoryTransport(client_side(config))
+    folder = driver.run(placed(config, tmp_path / "run"), driver.rounds_over(transport))
+    manifest = folder.manifest()
+    assert "all 12 rounds are paid for" in manifest["stopped"]
+    assert manifest["final"]["rounds"] < 12
+    said = manifest["privacy"]["adversaries"][0]["epsilon"]
+    sizes = plan_of(config).num_examples
+    assert said == pytest.approx(planned_statement(config, sizes)["adversaries"][0]["epsilon"])
+    assert audit_ledger(folder.ledger_path, 1e-4)["adversaries"][0]["epsilon"] == said
+    losses = folder.metrics()["held_out_loss"]
+    best = folder.load_tensors("best")
+    assert int(best["round"]) == min(range(1, len(losses)), key=lambda r: losses[r])
+    assert torch.equal(folder.load_tensors("model")["x"], best["x"])
+
+
+def test_the_best_is_the_least_loss_and_a_drowned_one_counts_for_nothing():
+    judged = Judged()
+    for server_round, loss in enumerate([0.5, None, 0.6, 0.4, 0.4], 1):
+        judged = judged.after(server_round, loss)
+    assert judged == Judged(0.4, 4, 1)
+
+
+def test_what_a_config_says_of_evaluation_today_has_the_hash_of_before():
+    assert sha256(load(QUICKSTART)) == sha256(load(QUICKSTART, ["evaluation.kind=oracle"]))
+
+
+REFUSED = {
+    "nobody is protected": ("privacy={kind='none'}", "charged as releases about examples"),
+    "no interval": ("evaluation.loss_range=[1.0,0.0]", "expected low < high"),
+    "a named data set": (
+        "evaluation={kind='public',path='a.csv'}", "reads a file as data.kind = 'file' says",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_evaluated_is_refused(name):
+    text, words = REFUSED[name]
+    with pytest.raises(ConfigError, match=words):
+        config_of(text)

@@ -1,0 +1,224 @@
+"""A client's memory on disk: what is kept comes back bit for bit, and nothing else comes back."""
+
+import errno
+import hashlib
+import logging
+import os
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from safetensors.torch import save
+from torch import Tensor
+
+from manifed.algorithms.interface import Memory
+from manifed.federation import memory
+from manifed.federation.header import Header
+from manifed.federation.memory import Kept, MemoryStore, remembered
+
+
+@dataclass(frozen=True)
+class Two(Memory):
+    u: Tensor
+    seen: Tensor
+
+
+def two(scale=1.0):
+    return Two(scale * torch.tensor([[-0.0, 1e-310], [2.0, -3.5]]).double(), torch.tensor([7]))
+
+
+KEPT = Kept("c" * 64, 4, 1, two().tensors())
+HEADER = Header("c" * 64, 5, 0, "train", 2, last_accepted_round=4)
+RUN, CLIENT = "../run\n/1", 2
+
+
+@pytest.fixture
+def store(tmp_path):
+    made = MemoryStore(tmp_path / "state" / "memory")
+    made.write(RUN, CLIENT, KEPT)
+    return made
+
+
+def mode(path):
+    return os.stat(path).st_mode & 0o7777
+
+
+def test_what_was_kept_comes_back_bit_for_bit_and_only_to_its_owner(store):
+    found = store.read(RUN, CLIENT)
+    assert replace(found, tensors={}) == replace(KEPT, tensors={})
+    for name, tensor in KEPT.tensors.items():
+        back = found.tensors[name]
+        assert (back.dtype, back.shape) == (tensor.dtype, tensor.shape)
+        assert bytes(back.numpy()) == bytes(tensor.numpy())
+    assert (mode(store.folder), mode(store.path(RUN, CLIENT))) == (0o700, 0o600)
+    assert [path.parent for path in store.folder.iterdir()] == [store.folder]
+    assert isinstance(remembered(two(0.0), found, HEADER), Two)
+
+
+def test_a_folder_that_others_could_enter_is_closed_before_anything_is_written(store):
+    store.folder.chmod(0o755)
+    store.write(RUN, CLIENT, replace(KEPT, server_round=5))
+    assert mode(store.folder) == 0o700
+    assert store.read(RUN, CLIENT).server_round == 5
+    assert len(list(store.folder.iterdir())) == 1
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def flip_at(place):
+    def flip(path):
+        content = bytearray(path.read_bytes())
+        content[place] ^= 1
+        path.write_bytes(content)
+
+    return flip
+
+
+def link(path):
+    path.rename(path.parent.parent / "elsewhere")
+    path.symlink_to(path.parent.parent / "elsewhere")
+
+
+def pipe(path):
+    path.unlink()
+    os.mkfifo(path)
+
+
+def folder(path):
+    path.unlink()
+    path.mkdir()
+
+
+def of_another_client(path):
+    other = MemoryStore(path.parent)
+    other.write(RUN, 1, KEPT)
+    other.path(RUN, 1).replace(path)
+
+
+def of_another_run(path):
+    other = MemoryStore(path.parent)
+    other.write("other", CLIENT, KEPT)
+    other.path("other", CLIENT).replace(path)
+
+
+def tagged(tag):
+    """A whole file, its checksum right, with this for a tag."""
+
+    def write(path):
+        content = save({"u": torch.zeros(2)}, {"tag": tag})
+        digest = hashlib.sha256(content).hexdigest().encode()
+        path.write_bytes(b"manifed-memory-1 " + digest + b"\n" + content)
+
+    return write
+
+
+DAMAGE = {
+    "a tag too deep": tagged("[" * 100_000),
+    "a round beyond all numbers": tagged('{"config_sha256": "", "server_round": Infinity}'),
+    "empty": lambda path: path.write_bytes(b""),
+    "cut": cut,
+    "a bit of the numbers": flip_at(-1),
+    "a bit of the tag": flip_at(100),
+    "a bit of the checksum": flip_at(20),
+    "not ours": lambda path: path.write_bytes(b"{}\n"),
+    "a link": link,
+    "a pipe": pipe,
+    "a folder": folder,
+    "others may write it": lambda path: path.chmod(0o666),
+    "another client's": of_another_client,
+    "another run's": of_another_run,
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_file_that_is_not_what_was_written_is_no_memory_and_the_log_says_so(
+    store, caplog, damage
+):
+    DAMAGE[damage](store.path(RUN, CLIENT))
+    with caplog.at_level(logging.WARNING, "manifed"):
+        assert store.read(RUN, CLIENT) is None
+    (line,) = caplog.messages
+    assert line.startswith(f"client memory {store.path(RUN, CLIENT).name}: not used: ")
+    assert "\n" not in line
+
+
+def test_no_file_is_no_memory_and_nothing_to_say(tmp_path, caplog):
+    assert MemoryStore(tmp_path / "none").read(RUN, CLIENT) is None
+    assert not caplog.messages
+
+
+def test_a_file_beyond_the_bound_is_not_read(store, monkeypatch, caplog):
+    monkeypatch.setattr(memory, "MOST_BYTES", 10)
+    assert store.read(RUN, CLIENT) is None
+    assert "at most 10 bytes" in caplog.text
+
+
+def test_a_full_disk_leaves_the_old_file_and_a_line_in_the_log(store, monkeypatch, caplog):
+    def full(path, content):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(memory, "write_atomically", full)
+    store.write(RUN, CLIENT, replace(KEPT, server_round=5))
+    assert "not written: [Errno 28] No space left" in caplog.text
+    old = store.read(RUN, CLIENT)
+    assert old.server_round == 4
+    blank = two(0.0)
+    assert remembered(blank, old, replace(HEADER, last_accepted_round=5)) is blank
+
+
+def test_a_folder_that_cannot_be_made_leaves_a_line_in_the_log(tmp_path, caplog):
+    (tmp_path / "file").write_text("")
+    MemoryStore(tmp_path / "file" / "memory").write(RUN, CLIENT, KEPT)
+    assert "not written: " in caplog.text
+
+
+WRONG = {
+    "there is none": None,
+    "it is of another config": replace(KEPT, config_sha256="d" * 64),
+    "it is of round 3, attempt 0": replace(KEPT, server_round=3, attempt=0),
+    "it is of round 5, attempt 1": replace(KEPT, server_round=5, attempt=1),
+    "its tensors are not those": replace(KEPT, tensors={"u": KEPT.tensors["u"]}),
+}
+LAYOUTS = {
+    "shape": {**KEPT.tensors, "u": torch.zeros(2).double()},
+    "dtype": {**KEPT.tensors, "u": torch.zeros(2, 2)},
+    "names": {"v": KEPT.tensors["u"], "seen": KEPT.tensors["seen"]},
+}
+
+
+@pytest.mark.parametrize("why", WRONG)
+def test_memory_that_the_server_does_not_count_on_is_not_used_and_the_log_says_why(why, caplog):
+    blank = two(0.0)
+    assert remembered(blank, WRONG[why], HEADER) is blank
+    assert "client 2 starts round 5, attempt 0 from its initial memory" in caplog.text
+    assert f"that of round 4, and {why}" in caplog.text
+
+
+@pytest.mark.parametrize("what", LAYOUTS)
+def test_tensors_of_another_layout_are_not_used(what):
+    blank = two(0.0)
+    assert remembered(blank, replace(KEPT, tensors=LAYOUTS[what]), HEADER) is blank
+
+
+def test_memory_of_this_attempt_is_used_and_a_client_that_was_never_accepted_says_nothing(caplog):
+    mine = replace(KEPT, server_round=5, attempt=0)
+    blank = two(0.0)
+    assert remembered(blank, mine, HEADER).u is KEPT.tensors["u"]
+    assert remembered(blank, None, replace(HEADER, last_accepted_round=0)) is blank
+    assert remembered(None, KEPT, HEADER) is None
+    assert not caplog.messages
+
+
+def test_a_folder_keeps_the_newest_files(tmp_path, monkeypatch):
+    monkeypatch.setattr(memory, "MOST_RUNS", 3)
+    store = MemoryStore(tmp_path)
+    for i in range(5):
+        store.write(f"run {i}", CLIENT, KEPT)
+        os.utime(store.path(f"run {i}", CLIENT), (i, i))
+    store.write("run 4", CLIENT, replace(KEPT, server_round=9))
+    assert [store.read(f"run {i}", CLIENT) is not None for i in range(5)] == [False] * 2 + [
+        True
+    ] * 3
+    assert store.read("run 4", CLIENT).server_round == 9

@@ -1,0 +1,41 @@
+"""What an answer that cannot be used is called, by what came."""
+
+import pytest
+import torch
+from flwr.app import Error, Message, RecordDict
+from flwr.common.constant import ErrorCode
+
+from manifed.algorithms.payloads import Point
+from manifed.algorithms.rsgd import RSGD
+from manifed.federation.header import Header
+from manifed.flower.client import client_app
+from manifed.flower.inline import InlineGrid
+from manifed.flower.polling import UNREADABLE_REPLY
+from manifed.flower.transport import MessageTransport
+
+ANSWERS = {
+    "none": (None, "late", "no reply within 7 s"),
+    "node gone": (ErrorCode.NODE_UNAVAILABLE, "unavailable", "error 5: said"),
+    "process died": (ErrorCode.CLIENT_APP_CRASHED, "unavailable", "error 8: said"),
+    "message lost": (ErrorCode.MESSAGE_UNAVAILABLE, "unavailable", "error 3: said"),
+    "handler raised": (ErrorCode.CLIENT_APP_RAISED_EXCEPTION, "absent", "error 2: said"),
+    "a code of nobody's": (77, "absent", "error 77: said"),
+    "unreadable": (UNREADABLE_REPLY, "unusable", f"error {UNREADABLE_REPLY}: said"),
+    "no upload": (RecordDict(), "unusable", "Expected a 'header' record"),
+}
+
+
+@pytest.mark.parametrize("answer", ANSWERS)
+def test_each_way_to_be_missing_has_its_kind(answer):
+    said, kind, text = ANSWERS[answer]
+    grid = InlineGrid(client_app(lambda _: None), 1, {})
+    transport = MessageTransport(grid, {0: 2}, 7.0)
+    header, phase = Header("c", 1, 0, "train", -1), RSGD(step_size=0.1).phases[0]
+    down = Point(torch.ones(3, dtype=torch.float64))
+    (message,) = transport.messages(header, down, (0,), {})
+    message.metadata.__dict__["_message_id"] = "named"
+    content = Error(said, "said") if isinstance(said, int) else said
+    answers = [] if said is None else [Message(content, reply_to=message)]
+    found = transport.read(header, phase, down, [message], answers).failures[0]
+    assert found.kind == kind
+    assert found.text.startswith(text)

@@ -1,0 +1,249 @@
+"""Data at home: the server knows shapes and public sizes, and each node opens its own file."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from manifed.audit.of_config import attacks_of
+from manifed.cli.launch import check_parts
+from manifed.errors import ConfigError
+from manifed.experiment import assembly
+from manifed.experiment.assembly import client_side, facts_of, own_node
+from manifed.experiment.load import from_toml, parse, sha256, to_toml
+from manifed.experiment.plugins import VARIABLE
+from manifed.experiment.privacy import planned_statement
+from manifed.federation.transport import MemoryTransport
+from manifed.flower.apps import run
+from manifed.flower.client import client_app_of
+from manifed.flower.handshake import HandshakeFailed
+from manifed.flower.inline import InlineGrid
+from manifed.flower.run_config import SIMULATION, experiment_of, run_config_of
+from manifed.privacy.statement import audit_ledger
+from manifed.runs import driver
+from manifed.runs.run_folder import RunFolder
+from tests.experiment.own_rows import SIZES, config_of, write
+
+ABSENT = "this node is absent; its own log says why"
+
+
+class Sites(InlineGrid):
+    """Nodes with a node config of their own each."""
+
+    def __init__(self, config, nodes):
+        super().__init__(client_app_of(lambda _: config), len(nodes), {})
+        for context, own in zip(self._contexts.values(), nodes, strict=True):
+            context.node_config.update(own)
+
+
+def at_home(folder, sizes=SIZES, declared=None):
+    """Node configs: the path of each site, and N_i where it declares one."""
+    nodes = [{"data-path": str(path)} for path in write(folder, sizes)]
+    if declared is not None:
+        nodes = [{**node, "num-examples": size} for node, size in zip(nodes, declared, strict=True)]
+    return nodes
+
+
+def placed(config, folder, **more):
+    output = config.output.model_copy(update={"directory": str(folder), **more})
+    return config.model_copy(update={"output": output})
+
+
+def model(folder):
+    return folder.load_tensors("model")["x"]
+
+
+@pytest.fixture
+def blind(monkeypatch):
+    """A server with no folder of data sets, which loads no data at all."""
+    monkeypatch.delenv(assembly.DATA_VARIABLE, raising=False)
+    monkeypatch.setattr(assembly, "load_shards", lambda _: pytest.fail("data were loaded"))
+    return monkeypatch
+
+
+def test_a_server_without_data_runs_what_one_process_with_all_files_runs(tmp_path, blind):
+    nodes, config = at_home(tmp_path / "homes"), config_of()
+    folder = run(Sites(config, nodes), placed(config, tmp_path / "run"))
+    said = folder.experiment_path.read_text() + json.dumps(folder.manifest()["config"])
+    assert "homes" not in said
+    assert list(folder.manifest()["data_checksums"].values()) == [None]
+    blind.undo()
+    paths = tuple(Path(node["data-path"]) for node in nodes)
+    simulated = config_of(paths=paths)
+    assert sha256(simulated) == sha256(config)
+    check_parts(simulated)
+    side = client_side(simulated)
+    other = driver.run(
+        placed(simulated, tmp_path / "other"), driver.rounds_over(MemoryTransport(side))
+    )
+    assert torch.equal(model(folder), model(other))
+
+
+def test_sites_declare_their_sizes_before_anything_is_priced(tmp_path, blind):
+    nodes, config = at_home(tmp_path / "homes", declared=SIZES), config_of(sizes=None)
+    with pytest.raises(ConfigError, match="every site declares its own"):
+        planned_statement(config, facts_of(config).sizes)
+    folder = run(Sites(config, nodes), placed(config, tmp_path / "run"))
+    assert "N_i as every site declares it (12, 9, 15)" in folder.manifest()["privacy"]["released"]
+    (terms,) = [
+        entry["body"]["terms"]
+        for entry in map(json.loads, folder.ledger_path.read_text().splitlines())
+        if "terms" in entry["body"]
+    ]
+    assert terms["num_examples"] == list(SIZES)
+    known = run(Sites(config_of(), nodes), placed(config_of(), tmp_path / "known"))
+    assert torch.equal(model(folder), model(known))
+    ours, theirs = (audit_ledger(one.ledger_path, 1e-3)["adversaries"] for one in (folder, known))
+    assert ours == theirs
+
+
+def test_a_client_that_later_declares_another_size_is_refused(tmp_path, blind):
+    config = config_of(sizes=None, federation={"replies": {"timeout": 0.3}})
+    grid = Sites(config, at_home(tmp_path / "homes", declared=SIZES))
+    send, rounds = grid.send_and_receive, []
+
+    def stop_in_round_2(messages, *, timeout=None):
+        if rounds:
+            raise KeyboardInterrupt
+        rounds.append(1)
+        return send(messages, timeout=timeout)
+
+    grid.send_and_receive = stop_in_round_2
+    with pytest.raises(KeyboardInterrupt):
+        run(grid, placed(config, tmp_path / "run"))
+    before = RunFolder(tmp_path / "run").ledger_path.read_bytes()
+    others = Sites(config, at_home(tmp_path / "homes", declared=(12, 10, 15)))
+    with pytest.raises(HandshakeFailed, match="declares 10 examples, the accounting uses 9"):
+        run(others, placed(config, tmp_path / "run", resume=True))
+    assert RunFolder(tmp_path / "run").ledger_path.read_bytes() == before
+
+
+@pytest.mark.parametrize("node", [{"num-examples": 8}, {"num-examples": True}, {}])
+def test_a_size_that_nobody_or_somebody_else_says_is_refused_at_the_node(tmp_path, node):
+    config = config_of() if node else config_of(sizes=None)
+    nodes = at_home(tmp_path)
+    with pytest.raises((ConfigError, ValueError), match="num-examples of this node"):
+        own_node(config, 1, Path(nodes[1]["data-path"]), node.get("num-examples"))
+
+
+def test_what_is_wrong_with_a_file_stays_in_the_log_of_its_site(tmp_path, blind, caplog):
+    config, nodes = config_of(federation={"replies": {"timeout": 0.3}}), at_home(tmp_path)
+    nodes[1]["data-path"] = str(tmp_path / "secret-name.npy")
+    with pytest.raises(HandshakeFailed, match=ABSENT) as failed:
+        run(Sites(config, nodes), placed(config, tmp_path / "run"))
+    assert "secret-name" not in str(failed.value)
+    assert "secret-name" in caplog.text
+    assert not (tmp_path / "run" / "model.safetensors").exists()
+
+
+def test_only_under_replace_one_may_a_site_say_that_it_disagrees(tmp_path):
+    paths = write(tmp_path, (12, 10, 15))
+    assert own_node(config_of(), 1, paths[1]).num_examples == 9
+    replaced = config_of(privacy={"neighboring_relation": "replace-one"})
+    with pytest.raises(ConfigError, match="client 1: expected the declared 9 examples, got 10"):
+        own_node(replaced, 1, paths[1])
+
+
+def test_no_run_config_names_a_file(tmp_path, monkeypatch):
+    monkeypatch.setenv(VARIABLE, "tests")
+    config = config_of(paths=write(tmp_path))
+    sent = run_config_of(config)
+    assert str(tmp_path) not in str(sent)
+    whole = {**sent, "resolved": to_toml(config)}
+    assert experiment_of(whole) == experiment_of(sent) == config_of()
+    monkeypatch.setenv(SIMULATION, "1")
+    assert experiment_of(run_config_of(config, is_simulation=True)) == config
+    assert from_toml(to_toml(config)) == config
+
+
+def test_the_audit_of_a_config_needs_no_data(blind):
+    assert [attack.how[:4] for attack in attacks_of(config_of(), 10)] == ["own "] * 3 + ["wors"]
+
+
+REFUSED = {
+    "as many as clients": ({"federation": {"num_examples": [3]}}, "one for each of .* = 3, got 1"),
+    "a target needs them": (
+        {"sizes": None, "privacy": {"noise": {"kind": "target", "epsilon": 1, "delta": 1e-3}}},
+        "federation.num_examples: required with",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_config_that_cannot_be_is_refused(name):
+    parts, words = REFUSED[name]
+    with pytest.raises(ConfigError, match=words):
+        config_of(**parts)
+
+
+def test_a_data_set_that_the_config_names_counts_its_examples_itself():
+    table = config_of().model_dump(mode="json", exclude={"data", "strategy"})
+    with pytest.raises(ConfigError, match=r"federation\.num_examples: expected none"):
+        parse({**table, "data": {"kind": "spiked-rows"}})
+
+
+def leaving(folder, sizes, **parts):
+    """Every message that leaves the clients, as bytes; client 1 has so many rows."""
+    config = config_of(**parts)
+    grid = Sites(config, at_home(folder / "homes", sizes))
+    kept, deliver = [], grid._deliver
+
+    def deliver_and_keep(message):
+        reply = deliver(message)
+        kept.append((message.metadata.dst_node_id, reply))
+        return reply
+
+    grid._deliver = deliver_and_keep
+    run(grid, placed(config, folder / "run"))
+    return kept
+
+
+def parts_of(content):
+    """What a reply says in configs, and what its arrays are, apart from their numbers."""
+    return (
+        {key: dict(record) for key, record in content.config_records.items()},
+        {
+            key: [(name, array.dtype, tuple(array.shape), len(array.data))
+                  for name, array in record.items()]
+            for key, record in content.array_records.items()
+        },
+    )  # fmt: skip
+
+
+def test_of_a_row_more_only_the_noised_payload_tells(tmp_path, blind):
+    evaluation = {"kind": "private", "hold_out": 0.3, "loss_range": [-1.0, 0.0]}
+    found = [
+        leaving(tmp_path / str(rows), (12, rows, 15), evaluation=evaluation) for rows in (9, 10)
+    ]
+    assert len(found[0]) == len(found[1]) == 3 + 2 * 2 * 3
+    changed = 0
+    for (node, before), (other, after) in zip(*found, strict=True):
+        assert node == other
+        assert not before.has_error()
+        assert not after.has_error()
+        assert parts_of(before.content) == parts_of(after.content)
+        payloads = [
+            [array.data for record in reply.content.array_records.values()
+             for array in record.values()]
+            for reply in (before, after)
+        ]  # fmt: skip
+        changed += payloads[0] != payloads[1]
+    assert changed > 0
+
+
+def test_a_public_file_at_the_server_judges_the_model(tmp_path):
+    (test,) = write(tmp_path / "public", (40,))
+    held = {"kind": "public", "path": str(test), "keep": "best"}
+    config = config_of(evaluation=held, federation={"num_rounds": 3})
+    folder = run(Sites(config, at_home(tmp_path / "homes")), placed(config, tmp_path / "run"))
+    losses = folder.metrics()["held_out_loss"]
+    z, x = config.data.read(test)["z"], model(folder)
+    assert min(losses[1:]) == pytest.approx(-float((z @ x).square().mean()), rel=1e-9)
+    assert sha256(config) == sha256(
+        config_of(evaluation=held | {"path": "/elsewhere"}, federation={"num_rounds": 3})
+    )
+    gone = config_of(evaluation=held | {"path": str(tmp_path / "none.npy")})
+    with pytest.raises(ConfigError, match=r"evaluation\.path"):
+        run(Sites(gone, at_home(tmp_path / "homes")), placed(gone, tmp_path / "gone"))
+    assert not (tmp_path / "gone" / "ledger.jsonl").exists()
