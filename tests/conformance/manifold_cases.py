@@ -300,6 +300,7 @@ CASES += [
         "power",
         Power(SPD()),
         (2, 3, 3),
+        tolerance=2.0,  # the roundings of two matrices
         radius=3.0,
         retraction_radius=0.9,
         is_inner_ambient=True,
