@@ -29,6 +29,8 @@ def strategy_of(job: Job) -> ManifoldStrategy:
             weights=server.weights,
             output_rule=server.output_rule,
             maps=server.maps or "exact",
+            average=server.average,
+            momentum=server.momentum,
             update=update,
             cohort=plan.cohort,
             **settings,

@@ -9,6 +9,7 @@ tangent_mean.py). A reply that is missing, malformed or not tangent counts as th
 from typing import Literal, Unpack
 
 from manifed.algorithms import tangent_mean
+from manifed.algorithms.averaging import Average
 from manifed.algorithms.interface import ClientUpdate
 from manifed.algorithms.payloads import Point
 from manifed.errors import ConfigError
@@ -31,10 +32,14 @@ class TangentMean(ManifoldStrategy):
         weights: Literal["num-examples", "uniform"] = "num-examples",
         output_rule: Literal["last", "uniform"] = "last",
         maps: MapChoice = "exact",
+        average: Average | None = None,
+        momentum: float | None = None,
         update: ClientUpdate | None = None,
         **settings: Unpack[CohortSettings],
     ) -> None:
         """``update`` is what clients run; None takes that of ``privacy``, one gradient by default.
+
+        With an ``average`` the model is one of released iterates, `state` holds the last of them.
 
         ``settings`` are the keyword arguments that `CohortSettings` lists.
 
@@ -58,6 +63,8 @@ class TangentMean(ManifoldStrategy):
                 weights=weights,
                 output_rule=output_rule,
                 maps=maps,
+                average=average,
+                momentum=momentum,
             ),
             **settings,
         )

@@ -9,16 +9,25 @@ mean, S_t the cohort. Invariant: state["x"] is on the manifold.
 
 Option 1 returns x^(T). Option 2 returns one of x^(1..T), or (as its proof needs) one of all inner
 iterates while the chain goes on from the last one: a reservoir of size one draws either uniformly.
+
+Beyond the paper, and from released points alone, so that it costs no privacy: ``average`` returns
+an average of the iterates (manifed/algorithms/averaging.py); ``momentum`` moves along
+    m^(t) = u^(t) + momentum * Tr_{x^(t-1) -> x^(t)}(m^(t-1)),   u^(t) the tangent mean,
+heavy-ball momentum carried between tangent spaces; m^(t) state["momentum"], kept at x^(t+1).
 """
 
+from dataclasses import asdict
 from typing import Literal
 
-from pydantic import Field
+import torch
+from pydantic import Field, model_validator
 from torch import Tensor
 
+from manifed.algorithms.averaging import Average
 from manifed.algorithms.interface import Collected, ServerState, Space, Work
 from manifed.algorithms.payloads import Payload, Point
 from manifed.manifolds.base import Manifold, MapChoice
+from manifed.manifolds.defects import DRIFT
 from manifed.privacy.events import Frozen
 
 
@@ -39,6 +48,19 @@ class TangentMean(Frozen):
     """Option 1 ("last") or Option 2 ("uniform"), lines 12 and 13."""
     maps: MapChoice | None = None
     """How the server moves; None: exactly, or in a config by the maps of ``training``."""
+    average: Average | None = None
+    """The model is this average of the iterates; None: the last iterate."""
+    momentum: float | None = Field(default=None, gt=0, lt=1)
+    """None: no momentum."""
+
+    @model_validator(mode="after")
+    def _is_option_1(self) -> "TangentMean":
+        if self.output_rule == "uniform" and not (self.average is None and self.momentum is None):
+            raise ValueError(
+                "strategy.output_rule: 'uniform' (Option 2) returns one iterate of plain steps, "
+                "got it with strategy.average or strategy.momentum; use 'last'"
+            )
+        return self
 
     @property
     def space(self) -> Space:
@@ -51,8 +73,11 @@ class TangentMean(Frozen):
         return False
 
     def initial(self, x: Tensor) -> ServerState:
-        """The broadcast point, and the drawn output."""
-        return ServerState({"x": x, "output": x})
+        """The broadcast point, and the drawn output; the average and m where they are asked for."""
+        state = ServerState({"x": x, "output": x})
+        if self.average is not None:
+            state = state.replace(**self.average.initial(x))
+        return state if self.momentum is None else state.replace(momentum=torch.zeros_like(x))
 
     def down(self, state: ServerState, phase: str) -> Payload:
         """The broadcast point."""
@@ -72,22 +97,36 @@ class TangentMean(Frozen):
     ) -> ServerState:
         """Lines 10, 12 and 13."""
         start, size, maps = state["x"], self.server_step_size, self.maps or "exact"
-        x = tangent_mean(start, collected.mean["u"], size, manifold, maps)  # line 10
+        mean, carried = collected.mean["u"], dict[str, Tensor]()
+        if self.momentum is not None:
+            mean = mean + self.momentum * state["momentum"]
+        x = tangent_mean(start, mean, size, manifold, maps)  # line 10
+        if self.momentum is not None:
+            carried["momentum"] = manifold.maps(maps).transport(start, x, mean)
         candidate = x
         if "drawn" in collected.mean:
             candidate = tangent_mean(start, collected.mean["drawn"], size, manifold, maps)
         keeps = self.output_rule == "last" or collected.uniform * server_round < 1.0  # line 13
-        return state.replace(x=x, output=candidate if keeps else state["output"])
+        after = state.replace(x=x, output=candidate if keeps else state["output"], **carried)
+        if self.average is None:
+            return after
+        if not float(manifold.membership_defect(x)) <= DRIFT[x.dtype]:
+            raise ArithmeticError("Expected an iterate on the manifold, got another")
+        return self.average.include(after, server_round, manifold, maps)
 
     @property
     def server_work(self) -> Work:
-        """One step (and one for a drawn iterate, where the clients send one)."""
-        return Work.of_moves(self.maps or "exact", 1, 0)
+        """One step (and one for a drawn iterate, where the clients send one), and the average's."""
+        maps = self.maps or "exact"
+        extra = Work() if self.average is None else self.average.work(maps)
+        transports = 0 if self.momentum is None else 1
+        mine = Work.of_moves(maps, 1, 0, transports=transports)
+        return Work(**{key: value + asdict(extra)[key] for key, value in asdict(mine).items()})
 
     def model(self, state: ServerState, manifold: Manifold) -> Tensor:
-        """The broadcast point."""
-        return state["x"]
+        """The broadcast point, or the average of those that were."""
+        return state["x"] if self.average is None else self.average.point(state)
 
     def output(self, state: ServerState, manifold: Manifold) -> Tensor:
-        """x^(T), or the drawn iterate."""
-        return state["x"] if self.output_rule == "last" else state["output"]
+        """x^(T), the average, or the drawn iterate."""
+        return self.model(state, manifold) if self.output_rule == "last" else state["output"]

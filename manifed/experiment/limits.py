@@ -80,6 +80,22 @@ def check_manifold(training: AnyTraining, manifold: Manifold) -> None:
         )
 
 
+def check_average(server: ServerUpdate, num_rounds: int, manifold: Manifold) -> None:
+    """Refuse an average that no iterate would be part of, or of points that it cannot average.
+
+    Raises:
+        ValueError: naming the field and what it goes with.
+    """
+    if type(server) is not TangentMean or server.average is None:
+        return
+    server.average.check(manifold)
+    if server.average.from_round > num_rounds:
+        raise ValueError(
+            f"strategy.average.from_round: expected at most federation.num_rounds = {num_rounds}, "
+            f"got {server.average.from_round}"
+        )
+
+
 def check_private(training: ClientUpdate, privacy_kind: str, noise_kind: str) -> None:
     """Refuse a mechanism that nothing charges for, with this training.
 

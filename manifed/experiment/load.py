@@ -23,7 +23,12 @@ from manifed.problems.dataset import SiteData
 
 _NOT_IN_THE_HASH = ("output", "engine", "description")
 """How and where a run happens; two runs that differ only there are the same experiment."""
-_LATER = (("federation", "num_examples"), ("privacy", "noise", "noise_multiplier"))
+_LATER = (
+    ("federation", "num_examples"),
+    ("privacy", "noise", "noise_multiplier"),
+    ("strategy", "average"),
+    ("strategy", "momentum"),
+)
 """Fields that came later: left at None they change no hash."""
 
 _LONGEST_FILE = 1 << 24
@@ -357,7 +362,7 @@ def sha256(config: Experiment) -> str:
     for *parts, field in _LATER:
         node: dict[str, Any] = table
         for part in parts:
-            node = node.get(part, {})
+            node = node.get(part) or {}
         if node.get(field, "") is None:
             del node[field]
     if config.engine.dtype != "float64":  # alone of the engine it decides the trajectory

@@ -12,6 +12,7 @@ from typing import Any, Final
 from manifed.algorithms.interface import Scheduled
 from manifed.algorithms.rsgd import RSGD
 from manifed.algorithms.rsvrg import RSVRG
+from manifed.algorithms.tangent_mean import TangentMean
 from manifed.errors import ConfigError
 from manifed.experiment.evaluation import oracle_is_on
 from manifed.experiment.schema import ExampleLevel, Target
@@ -197,6 +198,7 @@ def promise_of(config: Setting, sizes: Sizes) -> Promise:
             "neighboring_relation": privacy.neighboring_relation,
             "released": RELEASED[privacy.kind]
             + _held_out_text(config)
+            + _average_text(config)
             + _declared_text(config, sizes),
             "mechanism": _mechanism_text(config, terms, is_scheduled=bool(schedule)),
             "floating_point": FLOATING_POINT[privacy.noise_precision],
@@ -381,6 +383,13 @@ def _held_out_text(config: Setting) -> str:
     if held.kind != "private":
         return ""
     return f"; every {held.every} rounds the noised totals of each client's hold-out"
+
+
+def _average_text(config: Setting) -> str:
+    server = config.server_update
+    if not isinstance(server, TangentMean) or server.average is None:
+        return ""
+    return "; the model is an average of broadcast ones: post-processing, at no price"
 
 
 def _declared_text(config: Setting, sizes: Sizes) -> str:

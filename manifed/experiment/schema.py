@@ -18,6 +18,7 @@ from manifed.algorithms.rsgd import RSGD
 from manifed.algorithms.rsvrg import RSVRG
 from manifed.algorithms.tangent_mean import TangentMean
 from manifed.experiment.limits import (
+    check_average,
     check_limits,
     check_manifold,
     check_private,
@@ -259,7 +260,9 @@ class Experiment(Frozen):
             max_attempts=self.federation.replies.max_attempts,
         )
         check_strategy(self.training, self.strategy, cohort)
-        check_manifold(self.training, self.problem.build().manifold)
+        manifold = self.problem.build().manifold
+        check_manifold(self.training, manifold)
+        check_average(self.server_update, self.federation.num_rounds, manifold)
         self._check_output_rules()
         self._check_privacy()
         self._check_sites()

@@ -20,7 +20,13 @@ from manifed.algorithms.tangent_mean import TangentMean
 from manifed.durable import write_atomically
 from manifed.errors import BudgetExhausted, ConfigError
 from manifed.experiment.assembly import release_source, seeded_source, starting_point
-from manifed.experiment.limits import AnyTraining, check_private, check_sampling, server_update
+from manifed.experiment.limits import (
+    AnyTraining,
+    check_average,
+    check_private,
+    check_sampling,
+    server_update,
+)
 from manifed.experiment.privacy import client_mechanism, example_mechanism, promise_of
 from manifed.experiment.schema import (
     ClientLevel,
@@ -36,6 +42,7 @@ from manifed.federation.plan import Plan, RoundReport
 from manifed.federation.replies import ReplyPolicy
 from manifed.federation.rounds import Charge, run_rounds
 from manifed.federation.transport import MemoryTransport, Transport
+from manifed.manifolds.base import Manifold
 from manifed.privacy.account import count_only, opened
 from manifed.privacy.odometer import Odometer
 from manifed.privacy.statement import Promise
@@ -288,7 +295,7 @@ def _prepared(
         replies=replies or ReplyPolicy(),
     )
     setting = _Arguments(federation, client, server, privacy or NoPrivacy())
-    _check_parts(setting)
+    _check_parts(setting, problem.manifold)
     sizes = tuple(len(shard) for shard in examples)
     shape, manifold = problem.point_shape(examples[0]), problem.manifold
     x = starting_point(RandomStart(), manifold, shape, seed) if start is None else start
@@ -349,7 +356,7 @@ def _updates(algorithm: Algorithm) -> tuple[ClientUpdate, ServerUpdate]:
     return algorithm, server_update(algorithm, None)
 
 
-def _check_parts(setting: _Arguments) -> None:
+def _check_parts(setting: _Arguments, manifold: Manifold) -> None:
     """Refuse a mechanism that nothing charges for, and a cohort the algorithm cannot go with.
 
     Raises:
@@ -378,6 +385,7 @@ def _check_parts(setting: _Arguments) -> None:
             f"{type(server).__name__}, which may read un-noised uploads; use 'example-level'"
         )
     try:
+        check_average(server, setting.federation.num_rounds, manifold)
         if privacy.kind != "none":
             check_private(client, privacy.kind, privacy.noise.kind)
         if privacy.kind == "example-level" and isinstance(client, AnyTraining):

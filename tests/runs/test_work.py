@@ -5,6 +5,7 @@ from collections import Counter
 import pytest
 import torch
 
+from manifed.algorithms.averaging import ProjectorAverage
 from manifed.algorithms.interface import Collected, Work
 from manifed.algorithms.projected import Projected, ProjectedPartial
 from manifed.algorithms.rfedprox import RFedProx
@@ -109,6 +110,7 @@ PAIRS = [
     (RSGD(minibatch=Full(), **ARGUMENTS), TangentMean()),
     (RSGD(minibatch=Full(), **ARGUMENTS, **FAST), TangentMean(**FAST)),
     (RSGD(minibatch=Full(), **ARGUMENTS, output="random-output"), TangentMean()),
+    (RSGD(minibatch=Full(), **ARGUMENTS), TangentMean(momentum=0.5, average=ProjectorAverage())),
     (RFedProx(penalty_weight=1.0, **ARGUMENTS), TangentMean()),
     (RFedProx(penalty_weight=1.0, **ARGUMENTS, **FAST), TangentMean(**FAST)),
     (RSVRG(step_size=1e-3, epochs=2, inner_steps=3, minibatch=BATCH), TangentMean()),

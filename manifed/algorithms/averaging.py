@@ -1,0 +1,152 @@
+r"""Averages of released iterates: post-processing on the server, which costs no privacy.
+
+* Geodesic: x_bar_n = Exp_{x_bar_{n-1}}( (w_n / W_n) Log_{x_bar_{n-1}}(x_n) ), W_n = w_1 + ... + w_n,
+  with equal weights the streaming average of Tripuraneni, Flammarion, Bach, Jordan: Averaging
+  Stochastic Gradient Descent on Riemannian Manifolds (2018). Near a strict minimum its error is
+  that of the average of the linearised iterates.
+* Projector: the leading k-dimensional eigenspace of sum_n (w_n / W_n) x_n x_n^T, for points that
+  are orthonormal frames (Fan, Wang, Wang, Zhu: Distributed Estimation of Principal Eigenspaces,
+  2019, with iterates in the place of machines). It does not depend on the basis of a subspace.
+
+Symbols: x_n state["x"] after a round, x_bar state["average"] (the point, or the mean projector),
+W_n / w_n state["weights"]. Both forget what was before ``from_round``: a tail average.
+
+Guarantee: both are functions of points that were broadcast, and of the config. Whoever sees the
+broadcasts could compute them, so every bound of the run holds for them as well.
+"""
+
+from typing import Annotated, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from manifed.algorithms.interface import ServerState, Work
+from manifed.manifolds.base import Manifold, MapChoice
+from manifed.manifolds.grassmann import Grassmann
+from manifed.manifolds.linalg import polar
+from manifed.manifolds.sphere import Sphere
+from manifed.manifolds.stiefel import Stiefel
+from manifed.privacy.events import Frozen
+
+_LARGEST = 1e100
+"""Of W_n / w_n: beyond it an iterate changes nothing."""
+
+
+class Weights(Frozen):
+    """Which iterates count, and how much: public numbers, fixed before the run."""
+
+    from_round: int = Field(default=1, ge=1)
+    """The first iterate that counts is the one after this round."""
+    power: float = Field(default=0.0, ge=0, le=64)
+    """w_n is proportional to n^power, n = 1 in ``from_round``: 0 is a plain average, and a larger
+    one forgets the start without a ``from_round``."""
+    noise_ratio: float = Field(default=1.0, ge=1e-3, le=1e3)
+    """Standard deviation of a round's noise over that of the round before: w_n is divided by its
+    square. Inverse variances are the best weights of unbiased iterates with independent errors."""
+
+    def after(self, ratio: Tensor, server_round: int) -> Tensor:
+        """W_n / w_n from W_{n-1} / w_{n-1}, where n > 1; in [1, 1e100]."""
+        n = server_round - self.from_round + 1
+        step = ((n - 1) / n) ** self.power * self.noise_ratio**2
+        return (1 + ratio * step).clamp_max(_LARGEST)
+
+    def is_counted(self, server_round: int) -> bool:
+        """Whether the iterate after a round is part of the average."""
+        return server_round >= self.from_round
+
+    def next(self, state: ServerState, server_round: int) -> Tensor:
+        """W_n / w_n with the iterate of this round; 0 stands for none before it."""
+        return self.after(state["weights"], server_round)
+
+
+class GeodesicAverage(Weights):
+    """The streaming average along geodesics, or along retractions where the algorithm uses them."""
+
+    kind: Literal["geodesic"] = "geodesic"
+
+    def initial(self, x: Tensor) -> dict[str, Tensor]:
+        """What a state holds more: the average, and W_n / w_n."""
+        return {"average": x, "weights": torch.zeros((), dtype=torch.float64, device=x.device)}
+
+    def include(
+        self, state: ServerState, server_round: int, manifold: Manifold, maps: MapChoice
+    ) -> ServerState:
+        """The state whose average holds the iterate state["x"] of this round too."""
+        if not self.is_counted(server_round):
+            return state.replace(average=state["x"])
+        ratio = self.next(state, server_round)
+        move, average = manifold.maps(maps), state["average"]
+        if float(ratio) == 1.0:
+            return state.replace(average=state["x"], weights=ratio)
+        u = move.inverse(average, state["x"]) / ratio
+        return state.replace(average=move.forward(average, u), weights=ratio)
+
+    def point(self, state: ServerState) -> Tensor:
+        """The average, shape ``(*point)``."""
+        return state["average"]
+
+    def check(self, manifold: Manifold) -> None:
+        """Any manifold that has the maps of the algorithm."""
+
+    def work(self, maps: MapChoice) -> Work:
+        """One vector between points, and one step along it."""
+        return Work.of_moves(maps, 1, 1)
+
+
+class ProjectorAverage(Weights):
+    """The leading eigenspace of the mean projector, in the frame nearest to the last iterate."""
+
+    kind: Literal["projector"] = "projector"
+
+    def initial(self, x: Tensor) -> dict[str, Tensor]:
+        """What a state holds more: the mean projector (d, d), and W_n / w_n."""
+        d = _frame(x).shape[-2]
+        zero = torch.zeros((), dtype=torch.float64, device=x.device)
+        return {"average": x.new_zeros(d, d), "weights": zero}
+
+    def include(
+        self, state: ServerState, server_round: int, manifold: Manifold, maps: MapChoice
+    ) -> ServerState:
+        """The state whose mean projector holds the iterate state["x"] of this round too."""
+        del manifold, maps
+        if not self.is_counted(server_round):
+            return state
+        ratio, frame, mean = self.next(state, server_round), _frame(state["x"]), state["average"]
+        share = (1 / ratio).to(mean.dtype)
+        return state.replace(average=mean + share * (frame @ frame.mT - mean), weights=ratio)
+
+    def point(self, state: ServerState) -> Tensor:
+        """The average, shape ``(*point)``; the last iterate while none counts."""
+        x = state["x"]
+        if float(state["weights"]) == 0:
+            return x
+        frame = _frame(x)
+        _, vectors = torch.linalg.eigh(state["average"])
+        top = vectors[..., -frame.shape[-1] :]
+        return (top @ polar(top.mT @ frame)).reshape(x.shape)
+
+    def check(self, manifold: Manifold) -> None:
+        """Refuse points that are no frames.
+
+        Raises:
+            ValueError: naming the manifold.
+        """
+        if not isinstance(manifold, Sphere | Stiefel | Grassmann):
+            raise ValueError(
+                "strategy.average.kind: 'projector' averages subspaces, for points on Sphere, "
+                f"Stiefel or Grassmann, got {manifold.name}; use 'geodesic'"
+            )
+
+    def work(self, maps: MapChoice) -> Work:
+        """An eigendecomposition, and no map."""
+        del maps
+        return Work()
+
+
+Average = Annotated[GeodesicAverage | ProjectorAverage, Field(discriminator="kind")]
+
+
+def _frame(x: Tensor) -> Tensor:
+    """The point as a matrix (d, k) of orthonormal columns."""
+    return x.unsqueeze(-1) if x.dim() == 1 else x

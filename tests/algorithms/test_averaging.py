@@ -1,0 +1,215 @@
+"""Averages and momentum on the server: what they reduce to, and that a resumed run keeps them."""
+
+import pytest
+import torch
+from pydantic import ValidationError
+
+import manifed
+from manifed.algorithms.averaging import GeodesicAverage, ProjectorAverage
+from manifed.algorithms.interface import Collected
+from manifed.algorithms.payloads import Displacement
+from manifed.algorithms.rsgd import RSGD
+from manifed.algorithms.tangent_mean import TangentMean
+from manifed.cli.launch import Request, launch
+from manifed.errors import ConfigError
+from manifed.experiment.load import load, sha256
+from manifed.experiment.privacy import planned_statement
+from manifed.manifolds.euclidean import Euclidean
+from manifed.manifolds.grassmann import Grassmann
+from manifed.manifolds.hyperbolic import Lorentz
+from manifed.manifolds.spd import SPD
+from manifed.manifolds.sphere import Sphere
+from manifed.manifolds.stiefel import Stiefel
+from manifed.problems.frechet_mean import FrechetMean
+from tests.runs.test_cli import QUICKSTART
+from tests.runs.test_resume import run_until_death
+
+ROUNDS = 6
+
+
+def draws(seed, *shape):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, dtype=torch.float64, generator=generator)
+
+
+def along(server, manifold, x, moves, first=1, state=None):
+    """The states after one round for each of the vectors, projected on the tangent space."""
+    state, found = state or server.initial(x), []
+    for r, move in enumerate(moves, first):
+        u = manifold.proju(state["x"], move)
+        collected = Collected({"u": u}, Displacement(u[None]), (0,), 1, 0.5)
+        state = server.step(state, "train", collected, r, manifold)
+        found.append(state)
+    return found
+
+
+def test_on_flat_space_the_geodesic_average_is_the_weighted_mean():
+    flat, moves = Euclidean(1), draws(0, ROUNDS, 4)
+    for weights, expected in [
+        ({}, [1, 1, 1, 1, 1, 1]),
+        ({"from_round": 3}, [0, 0, 1, 1, 1, 1]),
+        ({"power": 2.0, "from_round": 2}, [0, 1, 4, 9, 16, 25]),
+        ({"noise_ratio": 0.5}, [4.0**n for n in range(6)]),
+    ]:
+        server = TangentMean(average=GeodesicAverage(**weights))
+        states = along(server, flat, torch.zeros(4).double(), moves)
+        iterates = torch.stack([state["x"] for state in states])
+        share = torch.tensor(expected, dtype=torch.float64) / sum(expected)
+        found = server.model(states[-1], flat)
+        torch.testing.assert_close(found, share @ iterates, rtol=0, atol=1e-13)
+        assert torch.equal(server.output(states[-1], flat), found)
+
+
+def test_inverse_variances_are_the_best_weights_of_independent_errors():
+    """Gauss and Markov: the variance of the average is 1 / sum of 1 / variances."""
+    ratio = 0.8
+    average, w = GeodesicAverage(noise_ratio=ratio), torch.zeros((), dtype=torch.float64)
+    coefficients = torch.zeros(ROUNDS, dtype=torch.float64)
+    for r in range(1, ROUNDS + 1):
+        w = average.after(w, r)
+        coefficients = coefficients * (1 - 1 / w)
+        coefficients[r - 1] = 1 / w
+    variances = ratio ** (2 * torch.arange(ROUNDS, dtype=torch.float64))
+    best = 1 / (1 / variances).sum()
+    torch.testing.assert_close((coefficients**2 * variances).sum(), best, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("manifold", "x"),
+    [
+        (Sphere(), Sphere().origin(5)),
+        (Stiefel(), Stiefel().origin(5, 2)),
+        (Lorentz(), Lorentz().origin(4)),
+        (SPD(), SPD().origin(3, 3)),
+    ],
+    ids=lambda part: getattr(part, "name", ""),
+)
+def test_the_streaming_average_is_the_recursion_of_its_paper(manifold, x):
+    x = x.to(torch.float64)
+    server = TangentMean(average=GeodesicAverage(from_round=2))
+    moves = 0.2 * draws(1, ROUNDS, *x.shape)
+    if x.dim() == 2 and manifold.name.startswith("SPD"):
+        moves = (moves + moves.mT) / 2
+    states = along(server, manifold, x, moves)
+    expected = states[1]["x"]
+    for n, state in enumerate(states[2:], 2):
+        expected = manifold.expmap(expected, manifold.logmap(expected, state["x"]) / n)
+    torch.testing.assert_close(server.model(states[-1], manifold), expected, rtol=0, atol=1e-12)
+    assert float(manifold.membership_defect(server.model(states[-1], manifold))) < 1e-12
+    assert torch.equal(server.model(states[0], manifold), states[0]["x"])
+
+
+@pytest.mark.parametrize("manifold", [Sphere(), Grassmann(), Stiefel()], ids=lambda m: m.name)
+def test_the_projector_average_is_the_eigenspace_of_the_mean_projector(manifold):
+    shape = (6,) if manifold.ndim == 1 else (6, 2)
+    x = manifold.projx(draws(2, *shape))
+    server = TangentMean(average=ProjectorAverage(from_round=3, power=1.0))
+    states = along(server, manifold, x, 0.3 * draws(3, ROUNDS, *shape))
+    assert torch.equal(server.model(states[1], manifold), states[1]["x"])
+    frames = [state["x"].reshape(6, -1) for state in states[2:]]
+    mean = sum(w * f @ f.mT for w, f in zip((1, 2, 3, 4), frames, strict=True)) / 10
+    top = torch.linalg.eigh(mean)[1][:, -frames[0].shape[1] :]
+    found = server.model(states[-1], manifold).reshape(6, -1)
+    torch.testing.assert_close(found @ found.mT, top @ top.mT, rtol=0, atol=1e-12)
+    overlap = found.mT @ frames[-1]
+    torch.testing.assert_close(overlap, overlap.mT, rtol=0, atol=1e-12)  # the nearest frame
+    assert float(torch.linalg.eigvalsh(overlap)[0]) > 0
+
+
+def test_the_projector_average_does_not_see_the_basis():
+    x, server = draws(4, 6, 2), ProjectorAverage()
+    frames = [Grassmann().projx(x + 0.2 * draws(seed, 6, 2)) for seed in (5, 6, 7)]
+    turned = [f @ torch.linalg.qr(draws(seed, 2, 2))[0] for seed, f in enumerate(frames)]
+    spans = []
+    for path in (frames, turned):
+        state = TangentMean(average=server).initial(path[0])
+        for r, point in enumerate(path, 1):
+            state = server.include(state.replace(x=point), r, Grassmann(), "exact")
+        found = server.point(state)
+        spans.append(found @ found.mT)
+    torch.testing.assert_close(*spans, rtol=0, atol=1e-12)
+
+
+def test_on_flat_space_momentum_is_the_heavy_ball():
+    flat, moves = Euclidean(1), draws(8, ROUNDS, 4)
+    states = along(TangentMean(momentum=0.7), flat, torch.zeros(4).double(), moves)
+    x = m = torch.zeros(4, dtype=torch.float64)
+    for u in moves:
+        m = u + 0.7 * m
+        x = x + m
+    torch.testing.assert_close(states[-1]["x"], x, rtol=0, atol=1e-13)
+
+
+def test_momentum_is_carried_to_the_new_point():
+    sphere, moves = Sphere(), 0.2 * draws(9, 2, 5)
+    x = sphere.projx(draws(10, 5))
+    one, two = along(TangentMean(momentum=0.9), sphere, x, moves)
+    assert float(sphere.tangency_defect(one["x"], one["momentum"])) < 1e-12
+    u = sphere.proju(one["x"], moves[1])
+    carried = sphere.transp(x, one["x"], sphere.proju(x, moves[0]))
+    expected = sphere.expmap(one["x"], u + 0.9 * carried)
+    torch.testing.assert_close(two["x"], expected, rtol=0, atol=1e-14)
+
+
+def test_without_them_state_and_hash_are_as_they_were():
+    x = Sphere().origin(3)
+    assert set(TangentMean().initial(x).tensors) == {"x", "output"}
+    plain = load(QUICKSTART, ["strategy={kind='tangent-mean'}"])
+    assert plain.strategy.average is None
+    assert sha256(plain) != sha256(load(QUICKSTART, ["strategy={momentum=0.5}"]))
+    assert sha256(plain) == "31cb9150f56dd78c4a86a2c366f0ee710cd39c87125a30417f6ea08ef7c85b31"
+
+
+@pytest.mark.parametrize(
+    ("sets", "match"),
+    [
+        ("strategy={average={kind='geodesic'},output_rule='uniform'}", "strategy.output_rule"),
+        ("strategy={average={kind='geodesic',from_round=31}}", "strategy.average.from_round"),
+        ("strategy={momentum=1.0}", "strategy.*momentum"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(sets, match):
+    with pytest.raises((ConfigError, ValidationError), match=match):
+        load(QUICKSTART, [sets])
+
+
+def test_projectors_are_of_subspaces():
+    shards = [torch.eye(3, dtype=torch.float64)]
+    update = (RSGD(step_size=0.1), TangentMean(average=ProjectorAverage()))
+    with pytest.raises(ConfigError, match="'projector' averages subspaces"):
+        manifed.fit(FrechetMean(Euclidean(1)), shards, update, rounds=1)
+
+
+SETS = (
+    "federation.num_clients=3",
+    "federation.num_rounds=6",
+    "output.plots=false",
+    "output.checkpoint_every=2",
+    "privacy={kind='none'}",
+    "training.step_size=0.1",
+)
+
+
+@pytest.mark.parametrize("kind", [pytest.param("geodesic", marks=pytest.mark.slow), "projector"])
+def test_a_resumed_run_is_the_uninterrupted_one(tmp_path, monkeypatch, kind):
+    average = f"strategy={{momentum=0.5,average={{kind='{kind}',from_round=2,power=1.0}}}}"
+    sets = (*SETS, average)
+    whole = launch(Request(QUICKSTART, sets, out=tmp_path / "whole", plain=True))
+    run_until_death(tmp_path, monkeypatch, at_round=4, sets=sets)
+    again = launch(Request(QUICKSTART, resume=tmp_path / "run", plain=True))
+    assert again.metrics()["cost"] == whole.metrics()["cost"]
+    assert torch.equal(again.load_tensors("model")["x"], whole.load_tensors("model")["x"])
+    sets = (*sets, "engine.execution='cohort'")
+    stacked = launch(Request(QUICKSTART, sets, out=tmp_path / "stacked", plain=True))
+    assert stacked.metrics()["cost"] == pytest.approx(whole.metrics()["cost"], rel=1e-9)
+
+
+def test_an_average_costs_nothing_and_the_statement_says_so():
+    plain, averaged = (
+        planned_statement(load(QUICKSTART, sets), (180,) * 10)
+        for sets in ([], ["strategy={average={kind='projector'}}"])
+    )
+    assert plain["adversaries"] == averaged["adversaries"]
+    assert plain["mechanism"] == averaged["mechanism"]
+    assert "post-processing" in averaged["released"]
+    assert "post-processing" not in plain["released"]
