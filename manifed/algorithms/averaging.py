@@ -1,7 +1,7 @@
 r"""Averages of released iterates: post-processing on the server, which costs no privacy.
 
-* Geodesic: x_bar_n = Exp_{x_bar_{n-1}}( (w_n / W_n) Log_{x_bar_{n-1}}(x_n) ), W_n = w_1 + ... + w_n,
-  with equal weights the streaming average of Tripuraneni, Flammarion, Bach, Jordan: Averaging
+* Geodesic: x_bar_n = Exp_{x_bar_{n-1}}( (w_n / W_n) Log_{x_bar_{n-1}}(x_n) ) with
+  W_n = w_1 + ... + w_n; with equal weights the streaming average of Tripuraneni, Flammarion, Bach, Jordan: Averaging
   Stochastic Gradient Descent on Riemannian Manifolds (2018). Near a strict minimum its error is
   that of the average of the linearised iterates.
 * Projector: the leading k-dimensional eigenspace of sum_n (w_n / W_n) x_n x_n^T, for points that
