@@ -1,9 +1,9 @@
 r"""Averages of released iterates: post-processing on the server, which costs no privacy.
 
 * Geodesic: x_bar_n = Exp_{x_bar_{n-1}}( (w_n / W_n) Log_{x_bar_{n-1}}(x_n) ) with
-  W_n = w_1 + ... + w_n; with equal weights the streaming average of Tripuraneni, Flammarion, Bach, Jordan: Averaging
-  Stochastic Gradient Descent on Riemannian Manifolds (2018). Near a strict minimum its error is
-  that of the average of the linearised iterates.
+  W_n = w_1 + ... + w_n. With equal weights it is the streaming average of Tripuraneni,
+  Flammarion, Bach, Jordan: Averaging Stochastic Gradient Descent on Riemannian Manifolds (2018).
+  Near a strict minimum its error is that of the average of the linearised iterates.
 * Projector: the leading k-dimensional eigenspace of sum_n (w_n / W_n) x_n x_n^T, for points that
   are orthonormal frames (Fan, Wang, Wang, Zhu: Distributed Estimation of Principal Eigenspaces,
   2019, with iterates in the place of machines). It does not depend on the basis of a subspace.
