@@ -35,8 +35,10 @@ def register(app: typer.Typer) -> None:
         return
     from manifed.cli import operations
     from manifed.cli.correlated import secldp
+    from manifed.cli.series import series
 
     privacy.command("secldp")(secldp)
+    privacy.command("series")(series)
     app.add_typer(privacy, name="privacy")
     app.command("audit")(audit)
     app.command("engines")(engines)

@@ -1,0 +1,1 @@
+"""Schedules: step sizes, noise scales and sample sizes that change from round to round."""

@@ -1,0 +1,246 @@
+"""Totals of scheduled releases: golden values, brackets that hold, and their limits."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from manifed.cli import commands
+from manifed.cli.main import app
+from manifed.privacy import accountant
+from manifed.privacy.events import GaussianRelease, LaplaceRelease
+from manifed.privacy.series import Releases, epsilon_of_rho, printed_epsilon
+from manifed.schedules.schedule import Constant, Geometric, Hyperbolic, Polynomial
+from manifed.schedules.time_varying import EXAMPLES, TimeVarying
+
+TERMS = 20_000
+SHORT = 200
+
+
+def example(number, **changes):
+    one = EXAMPLES[number]
+    return Releases(
+        algorithm=one.algorithm, schedules=one.schedules, sensitivity=one.sensitivity, **changes
+    )
+
+
+def with_(algorithm="gradient", noise="laplace", lipschitz=0.0, **exponents):
+    given = {"alpha": 0.9, "beta": 0.6, "gamma": 1.1, "eta": 0.05, **exponents}
+    schedules = TimeVarying.polynomial(**given)
+    return Releases(
+        algorithm=algorithm, schedules=schedules, sensitivity=0.2, noise=noise, lipschitz=lipschitz
+    )
+
+
+def test_the_sensitivities_of_example_1():
+    found = example(1).sensitivities(2000)
+    golden = {1: 0.1, 2: 0.084875193, 3: 0.072224021, 4: 0.062248847, 5: 0.054314217,
+              10: 0.030432655, 100: 0.000837862, 1000: 0.000015542, 2000: 0.000005558}  # fmt: skip
+    for k, expected in golden.items():
+        assert found[k - 1] == pytest.approx(expected, abs=6e-10)
+
+
+@pytest.mark.parametrize(
+    ("number", "rounds", "corrected", "printed"),
+    [
+        (1, 1, 0.096594, 0.096594), (1, 2, 0.176932, 0.160024), (1, 5, 0.351415, 0.316950),
+        (1, 10, 0.523150, 0.481419), (1, 100, 0.922676, 0.873781), (1, 2000, 0.992327, 0.942713),
+        (2, 101, 0.588907, 0.388907), (2, 1001, 0.671665, 0.471665), (2, 10001, 0.713492, 0.513492),
+    ],
+)  # fmt: skip
+def test_partial_sums_of_the_examples(number, rounds, corrected, printed):
+    assert example(number).series(rounds).partial == pytest.approx(corrected, abs=1e-6)
+    shown = rounds - (number == 2)  # K updates, of which the paper leaves out the first
+    assert printed_epsilon(example(number), shown).partial == pytest.approx(printed, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("number", "corrected", "printed"), [(1, 1.0080, 0.9584), (2, 0.7555, 0.5555)]
+)
+def test_the_totals_of_the_examples(number, corrected, printed):
+    found = example(number).series(TERMS)
+    assert found.total == pytest.approx(corrected, abs=5e-4)
+    assert found.total_low == pytest.approx(corrected, abs=5e-4)
+    assert printed_epsilon(example(number), TERMS).total == pytest.approx(printed, abs=5e-4)
+
+
+CASES = {
+    "gradient": with_(),
+    "gradient, noise falls": with_(gamma=1.4, eta=-0.2),
+    "output": with_("output"),
+    "output, noise falls": with_("output", gamma=1.6, eta=-0.2),
+    "output, hidden state": with_("output", lipschitz=1.0),
+    "output, beta 1, (i)": with_("output", beta=1.0, gamma=0.5, eta=0.7),
+    "output, beta 1, (ii)": with_("output", beta=1.0, gamma=1.2, eta=0.8),
+    "gaussian gradient": with_(noise="gaussian", gamma=0.6),
+    "gaussian output": with_("output", "gaussian", gamma=0.5),
+    "gaussian hidden state": with_("output", "gaussian", lipschitz=0.5),
+    "offsets": with_().model_copy(
+        update={
+            "algorithm": "output",
+            "schedules": TimeVarying(
+                step_size=Hyperbolic(scale=0.3, rate=0.2),
+                mixing=Polynomial(scale=0.4, offset=2.0, exponent=-0.5),
+                sample_size=Polynomial(scale=1.0, offset=7.0, exponent=0.9),
+                noise_scale=Polynomial(scale=2.0, offset=0.5, exponent=0.1),
+            ),
+        }
+    ),
+    "geometric": with_().model_copy(
+        update={
+            "schedules": with_().schedules.model_copy(
+                update={
+                    "sample_size": Geometric(scale=1.0, ratio=1.02),
+                    "noise_scale": Polynomial(scale=1.0, exponent=-0.3),
+                }
+            )
+        }
+    ),
+}
+
+
+@pytest.mark.parametrize("releases", CASES.values(), ids=CASES)
+def test_the_total_is_bracketed_from_few_terms_and_from_many(releases):
+    few, many = releases.series(SHORT), releases.series(TERMS)
+    assert few.total_low <= many.total_low * (1 + 1e-9)
+    assert many.total <= few.total * (1 + 1e-9)
+    assert few.partial_low <= few.partial <= few.partial_low * (1 + 1e-6)
+    assert many.partial < few.total < math.inf
+    assert many.total_low <= many.total
+
+
+def test_the_gradient_tail_is_sharp():
+    few, many = example(2).series(SHORT), example(2).series(10**6)
+    assert few.total == pytest.approx(many.total, rel=2e-4)
+    assert many.total - many.total_low < 1e-8
+    cut = example(2, noise="gaussian").series(SHORT)
+    assert cut.total < cut.partial + 1.02 * (many_of_gaussian() - cut.partial_low)
+
+
+def many_of_gaussian():
+    return example(2, noise="gaussian").series(10**5).total
+
+
+@pytest.mark.parametrize(
+    ("releases", "is_finite"),
+    [
+        (with_(gamma=0.95, eta=0.05), False), (with_(gamma=0.96, eta=0.05), True),
+        (with_("output", gamma=0.65), False), (with_("output", gamma=0.66), True),
+        (with_(noise="gaussian", gamma=0.45), False), (with_(noise="gaussian", gamma=0.46), True),
+        (with_("output", "gaussian", gamma=0.15), False),
+        (with_("output", "gaussian", gamma=0.16), True),
+        (with_("output", beta=1.0, gamma=0.5, eta=0.6), False),
+        (with_("output", beta=1.0, gamma=1.2, eta=0.5), False),
+        (with_("output", beta=1.0, gamma=1.2, eta=0.51), True),
+        (with_("output", beta=0.9, lipschitz=1.0), False),
+    ],
+)  # fmt: skip
+def test_a_total_is_finite_where_the_theorem_says_so(releases, is_finite):
+    assert math.isfinite(releases.series(1000).total) == is_finite
+
+
+@pytest.mark.parametrize("algorithm", ["output", "gradient"])
+def test_the_accountant_says_the_same_of_the_first_rounds(algorithm):
+    common = {"unit": "example", "neighboring_relation": "replace-one"}
+    for noise, kind in (("laplace", LaplaceRelease), ("gaussian", GaussianRelease)):
+        releases = with_(algorithm, noise)
+        moved = releases.sensitivities(40)
+        k = np.arange(40.0) + (algorithm == "output")
+        scales = releases.schedules.noise_scale.values(k)
+        events = [
+            kind(noise_multiplier=s / d, **common) for s, d in zip(scales, moved, strict=True)
+        ]
+        found = releases.series(40).partial
+        if noise == "laplace":
+            assert accountant.epsilon(events, 0.0) == pytest.approx(found, rel=1e-9)
+        else:
+            expected = accountant.epsilon(events, 1e-5)
+            assert epsilon_of_rho(found, 1e-5) == pytest.approx(expected, rel=1e-9)
+
+
+def test_a_larger_c_less_noise_more_samples():
+    base = example(2).series(TERMS)
+    assert example(2).model_copy(update={"sensitivity": 0.4}).series(TERMS).total == pytest.approx(
+        2 * base.total, rel=1e-9
+    )
+    at = {"alpha": 0.8, "beta": 0.5, "gamma": 1.2, "eta": 0.1}
+    assert with_(**at, b=4.0).series(TERMS).total == pytest.approx(base.total / 4, rel=1e-9)
+    thousand, more = (with_(**at, a3=a3).series(TERMS).total for a3 in (1e3, 1e6))
+    assert thousand == pytest.approx(1e3 * more, rel=1e-3)  # the ceiling is little then
+
+
+def test_the_round_in_which_a_budget_is_spent():
+    releases = example(1)
+    assert releases.rounds_within(0.9) == 74
+    assert releases.series(74).partial <= 0.9 < releases.series(75).partial
+    assert releases.rounds_within(1.01) is None
+    assert releases.rounds_within(0.0) == 0
+    with pytest.raises(ValueError, match=r"budget: .* holds for 100000 rounds"):
+        releases.rounds_within(1.0079, most=10**5)
+    with pytest.raises(ValueError, match="rounds: expected 0 to"):
+        releases.series(-1)
+
+
+def test_no_tail_is_claimed_where_none_is_known():
+    schedules = with_("output").schedules.model_copy(
+        update={"sample_size": Geometric(scale=1, ratio=1.1)}
+    )
+    found = with_("output").model_copy(update={"schedules": schedules}).series(10)
+    assert found.tail == math.inf
+    constant = with_().schedules.model_copy(update={"sample_size": Constant(value=50)})
+    assert with_().model_copy(update={"schedules": constant}).series(10).tail == math.inf
+
+
+CONFIG = """
+algorithm = "gradient"
+noise = "gaussian"
+sensitivity = 2.0
+[schedules]
+step_size = {kind = "polynomial", scale = 0.5, exponent = -0.8}
+mixing = {kind = "polynomial", scale = 0.5, exponent = -0.5}
+sample_size = {kind = "ceil-polynomial", scale = 1.0, exponent = 0.7}
+noise_scale = {kind = "constant", value = 4.0}
+[problem]
+strong_convexity = 1.0
+smoothness = 4.0
+second_singular_value = 0.5
+num_nodes = 6
+"""
+
+
+def test_the_command_prices_examples_and_configs_and_refuses_in_one_line(tmp_path):
+    commands.register(app)
+    run = CliRunner().invoke
+    call = ["privacy", "series", "--algorithm", "output", "--example", "1", "--rounds", "20000"]
+    done = run(app, [*call, "--budget", "0.9", "--json"])
+    found = json.loads(done.stdout.splitlines()[-1])
+    expected = example(1).series(TERMS)
+    assert found["epsilon_infinite"] == pytest.approx(expected.total)
+    assert found["epsilon_K"] == pytest.approx(expected.partial)
+    assert found["tail_bound"] == pytest.approx(expected.tail)
+    assert found["printed"] == pytest.approx(0.9584, abs=5e-4)
+    assert (found["in_the_text"], found["rounds_within_budget"]) == (0.864, 74)
+    assert "round 75 does not" in done.stdout
+    path = tmp_path / "series.toml"
+    path.write_text(CONFIG)
+    done = run(app, ["privacy", "series", str(path), "--rounds", "1000", "--json"])
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["epsilon_infinite"] == pytest.approx(epsilon_of_rho(found["rho_infinite"], 1e-5))
+    assert "Theorem 5 (Algorithm 2: finite epsilon): FAILS; not gamma + eta > 1" in done.stdout
+    assert "sup alpha_k / beta_k" in done.stdout
+    both = [str(path), "--algorithm", "output"]
+    for arguments in (
+        ["--example", "3"], ["--example", "1", "--algorithm", "gradient"], [], both,
+        [str(path), "--delta", "2"], [str(path), "--example", "1"], [str(tmp_path)],
+        [str(path), "--budget", "nan"],
+    ):  # fmt: skip
+        bad = run(app, ["privacy", "series", *arguments])
+        assert bad.exit_code == 2
+        assert len(bad.stderr.strip().splitlines()) == 1
+    for broken in ("", CONFIG.replace("0.7", "-0.7"), CONFIG.replace("num_nodes", "nodes")):
+        path.write_text(broken)
+        bad = run(app, ["privacy", "series", str(path)])
+        assert bad.exit_code == 2
+        assert len(bad.stderr.strip().splitlines()) == 1
