@@ -16,7 +16,7 @@ from manifed.problems.readers import checksum
 
 ExampleKind = Literal[
     "rows", "spd-matrices", "labelled-spd-matrices", "sphere-points", "hyperbolic-pairs",
-    "regression", "classification", "columns",
+    "regression", "classification", "columns", "labelled-rows",
 ]  # fmt: skip
 
 FEATURE_NDIM = {

@@ -160,7 +160,7 @@ class FileData(DataSource):
             raise ValueError("classes: needs label, the column of the classes, and no regression")
         if self.label is not None and not self.classes and self.examples != "regression":
             raise ValueError("classes: required beside label: the public list of its values")
-        if self.label is not None and self.examples not in (*_LABELLED, *_MATRICES):
+        if self.label is not None and self.examples not in (*_LABELLED, *_MATRICES, "rows"):
             raise ValueError(f"label: examples = {self.examples!r} have no label")
 
     def _check_bounds(self) -> None:
@@ -224,6 +224,8 @@ class FileData(DataSource):
         """The kind of its examples."""
         if self.examples in _MATRICES and self.label is not None:
             return "labelled-spd-matrices"
+        if self.examples == "rows" and self.label is not None:
+            return "labelled-rows"
         return _PROVIDES[self.examples]
 
     @property

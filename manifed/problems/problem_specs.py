@@ -4,7 +4,7 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from manifed.manifolds.base import Manifold
 from manifed.manifolds.hyperbolic import Lorentz
@@ -27,6 +27,7 @@ from manifed.problems.hyperbolic_prediction import (
 )
 from manifed.problems.linear import with_squared_norms
 from manifed.problems.logistic import Logistic
+from manifed.problems.mlp import MLP, Activation
 from manifed.problems.records import LARGEST_ENTRY, check_entries
 from manifed.problems.spd_mean import SPDMean
 from manifed.problems.starts import OriginStart, RandomStart, Start
@@ -274,6 +275,29 @@ class LogisticSpec(ProblemSource):
         """Rows and labels with the rows' squared norms."""
         del meta
         return with_squared_norms(shard, "feature")
+
+
+class MLPSpec(ProblemSource):
+    """Classification by a network with one hidden layer, packed in one vector of R^d."""
+
+    kind: Literal["mlp"] = "mlp"
+    needs: ClassVar[ExampleKind] = "labelled-rows"
+    hidden: int = Field(default=32, ge=1, le=10_000)
+    num_classes: int = Field(ge=2, le=1000)
+    activation: Activation = "relu"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _starts_at_random_layers(cls, table: Any) -> Any:
+        """``start`` is that of its own sizes unless it is given: at the origin nothing moves."""
+        if not isinstance(table, dict) or "start" in table:
+            return table
+        sizes = {"hidden": table.get("hidden", 32), "num_classes": table.get("num_classes", 2)}
+        return {**table, "start": {"kind": "layers", **sizes}}
+
+    def build(self) -> FiniteSum:
+        """The problem on R^d."""
+        return MLP(self.hidden, self.num_classes, self.activation)
 
 
 class MatrixCompletionSpec(OnFrames):

@@ -92,18 +92,40 @@ def checksum(*arrays: NDArray[Any]) -> str:
     return digest.hexdigest()
 
 
+def _shipped(name: str, data: str) -> Path:
+    """A file that scikit-learn ships."""
+    package = importlib.util.find_spec("sklearn")
+    if package is None or package.origin is None:
+        raise DataMissing(data, f"datasets/data/{name} of an installed scikit-learn")
+    return Path(package.origin).parent / "datasets" / "data" / name
+
+
 def digits() -> tuple[Array, Labels]:
     """scikit-learn's 1797 digits: pixels / 16, shape (1797, 64), and labels.
 
     Read from the file it ships: importing scikit-learn would cost as much as a whole quick run.
     """
-    package = importlib.util.find_spec("sklearn")
-    if package is None or package.origin is None:
-        raise DataMissing("digits", "datasets/data/digits.csv.gz of an installed scikit-learn")
-    path = Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz"
+    path = _shipped("digits.csv.gz", "digits")
     with gzip.open(path, "rt", encoding="ascii") as lines:
         table = np.loadtxt(lines, delimiter=",")
     return table[:, :-1] / 16.0, table[:, -1].astype(np.int64)
+
+
+BREAST_CANCER_RANGES = (
+    (6.981, 28.11), (9.71, 39.28), (43.79, 188.5), (143.5, 2501.0), (0.053, 0.163), (0.019, 0.345),
+    (0.0, 0.427), (0.0, 0.201), (0.106, 0.304), (0.05, 0.097), (0.112, 2.873), (0.36, 4.885),
+    (0.757, 21.98), (6.802, 542.2), (0.002, 0.031), (0.002, 0.135), (0.0, 0.396), (0.0, 0.053),
+    (0.008, 0.079), (0.001, 0.03), (7.93, 36.04), (12.02, 49.54), (50.41, 251.2), (185.2, 4254.0),
+    (0.071, 0.223), (0.027, 1.058), (0.0, 1.252), (0.0, 0.291), (0.156, 0.664), (0.055, 0.208),
+)  # fmt: skip
+"""Least and greatest value of each feature, as the data set's documentation prints them."""
+
+
+def breast_cancer() -> tuple[Array, Labels]:
+    """scikit-learn's Breast Cancer Wisconsin: 569 rows of 30 features, benign 1, malignant -1."""
+    path = _shipped("breast_cancer.csv", "breast-cancer")
+    table = np.loadtxt(path, delimiter=",", skiprows=1)
+    return table[:, :-1], (2 * table[:, -1] - 1).astype(np.int64)
 
 
 def mnist(data_dir: Path | None) -> tuple[Array, Labels, str]:

@@ -16,6 +16,9 @@ Array = NDArray[np.float64]
 class _Images(DataSource):
     """Rows of pixels, optionally a subset, shifted, or scaled to unit norm (in that order)."""
 
+    has_labels: bool = False
+    """Examples are images with the digit that they show; false: images alone."""
+
     num_examples: int | None = Field(default=None, ge=1)
     """A uniform subset of this size; null keeps all."""
     digit: int | None = Field(default=None, ge=0, le=9)
@@ -25,6 +28,11 @@ class _Images(DataSource):
     centre: float | tuple[float, ...] | None = None
     """Subtract this public point, or this number from every pixel."""
     is_unit_norm: bool = True
+
+    @property
+    def provides(self) -> ExampleKind:
+        """Rows, with their digits if asked for."""
+        return "labelled-rows" if self.has_labels else "rows"
 
     @model_validator(mode="after")
     def _one_centre(self) -> "_Images":
@@ -48,7 +56,10 @@ class _Images(DataSource):
         rows, labels = pixels[chosen], labels[chosen]
         if self.is_centred:
             rows = rows - rows.mean(0)
-        return build({"z": self.shifted_and_scaled(rows)}, labels=labels, meta=meta)
+        arrays = {"z": self.shifted_and_scaled(rows)}
+        if self.has_labels:
+            arrays["label"] = labels.astype(np.float64)
+        return build(arrays, labels=labels, meta=meta)
 
     def shifted_and_scaled(self, rows: Array) -> Array:
         """The rows less the public centre, of unit norm if asked for: each by itself, (n, d).
@@ -73,7 +84,6 @@ class Digits(_Images):
     """scikit-learn's 1797 digits of 8 x 8 pixels, divided by 16."""
 
     kind: Literal["digits"] = "digits"
-    provides: ClassVar[ExampleKind] = "rows"
 
     def load(self, data_dir: Path | None, seed: int) -> Dataset:
         """Rows ``z`` (n, 64) and the digits as labels."""
@@ -85,7 +95,6 @@ class Mnist(_Images):
     """MNIST, 28 x 28 pixels divided by 255: the training set if present, else the test set."""
 
     kind: Literal["mnist"] = "mnist"
-    provides: ClassVar[ExampleKind] = "rows"
 
     def load(self, data_dir: Path | None, seed: int) -> Dataset:
         """Rows ``z`` (n, 784), the digits as labels, and which split was read in ``meta``."""
@@ -145,6 +154,28 @@ class A9a(DataSource):
         """``feature`` (n, 123 or 124) and ``label`` -1 or 1."""
         del seed
         features, labels = readers.a9a(data_dir, split=self.split)
+        if self.has_intercept:
+            features = np.concatenate([features, np.ones((len(features), 1))], axis=1)
+        return build({"feature": features, "label": labels.astype(np.float64)}, labels=labels)
+
+
+class BreastCancer(DataSource):
+    """Breast Cancer Wisconsin (UCI): 569 rows of 30 features, a constant column with an intercept.
+
+    Features are mapped linearly to [-1, 1] from the ranges that the data set's documentation
+    prints, which are public: no record moves what becomes of another.
+    """
+
+    kind: Literal["breast-cancer"] = "breast-cancer"
+    provides: ClassVar[ExampleKind] = "classification"
+    has_intercept: bool = True
+
+    def load(self, data_dir: Path | None, seed: int) -> Dataset:
+        """``feature`` (569, 30 or 31), ``label`` 1 for benign and -1 for malignant."""
+        del data_dir, seed
+        features, labels = readers.breast_cancer()
+        low, high = np.array(readers.BREAST_CANCER_RANGES).T
+        features = np.clip((features - low) / (high - low), 0.0, 1.0) * 2 - 1
         if self.has_intercept:
             features = np.concatenate([features, np.ones((len(features), 1))], axis=1)
         return build({"feature": features, "label": labels.astype(np.float64)}, labels=labels)

@@ -20,11 +20,13 @@ from manifed.problems.problem_specs import (
     LeastSquaresSpec,
     LogisticSpec,
     MatrixCompletionSpec,
+    MLPSpec,
     NearestMeanSpec,
     PrincipalEigenvectorSpec,
 )
-from manifed.problems.real_data import A9a, Digits, Mnist, SamplePhotos
+from manifed.problems.real_data import A9a, BreastCancer, Digits, Mnist, SamplePhotos
 from manifed.problems.synthetic_data import (
+    ClassMixture,
     LogNormalSPD,
     ScaledIdentities,
     SPDClasses,
@@ -47,7 +49,8 @@ ProblemSpec = Annotated[
     | LogisticSpec
     | MatrixCompletionSpec
     | GeometricMedianSpec
-    | NearestMeanSpec,
+    | NearestMeanSpec
+    | MLPSpec,
     Field(discriminator="kind"),
 ]
 
@@ -57,6 +60,7 @@ DataSpec = Annotated[
     | Mnist
     | SamplePhotos
     | A9a
+    | BreastCancer
     | WordnetMammals
     | HyperbolicTree
     | HyperbolicCloud
@@ -70,7 +74,8 @@ DataSpec = Annotated[
     | SyntheticLeastSquares
     | ScaledIdentities
     | SyntheticLogistic
-    | SyntheticLowRank,
+    | SyntheticLowRank
+    | ClassMixture,
     Field(discriminator="kind"),
 ]
 
@@ -88,7 +93,7 @@ def check_pair(problem: ProblemSpec, data: DataSpec) -> None:
         )
     if not isinstance(data, FileData):
         return
-    if isinstance(problem, NearestMeanSpec) and problem.num_classes != len(data.classes):
+    if isinstance(problem, NearestMeanSpec | MLPSpec) and problem.num_classes != len(data.classes):
         raise ValueError(
             f"problem.num_classes: expected len(data.classes) = {len(data.classes)}, got "
             f"{problem.num_classes}"

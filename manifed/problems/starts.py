@@ -4,6 +4,7 @@ x^(0) is broadcast without noise, so what it depends on is public. A start is ha
 shape and a generator; no example can reach it.
 """
 
+import math
 from typing import Annotated, Literal
 
 import torch
@@ -74,4 +75,34 @@ class GivenStart(Frozen):
         return manifold.projx(x)
 
 
-Start = Annotated[RandomStart | OriginStart | GivenStart, Field(discriminator="kind")]
+class LayersStart(Frozen):
+    """Of a network with one hidden layer: every entry uniform in +-1 / sqrt(units that feed it).
+
+    The law with which `torch.nn.Linear` starts, weights and biases.
+    """
+
+    kind: Literal["layers"] = "layers"
+    hidden: int = Field(ge=1)
+    num_classes: int = Field(ge=2)
+
+    def point(
+        self, manifold: Manifold, shape: tuple[int, ...], generator: torch.Generator
+    ) -> Tensor:
+        """x^(0), of ``shape`` (d,), d = hidden (p + 1) + num_classes (hidden + 1).
+
+        Raises:
+            ValueError: no p >= 1 gives such a d, or the manifold is not flat.
+        """
+        second = self.num_classes * (self.hidden + 1)
+        p = (math.prod(shape) - second) // self.hidden - 1
+        first = self.hidden * (p + 1)
+        if manifold.name != "Euclidean" or p < 1 or shape != (first + second,):
+            raise ValueError(
+                f"problem.start: 'layers' expects a network of {self.hidden} hidden units and "
+                f"{self.num_classes} classes, got points of shape {list(shape)} of {manifold.name}"
+            )
+        uniform = 2 * torch.rand(shape, generator=generator, dtype=torch.float64) - 1
+        return torch.cat([uniform[:first] / math.sqrt(p), uniform[first:] / math.sqrt(self.hidden)])
+
+
+Start = Annotated[RandomStart | OriginStart | GivenStart | LayersStart, Field(discriminator="kind")]

@@ -107,6 +107,25 @@ def least_squares(
     return a.reshape(-1, d), b.reshape(-1), _sources(num_clients, rows)
 
 
+def class_mixture(
+    num_examples: int,
+    d: int,
+    num_classes: int,
+    rng: np.random.Generator,
+    *,
+    components: int,
+    spread: float,
+) -> tuple[Array, NDArray[np.int64]]:
+    """Rows N(centre_c, I), (n, d), of components with centres N(0, spread^2 I), and their classes.
+
+    Component c belongs to class c mod num_classes; all are as likely.
+    """
+    centres = spread * rng.standard_normal((components, d))
+    component = rng.integers(0, components, num_examples)
+    rows = centres[component] + rng.standard_normal((num_examples, d))
+    return rows, (component % num_classes).astype(np.int64)
+
+
 def scaled_identities(
     num_clients: int, d: int, rng: np.random.Generator
 ) -> tuple[Array, Array, Sources]:

@@ -212,6 +212,29 @@ class SyntheticLogistic(DataSource):
         return build(arrays, labels=labels)
 
 
+class ClassMixture(DataSource):
+    """A Gaussian mixture with several components a class, in the place of images."""
+
+    kind: Literal["class-mixture"] = "class-mixture"
+    provides: ClassVar[ExampleKind] = "labelled-rows"
+    num_examples: int = Field(default=16_000, ge=1)
+    dimension: int = Field(default=40, ge=1)
+    num_classes: int = Field(default=10, ge=2)
+    components: int = Field(default=20, ge=2)
+    """Of all classes together; component c is of class c mod num_classes."""
+    spread: float = Field(default=0.5, gt=0)
+    """Deviation of the components' centres; that of examples around theirs is 1."""
+
+    def load(self, data_dir: Path | None, seed: int) -> Dataset:
+        """``z`` and ``label``."""
+        del data_dir
+        z, labels = synthetic.class_mixture(
+            self.num_examples, self.dimension, self.num_classes, generator(seed, "data"),
+            components=self.components, spread=self.spread,
+        )  # fmt: skip
+        return build({"z": z, "label": labels.astype(np.float64)}, labels=labels)
+
+
 class SyntheticLowRank(DataSource):
     """Projected FL Figure 4: columns of a low-rank matrix, exact, noisy or heterogeneous."""
 

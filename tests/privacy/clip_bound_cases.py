@@ -269,6 +269,14 @@ def _labelled_matrices(x: Tensor, generator: torch.Generator) -> Examples:
     return Examples(tensors, {"z": 2, "label": 0})
 
 
+def _labelled_rows(x: Tensor, generator: torch.Generator) -> Examples:
+    """Of three numbers each, the inputs of a network with as many weights as x has entries."""
+    z = hostile_rows(x[:3], generator)
+    labels = torch.tensor([0.0, 1.0, 0.5, -7.0, 1e300, *BAD], dtype=torch.float64)
+    tensors = {"z": z.repeat_interleave(2, 0), "label": labels.repeat(len(z))[: 2 * len(z)]}
+    return Examples(tensors, {"z": 1, "label": 0})
+
+
 def records(spec: ProblemSource, x: Tensor, seed: int) -> Examples:
     """Hostile examples for the problem, as its ``prepare`` would leave them."""
     generator = torch.Generator().manual_seed(100 + seed)
@@ -281,6 +289,7 @@ def records(spec: ProblemSource, x: Tensor, seed: int) -> Examples:
         "columns": _columns,
         "spd-matrices": _matrices,
         "labelled-spd-matrices": _labelled_matrices,
+        "labelled-rows": _labelled_rows,
         "hyperbolic-pairs": _poincare if name == "PoincareBall" else _lorentz,
     }
     is_prediction = isinstance(spec, HyperbolicPredictionSpec)
@@ -306,7 +315,7 @@ def _variants(model: type[ProblemSource]) -> Iterator[ProblemSource]:
     for name, field in model.model_fields.items():
         if get_origin(field.annotation) is Literal and name in {"on", "manifold", "center"}:
             choices[name] = get_args(field.annotation)
-        elif name == "num_classes":
+        elif name in {"num_classes", "hidden"}:
             choices[name] = (K,)
         elif name in {"ridge", "penalty"} and field.default == 0.0:
             choices[name] = (0.0, 0.3)
@@ -323,7 +332,10 @@ def cases() -> tuple[Case, ...]:
     for model in get_args(union):
         for spec in _variants(model):
             ndim = spec.build().manifold.ndim
-            shapes = {"spd-matrices": (3, 3), "labelled-spd-matrices": (K, 2, 2)}
+            shapes = {
+                "spd-matrices": (3, 3), "labelled-spd-matrices": (K, 2, 2),
+                "labelled-rows": (K * 4 + K * (K + 1),),
+            }  # fmt: skip
             shape = shapes.get(spec.needs, (D, K)[:ndim])
             chosen = spec.model_dump(include={"on", "manifold", "center", "ridge", "penalty"})
             kind = model.model_fields["kind"].default

@@ -19,6 +19,7 @@ from manifed.problems.hyperbolic_prediction import HyperbolicPrediction
 from manifed.problems.least_squares import LeastSquares
 from manifed.problems.logistic import Logistic
 from manifed.problems.matrix_completion import MatrixCompletion
+from manifed.problems.mlp import MLP
 from manifed.problems.pca import KPCA, PrincipalEigenvector
 from manifed.problems.spd_mean import SPDMean
 
@@ -29,6 +30,8 @@ Maker = Callable[[torch.Generator, tuple[int, ...]], Examples]
 class Case:
     problem: FiniteSum
     make: Maker
+    has_optimum: bool = True
+    """Whether a minimiser can be computed; of a network none can."""
 
     def examples(self, seed: int, *lead: int) -> Examples:
         """Random examples with leading dimensions and number of examples ``lead``."""
@@ -115,6 +118,8 @@ CASES = {
     "ridge": Case(LeastSquares(ridge=0.3), regression),
     "logistic": Case(Logistic(), classification),
     "logistic-penalised": Case(Logistic(ridge=0.3), classification),
+    "mlp-relu": Case(MLP(4, 3), labelled(rows, 3), has_optimum=False),
+    "mlp-tanh": Case(MLP(4, 3, "tanh"), labelled(rows, 3), has_optimum=False),
     "matrix-completion-stiefel": Case(MatrixCompletion(2, "stiefel"), columns),
     "matrix-completion-grassmann": Case(MatrixCompletion(2, "grassmann"), columns),
 }
@@ -122,4 +127,9 @@ CASES = {
 
 @pytest.fixture(params=list(CASES))
 def case(request: pytest.FixtureRequest) -> Case:
+    return CASES[request.param]
+
+
+@pytest.fixture(params=[name for name, case in CASES.items() if case.has_optimum])
+def solvable(request: pytest.FixtureRequest) -> Case:
     return CASES[request.param]

@@ -139,20 +139,22 @@ def test_objective_and_gradient_are_the_weighted_means_over_clients(case):
     assert torch.allclose(client_weights(shards), torch.tensor([6 / 9, 3 / 9], dtype=torch.float64))
 
 
-def test_the_optimum_is_stationary_and_no_random_point_beats_it(case):
-    shards = [case.examples(5, 30), case.examples(5, 20)]
-    found = case.problem.optimum(shards)
+def test_the_optimum_is_stationary_and_no_random_point_beats_it(solvable):
+    shards = [solvable.examples(5, 30), solvable.examples(5, 20)]
+    found = solvable.problem.optimum(shards)
     assert found.gradient_norm <= 1e-8 * (1 + abs(found.value))
-    assert float(case.problem.objective(found.x, shards)) == pytest.approx(found.value, rel=1e-12)
-    best = float(case.problem.objective(case.point(5, 50), shards).min())
+    assert float(solvable.problem.objective(found.x, shards)) == pytest.approx(
+        found.value, rel=1e-12
+    )
+    best = float(solvable.problem.objective(solvable.point(5, 50), shards).min())
     assert found.value <= best
 
 
-def test_steepest_descent_reaches_the_optimum(case):
-    shards = [case.examples(6, 40)]
-    optimum = case.problem.optimum(shards)
-    x = case.point(0)
-    found = case.problem.descend_from(x, shards)
+def test_steepest_descent_reaches_the_optimum(solvable):
+    shards = [solvable.examples(6, 40)]
+    optimum = solvable.problem.optimum(shards)
+    x = solvable.point(0)
+    found = solvable.problem.descend_from(x, shards)
     assert found.is_converged
     assert found.value <= optimum.value + 1e-8 * (1 + abs(optimum.value))
 

@@ -30,6 +30,10 @@ PAIRS = [
     ({"kind": "least-squares"}, {"kind": "synthetic-least-squares", "num_clients": 16}, "natural"),
     ({"kind": "least-squares", "scaling": "sum"}, {"kind": "scaled-identities"}, "natural"),
     ({"kind": "logistic"}, {"kind": "synthetic-logistic", "num_examples": 500}, "dirichlet"),
+    ({"kind": "logistic"}, {"kind": "breast-cancer"}, "dirichlet"),
+    ({"kind": "mlp", "num_classes": 10}, {"kind": "digits", "has_labels": True}, "dirichlet"),
+    ({"kind": "mlp", "num_classes": 10, "hidden": 8, "activation": "tanh"},
+     {"kind": "class-mixture", "num_examples": 300, "dimension": 6}, "equal"),
     ({"kind": "matrix-completion"}, {"kind": "synthetic-low-rank", "num_clients": 16, "columns": 20,
                                      "dimension": 40}, "natural"),
 ]  # fmt: skip

@@ -14,11 +14,11 @@ from manifed.experiment.schema import Experiment
 from manifed.problems import federation
 from manifed.problems.hyperbolic_data import WordnetMammals
 from manifed.problems.problem_specs import ProblemSource
-from manifed.problems.real_data import A9a, Digits, Mnist, SamplePhotos
+from manifed.problems.real_data import A9a, BreastCancer, Digits, Mnist, SamplePhotos
 from manifed.problems.spec import DataSpec, ProblemSpec
 from manifed.problems.starts import Start
 
-REAL = {A9a, Digits, Mnist, SamplePhotos, WordnetMammals}
+REAL = {A9a, BreastCancer, Digits, Mnist, SamplePhotos, WordnetMammals}
 SMALL = {"num_examples": 40, "num_nodes": 41, "num_clients": 4, "columns": 10, "dimension": 10}
 OTHERWISE = {"wishart": {"dimension": 2}, "synthetic-low-rank": {"oversampling": 2.0}}
 CLIENTS = 4
@@ -40,7 +40,7 @@ def problems() -> list[ProblemSource]:
             for value in get_args(field.annotation)
         ]
         rest = {"num_classes": 2} if "num_classes" in spec.model_fields else {}
-        found += [spec(**{name: value}, **rest) for name, value in places] or [spec()]
+        found += [spec(**{name: value}, **rest) for name, value in places] or [spec(**rest)]
     return found
 
 
@@ -154,4 +154,4 @@ def test_a_given_start_that_is_no_point_is_refused_in_one_line(entries, words):
 
 def test_every_kind_of_start_is_in_the_union():
     kinds = {one.model_fields["kind"].default for one in members(Start)}
-    assert kinds == {"random", "origin", "given"}
+    assert kinds == {"random", "origin", "given", "layers"}

@@ -1,0 +1,159 @@
+r"""A network with one hidden layer: cross-entropy of softmax(W_2 s(W_1 z + b_1) + b_2) on R^d.
+
+The task of DECOR on MNIST (Allouah, Koloskova, El Firdoussi, Jaggi, Guerraoui 2024, section 6; 784,
+128 and 10 units with ReLU in its public code). A point is W_1 (h, p), b_1 (h), W_2 (k, h), b_2 (k),
+row by row, in one vector of d = h (p + 1) + k (h + 1) entries.
+
+An example's gradient is two outer products, so its norm needs no gradient (Goodfellow, "Efficient
+per-example gradient computations", 2015): with the errors delta_1 and delta_2 at the two layers
+
+    |grad f_j|^2 = |delta_1|^2 (|z_j|^2 + 1) + |delta_2|^2 (|s_j|^2 + 1).
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from manifed.manifolds.euclidean import Euclidean
+from manifed.problems.base import Examples
+from manifed.problems.finite_sum import FiniteSum, Optimum, Shards
+from manifed.problems.linear import row_lengths
+from manifed.problems.records import require
+
+Activation = Literal["relu", "tanh"]
+
+
+@dataclass(frozen=True)
+class Layers:
+    """The parts of a point, views of shape (..., h, p), (..., h), (..., k, h), (..., k)."""
+
+    w1: Tensor
+    b1: Tensor
+    w2: Tensor
+    b2: Tensor
+
+
+class MLP(FiniteSum):
+    """Examples ``z`` (..., n, p) and ``label`` (..., n), a class number from 0 to k - 1."""
+
+    points_per_example = 0.1
+    """About 3 / p points: errors and units of two layers, no gradient."""
+
+    def __init__(self, hidden: int, num_classes: int, activation: Activation = "relu") -> None:
+        self.hidden = hidden
+        self.num_classes = num_classes
+        self.activation = activation
+        self.manifold = Euclidean()
+
+    def point_shape(self, examples: Examples) -> tuple[int, ...]:
+        """(d,)."""
+        p = examples["z"].shape[-1]
+        return (self.hidden * (p + 1) + self.num_classes * (self.hidden + 1),)
+
+    def layers(self, x: Tensor) -> Layers:
+        """Weights and biases of a point."""
+        h, k = self.hidden, self.num_classes
+        p = (x.shape[-1] - k * (h + 1)) // h - 1
+        w1, b1, w2, b2 = x.split([h * p, h, k * h, k], dim=-1)
+        return Layers(w1.unflatten(-1, (h, p)), b1, w2.unflatten(-1, (k, h)), b2)
+
+    def check_records(self, examples: Examples) -> None:
+        """Class numbers."""
+        what = f"a class number from 0 to {self.num_classes - 1}"
+        require(examples["label"], self._has_class(examples), what)
+
+    def losses(self, x: Tensor, examples: Examples) -> Tensor:
+        """Log sum_c exp(score_c) - score of the example's class, shape ``(..., n)``."""
+        scores = self._forward(self.layers(x), examples["z"])[1]
+        own = scores.gather(-1, self._classes(examples).expand(scores.shape[:-1]).unsqueeze(-1))
+        return torch.logsumexp(scores, -1) - own.squeeze(-1)
+
+    def rgrads(self, x: Tensor, examples: Examples) -> Tensor:
+        """The gradients one by one, shape ``(..., n, d)``."""
+        found = self.gradients(x, examples)
+        parts = [
+            (found.delta1.unsqueeze(-1) * examples["z"].unsqueeze(-2)).flatten(-2),
+            found.delta1,
+            (found.delta2.unsqueeze(-1) * found.units.unsqueeze(-2)).flatten(-2),
+            found.delta2,
+        ]
+        return torch.cat(parts, -1)
+
+    def gradients(self, x: Tensor, examples: Examples) -> "OuterProducts":
+        """The errors at both layers, by one pass forth and one back.
+
+        NaN for a label that is no class, so that such a record counts for nothing.
+        """
+        layers, z = self.layers(x), examples["z"]
+        units, scores = self._forward(layers, z)
+        label = self._classes(examples).unsqueeze(-1)
+        is_own = label == torch.arange(self.num_classes, device=label.device)
+        delta2 = torch.softmax(scores, -1) - is_own.to(scores)
+        has_class = self._has_class(examples).unsqueeze(-1)
+        if not bool(has_class.all()):
+            delta2 = torch.where(has_class, delta2, torch.nan)
+        slopes = (units > 0).to(units) if self.activation == "relu" else 1 - units.square()
+        return OuterProducts(z, torch.matmul(delta2, layers.w2) * slopes, units, delta2)
+
+    def correct(self, x: Tensor, examples: Examples) -> Tensor:
+        """1 where the largest score is that of the example's class, else 0, shape ``(..., n)``."""
+        scores = self._forward(self.layers(x), examples["z"])[1]
+        return (scores.argmax(-1) == self._classes(examples)).to(x.dtype)
+
+    def optimum(self, shards: Shards, weights: Tensor | None = None) -> Optimum:
+        """Zero, which bounds every cross-entropy from below; no point of a network attains it.
+
+        So a cost's gap to it is the cost. ``x`` is the origin and means nothing.
+        """
+        del weights
+        origin = torch.zeros(self.point_shape(shards[0]), dtype=torch.float64)
+        return Optimum(origin, 0.0, 0.0)
+
+    def _forward(self, layers: Layers, z: Tensor) -> tuple[Tensor, Tensor]:
+        """Hidden units (..., n, h) and scores (..., n, k)."""
+        before = torch.matmul(z, layers.w1.mT) + layers.b1.unsqueeze(-2)
+        units = torch.relu(before) if self.activation == "relu" else torch.tanh(before)
+        return units, torch.matmul(units, layers.w2.mT) + layers.b2.unsqueeze(-2)
+
+    def _has_class(self, examples: Examples) -> Tensor:
+        label = examples["label"]
+        return (label >= 0) & (label < self.num_classes) & (label == label.floor())
+
+    def _classes(self, examples: Examples) -> Tensor:
+        label = examples["label"].nan_to_num(nan=0.0)
+        return label.clamp(0, self.num_classes - 1).long()
+
+
+@dataclass(frozen=True)
+class OuterProducts:
+    """Gradients delta_1 (z, 1)^T and delta_2 (s, 1)^T, one pair an example."""
+
+    z: Tensor
+    delta1: Tensor
+    """(..., n, h)."""
+    units: Tensor
+    """s, (..., n, h)."""
+    delta2: Tensor
+    """(..., n, k)."""
+
+    @property
+    def norms(self) -> Tensor:
+        """Upper bounds of the gradients' norms, shape ``(..., n)``; infinite where one overflows.
+
+        A factor shorter than 1e-145 counts as that long (`row_lengths`).
+        """
+        one = torch.ones((), dtype=self.z.dtype, device=self.z.device)
+        first = row_lengths(self.delta1) * torch.hypot(row_lengths(self.z), one)
+        second = row_lengths(self.delta2) * torch.hypot(row_lengths(self.units), one)
+        return torch.hypot(first, second)
+
+    def sum(self, weights: Tensor) -> Tensor:
+        """sum_j weights_j grad f_j, two products, shape ``(..., d)``."""
+        parts: list[Tensor] = []
+        for delta, inputs in ((self.delta1, self.z), (self.delta2, self.units)):
+            left = (weights.unsqueeze(-1) * delta).mT
+            total = torch.matmul(left, inputs)
+            parts += [total.flatten(-2), left.sum(-1).expand(total.shape[:-1])]
+        return torch.cat(parts, -1)

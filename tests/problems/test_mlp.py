@@ -1,0 +1,120 @@
+"""The network with one hidden layer, its labelled data and its start."""
+
+import copy
+
+import pytest
+import torch
+from torch.func import grad, vmap
+
+from manifed.problems import federation
+from manifed.problems.base import Examples
+from manifed.problems.files import FileData
+from manifed.problems.mlp import MLP
+from manifed.problems.partition_specs import EqualSpec
+from manifed.problems.problem_specs import MLPSpec
+from manifed.problems.real_data import BreastCancer, Digits
+from manifed.problems.starts import LayersStart
+
+
+def normal(seed: int, *shape: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def examples(count: int, p: int, k: int) -> Examples:
+    label = (torch.arange(count) % k).to(torch.float64)
+    return Examples({"z": normal(1, count, p), "label": label}, {"z": 1, "label": 0})
+
+
+@pytest.mark.parametrize("activation", ["relu", "tanh"])
+def test_per_example_gradients_are_those_of_torch_func(activation):
+    """Of the same network written with torch's own layers' functions."""
+    p, h, k = 7, 5, 4
+    problem, shard = MLP(h, k, activation), examples(9, p, k)
+    x = 0.7 * normal(0, *problem.point_shape(shard))
+    unit = torch.relu if activation == "relu" else torch.tanh
+
+    def loss(x: torch.Tensor, z: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+        w1, b1, w2, b2 = x.split([h * p, h, k * h, k])
+        hidden = unit(torch.nn.functional.linear(z, w1.reshape(h, p), b1))
+        scores = torch.nn.functional.linear(hidden, w2.reshape(k, h), b2)
+        return torch.nn.functional.cross_entropy(scores, label)
+
+    label = shard["label"].long()
+    expected = vmap(grad(loss), in_dims=(None, 0, 0))(x, shard["z"], label)
+    assert torch.allclose(problem.rgrads(x, shard), expected, rtol=1e-10, atol=1e-12)
+    assert torch.allclose(problem.rgrad_norms(x, shard), expected.norm(dim=-1), rtol=1e-10)
+    losses = vmap(loss, in_dims=(None, 0, 0))(x, shard["z"], label)
+    assert torch.allclose(problem.losses(x, shard), losses, rtol=1e-12)
+
+
+def test_a_record_of_no_class_counts_for_nothing():
+    problem, shard = MLP(3, 2), examples(4, 2, 2)
+    shard.tensors["label"][1] = 0.5
+    norms = problem.rgrad_norms(normal(0, *problem.point_shape(shard)), shard)
+    assert torch.isnan(norms[1])
+    assert bool(torch.isfinite(norms[[0, 2, 3]]).all())
+    with pytest.raises(ValueError, match="record 1: expected a class number from 0 to 1"):
+        problem.check_records(shard)
+
+
+def test_huge_scores_have_finite_losses():
+    problem, shard = MLP(3, 2), examples(4, 2, 2)
+    x = 1e6 * normal(0, *problem.point_shape(shard))
+    assert bool(torch.isfinite(problem.losses(x, shard)).all())
+
+
+def test_a_network_starts_as_torch_layers_do():
+    spec = MLPSpec(hidden=8, num_classes=3)
+    assert spec.start == LayersStart(hidden=8, num_classes=3)
+    problem = spec.build()
+    shape = problem.point_shape(examples(3, 25, 3))
+    x = spec.start.point(problem.manifold, shape, torch.Generator().manual_seed(0))
+    parts = MLP(8, 3).layers(x)
+    assert 0.9 / 5 < float(parts.w1.abs().max()) <= 1 / 5
+    assert float(parts.w2.abs().max()) <= 1 / 8**0.5
+    with pytest.raises(ValueError, match=r"problem\.start: 'layers' expects a network of 8 hidden"):
+        spec.start.point(problem.manifold, (40,), torch.Generator())
+    assert MLPSpec.model_validate(spec.model_dump()) == spec
+
+
+def test_plain_gradient_descent_learns_the_digits():
+    spec = MLPSpec(hidden=16, num_classes=10)
+    data = Digits(has_labels=True, is_unit_norm=False)
+    (shard,) = federation.shards(spec, data, EqualSpec(), 1, 0)
+    problem = spec.build()
+    x = spec.start.point(
+        problem.manifold, problem.point_shape(shard), torch.Generator().manual_seed(0)
+    )
+    share = torch.full((len(shard),), 1 / len(shard), dtype=torch.float64)
+    for _ in range(150):
+        x = x - 0.5 * problem.rgrad_sum(x, shard, share)
+    assert float(problem.correct(x, shard).mean()) > 0.9
+
+
+def test_images_keep_their_digits_only_if_asked():
+    plain, labelled = Digits(), Digits(has_labels=True)
+    assert (plain.provides, labelled.provides) == ("rows", "labelled-rows")
+    assert set(plain.load(None, 0).examples.tensors) == {"z"}
+    found = labelled.load(None, 0)
+    assert found.labels is not None
+    assert found.examples["label"].tolist() == found.labels.tolist()
+
+
+def test_the_cancer_data_lie_in_their_public_ranges():
+    found = BreastCancer().load(None, 0)
+    features = found.examples["feature"]
+    assert features.shape == (569, 31)
+    assert float(features.abs().max()) == 1.0
+    assert sorted(set(found.examples["label"].tolist())) == [-1.0, 1.0]
+    assert int((found.examples["label"] == 1).sum()) == 357
+
+
+def test_own_rows_with_classes_train_a_network(tmp_path):
+    path = tmp_path / "one.csv"
+    path.write_text("a,b,kind\n0.5,1,cat\n0.1,0,dog\n0.2,0.3,cat\n")
+    data = FileData(
+        examples="rows", columns=("a", "b"), label="kind", classes=("cat", "dog", "emu")
+    )
+    assert data.provides == "labelled-rows"
+    assert data.read(path)["label"].tolist() == [0.0, 1.0, 0.0]
+    assert set(copy.copy(data.blank().tensors)) == {"z", "label"}
