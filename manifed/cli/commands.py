@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from manifed.cli.graph import graph
 from manifed.cli.options import (
     QUICKSTART,
     ConfigPath,
@@ -43,6 +44,7 @@ def register(app: typer.Typer) -> None:
     app.command("audit")(audit)
     app.command("engines")(engines)
     app.command("export")(export)
+    app.command("graph")(graph)
     app.command("doctor")(operations.doctor)
     app.command("extend")(operations.extend)
     app.command("status")(operations.status)

@@ -13,14 +13,14 @@ if TYPE_CHECKING:
     from manifed.privacy.secldp import Correlated, Rounds
 
 _MOST = 10**9
-_MOST_NODES = 5000
+MOST_NODES = 5000
 
 
 def secldp(
     graph: Annotated[
         str, typer.Option(help="ring, torus, complete, star, exponential, or a file of edges.")
     ],
-    nodes: Annotated[int, typer.Option(min=1, max=_MOST_NODES, help="n.")],
+    nodes: Annotated[int, typer.Option(min=1, max=MOST_NODES, help="n.")],
     sigma_cdp: Annotated[float, typer.Option(help="Deviation of a node's own noise.")],
     sigma_cor: Annotated[float, typer.Option(help="Deviation of one pairwise mask.")],
     clip: Annotated[float, typer.Option(help="C, the L2 bound of a gradient.")] = 1.0,
@@ -60,13 +60,14 @@ def secldp(
         sensitivity, rate = clip / batch, batch / examples
     noise = Correlated(sigma_cdp, sigma_cor)
     whole = None if rounds is None else Rounds(rounds, sensitivity, rate)
-    found = priced(_built(graph, nodes), noise, clip / (batch or 1), collusion, whole, delta)
+    found = priced(built(graph, nodes), noise, clip / (batch or 1), collusion, whole, delta)
     sys.stdout.write(_shown(found, delta))
     if as_json:
         print_json(found)
 
 
-def _built(name: str, nodes: int) -> "Graph":
+def built(name: str, nodes: int) -> "Graph":
+    """The graph of a name or a file of edges; one line and exit code 2 where there is none."""
     from pathlib import Path
 
     from manifed.graphs import specs
