@@ -1,12 +1,13 @@
 """From the config of a run to its Flower strategy."""
 
-from manifed.algorithms import tangent_mean
+from manifed.algorithms import gossip, tangent_mean
 from manifed.algorithms.projected import Projected, ProjectedPartial
 from manifed.algorithms.rfedsvrg import RFedSVRG
 from manifed.flower import strategy
 from manifed.flower.strategy import ManifoldStrategy, settings_of
 from manifed.runs.driver import Job
 from strategies.control_variates import ControlVariates
+from strategies.gossip import Gossip
 from strategies.projection_mean import ProjectionMean
 from strategies.tangent_mean import TangentMean
 
@@ -20,6 +21,8 @@ def strategy_of(job: Job) -> ManifoldStrategy:
     settings = settings_of(job)
     if type(server) is Projected:
         return ProjectionMean(plan.manifold, server, **settings)
+    if type(server) is gossip.Gossip:
+        return Gossip(plan.manifold, server, **settings)
     if type(server) is RFedSVRG or type(server) is ProjectedPartial:
         return ControlVariates(plan.manifold, server, cohort=plan.cohort, **settings)
     if type(server) is tangent_mean.TangentMean and len(update.phases) == 1:

@@ -231,6 +231,15 @@ class ServerUpdate(Protocol):
 
 
 @runtime_checkable
+class KeepsNodeModels(Protocol):
+    """A server update with a model for every node; its ``model`` is their mean."""
+
+    def node_models(self, state: ServerState, manifold: Manifold) -> Tensor:
+        """The models of a state, (n, *point), in the order of the partitions."""
+        ...
+
+
+@runtime_checkable
 class DeclaresServerWork(Protocol):
     """A server update whose page states what it calls."""
 

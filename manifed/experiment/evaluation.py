@@ -14,6 +14,7 @@ from torch import Tensor
 
 from manifed.algorithms.held_out import StopWhen
 from manifed.experiment.setting import Setting
+from manifed.manifolds.base import Manifold
 from manifed.problems.base import Examples
 from manifed.problems.finite_sum import FiniteSum, Optimum
 
@@ -55,6 +56,24 @@ class Evaluator:
             shares = [float(each.mean()) for each in right if each is not None]
             row["accuracy"] = float(self.weights @ torch.tensor(shares).to(self.weights))
         return row | self.problem.metrics(x, self.optimum, self.meta)
+
+
+def node_row(models: Tensor, manifold: Manifold, oracle: Evaluator | None) -> dict[str, float]:
+    """What the models of all nodes, (n, *point), say beside their mean.
+
+    consensus_distance is (1/n) sum_i |x_i - mean|^2, of models that everybody sees. With the oracle
+    worst_node_cost is the largest cost of a node's model, and optimum_distance is
+    (1/n) sum_i d(x_i, x*)^2 to the reference solution.
+    """
+    models = models.to("cpu", torch.float64)
+    away = (models - models.mean(0)).flatten(1)
+    row = {"consensus_distance": float(away.square().sum(1).mean())}
+    if oracle is not None:
+        costs = [float(oracle.problem.objective(x, oracle.shards, oracle.weights)) for x in models]
+        row["worst_node_cost"] = max(costs)
+        reference = oracle.optimum.x.to(models).expand_as(models)
+        row["optimum_distance"] = float(manifold.dist(models, reference).square().mean())
+    return row
 
 
 @dataclass(frozen=True)

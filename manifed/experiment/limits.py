@@ -1,5 +1,6 @@
 """Which parts go together, and what a run can count to; everything else is free to combine."""
 
+from manifed.algorithms.gossip import Gossip, OnGraph
 from manifed.algorithms.interface import ClientUpdate, ServerUpdate
 from manifed.algorithms.projected import Projected, ProjectedPartial, Projecting, reach
 from manifed.algorithms.rfedprox import RFedProx
@@ -10,6 +11,7 @@ from manifed.algorithms.tangent_mean import TangentMean
 from manifed.experiment.plugins import is_plugin
 from manifed.federation.cohorts import Cohort
 from manifed.manifolds.base import Manifold
+from manifed.manifolds.euclidean import Euclidean
 from manifed.oracles.oracle import STEPS_PER_PHASE
 from manifed.privacy.events import NeighboringRelation
 from manifed.privacy.mechanism import ExampleMechanism, RelativeNoise
@@ -18,7 +20,7 @@ from manifed.privacy.noise import BITS
 _MANY_EXAMPLES = 1 << 20
 """A shard so large that a minibatch is a proper part of it."""
 
-AnyTraining = RSGD | RSVRG | Projected | ProjectedPartial | RFedProx | RFedSVRG
+AnyTraining = RSGD | RSVRG | Projected | ProjectedPartial | RFedProx | RFedSVRG | Gossip
 
 
 def server_update(training: ClientUpdate, strategy: TangentMean | None) -> ServerUpdate:
@@ -67,7 +69,13 @@ def check_manifold(training: AnyTraining, manifold: Manifold) -> None:
     """
     if is_plugin(training.kind):
         return  # what it asks of a manifold is its own
-    if isinstance(training, Projecting):
+    if isinstance(training, OnGraph):
+        if not isinstance(manifold, Euclidean):
+            raise ValueError(
+                f"training.kind: {training.kind!r} mixes models as vectors, so it needs a problem "
+                f"on R^d ('least-squares', 'logistic'), got one on {manifold.name}"
+            )
+    elif isinstance(training, Projecting):
         try:
             reach(manifold)
         except ValueError as error:
@@ -96,6 +104,30 @@ def check_average(server: ServerUpdate, num_rounds: int, manifold: Manifold) -> 
         )
 
 
+def check_graph(training: AnyTraining, num_clients: int) -> None:
+    """Refuse a graph that there is not, or of other nodes than the clients.
+
+    Raises:
+        ValueError: naming field, value and what is expected.
+    """
+    if not isinstance(training, OnGraph):
+        return
+    if training.num_nodes not in (None, num_clients):
+        raise ValueError(
+            f"training.num_nodes: expected federation.num_clients = {num_clients}, got "
+            f"{training.num_nodes}; leave it out"
+        )
+    try:
+        found = training.network.graph
+    except ValueError as error:
+        raise ValueError(f"training.{error}") from None
+    if not found.is_connected and training.mixing_weights != "complete":
+        raise ValueError(
+            f"training.graph: expected a connected graph, got {len(found.components)} parts, "
+            "between which nothing is ever mixed"
+        )
+
+
 def check_private(training: ClientUpdate, privacy_kind: str, noise_kind: str) -> None:
     """Refuse a mechanism that nothing charges for, with this training.
 
@@ -104,7 +136,9 @@ def check_private(training: ClientUpdate, privacy_kind: str, noise_kind: str) ->
     """
     is_client_level = privacy_kind == "client-level"
     why = ""
-    if len(training.phases) > 1:
+    if isinstance(training, OnGraph):
+        why = "the server mixes models that it sees"
+    elif len(training.phases) > 1:
         why = "it uploads twice a round, and one noised average is charged"
     elif is_plugin(training.kind) and any(len(one.up.names()) > 1 for one in training.phases):
         why = "one vector a client is noised, and it uploads several"

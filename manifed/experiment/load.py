@@ -71,6 +71,7 @@ def load(
     _check_depth(table, "the overrides")
     table.setdefault("name", Path(path).stem)
     _place_files(table, Path(path).absolute().parent)
+    _place_graph(table, Path(path).absolute().parent)
     return parse(table, plugins)
 
 
@@ -89,6 +90,14 @@ def _place_files(table: dict[str, Any], folder: Path) -> None:
         paths = [paths.replace("{partition}", str(i)) for i in range(count)]
     if isinstance(paths, list) and all(isinstance(path, str) for path in paths):
         data["paths"] = [str(folder / path) for path in paths]
+
+
+def _place_graph(table: dict[str, Any], folder: Path) -> None:
+    """Make ``training.graph.path`` absolute."""
+    training = table.get("training")
+    graph = training.get("graph") if isinstance(training, dict) else None
+    if isinstance(graph, dict) and isinstance(graph.get("path"), str):
+        graph["path"] = str(folder / graph["path"])
 
 
 def parse(table: dict[str, Any], plugins: Collection[str] | None = None) -> Experiment:

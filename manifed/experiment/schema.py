@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from manifed.algorithms.gossip import Gossip
 from manifed.algorithms.held_out import PrivateEvaluation, PublicEvaluation
 from manifed.algorithms.interface import ClientUpdate, ServerUpdate
 from manifed.algorithms.projected import Projected, ProjectedPartial
@@ -19,6 +20,7 @@ from manifed.algorithms.rsvrg import RSVRG
 from manifed.algorithms.tangent_mean import TangentMean
 from manifed.experiment.limits import (
     check_average,
+    check_graph,
     check_limits,
     check_manifold,
     check_private,
@@ -39,7 +41,7 @@ from manifed.problems.problem_specs import HyperbolicPredictionSpec, ProblemSour
 from manifed.problems.spec import DataSpec, EqualSpec, PartitionSpec, ProblemSpec, check_pair
 
 Training = Annotated[
-    RSGD | RSVRG | Projected | ProjectedPartial | RFedProx | RFedSVRG,
+    RSGD | RSVRG | Projected | ProjectedPartial | RFedProx | RFedSVRG | Gossip,
     Field(discriminator="kind"),
     OrPlugin(ClientUpdate, or_both=ServerUpdate),
 ]
@@ -233,6 +235,19 @@ class Experiment(Frozen):
             return table
         return {**table, "federation": {**federation, "partition": {"kind": "natural"}}}
 
+    @model_validator(mode="before")
+    @classmethod
+    def _a_node_is_a_client(cls, table: Any) -> Any:
+        """``training.num_nodes`` is ``federation.num_clients`` where training runs on a graph."""
+        if not isinstance(table, dict):
+            return table
+        training, federation = table.get("training"), table.get("federation")
+        if not (isinstance(training, dict) and isinstance(federation, dict)):
+            return table
+        if "graph" not in training or "num_nodes" in training or "num_clients" not in federation:
+            return table
+        return {**table, "training": {**training, "num_nodes": federation["num_clients"]}}
+
     @model_validator(mode="after")
     def _parts_fit(self) -> "Experiment":
         cohort, clients = self.federation.cohort, self.federation.num_clients
@@ -259,6 +274,7 @@ class Experiment(Frozen):
             num_rounds=self.federation.num_rounds,
             max_attempts=self.federation.replies.max_attempts,
         )
+        check_graph(self.training, clients)
         check_strategy(self.training, self.strategy, cohort)
         manifold = self.problem.build().manifold
         check_manifold(self.training, manifold)

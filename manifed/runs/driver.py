@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from manifed.algorithms.interface import ServerState
+from manifed.algorithms.interface import KeepsNodeModels, ServerState
 from manifed.durable import remove_drafts, write_atomically
 from manifed.errors import BudgetExhausted, ConfigError, RoundFailed
 from manifed.experiment.assembly import (
@@ -34,6 +34,7 @@ from manifed.experiment.evaluation import (
     Judged,
     PublicEvaluator,
     client_shares,
+    node_row,
     oracle_is_on,
 )
 from manifed.experiment.load import dump, sha256, to_toml
@@ -198,14 +199,10 @@ def run_experiment(
         evaluator = _evaluator(config, agreed.facts, has_oracle)
         if start.first_round > 1:
             model = plan.server_update.model(start.state, plan.manifold)
+            held = HELD_OUT if config.evaluation.kind == "private" else ()
+            whole = evaluator.row(model) if evaluator and not held else {}
             folder.check_columns(
-                _columns(
-                    HELD_OUT
-                    if config.evaluation.kind == "private"
-                    else evaluator.row(model)
-                    if evaluator
-                    else {}
-                )
+                _columns([*whole, *held, *_of_nodes(plan, start.state, evaluator)])
             )
         resumed_at = start.first_round if past is not None and past.has_ledger else None
         header, last = {"config_sha256": sha256(config)}, config.federation.num_rounds
@@ -313,6 +310,16 @@ def _start(config: Experiment, plan: Plan, past: Past | None) -> Start:
 def _columns(measured: Iterable[str]) -> tuple[str, ...]:
     """The columns of a row with these measures."""
     return ("round", *measured, "epsilon", "uploads", *COLUMNS, "seconds")
+
+
+def _of_nodes(
+    plan: Plan, state: ServerState, evaluator: Evaluator | PublicEvaluator | None
+) -> dict[str, float]:
+    """What a row says of the nodes' own models, where there are some."""
+    if not isinstance(plan.server_update, KeepsNodeModels):
+        return {}
+    models = plan.server_update.node_models(state, plan.manifold)
+    return node_row(models, plan.manifold, evaluator if isinstance(evaluator, Evaluator) else None)
 
 
 def _evaluator(
@@ -475,6 +482,7 @@ class _Run:
         model = self._plan.server_update.model(state, self._plan.manifold)
         with self._evaluation_time():
             measured = self._measured(server_round, model, held_out)
+            measured |= _of_nodes(self._plan, state, self._evaluator)
             spent = self._promise.headline(self._account.odometer)
         self._row = {
             "round": server_round,

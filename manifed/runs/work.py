@@ -10,10 +10,14 @@ instead of x_i, so the n logarithms of the server's mean are made by the clients
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+import torch
+
 from manifed.algorithms.interface import DeclaresServerWork
+from manifed.algorithms.payloads import Payload
 from manifed.experiment.plugins import is_plugin
 from manifed.experiment.schema import Experiment, Training
 
@@ -22,16 +26,24 @@ _FLOAT64_BYTES = 8
 
 def communication(training: Training, point_shape: tuple[int, ...]) -> dict[str, int]:
     """Matrices and bytes a client sends and gets in one round, and the phases they take."""
-    up = sum(len(phase.up.names()) for phase in training.phases)
-    down = sum(len(phase.down.names()) for phase in training.phases)
-    size = math.prod(point_shape) * _FLOAT64_BYTES
+    up, down = (
+        _entries([p.up for p in training.phases], point_shape),
+        _entries([p.down for p in training.phases], point_shape),
+    )
+    point = math.prod(point_shape)
     return {
         "phases": len(training.phases),
-        "matrices_up": up,
-        "matrices_down": down,
-        "bytes_up": up * size,
-        "bytes_down": down * size,
+        "matrices_up": up // point,
+        "matrices_down": down // point,
+        "bytes_up": up * _FLOAT64_BYTES,
+        "bytes_down": down * _FLOAT64_BYTES,
     }
+
+
+def _entries(payloads: Sequence[type[Payload]], point_shape: tuple[int, ...]) -> int:
+    """The numbers in payloads of points of that shape."""
+    layouts = (payload.layout(point_shape, torch.float64).values() for payload in payloads)
+    return sum(math.prod(shape) for layout in layouts for shape, _ in layout)
 
 
 def work_of(config: Experiment, point_shape: tuple[int, ...]) -> dict[str, Any]:

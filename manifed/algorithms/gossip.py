@@ -1,0 +1,258 @@
+"""Decentralised SGD on a graph: every node has a model of its own and mixes it with its neighbours.
+
+Lian, Zhang, Zhang, Hsieh, Zhang, Liu: Can Decentralized Algorithms Outperform Centralized
+Algorithms? (2017), Algorithm 1, as Allouah et al. (DECOR) write it, eqs. (3) and (4).
+
+Symbols: x_i^(t) row i of state["x"], eta_t step_size / (1 + t / decay_rounds), g_i the oracle's
+gradient (with privacy clipped and noised there), W the mixing matrix of the graph.
+Invariant: W is symmetric and doubly stochastic, so mixing leaves the mean of all models as it is.
+
+In a Flower star the server carries the messages. With ``mixing = "server"`` it mixes them itself;
+with "client" it hands every node the half steps of its neighbours, and the node mixes. One message
+goes to each node and one comes back in a round; what the server sees is the same.
+"""
+
+from dataclasses import dataclass
+from functools import cache, cached_property, lru_cache
+from typing import Any, ClassVar, Literal, cast
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from manifed.algorithms.gradient_steps import GradientSteps
+from manifed.algorithms.interface import Collected, Memory, Phase, ServerState, Space, Work
+from manifed.algorithms.payloads import Layout, Payload, PerClient, Point
+from manifed.graphs.graph import Graph, Matrix
+from manifed.graphs.mixing import check_mixing, complete_mixing, metropolis_hastings
+from manifed.graphs.specs import GraphSpec
+from manifed.manifolds.base import Manifold
+from manifed.oracles.oracle import Draws, Oracle
+
+MixingWeights = Literal["metropolis-hastings", "complete"]
+
+
+@dataclass(frozen=True)
+class Neighbourhood(Payload):
+    """Down, where nodes mix: a node's own half step and those of its neighbours.
+
+    A node with fewer neighbours than another one gets its own half step in the places left over.
+    """
+
+    num_neighbors: ClassVar[int] = 0
+    x: Tensor
+    neighbors: Tensor
+    """Shape (num_neighbors, *point)."""
+
+    @classmethod
+    def layout(cls, shape: tuple[int, ...], dtype: torch.dtype) -> dict[str, Layout]:
+        """As many arrays of a point's shape as a node has neighbours at most."""
+        return {"x": (shape, dtype), "neighbors": ((cls.num_neighbors, *shape), dtype)}
+
+
+@cache
+def neighbourhood(num_neighbors: int) -> type[Neighbourhood]:
+    """The payload with places for so many neighbours."""
+    name = f"Neighbourhood{num_neighbors}"
+    return type(name, (Neighbourhood,), {"num_neighbors": num_neighbors})
+
+
+@dataclass(frozen=True)
+class Network:
+    """A graph and who mixes with whom, as index tables; nodes are partitions."""
+
+    graph: Graph
+    weights: Matrix
+    """W, (n, n)."""
+
+    @cached_property
+    def mixing(self) -> Tensor:
+        """W as a tensor, (n, n)."""
+        return torch.as_tensor(self.weights)
+
+    @cached_property
+    def others(self) -> Tensor:
+        """Whose half steps a node is sent, itself where it has fewer, (n, k)."""
+        rows = [[j for j in range(len(w)) if j != i and w[j] != 0] for i, w in self._rows]
+        widest = max(map(len, rows), default=0)
+        return torch.tensor([row + [i] * (widest - len(row)) for i, row in enumerate(rows)],
+                            dtype=torch.long).reshape(len(rows), widest)  # fmt: skip
+
+    @cached_property
+    def shares(self) -> Tensor:
+        """The weights of a node's own half step and of those it is sent, (n, 1 + k)."""
+        own = self.mixing.diagonal().unsqueeze(1)
+        place = torch.arange(len(self.others)).unsqueeze(1)
+        sent = self.mixing.gather(1, self.others).masked_fill(self.others == place, 0.0)
+        return torch.cat([own, sent], 1)
+
+    @property
+    def _rows(self) -> "list[tuple[int, list[float]]]":
+        return list(enumerate(self.weights.tolist()))
+
+
+@lru_cache(maxsize=32)
+def network(spec: GraphSpec, num_nodes: int, seed: int, mixing_weights: MixingWeights) -> Network:
+    """The network of a config, built once in a process.
+
+    Raises:
+        ValueError: there is no such graph.
+    """
+    graph = spec.build(num_nodes, seed)
+    is_complete = mixing_weights == "complete"
+    weights = complete_mixing(num_nodes) if is_complete else metropolis_hastings(graph)
+    check_mixing(weights, None if is_complete else graph)
+    return Network(graph, weights)
+
+
+class OnGraph(GradientSteps):
+    """What gossip with and without masks shares: the graph, the mixing, the server."""
+
+    graph: GraphSpec
+    graph_seed: int = Field(default=0, ge=0)
+    """Read by random graphs only."""
+    num_nodes: int | None = Field(default=None, ge=1, lt=1 << 20)
+    """None in a config: federation.num_clients. Node i is partition i."""
+    mixing: Literal["server", "client"] = "server"
+    """Who computes sum_j W_ij x_j: the server, or each node from what the server hands on."""
+    mixing_weights: MixingWeights = "metropolis-hastings"
+    """"complete" is the plain mean whatever the graph: the central special case."""
+    decay_rounds: float | None = Field(default=None, gt=0)
+    """Eta_t = step_size / (1 + t / decay_rounds) in round t + 1; None: constant."""
+
+    @property
+    def network(self) -> Network:
+        """The graph and its mixing matrix.
+
+        Raises:
+            ValueError: there is no such graph, or nobody said how many nodes there are.
+        """
+        if self.num_nodes is None:
+            raise ValueError("training.num_nodes: required outside a config, got None")
+        spec = cast("Any", self.graph)  # frozen, so pydantic hashes it
+        return network(spec, self.num_nodes, self.graph_seed, self.mixing_weights)
+
+    def step_size_in(self, server_round: int) -> float:
+        """Eta_t of a round 1, 2, ..., t = server_round - 1."""
+        if self.decay_rounds is None:
+            return self.step_size
+        return self.step_size / (1.0 + (server_round - 1) / self.decay_rounds)
+
+    # -- the client --------------------------------------------------------------------------
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        """One exchange: a model (or a neighbourhood) down, a half step up."""
+        if self.mixing == "server":
+            return (Phase("mix", Point, Point, uploads=("point",), aggregation="none"),)
+        down = neighbourhood(self.network.others.shape[1])
+        return (Phase("mix", down, Point, ("point", "any"), ("point",), "none"),)
+
+    def initial_memory(self, x: Tensor) -> Memory | None:
+        """Nothing is remembered between rounds: the server has the models."""
+        return None
+
+    @property
+    def client_work(self) -> Work:
+        """A gradient a local step."""
+        return Work(gradients=self.local_steps)
+
+    def mixed_here(self, down: Payload, draws: Draws, ndim: int) -> Tensor:
+        """x_i^(t), shape ``(..., *point)``: what came down, mixed where that is the node's part."""
+        if isinstance(down, Point):
+            return down.x.detach()
+        assert isinstance(down, Neighbourhood)
+        who = draws.partition if isinstance(draws.partition, int) else list(draws.partition)
+        shares = self.network.shares[who].to(down.x)
+        axis = -1 - ndim
+        models = torch.cat([down.x.detach().unsqueeze(axis), down.neighbors], axis)
+        return (shares.reshape(*shares.shape, *[1] * ndim) * models).sum(axis)  # (4)
+
+    def update(
+        self,
+        phase: str,
+        down: Payload,
+        memory: Memory | None,
+        oracle: Oracle,
+        manifold: Manifold,
+        draws: Draws,
+    ) -> tuple[Payload, Memory | None]:
+        """x_i^(t + 1/2): the steps of this node from its own model."""
+        x = self.mixed_here(down, draws, manifold.ndim)
+        eta = self.step_size_in(draws.server_round)
+        for _ in range(self.local_steps):
+            x = x - eta * oracle.gradient(x)
+        return Point(x), None
+
+    # -- the server --------------------------------------------------------------------------
+    @property
+    def space(self) -> Space:
+        """Models are vectors of R^d."""
+        return "ambient"
+
+    @property
+    def weights(self) -> Literal["uniform"]:
+        """1/n, whatever the shards: eq. (1)."""
+        return "uniform"
+
+    @property
+    def needs_everyone(self) -> bool:
+        """A missing half step is a round that was not mixed."""
+        return True
+
+    @property
+    def server_work(self) -> Work:
+        """No map of the geometry."""
+        return Work()
+
+    def initial(self, x: Tensor) -> ServerState:
+        """Every node starts from x, which everybody knows."""
+        n = len(self.network.weights)
+        return ServerState({"x": x.expand(n, *x.shape).clone()})
+
+    def down(self, state: ServerState, phase: str) -> PerClient:
+        """A row for every node."""
+        x = state["x"]
+        if self.mixing == "server":
+            return PerClient(Point(x))
+        others = self.network.others
+        return PerClient(neighbourhood(others.shape[1])(x, x[others.to(x.device)]))
+
+    def base(self, state: ServerState, manifold: Manifold) -> Tensor:
+        """Any point: uploads are points themselves."""
+        return state["x"][0]
+
+    def step(
+        self,
+        state: ServerState,
+        phase: str,
+        collected: Collected,
+        server_round: int,
+        manifold: Manifold,
+    ) -> ServerState:
+        """x_i^(t+1) = sum_j W_ij x_j^(t + 1/2), or the half steps themselves to be handed on."""
+        assert isinstance(collected.uploads, Point)
+        halves = collected.uploads.x
+        return state.replace(x=halves if self.mixing == "client" else self._mixed(halves))
+
+    def _mixed(self, halves: Tensor) -> Tensor:
+        """W X, (n, *point)."""
+        mixing = self.network.mixing.to(halves)
+        return (mixing @ halves.flatten(1)).reshape(halves.shape)  # (4)
+
+    def node_models(self, state: ServerState, manifold: Manifold) -> Tensor:
+        """x_i^(t) of every node, (n, *point)."""
+        return state["x"] if self.mixing == "server" else self._mixed(state["x"])
+
+    def model(self, state: ServerState, manifold: Manifold) -> Tensor:
+        """The mean of all models: mixing does not move it."""
+        return state["x"].mean(0)
+
+    def output(self, state: ServerState, manifold: Manifold) -> Tensor:
+        """The mean of all models."""
+        return self.model(state, manifold)
+
+
+class Gossip(OnGraph):
+    """Plain D-SGD; with privacy.kind = "example-level" each node noises its own gradients."""
+
+    kind: Literal["gossip"] = "gossip"

@@ -1,0 +1,137 @@
+"""Plain D-SGD: every way is the numpy loop, mixing leaves the mean, nobody is left out."""
+
+import numpy as np
+import pytest
+import torch
+from flwr.serverapp.strategy import Strategy
+
+from manifed.algorithms.gossip import neighbourhood, network
+from manifed.errors import ConfigError, RoundFailed
+from manifed.experiment.assembly import initial_point, load_shards, plan_of
+from manifed.experiment.load import to_toml
+from manifed.flower.client import client_app_of
+from manifed.flower.inline import InlineGrid
+from manifed.flower.records import tensors_to_record
+from manifed.graphs.specs import Star
+from manifed.manifolds.euclidean import Euclidean
+from manifed.problems.least_squares import LeastSquares
+from manifed.runs.work import communication
+from strategies.gossip import Gossip
+from tests.algorithms.gossip_runs import (
+    WAYS,
+    experiment,
+    least_squares_of,
+    models_in_numpy,
+    models_of,
+    reports_of,
+)
+
+GRAPHS = {
+    "ring": {"kind": "ring"},
+    "star": {"kind": "star"},
+    "random": {"kind": "erdos-renyi", "probability": 0.6},
+}
+
+
+@pytest.mark.parametrize("mixing", ["server", "client"])
+@pytest.mark.parametrize("way", WAYS)
+def test_every_way_is_the_loop_in_numpy(way, mixing):
+    for name, graph in GRAPHS.items():
+        config = experiment(graph=graph, mixing=mixing, decay_rounds=3.0)
+        found, expected = models_of(config, way), models_in_numpy(config)
+        assert np.abs(found - expected).max() <= 1e-12, name
+
+
+def test_the_mean_moves_by_the_mean_gradient_whatever_the_graph():
+    config = experiment(rounds=1)
+    task, x = least_squares_of(config), initial_point(config).numpy()
+    expected = x - 0.02 * task.gradients(np.tile(x, (6, 1)))[0].mean(0)
+    for graph in GRAPHS.values():
+        (report,) = reports_of(experiment(rounds=1, graph=graph))
+        model = plan_of(config).server_update.model(report.state, Euclidean())
+        assert np.abs(model.numpy() - expected).max() <= 1e-14
+
+
+def test_complete_mixing_keeps_one_model_and_is_gradient_descent():
+    config = experiment(rounds=200, step_size=0.05, mixing_weights="complete")
+    models, task = models_of(config, "stacked"), least_squares_of(config)
+    assert np.abs(models - models[0]).max() <= 1e-14
+    assert np.abs(models[0] - task.optimum[0, 0]).max() <= 1e-6
+
+
+def test_a_neighbourhood_holds_the_neighbours_alone():
+    net = network(Star(), 4, 0, "metropolis-hastings")
+    assert net.others.tolist() == [[1, 2, 3], [0, 1, 1], [0, 2, 2], [0, 3, 3]]
+    rebuilt = torch.zeros(4, 4, dtype=torch.float64)
+    for i in range(4):
+        rebuilt[i, i] += net.shares[i, 0]
+        for j, share in zip(net.others[i].tolist(), net.shares[i, 1:].tolist(), strict=True):
+            rebuilt[i, j] += share
+    torch.testing.assert_close(rebuilt, net.mixing, rtol=0, atol=0)
+    assert neighbourhood(3).layout((2,), torch.float64)["neighbors"] == ((3, 2), torch.float64)
+
+
+def test_the_bytes_that_a_node_gets_are_those_of_its_neighbourhood():
+    config = experiment(mixing="client")
+    said = communication(config.training, (3,))
+    assert (said["matrices_down"], said["matrices_up"]) == (3, 1)
+    (report,) = reports_of(experiment(mixing="client", rounds=1), "messages")
+    assert report.bytes_down == 6 * said["bytes_down"]
+    assert report.bytes_up == 6 * said["bytes_up"]
+
+
+def test_flowers_own_loop_gives_the_same_models():
+    config = experiment()
+    plan, training = plan_of(config), config.training
+    made = Gossip(plan.manifold, training, num_examples=plan.num_examples)
+    grid = InlineGrid(client_app_of(lambda _: config), 6, {})
+    made.plan = plan
+    start = tensors_to_record({"x": initial_point(config)})
+    Strategy.start(made, grid, start, num_rounds=5)
+    assert np.abs(made.state["x"].numpy() - models_of(config)).max() <= 1e-14
+
+
+def test_a_missing_node_fails_the_round(monkeypatch):
+    right = LeastSquares.gradients
+
+    def broken(self, x, examples):
+        if float(examples["target"].abs().sum()) == doomed:
+            raise RuntimeError("its disk is gone")
+        return right(self, x, examples)
+
+    config = experiment()
+    doomed = float(load_shards(config).examples[4]["target"].abs().sum())
+    monkeypatch.setattr(LeastSquares, "gradients", broken)
+    with pytest.raises(RoundFailed, match=r"Expected replies from 6 clients.*client 4: Runtime"):
+        reports_of(config)
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"graph": {"kind": "edges", "edges": [[0, 1], [2, 3]]}}, "training.graph: expected a con"),
+        ({"graph": {"kind": "torus", "rows": 4}}, "training.graph.rows: expected a divisor"),
+        ({"num_nodes": 5}, "training.num_nodes: expected federation.num_clients = 6, got 5"),
+        ({"federation": {"cohort": {"kind": "fixed-size", "cohort_size": 2}}}, "every client in"),
+        ({"privacy": {"kind": "client-level", "l2_norm_clip": 1.0, "delta": 1e-3,
+                      "noise": {"kind": "multiplier", "noise_multiplier": 1.0}}},
+         "'gossip' has no client-level privacy"),
+    ],
+)  # fmt: skip
+def test_what_does_not_go_together_is_one_line(changes, text):
+    with pytest.raises(ConfigError, match=text):
+        experiment(**changes)
+
+
+def test_a_config_says_its_nodes_once_and_reads_back():
+    config = experiment()
+    assert config.training.num_nodes == 6
+    assert "num_nodes = 6" in to_toml(config)
+
+
+def test_private_gossip_is_priced_by_what_every_node_adds():
+    noise = {"kind": "multiplier", "noise_multiplier": 2.0}
+    privacy = {"kind": "example-level", "l2_norm_clip": 1.0, "delta": 1e-4, "noise": noise}
+    found = models_of(experiment(privacy=privacy), "memory")
+    assert np.abs(found - models_of(experiment(privacy=privacy), "stacked")).max() <= 1e-12
+    assert np.abs(found - models_of(experiment())).max() > 1e-3
