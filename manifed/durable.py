@@ -4,12 +4,13 @@ New bytes go to a draft in the same folder, are fsynced and given their name at 
 folder's entry is fsynced too. `is_draft` knows a draft that a crash left behind.
 
 Every file is its owner's alone (0600) whatever the umask, and so is a folder that is made (0700). A
-folder or an appended file that was there keeps its mode.
+folder or an appended file that was there keeps its mode, unless `close_to_writers` is asked for.
 """
 
 import fcntl
 import os
 import re
+import stat
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Final
 
 _PRIVATE_FILE: Final = 0o600
 _PRIVATE_FOLDER: Final = 0o700
+_OTHERS_WRITE: Final = 0o022
 _DRAFT: Final = re.compile(r"\..*\.draft|.*\.jsonl(\.head|\.torn)?\.new-\d+")
 """What a draft is called; the second way is that of ledgers by earlier versions."""
 
@@ -44,6 +46,16 @@ def make_folder(folder: Path) -> None:
     except FileExistsError:
         if not folder.is_dir():
             raise
+
+
+def close_to_writers(folder: Path) -> None:
+    """Let nobody but the owner put files into ``folder`` or take them away; readers stay.
+
+    A folder of another user stays as it is: that user decides.
+    """
+    found = folder.stat()
+    if found.st_mode & _OTHERS_WRITE and found.st_uid == os.geteuid():
+        folder.chmod(stat.S_IMODE(found.st_mode) & ~_OTHERS_WRITE)
 
 
 def write_atomically(path: Path, content: bytes) -> None:

@@ -15,6 +15,7 @@ from manifed.errors import ConfigError, EngineFailed, one_line
 from manifed.experiment.load import load
 from manifed.experiment.schema import Experiment
 from manifed.flower.run_config import APP_FOLDER, find, run_config_of
+from manifed.problems.dataset import SiteData
 from manifed.runs.driver import named_directory
 from manifed.runs.interrupt import INTERRUPTED, Ended, ending_signals
 from manifed.runs.places import check_new, real
@@ -48,6 +49,16 @@ class Launch:
     directory: Path
     secure: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """What the deployment engine is told about TLS; empty for the others."""
+    named: str = ""
+    """The config that was asked for."""
+
+    @property
+    def to_go_on(self) -> str:
+        """What the command that resumes the run takes: a deployed run's folder names no files."""
+        is_deployment = self.config.engine.kind == "deployment"
+        needs_files = is_deployment and isinstance(self.config.data, SiteData)
+        named = [self.named] if needs_files else []
+        return shlex.join([*named, "--resume", str(self.directory)])
 
 
 def resolve(request: Request) -> Launch:
@@ -73,6 +84,8 @@ def resolve(request: Request) -> Launch:
     try:
         config = load(path, request.sets, settings)
         if request.resume is not None:
+            files = _files_of_nodes(config, request.config)
+            config = load(path, request.sets, settings | files) if files else config
             config = in_force(config, real("--resume", request.resume))
     except ConfigError as error:
         if request.resume is None or request.sets:
@@ -82,13 +95,27 @@ def resolve(request: Request) -> Launch:
     directory = real(option, directory or named_directory(config))
     config = placed(config, directory)
     _check_device(config)
+    _check_files(config)
     check_parts(config)
     if config.output.resume:
         with held_or_refused(directory):
             read_past(directory, config)
     else:
         check_new("--out", directory, is_fresh)
-    return Launch(config, directory, _secure(request, config))
+    return Launch(config, directory, _secure(request, config), request.config)
+
+
+def _files_of_nodes(config: Experiment, named: str) -> dict[str, Any]:
+    """``data.paths`` of the config that was named beside ``--resume``.
+
+    The folder of a deployed run does not tell where its nodes have their files.
+    """
+    from manifed.experiment.assembly import simulated_paths
+
+    if not isinstance(config.data, SiteData) or simulated_paths(config):
+        return {}
+    paths = simulated_paths(load(find(named)))
+    return {"data.paths": [str(path) for path in paths]} if paths else {}
 
 
 def _secure(request: Request, config: Experiment) -> dict[str, Any]:
@@ -116,6 +143,19 @@ def _check_device(config: Experiment) -> None:
     if config.engine.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError(
             "engine.device: expected a CUDA device for 'cuda', got none on this machine; use 'cpu'"
+        )
+
+
+def _check_files(config: Experiment) -> None:
+    """Refuse to play a deployment whose nodes would find no files."""
+    from manifed.experiment.assembly import simulated_paths
+
+    is_deployment = config.engine.kind == "deployment"
+    if is_deployment and isinstance(config.data, SiteData) and not simulated_paths(config):
+        raise ConfigError(
+            "data.paths: required by --engine deployment, which plays all sites on this machine, "
+            "but not given; name the config that has them (also before --resume), or one file a "
+            "site with --set"
         )
 
 
@@ -155,10 +195,10 @@ def check_parts(config: Experiment) -> None:
 class RunEnded(Exception):
     """A run that ended before its end; the text says how to go on."""
 
-    def __init__(self, why: str, directory: Path, code: int) -> None:
+    def __init__(self, why: str, plan: Launch, code: int) -> None:
         hint = " before anything was written"
-        if RunFolder(directory).experiment_path.is_file():
-            hint = f"; go on with: python simulation.py --resume {shlex.quote(str(directory))}"
+        if RunFolder(plan.directory).experiment_path.is_file():
+            hint = f"; go on with: python simulation.py {plan.to_go_on}"
         super().__init__(why + hint)
         self.code = code
 
@@ -179,22 +219,22 @@ def launch(request: Request, strategy: Callable[[Any], Any] | None = None) -> Ru
             else:
                 _networked(plan, kind)
     except Ended as ended:
-        raise RunEnded("interrupted", plan.directory, ended.code) from None
+        raise RunEnded("interrupted", plan, ended.code) from None
     except KeyboardInterrupt:
-        raise RunEnded("interrupted", plan.directory, 128 + signal.SIGINT) from None
+        raise RunEnded("interrupted", plan, 128 + signal.SIGINT) from None
     except SystemExit as ended:
         if ended.code not in {128 + signal.SIGTERM, 128 + signal.SIGHUP}:
             raise
-        raise RunEnded("interrupted", plan.directory, int(ended.code)) from None
+        raise RunEnded("interrupted", plan, int(ended.code)) from None
     except EngineFailed as failed:
-        raise RunEnded(str(failed), plan.directory, 1) from failed
+        raise RunEnded(str(failed), plan, 1) from failed
     except OSError as error:
         why = f"run failed: the system refused: {error}; nothing that was written is lost"
-        raise RunEnded(one_line(why), plan.directory, 1) from error
+        raise RunEnded(one_line(why), plan, 1) from error
     except Exception as error:
         if is_expected(error) or os.environ.get(DEBUG):
             raise
-        raise RunEnded(f"run failed: {unexpected(error)}", plan.directory, 1) from error
+        raise RunEnded(f"run failed: {unexpected(error)}", plan, 1) from error
     return RunFolder.open(plan.directory)
 
 

@@ -147,6 +147,7 @@ def _read_csv(path: Path, layout: Layout) -> Raw:
                     )
                 cells = (take(row),) if is_one else take(row)
                 try:
+                    _check_plain("".join(cells))
                     values.extend(map(float, cells))
                 except ValueError:
                     place = f"line {reader.line_num}"
@@ -169,6 +170,21 @@ def _read_csv(path: Path, layout: Layout) -> Raw:
         path, table, labels if at is not None else None, layout,
         lambda i: f"line {number_of_line[i]}",
     )  # fmt: skip
+
+
+def _check_plain(text: str) -> None:
+    """Refuse what is a number to Python and not to csv: "_" between digits, digits beyond ASCII.
+
+    Raises:
+        ValueError: there is some.
+    """
+    if "_" in text or not text.isascii():
+        raise ValueError
+
+
+def _number(cell: str) -> float:
+    _check_plain(cell)
+    return float(cell)
 
 
 def _said(error: csv.Error) -> str:
@@ -217,7 +233,7 @@ def _numbers(
             found.append(math.nan)
             continue
         try:
-            found.append(float(cell))
+            found.append(_number(cell))
         except ValueError:
             raise BadFile(
                 path, "expected a number with a decimal point, got text", place=place, column=name
@@ -250,7 +266,7 @@ def _numeric_labels(
     found = np.empty(len(label))
     for i, cell in enumerate(label):
         try:
-            found[i] = float(cell)
+            found[i] = _number(cell) if isinstance(cell, str) else float(cell)
         except (TypeError, ValueError):
             what = "text" if cell not in {"", None} else "an empty cell"
             raise BadFile(

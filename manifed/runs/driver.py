@@ -428,17 +428,20 @@ class _Run:
     def _early_end(self) -> str | None:
         """Why the run ends before its last round, which is charged as if it had gone on.
 
-        When it ends depends on what was released, so every planned round is paid for.
+        When it ends depends on what was released, so every planned round is paid for, by the
+        cohort that would have made it: draws depend on no release.
         """
         held, rounds = self._config.evaluation, self._config.federation.num_rounds
         if held.kind == "oracle" or self._rounds >= rounds:
             return None
         if not self._judged.is_over(held.stop_when):
             return None
-        everybody = tuple(range(self._plan.num_clients))
+        plan = self._plan
         with contextlib.suppress(BudgetExhausted):
             for r in range(self._rounds + 1, rounds + 1):
-                self._account.charge(r, self._account.attempts(r), everybody)
+                attempt = self._account.attempts(r)
+                cohort = plan.cohort.draw(plan.num_clients, r, attempt, plan.source)
+                self._account.charge(r, attempt, cohort)
         return (
             f"evaluation.stop_when: {self._judged.since} evaluations were no better than that of "
             f"round {self._judged.best_round}; all {rounds} rounds are paid for"

@@ -34,6 +34,7 @@ from torch import Tensor
 
 from manifed.durable import (
     append_line,
+    close_to_writers,
     is_draft,
     make_folder,
     sync_file,
@@ -90,6 +91,7 @@ class RunFolder:
                 "name another one with --out or remove it"
             )
         make_folder(directory)
+        close_to_writers(directory)
         return cls(directory)
 
     @classmethod

@@ -32,6 +32,7 @@ from manifed.federation.header import BadMessage, Header
 from manifed.federation.memory import MemoryStore
 from manifed.federation.uploads import flaw
 from manifed.privacy.charges import Releases
+from manifed.privacy.events import CorrelatedRelease
 from manifed.runs.manifest import code_sha256
 from manifed.site.account import Place, Refused, SiteAccount
 from manifed.site.protocol import (
@@ -177,8 +178,7 @@ class Site:
         place = Place(question.run, node.digest, node.partition, now, header.attempt, index, seed)
         if now == 0:  # no record is used before round 1: the client update sees to it
             return place, ()
-        setup = node.setup
-        return place, setup.releases(now, node.num_examples)
+        return place, _own(node.setup.releases(now, node.num_examples))
 
 
 def _parsed(text: str, digest: str) -> Experiment:
@@ -213,6 +213,22 @@ def _check_protects(config: Experiment, *, is_rehearsal: bool) -> None:
             "privacy.noise_source: expected 'os', got 'seed': whoever has the experiment could "
             "subtract the noise; a rehearsal on made-up data takes --rehearsal"
         )
+
+
+def _own(releases: Releases) -> Releases:
+    """``releases``, each with noise of this site's own.
+
+    Raises:
+        Refused: the price of one counts on noise of others, masks for instance, which this site
+            neither draws nor sees.
+    """
+    for release in releases:
+        if isinstance(release, CorrelatedRelease):
+            raise Refused(
+                f"the release {release.label!r}: a site answers with independent noise of its own, "
+                "got noise of a given covariance, which may count on what others add"
+            )
+    return releases
 
 
 def _read(

@@ -23,7 +23,9 @@ from manifed.flower.inline import InlineGrid
 from manifed.manifolds.sphere import Sphere
 from manifed.oracles.oracle import Draws
 from manifed.privacy import gaussian
+from manifed.privacy.ledger import Ledger
 from manifed.privacy.noise import NoiseSource
+from manifed.privacy.odometer import Odometer
 from manifed.privacy.statement import audit_ledger
 from manifed.problems.base import Examples
 from manifed.runs import driver
@@ -217,6 +219,22 @@ def test_a_run_may_end_early_and_pays_for_all_of_its_rounds(tmp_path):
     best = folder.load_tensors("best")
     assert int(best["round"]) == min(range(1, len(losses)), key=lambda r: losses[r])
     assert torch.equal(folder.load_tensors("model")["x"], best["x"])
+
+
+def test_a_run_that_ends_early_pays_what_it_would_have_paid_with_the_same_cohorts(tmp_path):
+    sets = (TARGET, "federation.num_rounds=8", "evaluation.every=1", "training.step_size=1e-9",
+            "federation.cohort={kind='fixed-size',cohort_size=1}")  # fmt: skip
+    paid = []
+    for name, more in (("on", ()), ("early", ("evaluation.stop_when={no_better_for=1}",))):
+        config = config_of(*sets, *more)
+        transport = MemoryTransport(client_side(config))
+        folder = driver.run(placed(config, tmp_path / name), driver.rounds_over(transport))
+        assert (folder.manifest()["final"]["rounds"] < 8) == (name == "early")
+        odometer = Odometer()
+        Ledger.verify(folder.ledger_path, feed=odometer.feed)
+        paid.append((odometer.participations_by_client().tolist(), odometer.spent(1e-4)))
+    assert paid[0] == paid[1]
+    assert sum(paid[0][0]) == 8
 
 
 def test_the_best_is_the_least_loss_and_a_drowned_one_counts_for_nothing():

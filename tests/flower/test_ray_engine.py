@@ -3,15 +3,19 @@ import signal
 from pathlib import Path
 
 import pytest
+import torch
 
 from app import ray
 from manifed.cli.comparison import compare_engines
+from manifed.cli.launch import Request, launch
 from manifed.errors import EngineFailed
 from tests.deployment.conftest import TINY_PROJECT, leaves_nothing  # noqa: F401 - a fixture
 from tests.deployment.interrupt import all_gone, interrupted
 from tests.deployment.tiny_run_config import tiny_run_config
 
 QUICKSTART = Path(__file__).parents[2] / "configs" / "quickstart.toml"
+EVALUATED = "evaluation={kind='private',hold_out=0.25,loss_range=[-1.0,0.0]}"
+QUIET = ("output.plots=false",)
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 
@@ -32,6 +36,20 @@ def test_the_quickstart_has_the_same_trajectory_as_inline() -> None:
     assert found["engines"] == ["inline", "ray"]
     assert found["max_difference"] <= 1e-10
     assert (shared.exists() and shared.stat().st_mtime) == before
+
+
+@pytest.mark.usefixtures("leaves_nothing")
+def test_own_files_and_their_private_evaluation_are_those_of_inline(tmp_path: Path) -> None:
+    config, sets = str(QUICKSTART.parent / "examples" / "three_sites.toml"), (EVALUATED, *QUIET)
+    ran = [
+        launch(Request(config, sets, engine, out=tmp_path / engine, plain=True))
+        for engine in ("inline", "ray")
+    ]
+    models = [folder.load_tensors("model")["x"] for folder in ran]
+    torch.testing.assert_close(*models, rtol=0, atol=1e-10)
+    losses = [folder.metrics()["held_out_loss"] for folder in ran]
+    assert sum(loss is not None for loss in losses[0]) == 3
+    assert losses[1] == pytest.approx(losses[0], abs=1e-10)
 
 
 @pytest.mark.usefixtures("leaves_nothing")

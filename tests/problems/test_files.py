@@ -45,6 +45,8 @@ BAD = {
     "no header": (ROWS, "63.25,2\n1,2\n", "column 'age'"),
     "semicolons": (ROWS, "age;bmi\n1;2\n", "is data.delimiter right?"),
     "text": (ROWS, "age,bmi\n1,2\n3,secret\n", "line 3, column 'bmi': expected a number"),
+    "digits of Python's": (ROWS, "age,bmi\n1_000,3\n", "line 2, column 'age': expected a"),
+    "other digits": (ROWS, "age,bmi\n1,\u0662\n", "line 2, column 'bmi': expected a number"),
     "missing": (ROWS, "age,bmi\n1,2\n,2\n", "line 3, column 'age': expected a number, got"),
     "NaN": (ROWS, "age,bmi\n1,nan\n", "line 2, column 'bmi': expected a finite number"),
     "infinity": (ROWS, "age,bmi\n\n1,2\n1,1e999\n", "line 4, column 'bmi': expected a finite"),
@@ -59,6 +61,7 @@ BAD = {
     "unknown class": (CLASSES, "age,bmi,dx\n1,2,secret\n", "line 2, column 'dx': expected one of"),
     "no class": (CLASSES, "age,bmi,dx\n1,2,\n", "line 2, column 'dx': expected one of"),
     "text label": (NUMBERS, "age,bmi,y\n1,2,secret\n", "line 2, column 'y': expected a number"),
+    "a label of Python's": (NUMBERS, "age,bmi,y\n1,2,1_0\n", "line 2, column 'y': expected a"),
     "NaN label": (NUMBERS, "age,bmi,y\n1,2,nan\n", "line 2, column 'y': expected a finite"),
 }  # fmt: skip
 

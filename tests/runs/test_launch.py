@@ -11,11 +11,12 @@ from typer.testing import CliRunner
 
 from manifed.cli import commands
 from manifed.cli import main as cli
-from manifed.cli.launch import Request, launch, resolve
-from manifed.errors import ConfigError
+from manifed.cli.launch import Request, RunEnded, launch, resolve
+from manifed.errors import ConfigError, EngineFailed
 from manifed.experiment.load import load, sha256
 from manifed.flower import apps
 from manifed.flower import client as node
+from manifed.flower.inline import InlineGrid
 from manifed.flower.run_config import experiment_of, run_config_of
 from tests.runs.test_cli import QUICKSTART
 
@@ -164,3 +165,36 @@ def test_the_printed_folder_is_one_line(tmp_path):
     (line,) = [x for x in result.stdout.splitlines() if x.startswith("run folder: ")]
     assert line.endswith("a\\nb'")
     assert json.loads(result.stdout.splitlines()[-1])["directory"] == str(tmp_path / "a\nb")
+
+
+def test_a_deployed_run_is_gone_on_with_by_the_config_that_names_its_files(tmp_path, monkeypatch):
+    sites = Path(QUICKSTART).parent / "examples" / "three_sites.toml"
+    asked, rounds = [], [0]
+
+    class Stops(InlineGrid):
+        def send_and_receive(self, messages, *, timeout=None):
+            rounds[0] += 1
+            if rounds[0] == 3:
+                raise EngineFailed("stopped", "the SuperLink is gone")
+            return super().send_and_receive(messages, timeout=timeout)
+
+    def deployed(*, run_config, data_paths, **_):
+        asked.append(data_paths)
+        config = experiment_of(run_config)
+        assert not config.data.paths
+        files = config.data.model_copy(update={"paths": tuple(map(str, data_paths))})
+        nodes = config.model_copy(update={"data": files})
+        apps.run(Stops(node.client_app_of(lambda _: nodes), 3, {}), config)
+
+    monkeypatch.setattr("manifed.cli.launch.engine", lambda kind: deployed)
+    sets = ("output.plots=false", "output.checkpoint_every=1")
+    out = tmp_path / "run"
+    with pytest.raises(RunEnded) as ended:
+        launch(Request(str(sites), sets, "deployment", out=out))
+    assert str(ended.value).endswith(f"python simulation.py {sites} --resume {out}")
+    with pytest.raises(ConfigError, match=r"data\.paths: required"):
+        resolve(Request(QUICKSTART, resume=out))
+    launch(Request(str(sites), resume=out, plain=True))
+    assert asked[0] == asked[1] == tuple(sites.parent / "three_sites" / f"{name}.csv"
+                                         for name in ("north", "middle", "south"))  # fmt: skip
+    assert "three_sites/" not in (out / "experiment.toml").read_text()

@@ -110,7 +110,7 @@ def test_a_run_is_refused_a_place_where_it_cannot_write(place, tmp_path, capsys)
 def test_a_run_is_its_owners_alone_whatever_the_umask_and_an_export_is_not(tmp_path, umask):
     here = tmp_path / "here"
     here.mkdir()
-    here.chmod(0o755)
+    here.chmod(0o777)
     before = os.umask(umask)
     try:
         for out, plots in ((tmp_path / "new", umask == 0), (here, False)):

@@ -11,7 +11,7 @@ import torch
 from manifed.errors import ConfigError
 from manifed.experiment.load import load, sha256, to_toml
 from manifed.privacy import accountant
-from manifed.privacy.events import GaussianRelease
+from manifed.privacy.events import CorrelatedRelease, GaussianRelease
 from manifed.privacy.ledger import Ledger, LedgerLocked
 from manifed.privacy.statement import audit_ledger
 from manifed.site.account import Limits, Place, Refused, SiteAccount
@@ -212,6 +212,22 @@ def test_experiments_without_a_site_s_own_noise_are_refused_even_if_listed(text,
     with site_of(tmp_path, hashes=(sha256(load(path)),)) as site:
         reply, _ = Peer(site, path).ask(1)
         assert field in reply.reason
+
+
+def test_a_release_that_may_count_on_noise_of_others_is_refused_unpaid(tmp_path, monkeypatch):
+    masked = CorrelatedRelease(
+        unit="example",
+        neighboring_relation="add-or-remove",
+        covariance=((1.0, 0.0), (0.0, 1.0)),
+        sensitivities=((1.0, 0.0),),
+    )
+    monkeypatch.setattr("manifed.federation.client.ClientSetup.releases", lambda *_: (masked,))
+    path = write(tmp_path)
+    with site_of(tmp_path, path) as site:
+        reply, up = Peer(site, path).ask(1)
+        assert "independent noise of its own" in reply.reason
+        assert not up
+        assert site.account.spent == 0
 
 
 def test_relations_are_not_mixed_up(tmp_path):
