@@ -13,6 +13,8 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from manifed.manifolds.symmetric import packed_size
+
 Layout = tuple[tuple[int, ...], torch.dtype]
 """Shape and type of a tensor."""
 
@@ -104,6 +106,23 @@ class LocalGradient(Payload):
     """Up, first phase of RFedSVRG: the local gradient at the broadcast point."""
 
     u: Tensor
+
+
+@dataclass(frozen=True)
+class Statistic(Payload):
+    """Up, one-shot releases: a noised mean of per-example statistics, in coordinates (m,)."""
+
+    u: Tensor
+
+
+@dataclass(frozen=True)
+class SymmetricMean(Statistic):
+    """Up: a symmetric matrix of the order d of a point's first axis, in coordinates of Sym(d)."""
+
+    @classmethod
+    def layout(cls, shape: tuple[int, ...], dtype: torch.dtype) -> Mapping[str, Layout]:
+        """d(d+1)/2 numbers."""
+        return {"u": ((packed_size(shape[0]),), dtype)}
 
 
 @dataclass(frozen=True)

@@ -90,13 +90,17 @@ class ExampleAttack:
 
     def scores(self, trials: int, *, is_present: bool) -> Scores:
         """One score a client."""
-        examples, score = self._examples(is_present=is_present), self.score or _along_the_canary
+        examples, score = self._examples(is_present=is_present), self.score or self.score_of
         most = max(1, _ROWS // self.size)
         found = [
             score(self._uploads(examples, partitions))
             for partitions in clients(trials, most, is_present=is_present)
         ]
         return torch.cat(found).numpy()
+
+    def score_of(self, uploads: list[Tensor]) -> Tensor:
+        """The uploads of all rounds, (clients, *upload) each, along the canary's pull."""
+        return torch.stack(uploads).sum(0) @ direction()
 
     def _examples(self, *, is_present: bool) -> Examples:
         sign = 1.0 if is_present else self.absent_sign
@@ -105,7 +109,7 @@ class ExampleAttack:
         return shard(self.size, first, others)
 
     def _uploads(self, examples: Examples, partitions: tuple[int, ...]) -> list[Tensor]:
-        """What these clients upload in each round, shape (clients, DIMENSION)."""
+        """What these clients upload in each round, shape (clients, *upload)."""
         setup = ClientSetup(PrincipalEigenvector(), self.training, self.mechanism)
         down = Point(pole().expand(len(partitions), DIMENSION))
         stacked, sizes = stack(examples, len(partitions)), [self.size] * len(partitions)
@@ -139,11 +143,6 @@ class FlippingAttack(ExampleAttack):
             margin = SHORT_STEP * self.mechanism.l2_norm_clip / 2
             rows[0] = (direction() - margin * pole()) * math.sqrt(100.0 / SHORT_STEP)
         return with_squared_norms(Examples({"z": rows}, {"z": 1}), "z")
-
-
-def _along_the_canary(uploads: list[Tensor]) -> Tensor:
-    total = torch.stack(uploads).sum(0)
-    return total @ direction()
 
 
 class Witness(Oracle):

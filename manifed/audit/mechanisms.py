@@ -9,6 +9,7 @@ from torch import Tensor
 
 from manifed.algorithms.rsgd import RSGD
 from manifed.algorithms.rsvrg import RSVRG
+from manifed.algorithms.second_moment import SecondMoment
 from manifed.audit.attack import Audited
 from manifed.audit.client_attacks import (
     SHORT_STEP,
@@ -18,6 +19,7 @@ from manifed.audit.client_attacks import (
     direction,
 )
 from manifed.audit.server_attacks import ClientAttack, ParticipationAttack
+from manifed.audit.statistic_attacks import MomentAttack
 from manifed.oracles.minibatch import Full, Poisson, WithoutReplacement
 from manifed.privacy import accountant
 from manifed.privacy.events import NeighboringRelation
@@ -59,6 +61,13 @@ def _attack(
     return ExampleAttack(training, mechanism, SIZE, LONG, mirrored, source, num_rounds)
 
 
+def _moments(
+    training: SecondMoment, mechanism: ExampleMechanism, source: NoiseSource
+) -> MomentAttack:
+    mirrored = -1.0 if mechanism.neighboring_relation == "replace-one" else None
+    return MomentAttack(training, mechanism, SIZE, LONG, mirrored, source)
+
+
 def _likelihood(attack: ExampleAttack, rate: float) -> ExampleAttack:
     """The attack with the exact log likelihood ratio of Poisson-sampled updates of one step."""
     assert attack.mechanism.l2_norm_clip is not None
@@ -93,7 +102,13 @@ def example_mechanisms(source: NoiseSource) -> list[Audited]:
         ("rsgd-without-replacement", crowd),
     ]
     how = "canary gradient at the clip norm, present or not (replace-one: mirrored)"
-    return [Audited(name, attack, price(attack), 40000, how) for name, attack in rows]
+    audited = [Audited(name, attack, price(attack), 40000, how) for name, attack in rows]
+    how = "canary row with a moment at the clip norm, present or not (replace-one: orthogonal)"
+    moments = [
+        ("second-moment", _moments(SecondMoment(), add, source)),
+        ("second-moment-replace-one", _moments(SecondMoment(), replaced, source)),
+    ]
+    return audited + [Audited(name, one, price(one), 40000, how) for name, one in moments]
 
 
 def correction_mechanisms(source: NoiseSource) -> list[Audited]:
@@ -176,6 +191,12 @@ class _StuckSteps(NoiseSource):
         )
 
 
+class _NeverApart(SecondMoment):
+    """A row that is replaced moves a second moment as one that is removed."""
+
+    apart = 1.0
+
+
 def _difference(uploads: list[Tensor]) -> Tensor:
     """|first - second| along the canary: nothing but the canary where one mask serves both."""
     return ((uploads[0] - uploads[1]) @ direction()).abs()
@@ -194,7 +215,10 @@ def planted_faults(source: NoiseSource) -> list[Audited]:
     two_steps = _attack(
         RSGD(step_size=SHORT_STEP, local_steps=2, minibatch=Full()), _mechanism(1.0), source
     )
+    moments = _moments(SecondMoment(), _mechanism(1.0, "replace-one"), source)
+    understated = replace(moments, training=_NeverApart())
     rows = [
+        ("second-moment-sensitivity", understated, price(moments)),
         ("noise-halved", rgd.with_mechanism(_mechanism(0.5)), price(rgd)),
         ("clip-off", rgd.with_mechanism(unclipped), price(rgd)),
         ("mask-reused", reused, price(twice)),

@@ -3,11 +3,13 @@
 from dataclasses import replace
 
 from manifed.algorithms.interface import ClientUpdate, Scheduled, in_round
+from manifed.algorithms.one_shot import OneShot
 from manifed.audit.attack import Attack, Audited
 from manifed.audit.client_attacks import SHORT_STEP, ExampleAttack
 from manifed.audit.mechanisms import price
 from manifed.audit.own_problem import OwnProblemAttack
 from manifed.audit.server_attacks import ClientAttack
+from manifed.audit.statistic_attacks import MomentAttack
 from manifed.errors import ConfigError
 from manifed.experiment.assembly import (
     facts_of,
@@ -22,6 +24,7 @@ from manifed.experiment.schema import Experiment
 from manifed.privacy import accountant
 from manifed.privacy.mechanism import ExampleMechanism
 from manifed.privacy.noise import NoiseSource
+from manifed.problems.base import Examples
 from manifed.problems.dataset import SiteData
 
 SEEN_AT, ENOUGH = 0.05, 1.0
@@ -82,6 +85,8 @@ def attacks_of(config: Experiment, trials: int) -> list[Audited]:
         r = costliest_round(config.training, mechanism, len(smallest), rounds)
         config = config.model_copy(update={"training": in_round(config.training, r)})
     mirrored = -1.0 if mechanism.neighboring_relation == "replace-one" else None
+    if isinstance(config.training, OneShot):
+        return _of_one_shot(config, mechanism, smallest, mirrored, source, trials)
     short = config.training.model_copy(update={"step_size": SHORT_STEP})
     worst = ExampleAttack(
         short, mechanism, len(smallest), 10 * mechanism.l2_norm_clip, mirrored, source
@@ -104,6 +109,28 @@ def attacks_of(config: Experiment, trials: int) -> list[Audited]:
         found_attacks.append(audited(how, own))
     how = "worst case: canary gradient at the clip norm, all others zero"
     return [*found_attacks, audited(how, worst)]
+
+
+def _of_one_shot(
+    config: Experiment,
+    mechanism: ExampleMechanism,
+    smallest: Examples,
+    mirrored: float | None,
+    source: NoiseSource,
+    trials: int,
+) -> list[Audited]:
+    """One release: the config's own rows, and the worst case."""
+    training, x = config.training, initial_point(config)
+    assert mechanism.l2_norm_clip is not None
+    worst = MomentAttack(
+        training, mechanism, len(smallest), 10 * mechanism.l2_norm_clip, mirrored, source
+    )
+    own = OwnProblemAttack(facts_of(config).problem, training, mechanism, smallest, x, source)
+    rows: list[tuple[str, Attack]] = [
+        ("own problem: the record that moves the upload most", own),
+        ("worst case: canary statistic at the clip norm, all others zero", worst),
+    ]
+    return [Audited(config.name, attack, price(worst), trials, how) for how, attack in rows]
 
 
 def _of_server(config: Experiment, source: NoiseSource, trials: int) -> Audited:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from manifed.algorithms.interface import ClientUpdate
+from manifed.algorithms.one_shot import OneShot
 from manifed.algorithms.payloads import Point
 from manifed.audit.attack import clients
 from manifed.audit.client_attacks import stack
@@ -59,6 +60,12 @@ class Masked(ProblemBase):
     def __init__(self, inner: Problem) -> None:
         self.inner = inner
         self.manifold = inner.manifold
+
+    @property
+    def sufficient_statistic(self) -> "Masked | None":
+        """That of what is present."""
+        inner = self.inner.sufficient_statistic
+        return None if inner is None else Masked(inner)
 
     def rgrads(self, x: Tensor, examples: Examples) -> Tensor:
         """Zero for what is absent."""
@@ -173,11 +180,20 @@ class OwnProblemAttack:
         done = run_update(setup, seat, Point(x), memory, stacked, sizes, self.source)
         return done.up.tensors()["u"]
 
+    @property
+    def _is_flat(self) -> bool:
+        """Whether the upload is a statistic, which is no vector at x."""
+        return isinstance(self.training, OneShot)
+
     def _length(self, move: Tensor) -> float:
+        if self._is_flat:
+            return float(torch.linalg.vector_norm(move))
         return float(self.problem.manifold.norm(self.x, self.problem.manifold.proju(self.x, move)))
 
     def _covector(self, move: Tensor) -> Tensor:
         """The linear form u -> <u, move>_x on ambient coordinates, flat."""
+        if self._is_flat:
+            return move.flatten()
         manifold = self.problem.manifold
         move = manifold.proju(self.x, move)
         eye = torch.eye(self.x.numel(), dtype=self.x.dtype).reshape(-1, *self.x.shape)

@@ -2,11 +2,13 @@
 
 from manifed.algorithms.gossip import Gossip, OnGraph
 from manifed.algorithms.interface import ClientUpdate, ServerUpdate
+from manifed.algorithms.one_shot import OneShot
 from manifed.algorithms.projected import Projected, ProjectedPartial, Projecting, reach
 from manifed.algorithms.rfedprox import RFedProx
 from manifed.algorithms.rfedsvrg import RFedSVRG
 from manifed.algorithms.rsgd import RSGD
 from manifed.algorithms.rsvrg import RSVRG
+from manifed.algorithms.second_moment import SecondMoment
 from manifed.algorithms.tangent_mean import TangentMean
 from manifed.experiment.plugins import is_plugin
 from manifed.federation.cohorts import Cohort
@@ -16,11 +18,15 @@ from manifed.oracles.oracle import STEPS_PER_PHASE
 from manifed.privacy.events import NeighboringRelation
 from manifed.privacy.mechanism import ExampleMechanism, RelativeNoise
 from manifed.privacy.noise import BITS
+from manifed.problems.base import Problem
+from manifed.problems.second_moments import SecondMoments
 
 _MANY_EXAMPLES = 1 << 20
 """A shard so large that a minibatch is a proper part of it."""
 
-AnyTraining = RSGD | RSVRG | Projected | ProjectedPartial | RFedProx | RFedSVRG | Gossip
+AnyTraining = (
+    RSGD | RSVRG | Projected | ProjectedPartial | RFedProx | RFedSVRG | Gossip | SecondMoment
+)
 
 
 def server_update(training: ClientUpdate, strategy: TangentMean | None) -> ServerUpdate:
@@ -67,8 +73,8 @@ def check_manifold(training: AnyTraining, manifold: Manifold) -> None:
     Raises:
         ValueError: naming the manifolds that have them, or the maps that this one has.
     """
-    if is_plugin(training.kind):
-        return  # what it asks of a manifold is its own
+    if is_plugin(training.kind) or isinstance(training, OneShot):
+        return  # what it asks of a manifold is its own, or nothing
     if isinstance(training, OnGraph):
         if not isinstance(manifold, Euclidean):
             raise ValueError(
@@ -125,6 +131,21 @@ def check_graph(training: AnyTraining, num_clients: int) -> None:
         raise ValueError(
             f"training.graph: expected a connected graph, got {len(found.components)} parts, "
             "between which nothing is ever mixed"
+        )
+
+
+def check_statistic(training: AnyTraining, problem: Problem, kind: str) -> None:
+    """Refuse a one-shot release of a problem that is no function of what it releases.
+
+    Raises:
+        ValueError: naming the problems that are.
+    """
+    if not isinstance(training, OneShot):
+        return
+    if not isinstance(problem.sufficient_statistic, SecondMoments):
+        raise ValueError(
+            f"training.kind: {training.kind!r} solves problem.kind = 'principal-eigenvector' or "
+            f"'kpca', got {kind!r}; use training.kind = 'rsgd'"
         )
 
 
@@ -223,6 +244,13 @@ def check_limits(
     _check("federation.num_clients", num_clients, 1 << BITS["partition"])
     _check("federation.replies.max_attempts", max_attempts, 1 << BITS["attempt"])
     most = STEPS_PER_PHASE
+    if isinstance(training, OneShot):
+        if num_rounds > 1:
+            raise ValueError(
+                f"federation.num_rounds: training.kind = {training.kind!r} releases once, expected "
+                f"1, got {num_rounds}"
+            )
+        return
     if is_plugin(training.kind):
         return  # its draws are refused when they pass the bound
     if isinstance(training, RSVRG):

@@ -10,6 +10,7 @@ from functools import lru_cache
 from typing import Any, Final
 
 from manifed.algorithms.interface import Scheduled
+from manifed.algorithms.one_shot import OneShot
 from manifed.algorithms.rsgd import RSGD
 from manifed.algorithms.rsvrg import RSVRG
 from manifed.algorithms.tangent_mean import TangentMean
@@ -375,7 +376,8 @@ def _mechanism_text(config: Setting, terms: Terms, *, is_scheduled: bool) -> str
         for r in client.releases
     }
     when = " (of round 1; they depend on the round)" if is_scheduled else ""
-    return "tangent Gaussian at each client; " + "; ".join(sorted(shown)) + when
+    space = "Gaussian on the statistic of" if isinstance(config.training, OneShot) else None
+    return f"{space or 'tangent Gaussian at'} each client; " + "; ".join(sorted(shown)) + when
 
 
 def _held_out_text(config: Setting) -> str:

@@ -17,6 +17,7 @@ from manifed.algorithms.rfedprox import RFedProx
 from manifed.algorithms.rfedsvrg import RFedSVRG
 from manifed.algorithms.rsgd import RSGD
 from manifed.algorithms.rsvrg import RSVRG
+from manifed.algorithms.second_moment import SecondMoment
 from manifed.algorithms.tangent_mean import TangentMean
 from manifed.experiment.limits import (
     check_average,
@@ -25,6 +26,7 @@ from manifed.experiment.limits import (
     check_manifold,
     check_private,
     check_sampling,
+    check_statistic,
     check_strategy,
     server_update,
 )
@@ -41,7 +43,7 @@ from manifed.problems.problem_specs import HyperbolicPredictionSpec, ProblemSour
 from manifed.problems.spec import DataSpec, EqualSpec, PartitionSpec, ProblemSpec, check_pair
 
 Training = Annotated[
-    RSGD | RSVRG | Projected | ProjectedPartial | RFedProx | RFedSVRG | Gossip,
+    RSGD | RSVRG | Projected | ProjectedPartial | RFedProx | RFedSVRG | Gossip | SecondMoment,
     Field(discriminator="kind"),
     OrPlugin(ClientUpdate, or_both=ServerUpdate),
 ]
@@ -276,9 +278,10 @@ class Experiment(Frozen):
         )
         check_graph(self.training, clients)
         check_strategy(self.training, self.strategy, cohort)
-        manifold = self.problem.build().manifold
-        check_manifold(self.training, manifold)
-        check_average(self.server_update, self.federation.num_rounds, manifold)
+        problem = self.problem.build()
+        check_manifold(self.training, problem.manifold)
+        check_statistic(self.training, problem, self.problem.kind)
+        check_average(self.server_update, self.federation.num_rounds, problem.manifold)
         self._check_output_rules()
         self._check_privacy()
         self._check_sites()

@@ -40,10 +40,11 @@ def _clients_at_a_time(side: ClientSide, device: str, memory_budget_mb: int) -> 
     point = math.prod(side.point_shape) * side.dtype.itemsize
     blank = side.setup.training.initial_memory(torch.zeros(side.point_shape, dtype=side.dtype))
     remembered = blank.num_bytes() if blank is not None else 0
-    kept = len(side.shards) * (shard + remembered + _KEPT_POINTS * point)
+    upload = max(point, *(_upload_size(side, phase) for phase in side.setup.training.phases))
+    kept = len(side.shards) * (shard + remembered + _KEPT_POINTS * upload)
     most = max(longest, *(side.public_size(i) for i in range(len(side.shards))))
     working = shard + point * side.gradients_in_a_step(most)
-    each = shard + working + point * _POINTS_OF_A_STEP
+    each = shard + working + upload * _POINTS_OF_A_STEP
     budget = memory_budget_mb * 2**20
     if kept + each > budget:
         raise ConfigError(
@@ -53,6 +54,12 @@ def _clients_at_a_time(side: ClientSide, device: str, memory_budget_mb: int) -> 
         )
     fits = int((budget - kept) / each)
     return min(fits, max(1, int(_CACHE_BYTES / working))) if device == "cpu" else fits
+
+
+def _upload_size(side: ClientSide, phase: Phase) -> int:
+    """Bytes of the largest tensor that goes up, which need not be of the shape of a point."""
+    layout = phase.up.layout(side.point_shape, side.dtype).values()
+    return max(math.prod(shape) * dtype.itemsize for shape, dtype in layout)
 
 
 class StackedTransport:

@@ -116,6 +116,13 @@ class Asked:
             column(drawn, ndim) if any(drawn) else None,
         )
 
+    def stddev_for(self, ndim: int) -> float | Tensor:
+        """What multiplies points of that many dimensions."""
+        stddev = 0.0 if self.stddev is None else self.stddev
+        if not isinstance(stddev, Tensor) or stddev.dim() == 1 + ndim:
+            return stddev
+        return stddev.reshape(-1, *[1] * ndim)
+
     def batch(self, present: Tensor, draws: Draws, step: int) -> Batch:
         """A batch drawn as it is charged; ``present`` (..., n) holds for what is no padding."""
         longest, scheme = present.shape[-1], self.query.sampling.kind
@@ -183,6 +190,21 @@ class Oracle:
         """
         return self._answer(correction_sum, label, x.detach(), anchor.detach())
 
+    def statistic(self, origin: Tensor, label: str) -> Tensor:
+        """(1/b) sum_j clip(s_j) + N(0, stddev^2 I_m) of the problem's sufficient statistic.
+
+        ``origin`` is zero, shape ``(..., m)``. Guarantees as `gradient`, in the norm of R^m.
+
+        Raises:
+            ValueError: the problem has no such statistic.
+        """
+        problem = self.problem.sufficient_statistic
+        if problem is None:
+            raise ValueError(
+                f"Expected a problem with a sufficient statistic, got {type(self.problem).__name__}"
+            )
+        return self._answer(gradient_sum, label, origin, problem=problem)
+
     def carried(self, anchor: Tensor, x: Tensor, mean: Tensor, label: str = "reference") -> Tensor:
         """The answer of a query at the anchor, transported to x.
 
@@ -204,30 +226,32 @@ class Oracle:
         return narrowed(torch.where(slack <= 1.0, moved / (1 + slack), 0.0), x.dtype)
 
     # -- the parts ---------------------------------------------------------------------------
-    def _answer(self, rule: "Rule", label: str, *points: Tensor) -> Tensor:
+    def _answer(
+        self, rule: "Rule", label: str, *points: Tensor, problem: Problem | None = None
+    ) -> Tensor:
         """A fresh batch, its mean over the expected size at the first point, and noise there."""
-        asked = self._asked[label]
+        asked, problem = self._asked[label], problem or self.problem
         positions, chosen = asked.batch(self._present, self._draws, self._step)
         self._step += 1
         examples = self._examples if positions is None else self._examples.take(positions)
         weights = chosen / asked.size
         if asked.query.clip is None:
-            mean = rule(self.problem, asked.query, points, examples, weights.to(points[0].dtype))
+            mean = rule(problem, asked.query, points, examples, weights.to(points[0].dtype))
         else:
-            mean = sum_of_good(rule, self.problem, asked.query, points, examples, weights)
-        return self._noised(points[0], mean, asked)
+            mean = sum_of_good(rule, problem, asked.query, points, examples, weights)
+        return self._noised(points[0], mean, asked, problem.manifold)
 
-    def _noised(self, x: Tensor, mean: Tensor, asked: Asked) -> Tensor:
+    def _noised(self, x: Tensor, mean: Tensor, asked: Asked, manifold: Manifold) -> Tensor:
         is_noised = asked.query.drawn is not None
         self.queries[asked.query.label + ("" if is_noised else UNNOISED)] += 1
         if asked.stddev is None:
             return narrowed(mean, x.dtype)
-        shape = tuple(x.shape[x.dim() - self.manifold.ndim :])
+        shape = tuple(x.shape[x.dim() - manifold.ndim :])
         normals = self._draws.normals(
-            self.manifold.coords_shape(shape), Stream.GRADIENT_NOISE, self._step - 1
+            manifold.coords_shape(shape), Stream.GRADIENT_NOISE, self._step - 1
         )
-        noise = self.manifold.from_coords(x.to(normals.dtype), normals)
-        return (mean + asked.stddev * noise).to(x.dtype)
+        noise = manifold.from_coords(x.to(normals.dtype), normals)
+        return (mean + asked.stddev_for(manifold.ndim) * noise).to(x.dtype)
 
 
 def _present(examples: Examples, queries: Sequence[Sequence[Query]], draws: Draws) -> Tensor:

@@ -57,8 +57,12 @@ class Query:
         label: str = "gradient",
         form: Form = "gradient",
         count: int = 1,
+        apart: float = 2.0,
     ) -> "Query":
-        """The query that the mechanism noises by its own rule, for a shard of that size."""
+        """The query that the mechanism noises by its own rule, for a shard of that size.
+
+        ``apart``: how many clip norms the vectors of two examples are apart at most.
+        """
         clip = mechanism.l2_norm_clip if form == "gradient" else mechanism.correction_clip
         size = minibatch.expected_size(num_examples)
         is_clipped = mechanism.l2_norm_clip is not None
@@ -66,7 +70,7 @@ class Query:
         sensitivity = stddev = 0.0
         if clip is not None:
             terms = 2 if form == "each" else 1
-            sensitivity = mechanism.sensitivity(clip, size, terms=terms)
+            sensitivity = mechanism.sensitivity(clip, size, terms=terms, apart=apart)
             stddev = mechanism.stddev(sensitivity, num_examples)
         return Query(
             label, mechanism, num_examples, minibatch.sampling(num_examples), form, size, clip,

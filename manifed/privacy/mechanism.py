@@ -80,12 +80,15 @@ class ExampleMechanism(Frozen):
         """The bound in force for corrections."""
         return self.correction_l2_norm_clip or self.l2_norm_clip
 
-    def sensitivity(self, l2_norm_clip: float, expected_size: float, *, terms: int = 1) -> float:
+    def sensitivity(
+        self, l2_norm_clip: float, expected_size: float, *, terms: int = 1, apart: float = 2.0
+    ) -> float:
         """L2 change of a mean of ``terms`` clipped vectors a batch when one example changes.
 
-        Add-or-remove moves it by clip / size, replace-one by twice that.
+        Add-or-remove moves it by clip / size, replace-one by ``apart`` times that: 2 for vectors
+        that may be opposite, less where no two can be (who says so proves it).
         """
-        change = 1.0 if self.neighboring_relation == "add-or-remove" else 2.0
+        change = 1.0 if self.neighboring_relation == "add-or-remove" else apart
         return terms * change * l2_norm_clip / expected_size
 
     def stddev(self, sensitivity: float, num_examples: int) -> float:

@@ -174,6 +174,14 @@ class Problem(Protocol):
         """The same gradients in the form that is summed and clipped."""
         ...
 
+    @property
+    def sufficient_statistic(self) -> "Problem | None":
+        """Vectors of the examples whose sum fixes the minimiser; None: none is known.
+
+        As a linear problem: f_j(x) = <s_j, x> on R^m: its gradient is s_j at any x.
+        """
+        ...
+
 
 @dataclass(frozen=True)
 class Vectors:
@@ -201,6 +209,11 @@ class ProblemBase:
     """A gradient of each example with its temporaries; 0 where two products give the sum."""
     manifold: Manifold
     """Where x lives."""
+
+    @property
+    def sufficient_statistic(self) -> Problem | None:
+        """None, unless a problem says what it is a function of."""
+        return None
 
     def rgrads(self, x: Tensor, examples: Examples) -> Tensor:
         """Per-example Riemannian gradients, shape ``(..., n, *point)``."""

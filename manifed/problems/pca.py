@@ -30,7 +30,7 @@ from torch import Tensor
 from manifed.manifolds.grassmann import Grassmann
 from manifed.manifolds.sphere import Sphere
 from manifed.manifolds.stiefel import Stiefel
-from manifed.problems.base import Examples
+from manifed.problems.base import Examples, Problem
 from manifed.problems.finite_sum import Constant, FiniteSum, Optimum, Shards, client_weights
 from manifed.problems.linear import (
     ROUNDING_SHARE,
@@ -39,6 +39,7 @@ from manifed.problems.linear import (
     row_products,
     squared_norms,
 )
+from manifed.problems.second_moments import SecondMoments
 
 _EPS = torch.finfo(torch.float64).eps
 
@@ -73,6 +74,11 @@ class PrincipalEigenvector(FiniteSum):
 
     def __init__(self) -> None:
         self.manifold = Sphere()
+
+    @property
+    def sufficient_statistic(self) -> Problem:
+        """The second moment of the rows."""
+        return SecondMoments()
 
     def point_shape(self, examples: Examples) -> tuple[int, ...]:
         """(d,)."""
@@ -149,6 +155,11 @@ class KPCA(FiniteSum):
     ) -> None:
         self.num_components = num_components
         self.manifold = Stiefel() if on == "stiefel" else Grassmann()
+
+    @property
+    def sufficient_statistic(self) -> Problem:
+        """The second moment of the rows."""
+        return SecondMoments()
 
     def point_shape(self, examples: Examples) -> tuple[int, ...]:
         """(d, k)."""

@@ -14,6 +14,7 @@ from manifed.algorithms.rfedprox import RFedProx
 from manifed.algorithms.rfedsvrg import RFedSVRG
 from manifed.algorithms.rsgd import RSGD
 from manifed.algorithms.rsvrg import RSVRG
+from manifed.algorithms.second_moment import SecondMoment
 from manifed.federation.client import ClientSetup, Seat, run_update
 from manifed.oracles.minibatch import Full, Minibatch, Poisson, WithoutReplacement
 from manifed.oracles.oracle import Asked, Batch, Draws
@@ -117,6 +118,9 @@ CASES = [
         RFedSVRG(step_size=0.1, local_steps=3, minibatch=Poisson(batch_size=4), maps="retraction"),
         _ADD,
     ),
+    ClientCase("second-moment", SecondMoment(), _PLAIN, "ambient"),
+    ClientCase("second-moment-private", SecondMoment(), _ADD, "ambient"),
+    ClientCase("second-moment-replace-one", SecondMoment(), _REPLACE, "ambient"),
 ]
 SIZES = (12, 9, 7)
 

@@ -35,6 +35,12 @@ class Twin:
             self._seen[label].append(float(added.square().sum()))
         return answer
 
+    def statistic(self, origin, label):
+        answer = self._noisy.statistic(origin, label)
+        added = answer - self._clean.statistic(origin, label)
+        self._seen[label].append(float(added.square().sum()))
+        return answer
+
     def correction(self, x, anchor):
         answer = self._noisy.correction(x, anchor)
         clean = self._clean.correction(x, anchor)
@@ -74,6 +80,8 @@ def sensitivity(case, label):
     change = 2.0 if mechanism.neighboring_relation == "replace-one" else 1.0
     if label == "reference":
         return change * mechanism.l2_norm_clip / size
+    if label == "statistic":  # two positive semidefinite matrices are never opposite
+        change = min(change, 2.0**0.5)
     batch = training.minibatch.expected_size(size)
     if label == "correction":
         terms = 2.0 if training.correction_clip == "each" else 1.0
@@ -98,7 +106,8 @@ def is_drawn(case, scale=1.0):
     assert set(seen) == set(stated)
     verdicts = []
     for label, squares in seen.items():
-        tail = stats.chi2.cdf(sum(squares) / (scale * stated[label]) ** 2, len(squares) * (DIM - 1))
+        dim = DIM * (DIM + 1) // 2 if label == "statistic" else DIM - 1
+        tail = stats.chi2.cdf(sum(squares) / (scale * stated[label]) ** 2, len(squares) * dim)
         verdicts.append(5e-7 < tail < 1 - 5e-7)
     return all(verdicts)
 

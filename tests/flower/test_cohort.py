@@ -61,6 +61,20 @@ def test_private_experiments_run_alike_on_both_paths(tmp_path, name):
     assert one.manifest()["privacy"] == two.manifest()["privacy"]
 
 
+def test_a_one_shot_release_of_a_frame_runs_alike_on_both_paths(tmp_path):
+    """Noise on coordinates of a matrix, where a point is a matrix of another shape."""
+    config = EXPERIMENTS.parent / "examples" / "best_pca.toml"
+    one, two = both(
+        tmp_path, config, "federation.num_rounds=1",
+        "problem={kind='kpca',num_components=2,scaling='mean'}",
+    )  # fmt: skip
+    x, y = (folder.load_tensors("model")["x"] for folder in (one, two))
+    assert x.shape == (64, 2)
+    assert float((x - y).abs().max()) <= 1e-10
+    assert one.manifest()["privacy"] == two.manifest()["privacy"]
+    assert one.metrics()["bytes_up"] == two.metrics()["bytes_up"]
+
+
 def side_of(clients=8):
     return client_side(parse(CASES["least_squares_d10"](clients, 3)))
 

@@ -12,6 +12,7 @@ from manifed.algorithms.rfedprox import RFedProx
 from manifed.algorithms.rfedsvrg import RFedSVRG
 from manifed.algorithms.rsgd import RSGD
 from manifed.algorithms.rsvrg import RSVRG
+from manifed.algorithms.second_moment import SecondMoment
 from manifed.algorithms.tangent_mean import TangentMean
 from manifed.federation.client import ClientSetup, Seat, run_update
 from manifed.manifolds.stiefel import Stiefel
@@ -114,6 +115,7 @@ PAIRS = [
     (RFedProx(penalty_weight=1.0, **ARGUMENTS), TangentMean()),
     (RFedProx(penalty_weight=1.0, **ARGUMENTS, **FAST), TangentMean(**FAST)),
     (RSVRG(step_size=1e-3, epochs=2, inner_steps=3, minibatch=BATCH), TangentMean()),
+    (SecondMoment(), SecondMoment()),
 ]
 
 
