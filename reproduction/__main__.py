@@ -1,13 +1,14 @@
 """The claims of the papers as numerical checks: what reproduces, in which regime, and what not.
 
     python -m reproduction 4 C3 H10 [--json]     # checks by name
-    python -m reproduction 000 [--json]          # all checks of a paper: 000, 001, 003 or 004
+    python -m reproduction 000 [--json]          # all checks of a paper: 000 to 004
 
 000 is PriRFed (checks 1 to 16), 001 projected federated learning (C3 to C13, EQUAL, STEP, PAIR,
-PARTIAL, EXAMPLE, CLIENT), 003 DP-RSVRG (H1 to H22), 004 DECOR (004-H1 to 004-H24). Verdicts are
-computed from the numbers printed beside them; docs/experiments.md explains each. Checks 11 and 12
-use MNIST and the WordNet mammals where MANIFED_DATA names a folder that has them, and their
-stand-ins elsewhere. With --json the last line printed is one JSON object. One thread.
+PARTIAL, EXAMPLE, CLIENT), 002 growing samples (002-1 to 002-21), 003 DP-RSVRG (H1 to H22), 004
+DECOR (004-H1 to 004-H24). Verdicts are computed from the numbers printed beside them;
+docs/experiments.md explains each. Checks 11 and 12 use MNIST and the WordNet mammals where
+MANIFED_DATA names a folder that has them, and their stand-ins elsewhere. With --json the last line
+printed is one JSON object. One thread.
 """
 
 import argparse
@@ -21,12 +22,13 @@ from typing import Any
 import torch
 
 from manifed.runs.run_folder import jsonable
-from reproduction import checks_000, checks_001, checks_003, checks_004
+from reproduction import checks_000, checks_001, checks_002, checks_003, checks_004
 from reproduction.findings import Finding, text_of
 
 PAPERS: Mapping[str, Mapping[str, Callable[[], Finding]]] = {
     "000": checks_000.CHECKS,
     "001": checks_001.CHECKS,
+    "002": checks_002.CHECKS,
     "003": checks_003.CHECKS,
     "004": checks_004.CHECKS,
 }

@@ -1,0 +1,125 @@
+"""Both algorithms of growing samples in plain numpy: what the engines are compared with.
+
+Wang and Zhang (2024), eq. (3) and Section 4. Models have shape (..., n, d): seeds in front, a row
+for each node. `output_step` and `gradient_step` are pure; `run` draws noise and asks for gradients.
+
+Mode "paper" takes batch means as they are, at a node's own state, and takes C on trust. Mode
+"rigorous" clips every example's gradient to C / 2, so that C holds, and takes gradients where the
+setting says: with ``grad_point = "mixed"`` at what everybody sees.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from manifed.schedules.time_varying import TimeVarying
+
+Array = NDArray[np.float64]
+
+
+class Gradients(Protocol):
+    """A stream of examples at every node."""
+
+    def mean(self, x: Array, size: int, rng: np.random.Generator) -> Array:
+        """Means over ``size`` fresh examples' gradients at ``x`` (..., n, d)."""
+        ...
+
+    def each(self, x: Array, size: int, rng: np.random.Generator) -> Array:
+        """The gradients of ``size`` fresh examples, (..., n, size, d)."""
+        ...
+
+
+@dataclass(frozen=True)
+class Setting:
+    """An algorithm with its schedules and weights."""
+
+    algorithm: Literal["output", "gradient"]
+    schedules: TimeVarying
+    weights: Array
+    mode: Literal["paper", "rigorous"] = "paper"
+    sensitivity: float = 0.2
+    """C, enforced in mode "rigorous"."""
+    norm: Literal[1, 2] = 1
+    grad_point: Literal["own", "mixed"] = "own"
+    is_noised: bool = True
+
+
+@dataclass(frozen=True)
+class Round:
+    """What iteration k saw and left."""
+
+    k: int
+    sent: Array
+    """y_{i,k} of Algorithm 1, x_{i,k} of Algorithm 2: all that anybody is shown."""
+    models: Array
+    """x_{i,k+1}; of Algorithm 1 no one's but node i's."""
+
+
+def clipped(gradients: Array, bound: float, norm: int) -> Array:
+    """Each row g times min(1, bound / |g|)."""
+    norms = np.linalg.norm(gradients, ord=norm, axis=-1, keepdims=True)
+    return gradients * np.minimum(1.0, bound / np.maximum(norms, 1e-300))
+
+
+def mixed(weights: Array, models: Array) -> Array:
+    """sum_j a_ij x_j."""
+    return np.einsum("ij,...jd->...id", weights, models)
+
+
+def output_step(x: Array, z: Array, gradients: Array, step_size: float, mixing: float) -> Array:
+    """(1 - beta) x + beta z - alpha g with z = sum_j a_ij (x_j + n_j), eq. (3)."""
+    return (1 - mixing) * x + mixing * z - step_size * gradients
+
+
+def gradient_step(
+    x: Array,
+    gradients: Array,
+    noise: Array | float,
+    weights: Array,
+    step_size: float,
+    mixing: float,
+) -> Array:
+    """(1 - beta) x + beta sum_j a_ij x_j - alpha (g + n), Section 4."""
+    return output_step(x, mixed(weights, x), gradients + noise, step_size, mixing)
+
+
+def run(
+    setting: Setting,
+    gradients: Gradients,
+    start: Array,
+    rounds: int,
+    rng: np.random.Generator,
+    noise: Callable[[int], Array] | None = None,
+) -> Iterator[Round]:
+    """Iterations k = 0, 1, ..., lazily; ``noise`` replaces the Laplace draws."""
+    s, x = setting.schedules, start
+
+    def gradient_at(point: Array, size: int) -> Array:
+        if setting.mode == "paper":
+            return gradients.mean(point, size, rng)
+        each = gradients.each(point, size, rng)
+        return clipped(each, setting.sensitivity / 2, setting.norm).mean(-2)
+
+    for k in range(rounds):
+        alpha, beta, size = s.step_size(k), s.mixing(k), s.size(k)
+        drawn: Array | float = 0.0
+        if setting.is_noised:
+            drawn = noise(k) if noise else rng.laplace(0.0, s.noise_scale(k), x.shape)
+        if setting.algorithm == "output":
+            sent = x + drawn  # line 2
+            z = mixed(setting.weights, sent)
+            point = x if setting.grad_point == "own" else z
+            x = output_step(x, z, gradient_at(point, size), alpha, beta)  # line 4
+        else:
+            sent = x
+            x = gradient_step(x, gradient_at(x, size), drawn, setting.weights, alpha, beta)
+        yield Round(k, sent, x)
+
+
+def last_models(rounds: Iterator[Round]) -> Array:
+    """The models after all of ``rounds``, of which there is at least one."""
+    return deque(rounds, maxlen=1)[0].models
