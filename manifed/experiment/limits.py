@@ -8,6 +8,7 @@ from manifed.algorithms.rfedprox import RFedProx
 from manifed.algorithms.rfedsvrg import RFedSVRG
 from manifed.algorithms.rsgd import RSGD
 from manifed.algorithms.rsvrg import RSVRG
+from manifed.algorithms.scheduled import ScheduledRSGD
 from manifed.algorithms.second_moment import SecondMoment
 from manifed.algorithms.tangent_mean import TangentMean
 from manifed.experiment.plugins import is_plugin
@@ -156,6 +157,11 @@ def check_private(training: ClientUpdate, privacy_kind: str, noise_kind: str) ->
         ValueError: naming what works instead.
     """
     is_client_level = privacy_kind == "client-level"
+    if is_client_level and isinstance(training, ScheduledRSGD) and training.noise_multipliers:
+        raise ValueError(
+            "training.noise_multipliers: scales the noise of clients, and with privacy.kind = "
+            "'client-level' the server adds it; remove it, or use 'example-level'"
+        )
     why = ""
     if isinstance(training, OnGraph):
         why = "the server mixes models that it sees"
@@ -253,6 +259,9 @@ def check_limits(
         return
     if is_plugin(training.kind):
         return  # its draws are refused when they pass the bound
+    if isinstance(training, ScheduledRSGD):
+        for server_round in (1, num_rounds):  # every schedule is monotone
+            training.in_round(server_round)
     if isinstance(training, RSVRG):
         name = "training.epochs * (training.inner_steps + 1)"
         _check(name, training.epochs * (training.inner_steps + 1), most)

@@ -17,6 +17,7 @@ from manifed.algorithms.rfedprox import RFedProx
 from manifed.algorithms.rfedsvrg import RFedSVRG
 from manifed.algorithms.rsgd import RSGD
 from manifed.algorithms.rsvrg import RSVRG
+from manifed.algorithms.scheduled import ScheduledRSGD
 from manifed.algorithms.second_moment import SecondMoment
 from manifed.algorithms.tangent_mean import TangentMean
 from manifed.experiment.limits import (
@@ -43,7 +44,15 @@ from manifed.problems.problem_specs import HyperbolicPredictionSpec, ProblemSour
 from manifed.problems.spec import DataSpec, EqualSpec, PartitionSpec, ProblemSpec, check_pair
 
 Training = Annotated[
-    RSGD | RSVRG | Projected | ProjectedPartial | RFedProx | RFedSVRG | Gossip | SecondMoment,
+    RSGD
+    | ScheduledRSGD
+    | RSVRG
+    | Projected
+    | ProjectedPartial
+    | RFedProx
+    | RFedSVRG
+    | Gossip
+    | SecondMoment,
     Field(discriminator="kind"),
     OrPlugin(ClientUpdate, or_both=ServerUpdate),
 ]

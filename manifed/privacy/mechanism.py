@@ -45,6 +45,10 @@ class RelativeNoise(Frozen):
         """Standard deviation per orthonormal coordinate."""
         return self.multiplier * sensitivity
 
+    def scaled(self, factor: float) -> "RelativeNoise":
+        """``factor`` times as much."""
+        return RelativeNoise(multiplier=self.multiplier * factor)
+
 
 class PublishedNoise(Frozen):
     r"""The papers' calibration, sigma_i = coefficient / N_i (spec 000 §3.3), whatever is released.
@@ -60,6 +64,10 @@ class PublishedNoise(Frozen):
     def stddev(self, sensitivity: float, num_examples: int) -> float:
         """Standard deviation per orthonormal coordinate."""
         return self.coefficient / num_examples
+
+    def scaled(self, factor: float) -> "PublishedNoise":
+        """``factor`` times as much."""
+        return PublishedNoise(coefficient=self.coefficient * factor)
 
 
 Noise = Annotated[RelativeNoise | PublishedNoise, Field(discriminator="kind")]
@@ -94,6 +102,10 @@ class ExampleMechanism(Frozen):
     def stddev(self, sensitivity: float, num_examples: int) -> float:
         """Noise standard deviation of one release."""
         return self.noise.stddev(sensitivity, num_examples)
+
+    def scaled(self, factor: float) -> "ExampleMechanism":
+        """The mechanism with ``factor`` times the noise; what it releases is charged so."""
+        return self.model_copy(update={"noise": self.noise.scaled(factor)})
 
     def release(
         self,

@@ -14,6 +14,7 @@ from manifed.algorithms.rfedprox import RFedProx
 from manifed.algorithms.rfedsvrg import RFedSVRG
 from manifed.algorithms.rsgd import RSGD
 from manifed.algorithms.rsvrg import RSVRG
+from manifed.algorithms.scheduled import ScheduledRSGD
 from manifed.algorithms.second_moment import SecondMoment
 from manifed.federation.client import ClientSetup, Seat, run_update
 from manifed.oracles.minibatch import Full, Minibatch, Poisson, WithoutReplacement
@@ -24,6 +25,7 @@ from manifed.privacy.noise import NoiseSource
 from manifed.problems.base import Examples
 from manifed.problems.linear import with_squared_norms
 from manifed.problems.pca import PrincipalEigenvector
+from manifed.schedules.schedule import Geometric
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,13 @@ CASES = [
     ClientCase(
         "rsgd-random-output",
         RSGD(step_size=0.1, local_steps=4, minibatch=Full(), output="random-output"),
+        _ADD,
+    ),
+    ClientCase(
+        "scheduled-rsgd",
+        ScheduledRSGD(
+            step_size=0.1, minibatch=Full(), noise_multipliers=Geometric(scale=1.0, ratio=1.5)
+        ).in_round(3),
         _ADD,
     ),
     ClientCase(

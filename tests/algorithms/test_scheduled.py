@@ -1,0 +1,170 @@
+"""Schedules of step, noise and batch: drawn as charged, composed exactly, calibrated as a whole."""
+
+import math
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from pydantic import ValidationError
+from scipy.stats import chi2
+
+import manifed
+from manifed.algorithms.payloads import Point
+from manifed.algorithms.rsgd import RSGD
+from manifed.algorithms.scheduled import ScheduledRSGD
+from manifed.audit.of_config import costliest_round
+from manifed.errors import ConfigError
+from manifed.experiment.load import load
+from manifed.federation.client import ClientSetup, Seat, run_update
+from manifed.manifolds.sphere import Sphere
+from manifed.oracles.minibatch import Full, Poisson
+from manifed.privacy import accountant
+from manifed.privacy.events import GaussianRelease
+from manifed.privacy.mechanism import ExampleMechanism, RelativeNoise
+from manifed.privacy.noise import NoiseSource
+from manifed.privacy.statement import audit_ledger
+from manifed.problems.base import Examples
+from manifed.problems.frechet_mean import FrechetMean
+from manifed.problems.pca import PrincipalEigenvector
+from manifed.schedules.schedule import Geometric, Polynomial
+
+QUICKSTART = Path(__file__).parents[2] / "configs" / "quickstart.toml"
+ROUNDS, DELTA, NOISE = 6, 1e-3, 8.0
+FALLING = ScheduledRSGD(
+    step_size=0.2,
+    minibatch=Full(),
+    step_sizes=Polynomial(scale=1.0, exponent=-0.5),
+    noise_multipliers=Geometric(scale=1.0, ratio=0.8),
+)
+
+
+def run(algorithm=FALLING, **changes):
+    generator = torch.Generator().manual_seed(0)
+    shards = [torch.randn(n, 4, dtype=torch.float64, generator=generator) for n in (40, 30)]
+    shards = [z / z.norm(dim=-1, keepdim=True) for z in shards]
+    noise = changes.pop("noise", manifed.Multiplier(noise_multiplier=NOISE))
+    budget = changes.pop("max_epsilon", None)
+    level = manifed.ExampleLevel(l2_norm_clip=1.0, noise=noise, delta=DELTA, max_epsilon=budget)
+    settings = {"privacy": level, "rounds": ROUNDS, **changes}
+    return manifed.fit(FrechetMean(Sphere()), shards, algorithm, **settings)
+
+
+def composed(rounds, multiplier=NOISE, ratio=0.8):
+    """Epsilon of one Gaussian release of mu^2 = sum 1 / (z ratio^(r-1))^2."""
+    mu = math.sqrt(sum((multiplier * ratio**r) ** -2 for r in range(rounds)))
+    release = GaussianRelease(
+        unit="example", neighboring_relation="add-or-remove", noise_multiplier=1 / mu
+    )
+    return accountant.epsilon([release], DELTA)
+
+
+def test_a_schedule_says_what_a_round_is():
+    update = FALLING.in_round(4)
+    assert update.step_size == pytest.approx(0.1)
+    assert update.noise_factor == pytest.approx(0.8**3)
+    growing = ScheduledRSGD(
+        step_size=0.1,
+        minibatch=Poisson(batch_size=8.0),
+        batch_sizes=Polynomial(scale=1.0, exponent=1.0),
+    )
+    assert growing.in_round(3).minibatch == Poisson(batch_size=24.0)
+
+
+def test_without_schedules_it_is_rsgd():
+    plain = run(RSGD(step_size=0.2, minibatch=Full()))
+    same = run(ScheduledRSGD(step_size=0.2, minibatch=Full()))
+    assert torch.equal(plain.model, same.model)
+    assert plain.curves["epsilon"] == pytest.approx(same.curves["epsilon"], rel=1e-12)
+
+
+def test_every_round_is_charged_its_own_noise(tmp_path):
+    found = run(ledger=tmp_path / "ledger.jsonl")
+    exact = [composed(r) for r in range(1, ROUNDS + 1)]
+    assert found.curves["epsilon"] == pytest.approx(exact, rel=1e-9)
+    audited = audit_ledger(tmp_path / "ledger.jsonl", DELTA)["adversaries"]
+    assert [one["epsilon"] for one in audited] == pytest.approx([exact[-1]] * 2, rel=1e-9)
+    assert exact[-1] > 1.5 * composed(ROUNDS, ratio=1.0)  # a price of round 1 for every round
+
+
+def test_one_scale_makes_the_whole_schedule_meet_its_target():
+    found = run(noise=manifed.Target(epsilon=1.5, delta=DELTA)).curves["epsilon"]
+    assert 0.998 * 1.5 <= found[-1] <= 1.5
+    assert all(small < large for small, large in pairwise(found))
+
+
+def test_the_number_of_rounds_follows_from_the_budget():
+    budget = composed(4) * (1 + 1e-9)
+    found = run(max_epsilon=budget, rounds=50)
+    assert found.curves["round"] == [1, 2, 3, 4]
+    assert "round 5 would be cohort draw 5" in found.stopped
+
+
+def zero_gradient_noise(server_round, count=300, factor=1.0):
+    """Sum of |u|^2 over its variance, of uploads that are nothing but noise on S^9."""
+    x = Sphere().origin(10)
+    zeros = Examples({"z": torch.zeros(5, 10, dtype=torch.float64)}, {"z": 1})
+    mechanism = ExampleMechanism(l2_norm_clip=1.0, noise=RelativeNoise(multiplier=1e-3))
+    setup = ClientSetup(PrincipalEigenvector(), FALLING, mechanism)
+    total = 0.0
+    for i in range(count):
+        seat = Seat(i, server_round, 0, "train")
+        done = run_update(setup, seat, Point(x), None, zeros, 5, NoiseSource.from_seed(7))
+        total += float(done.up.tensors()["u"].square().sum())
+    stddev = 1e-3 * 0.8 ** (server_round - 1) / 5 * 0.2 / math.sqrt(server_round) * factor
+    return total / stddev**2
+
+
+@pytest.mark.statistical
+def test_every_round_draws_the_noise_that_it_is_charged():
+    count = 300
+    low, high = chi2.ppf(5e-7, count * 9), chi2.isf(5e-7, count * 9)
+    assert low < zero_gradient_noise(3, count) < high
+    for factor in (0.8, 1 / 0.8):  # the noise of the round before or after
+        assert not low < zero_gradient_noise(3, count, factor) < high
+
+
+def test_the_audit_attacks_the_round_with_least_noise():
+    mechanism = ExampleMechanism(l2_norm_clip=1.0, noise=RelativeNoise(multiplier=NOISE))
+    assert costliest_round(FALLING, mechanism, 40, ROUNDS) == ROUNDS
+
+
+BASE = "training.kind='scheduled-rsgd'"
+CLIENT_LEVEL = (
+    "privacy={kind='client-level',l2_norm_clip=0.05,delta=0.01,"
+    "noise={kind='multiplier',noise_multiplier=2.0}}"
+)
+
+
+@pytest.mark.parametrize(
+    ("sets", "match"),
+    [
+        (
+            ["training.noise_multipliers={kind='geometric',scale=1.0,ratio=0.1}"],
+            "noise_multipliers: expect",
+        ),
+        (
+            ["training.batch_sizes={kind='polynomial',scale=1.0,exponent=1.0}"],
+            "batch_sizes: goes with",
+        ),
+        (
+            [CLIENT_LEVEL, "training.noise_multipliers={kind='geometric',scale=1.0,ratio=0.9}"],
+            "noise_multipliers: scales the noise of clients",
+        ),
+    ],
+)
+def test_what_has_no_meaning_is_refused(sets, match):
+    with pytest.raises((ConfigError, ValidationError), match=match):
+        load(QUICKSTART, [BASE, *sets])
+
+
+def test_a_config_takes_schedules():
+    config = load(
+        QUICKSTART,
+        [
+            BASE,
+            "training.noise_multipliers={kind='geometric',scale=1.0,ratio=0.9}",
+            "training.step_sizes={kind='hyperbolic',scale=1.0,rate=0.5}",
+        ],
+    )
+    assert config.training.in_round(5).step_size == pytest.approx(0.5 / 3)
