@@ -410,8 +410,11 @@ def plan_of(config: Experiment, sizes: Sizes | None = None) -> Plan:
 
 def starting_point(start: Start, manifold: Manifold, shape: tuple[int, ...], seed: int) -> Tensor:
     """x^(0) of ``seed``, whatever the algorithm and whatever the examples."""
-    generator = NoiseSource.from_seed(seed).generator(stream=Stream.INITIAL_POINT, partition=0)
-    return start.point(manifold, shape, generator)
+    return start.point(manifold, shape, _of_starts(seed))
+
+
+def _of_starts(seed: int) -> torch.Generator:
+    return NoiseSource.from_seed(seed).generator(stream=Stream.INITIAL_POINT, partition=0)
 
 
 def initial_point(config: Experiment) -> Tensor:
@@ -422,12 +425,9 @@ def initial_point(config: Experiment) -> Tensor:
     """
     facts = facts_of(config)
     try:
-        return starting_point(
-            config.problem.start,
-            facts.problem.manifold,
-            facts.point_shape,
-            config.federation.seed,
-        ).to(dtype_of(config))
+        generator = _of_starts(config.federation.seed)
+        x = config.problem.first_point(facts.problem, facts.point_shape, generator)
+        return x.to(dtype_of(config))
     except ValueError as error:
         raise ConfigError(str(error)) from None
 

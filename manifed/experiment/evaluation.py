@@ -33,29 +33,29 @@ class Evaluator:
         """The reference solution."""
         return self.problem.optimum(self.shards, self.weights)
 
-    def row(self, x: Tensor) -> dict[str, float]:
+    def row(self, x: Tensor) -> dict[str, float | None]:
         """cost, cost_gap, relative_cost_gap, gradient_norm and the problem's own metrics.
 
         A classifier's accuracy is the share of examples that it predicts right.
 
-        The relative gap is (f(x) - f*) / |f*|, and f(x) - f* where f* = 0.
+        The relative gap is (f(x) - f*) / |f*|, and f(x) - f* where f* = 0; a problem whose optimum
+        nobody knows has neither.
         """
         x = x.to("cpu", torch.float64)
         cost = float(self.problem.objective(x, self.shards, self.weights))
         gradient_norm = float(self.problem.gradient_norm(x, self.shards, self.weights))
-        gap = cost - self.optimum.value
-        scale = abs(self.optimum.value) or 1.0
-        row = {
-            "cost": cost,
-            "cost_gap": gap,
-            "relative_cost_gap": gap / scale,
-            "gradient_norm": gradient_norm,
-        }
+        row: dict[str, float | None] = {"cost": cost}
+        if self.problem.has_optimum:
+            gap = cost - self.optimum.value
+            row |= {"cost_gap": gap, "relative_cost_gap": gap / (abs(self.optimum.value) or 1.0)}
+        row["gradient_norm"] = gradient_norm
         right = [self.problem.correct(x, shard) for shard in self.shards]
         if all(each is not None for each in right):
             shares = [float(each.mean()) for each in right if each is not None]
             row["accuracy"] = float(self.weights @ torch.tensor(shares).to(self.weights))
-        return row | self.problem.metrics(x, self.optimum, self.meta)
+        if self.problem.has_optimum:
+            row |= self.problem.metrics(x, self.optimum, self.meta)
+        return row
 
 
 def node_row(models: Tensor, manifold: Manifold, oracle: Evaluator | None) -> dict[str, float]:

@@ -102,7 +102,7 @@ def allowed_here() -> frozenset[str]:
 
 
 def plugins_in(table: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """(path, name) of every kind in raw tables that names a class, and of a file's source."""
+    """(path, name) of what raw tables name: classes of kinds, a file's source, a module."""
     waiting: list[tuple[str, Any]] = [("", table)]
     while waiting:
         path, node = waiting.pop()
@@ -110,6 +110,10 @@ def plugins_in(table: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             yield f"{path}kind", kind
         elif kind == "file" and is_plugin(source := node.get("source")):
             yield f"{path}source", source
+        elif kind == "module":
+            for key in ("model", "loss"):
+                if is_plugin(named_there := node.get(key)):
+                    yield f"{path}{key}", named_there
         waiting += [(f"{path}{k}.", v) for k, v in node.items() if isinstance(v, Mapping)]
 
 

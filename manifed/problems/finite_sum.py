@@ -63,6 +63,9 @@ def pool(shards: Shards, weights: Tensor | None = None) -> tuple[Examples, Tenso
 class FiniteSum(ProblemBase):
     """A problem with its evaluation; ``optimum`` is closed form where a subclass knows one."""
 
+    has_optimum: bool = True
+    """Whether there is a reference to compare with."""
+
     def point_shape(self, examples: Examples) -> tuple[int, ...]:
         """Shape of one point, from the shape of the examples."""
         raise NotImplementedError

@@ -4,7 +4,9 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
+import torch
 from pydantic import Field, model_validator
+from torch import Tensor
 
 from manifed.manifolds.base import Manifold
 from manifed.manifolds.hyperbolic import Lorentz
@@ -86,6 +88,21 @@ class ProblemSource(Frozen):
     def needs(self) -> ExampleKind:
         """The kind of examples that the problem reads."""
         raise NotImplementedError
+
+    @property
+    def reads(self) -> tuple[ExampleKind, ...]:
+        """All kinds of examples that ``prepare`` takes."""
+        return (self.needs,)
+
+    def first_point(
+        self, problem: FiniteSum, shape: tuple[int, ...], generator: torch.Generator
+    ) -> Tensor:
+        """x^(0), of ``shape``, from the config and the seed.
+
+        Raises:
+            ValueError: the start is no point of the problem.
+        """
+        return self.start.point(problem.manifold, shape, generator)
 
 
 class PrincipalEigenvectorSpec(ProblemSource):

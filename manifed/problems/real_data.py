@@ -16,9 +16,8 @@ Array = NDArray[np.float64]
 class _Images(DataSource):
     """Rows of pixels, optionally a subset, shifted, or scaled to unit norm (in that order)."""
 
-    has_labels: bool = False
-    """Examples are images with the digit that they show; false: images alone."""
-
+    has_labels: bool | None = None
+    """Examples are images with the digit that they show; null: images alone."""
     num_examples: int | None = Field(default=None, ge=1)
     """A uniform subset of this size; null keeps all."""
     digit: int | None = Field(default=None, ge=0, le=9)

@@ -11,6 +11,7 @@ from pydantic import Field
 
 from manifed.problems.files import FileData
 from manifed.problems.hyperbolic_data import HyperbolicCloud, HyperbolicTree, WordnetMammals
+from manifed.problems.module_spec import ModuleSpec
 from manifed.problems.partition_specs import DirichletSpec, EqualSpec, NaturalSpec, SortedSpec
 from manifed.problems.problem_specs import (
     FrechetMeanSpec,
@@ -50,7 +51,8 @@ ProblemSpec = Annotated[
     | MatrixCompletionSpec
     | GeometricMedianSpec
     | NearestMeanSpec
-    | MLPSpec,
+    | MLPSpec
+    | ModuleSpec,
     Field(discriminator="kind"),
 ]
 
@@ -86,7 +88,7 @@ PartitionSpec = Annotated[
 
 def check_pair(problem: ProblemSpec, data: DataSpec) -> None:
     """Refuses a data set whose examples the problem cannot read."""
-    if problem.needs != data.provides:
+    if data.provides not in problem.reads:
         raise ValueError(
             f"Problem {problem.kind!r} needs {problem.needs}, but data {data.kind!r} provides "
             f"{data.provides}; choose another data.kind"

@@ -1,0 +1,100 @@
+"""The configuration of a torch module of one's own: ``problem = { kind = "module", ... }``."""
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any, ClassVar, Literal
+
+import torch
+from pydantic import Field, field_validator
+from torch import Tensor, nn
+
+from manifed.problems import sources
+from manifed.problems.base import Examples
+from manifed.problems.dataset import ExampleKind
+from manifed.problems.finite_sum import FiniteSum
+from manifed.problems.module_problem import LOSSES, ModuleProblem, module_problem
+from manifed.problems.problem_specs import ProblemSource
+
+
+class ModuleSpec(ProblemSource):
+    """Training a module that a function of a package of one's own makes, the same at every node."""
+
+    kind: Literal["module"] = "module"
+    needs: ClassVar[ExampleKind] = "labelled-rows"
+    model: str
+    """``package.module:factory``, a function without arguments that gives a `torch.nn.Module`."""
+    loss: str = "cross-entropy"
+    """"cross-entropy", "mse", or ``package.module:function`` of an output (1, *) and a label
+    (1, *)."""
+    model_seed: int = Field(default=0, ge=0, lt=1 << 63)
+    """Of torch's generator while the factory runs: the start point and all constants."""
+
+    @field_validator("model")
+    @classmethod
+    def _is_function(cls, model: str) -> str:
+        found = sources.named(model, "factory")
+        if not callable(found):
+            raise ValueError(f"expected a function that makes a module, got {model!r}")
+        return model
+
+    @field_validator("loss")
+    @classmethod
+    def _is_loss(cls, loss: str) -> str:
+        if loss not in LOSSES:
+            try:
+                sources.function(loss)
+            except ValueError as error:
+                raise ValueError(f"expected one of {sorted(LOSSES)}, or: {error}") from None
+        return loss
+
+    @property
+    def reads(self) -> tuple[ExampleKind, ...]:
+        """Rows with classes, with -1 and 1, or with real targets."""
+        return ("labelled-rows", "classification", "regression")
+
+    def build(self) -> ModuleProblem:
+        """The problem; made once a process.
+
+        Raises:
+            ValueError: the factory gives no module, or one that cannot be private.
+        """
+        return _built(self.model, self.loss, self.model_seed)
+
+    def first_point(
+        self, problem: FiniteSum, shape: tuple[int, ...], generator: torch.Generator
+    ) -> Tensor:
+        """The parameters that the factory made; another start of the config where one is given."""
+        if "start" in self.model_fields_set:
+            return super().first_point(problem, shape, generator)
+        return self.build().start
+
+    def prepare(self, shard: Examples, meta: Mapping[str, Any]) -> Examples:
+        """``feature`` and ``label``; -1 and 1 become the classes 0 and 1."""
+        del meta
+        feature, key = shard["feature"], "target" if "target" in shard.tensors else "label"
+        label = shard[key]
+        if key == "label" and bool((label < 0).any()):
+            label = (label + 1) / 2
+        return Examples(
+            {"feature": feature, "label": label},
+            {"feature": shard.feature_ndim["feature"], "label": shard.feature_ndim[key]},
+        )
+
+
+@lru_cache(maxsize=8)
+def _built(model: str, loss: str, seed: int) -> ModuleProblem:
+    factory = sources.named(model, "factory")
+    with torch.random.fork_rng(devices=[]):
+        # A constructor draws from torch's own generator: it is put back afterwards.
+        torch.manual_seed(seed)  # noqa: TID251
+        try:
+            made = factory()
+        except Exception as error:
+            said = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+            raise ValueError(f"problem.model: {model!r} raised {said}") from None
+    if not isinstance(made, nn.Module):
+        raise ValueError(
+            f"problem.model: expected {model!r} to give a torch.nn.Module, got "
+            f"{type(made).__name__}"
+        )
+    return module_problem(made, loss if loss in LOSSES else sources.named(loss, "function"))

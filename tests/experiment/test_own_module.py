@@ -1,0 +1,125 @@
+"""A torch module of one's own by config: one trajectory on every engine, no optimum, one hash."""
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from flwr.app import Context, RecordDict
+
+from manifed.errors import ConfigError
+from manifed.experiment.assembly import client_side, initial_point, plan_of
+from manifed.experiment.load import load, parse, sha256
+from manifed.federation.rounds import run_rounds
+from manifed.federation.stacked import StackedTransport
+from manifed.federation.transport import MemoryTransport
+from manifed.flower.apps import server_app_of
+from manifed.flower.client import client_app_of
+from manifed.flower.inline import InlineGrid
+from manifed.runs.run_folder import RunFolder
+from manifed.torch import load as load_state
+from tests.experiment.own_nets import FACTORY, orthogonal
+
+CONFIG = f"""
+[problem]
+kind = "module"
+model = "{FACTORY}"
+[data]
+kind = "digits"
+has_labels = true
+num_examples = 120
+[federation]
+num_clients = 3
+num_rounds = 3
+[training]
+kind = "rsgd"
+step_size = 0.5
+local_steps = 2
+[privacy]
+kind = "example-level"
+l2_norm_clip = 1.0
+delta = 1e-3
+noise = {{ kind = "multiplier", noise_multiplier = 1.0 }}
+[output]
+quiet = true
+plots = false
+"""
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    monkeypatch.setenv("MANIFED_PLUGINS", "tests")
+    path = tmp_path / "own.toml"
+    path.write_text(CONFIG)
+    return path
+
+
+def model_by(config, transport):
+    plan = plan_of(config)
+    state = plan.server_update.initial(initial_point(config))
+    *_, last = run_rounds(
+        plan, state, transport(client_side(config)), num_rounds=config.federation.num_rounds
+    )
+    return plan.server_update.model(last.state, plan.manifold)
+
+
+def test_memory_cohort_and_messages_give_one_trajectory(own, tmp_path):
+    config = load(own, [f'output.directory="{tmp_path / "run"}"'])
+    cohort = partial(StackedTransport, device="cpu", memory_budget_mb=512)
+    in_memory, stacked = (model_by(config, way) for way in (MemoryTransport, cohort))
+    torch.testing.assert_close(stacked, in_memory, rtol=0, atol=1e-10)
+
+    grid = InlineGrid(client_app_of(lambda _: config), config.federation.num_clients, {})
+    server_app_of(lambda _: config)(grid, Context(1, 1, {}, RecordDict(), {}))
+    folder = RunFolder.open(Path(config.output.directory))
+    torch.testing.assert_close(folder.load_tensors("model")["x"], in_memory, rtol=0, atol=1e-10)
+    model = orthogonal()
+    model.load_state_dict(load_state(folder.directory, model), strict=True)
+    frame = model.frame.detach()
+    torch.testing.assert_close(
+        frame.mT @ frame, torch.eye(4, dtype=frame.dtype), atol=1e-10, rtol=0
+    )
+    header, *rows = (folder.directory / "metrics.csv").read_text().splitlines()
+    columns = dict(zip(header.split(","), rows[-1].split(","), strict=True))
+    assert "cost_gap" not in columns, "nobody knows the optimum of a module"
+    assert 0 <= float(columns["accuracy"]) <= 1
+    assert float(columns["cost"]) > 0
+
+
+def test_where_it_starts_is_the_seed_of_the_model(own):
+    first, again = (initial_point(load(own)) for _ in range(2))
+    assert torch.equal(first, again)
+    other = initial_point(load(own, ["problem.model_seed=1"]))
+    assert not torch.equal(first, other)
+    assert sha256(load(own)) != sha256(load(own, ["problem.model_seed=1"]))
+
+
+def test_a_loss_of_ones_own_and_its_source_count(own):
+    hinge = ['problem.loss="tests.experiment.own_nets:hinge"']
+    config = load(own, hinge)
+    assert sha256(config) != sha256(load(own))
+    assert torch.isfinite(model_by(config, MemoryTransport)).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("mixing", "BatchNorm1d.*GroupNorm"),
+        ("broken", "raised KeyError"),
+        ("number", "torch.nn.Module, got int"),
+        ("absent", "function that makes a module"),
+    ],
+)
+def test_a_factory_that_will_not_do_is_one_line_before_the_run(own, name, said):
+    with pytest.raises(ConfigError, match=said) as raised:
+        initial_point(load(own, [f'problem.model="tests.experiment.own_nets:{name}"']))
+    assert "\n" not in str(raised.value)
+
+
+def test_a_module_needs_the_consent_of_the_node_before_it_is_imported(own):
+    table = load(own).model_dump(mode="json", exclude_none=True)
+    table["problem"]["model"] = "antigravity:fly"
+    with pytest.raises(
+        ConfigError, match=r"problem.model: expected a plug-in that this node allow"
+    ):
+        parse(table, plugins=["tests"])

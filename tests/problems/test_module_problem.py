@@ -1,0 +1,218 @@
+"""Any torch module: gradients of each example, the point of its parameters, what is refused."""
+
+import math
+
+import geoopt
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from manifed.algorithms.rsgd import RSGD
+from manifed.errors import ConfigError
+from manifed.experiment.schema import ExampleLevel, Multiplier
+from manifed.oracles.minibatch import Full
+from manifed.oracles.oracle import Draws, Oracle
+from manifed.privacy.mechanism import ExampleMechanism
+from manifed.privacy.noise import NoiseSource
+from manifed.problems.base import Examples
+from manifed.problems.module_layout import UnknownManifold
+from manifed.problems.module_problem import NotPrivate, module_problem
+from manifed.torch import fit, load
+
+WIDTH, CLASSES = 5, 3
+
+
+class Net(nn.Module):
+    """An orthonormal layer, points of a ball, a tied and a frozen parameter, a number, a buffer."""
+
+    def __init__(self):
+        super().__init__()
+        generator = torch.Generator().manual_seed(1)
+        frame = torch.linalg.qr(torch.randn(WIDTH, 4, generator=generator))[0]
+        self.frame = geoopt.ManifoldParameter(frame, manifold=geoopt.EuclideanStiefel())
+        ball = 0.3 * torch.rand(CLASSES, 4, generator=generator)
+        self.ball = geoopt.ManifoldParameter(ball, manifold=geoopt.PoincareBall())
+        self.shift = nn.Linear(4, 4, bias=False)
+        self.same = nn.Linear(4, 4, bias=False)
+        self.same.weight = self.shift.weight
+        self.fixed = nn.Parameter(torch.ones(4), requires_grad=False)
+        self.scale = nn.Parameter(torch.tensor(1.5))
+        self.register_buffer("offset", torch.full((4,), 0.1))
+        with torch.no_grad():
+            self.shift.weight.copy_(0.4 * torch.randn(4, 4, generator=generator))
+
+    def forward(self, feature):
+        hidden = self.same(torch.tanh(self.shift(feature @ self.frame)) + self.offset) * self.fixed
+        return self.scale * hidden @ self.ball.mT
+
+
+def examples(n=6, seed=2):
+    generator = torch.Generator().manual_seed(seed)
+    feature = torch.randn(n, WIDTH, generator=generator, dtype=torch.float64)
+    label = torch.randint(CLASSES, (n,), generator=generator)
+    return Examples({"feature": feature, "label": label}, {"feature": 1, "label": 0})
+
+
+def autograd_gradient(problem, x, feature, label):
+    """By a copy of the module, ``backward`` and the manifold, one example at a time."""
+    model = Net().to(torch.float64)
+    model.load_state_dict(problem.state_dict(x), strict=True)
+    functional.cross_entropy(model(feature[None]), label[None]).backward()
+    named = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    egrad = problem.layout.pack({n: p.grad.as_subclass(torch.Tensor) for n, p in named.items()})
+    return problem.manifold.egrad2rgrad(x, egrad)
+
+
+def test_gradients_are_those_of_autograd_example_by_example():
+    problem, shard = module_problem(Net()), examples()
+    assert problem.point_shape(shard) == problem.start.shape
+    x = problem.start
+    expected = [
+        autograd_gradient(problem, x, feature, label)
+        for feature, label in zip(shard["feature"], shard["label"], strict=True)
+    ]
+    torch.testing.assert_close(problem.rgrads(x, shard), torch.stack(expected), rtol=0, atol=1e-10)
+
+
+def test_a_cohort_is_its_clients_one_by_one():
+    problem = module_problem(Net())
+    shards = [examples(6, 2), examples(4, 3)]
+    points = [problem.start, problem.manifold.projx(problem.start + 0.01)]
+    stacked = Examples.stack(shards)
+    losses = problem.losses(torch.stack(points), stacked)
+    gradients = problem.rgrads(torch.stack(points), stacked)
+    for i, (x, shard) in enumerate(zip(points, shards, strict=True)):
+        n = len(shard)
+        torch.testing.assert_close(losses[i, :n], problem.losses(x, shard), rtol=0, atol=1e-12)
+        torch.testing.assert_close(gradients[i, :n], problem.rgrads(x, shard), rtol=0, atol=1e-12)
+
+
+def test_the_point_holds_what_is_trained_and_gives_it_back():
+    problem, model = module_problem(Net()), Net()
+    names = set(problem.layout.shapes)
+    assert names == {"frame", "ball", "shift.weight", "scale"}
+    assert problem.manifold.check_point_on_manifold(problem.start)
+    moved = problem.manifold.projx(problem.start + 0.05)
+    state = problem.state_dict(moved)
+    model.load_state_dict(state, strict=True)
+    assert torch.equal(model.shift.weight, model.same.weight)
+    assert torch.equal(model.fixed, torch.ones(4))
+    again = module_problem(model).start
+    torch.testing.assert_close(again, moved, rtol=0, atol=1e-6)  # the model is float32
+
+
+@pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan, 1e30, 1e200, 0.0])
+def test_an_adversarial_record_moves_the_sum_by_at_most_the_clip(bad):
+    """Add-or-remove: everything else equal, noise aside, with one record more."""
+    clip, clean = 0.5, examples(5)
+    spoilt = examples(6)
+    spoilt["feature"][-1] = bad
+    shards = {
+        "with": spoilt,
+        "without": Examples({k: t[:5] for k, t in spoilt.tensors.items()}, clean.feature_ndim),
+    }
+    problem = module_problem(Net())
+    found = {}
+    for name, shard in shards.items():
+        mechanism = ExampleMechanism(l2_norm_clip=clip)
+        training = RSGD(step_size=0.1, minibatch=Full())
+        queries = training.queries(mechanism, 5)
+        oracle = Oracle(problem, shard, [queries], Draws(NoiseSource.from_seed(0), 0, 1))
+        found[name] = oracle.gradient(problem.start)
+    change = problem.manifold.norm(problem.start, found["with"] - found["without"])
+    assert float(change) <= clip / 5 * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("rounds", [4, pytest.param(200, marks=pytest.mark.slow)])
+def test_private_training_keeps_every_parameter_on_its_manifold(rounds):
+    shards = [examples(20, seed).tensors for seed in (4, 5, 6)]
+    privacy = ExampleLevel(l2_norm_clip=0.5, noise=Multiplier(noise_multiplier=1.0), delta=1e-3)
+    test = examples(9).tensors
+    found = fit(Net(), shards, rounds=rounds, privacy=privacy, step_size=0.5, test=test)
+    problem = module_problem(Net())
+    assert problem.manifold.check_point_on_manifold(found.result.model, atol=1e-10)
+    assert len(found.result.curves["test_accuracy"]) == rounds
+    assert "every upload" in found.text
+    Net().load_state_dict(found.state_dict, strict=True)
+
+
+def test_a_saved_run_gives_the_state_of_the_model(tmp_path):
+    shards = [examples(8, seed).tensors for seed in (4, 5)]
+    found = fit(Net(), shards, rounds=2, step_size=0.1)
+    folder = found.result.save(tmp_path / "run")
+    state = load(folder, Net())
+    assert state.keys() == found.state_dict.keys()
+    for name, tensor in state.items():
+        torch.testing.assert_close(tensor, found.state_dict[name], rtol=0, atol=0)
+    with pytest.raises(ConfigError, match="expected 20 parameters"):
+        load(folder, nn.Linear(4, 4))
+    with pytest.raises(ConfigError, match="no such file"):
+        load(tmp_path, Net())
+
+
+class Mixing(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, feature):
+        return self.layer(feature - feature.mean(0))
+
+
+class Remembering(Mixing):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, feature):
+        self.seen += feature.detach().abs().max()
+        return self.layer(feature)
+
+
+class Branching(Mixing):
+    def forward(self, feature):
+        return self.layer(feature if float(feature.sum()) > 0 else -feature)
+
+
+class Unknown(nn.Module):
+    def __init__(self):
+        super().__init__()
+        point = torch.full((2, 2), 0.5)
+        self.point = geoopt.ManifoldParameter(point, manifold=geoopt.BirkhoffPolytope())
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        (nn.Sequential(nn.Linear(WIDTH, 4), nn.BatchNorm1d(4)), "BatchNorm1d.*GroupNorm"),
+        (nn.Sequential(nn.InstanceNorm1d(4, track_running_stats=True)), "InstanceNorm1d"),
+        (nn.LSTM(WIDTH, 4), "LSTMCell"),
+        (nn.MultiheadAttention(4, 2), "scaled_dot_product"),
+        (nn.Sequential(nn.Linear(WIDTH, 4), nn.Dropout(0.1)), "Dropout.*set p = 0"),
+        (Mixing(), "moving one example"),
+        (Remembering(), "buffer 'seen' changes"),
+        (Branching(), "no gradient of each example|forward fails"),
+        (nn.Sequential(nn.Flatten(0), nn.Linear(4 * WIDTH, 1)), "one row an example"),
+        (nn.Linear(7, CLASSES), "forward fails"),
+    ],
+)
+def test_what_lets_examples_meet_is_refused_in_one_line(model, said):
+    with pytest.raises(NotPrivate, match=said) as raised:
+        module_problem(model).point_shape(examples())
+    assert "\n" not in str(raised.value)
+
+
+def test_an_evaluated_dropout_is_allowed():
+    module_problem(nn.Sequential(nn.Linear(WIDTH, CLASSES), nn.Dropout(0.1)).eval())
+
+
+def test_unknown_manifolds_losses_and_sites_are_named():
+    with pytest.raises(UnknownManifold, match=r"'point'.*Stiefel"):
+        module_problem(Unknown())
+    with pytest.raises(ValueError, match="cross-entropy"):
+        module_problem(Net(), "hinge")
+    with pytest.raises(ValueError, match="requires_grad"):
+        module_problem(Net().requires_grad_(requires_grad=False))
+    with pytest.raises(ConfigError, match=r"sites\[0\].*pairs"):
+        fit(Net(), [[torch.zeros(3)]], rounds=1)
