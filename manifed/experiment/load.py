@@ -28,6 +28,7 @@ _LATER = (
     ("privacy", "noise", "noise_multiplier"),
     ("strategy", "average"),
     ("strategy", "momentum"),
+    ("data", "has_labels"),
 )
 """Fields that came later: left at None they change no hash."""
 

@@ -71,13 +71,14 @@ class ModuleSpec(ProblemSource):
     def prepare(self, shard: Examples, meta: Mapping[str, Any]) -> Examples:
         """``feature`` and ``label``; -1 and 1 become the classes 0 and 1."""
         del meta
-        feature, key = shard["feature"], "target" if "target" in shard.tensors else "label"
-        label = shard[key]
+        row = "z" if "z" in shard.tensors else "feature"
+        key = "target" if "target" in shard.tensors else "label"
+        feature, label = shard[row], shard[key]
         if key == "label" and bool((label < 0).any()):
             label = (label + 1) / 2
         return Examples(
             {"feature": feature, "label": label},
-            {"feature": shard.feature_ndim["feature"], "label": shard.feature_ndim[key]},
+            {"feature": shard.feature_ndim[row], "label": shard.feature_ndim[key]},
         )
 
 

@@ -123,3 +123,15 @@ def test_a_module_needs_the_consent_of_the_node_before_it_is_imported(own):
         ConfigError, match=r"problem.model: expected a plug-in that this node allow"
     ):
         parse(table, plugins=["tests"])
+
+
+@pytest.mark.slow
+def test_the_first_block_of_its_page_runs_as_printed(capsys):
+    page = (Path(__file__).parents[2] / "docs" / "modules.md").read_text()
+    block = page.split("```python\n")[1].split("```")[0]
+    said = {}
+    exec(compile(block, "docs/modules.md", "exec"), said)  # noqa: S102
+    accuracy = float(capsys.readouterr().out.split()[0])
+    assert accuracy > 0.4, "chance is 0.1"
+    frame = said["model"].frame.detach().to(torch.float64)
+    torch.testing.assert_close(frame.mT @ frame, torch.eye(8, dtype=frame.dtype), atol=1e-5, rtol=0)
