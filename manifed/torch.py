@@ -70,7 +70,7 @@ def fit(
         loss: as `module_problem`.
         rounds: how many.
         privacy: of `manifed.fit`; None protects nobody.
-        step_size: of each local step; of Riemannian SGD with Poisson batches.
+        step_size: of each local step; of Riemannian SGD by retractions, with Poisson batches.
         local_steps: between two rounds.
         batch_size: expected size of a batch.
         algorithm: another client update, with or without a server update.
@@ -84,7 +84,9 @@ def fit(
     problem = module_problem(model, loss)
     if algorithm is None:
         batch = Poisson(batch_size=batch_size)
-        algorithm = RSGD(step_size=step_size, local_steps=local_steps, minibatch=batch)
+        algorithm = RSGD(
+            step_size=step_size, local_steps=local_steps, minibatch=batch, maps="retraction"
+        )
     shards = [examples_of(site, f"sites[{i}]") for i, site in enumerate(sites)]
     if test is not None:
         options["evaluate"] = judged_on(problem, examples_of(test, "test"))
