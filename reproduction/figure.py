@@ -5,6 +5,7 @@
 
 PriRFed's figures have panels: 000-1, 000-1-regime, 000-2, 000-2-digits, 000-2-regime, 000-3,
 000-3-regime, 000-4, 000-5, 000-5-tree, 000-6, 000-6-tree; 000-2, 000-5 and 000-6 need MANIFED_DATA.
+DECOR's 004-2 and 004-3 are curves of the accountant: a picture and a table, and no run.
 Any other name stands for the configs that begin with it, configs/experiments/NAME_*.toml with _ for
 -, drawn as `manifed report` does. A run that is already finished in the folder is kept, so an
 interrupted command goes on where it stopped.
@@ -31,6 +32,7 @@ from manifed.experiment.assembly import load_shards
 from manifed.experiment.load import load, parse
 from manifed.runs.report.figures import COLORS, STYLE, draw, draw_axes
 from manifed.runs.report.runs import Curve, Run, curves_of, read
+from reproduction import decor_curves
 from reproduction.experiments import EXPERIMENTS, experiment_path
 from reproduction.trials import run_silently
 
@@ -117,6 +119,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--set", dest="sets", action="append", default=[], metavar="A.B=VALUE")
     given = parser.parse_args(argv)
     panels, out = PANELS.get(given.figure), given.out or Path("runs") / given.figure
+    if given.figure in decor_curves.FIGURES:
+        drawn = decor_curves.draw(given.figure, out)
+        sys.stdout.write("".join(f"{each}\n" for each in drawn))
+        return 0
     seeds = range(given.seeds or (3 if panels else 1))
     try:
         names = configs_of(given.figure)

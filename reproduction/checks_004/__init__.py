@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from reproduction.checks_004 import accounting, identities, least_squares
+from reproduction.checks_004 import accounting, identities, learning, least_squares
 from reproduction.findings import Finding
 
 CHECKS: dict[str, Callable[[], Finding]] = {
@@ -22,6 +22,10 @@ CHECKS: dict[str, Callable[[], Finding]] = {
     "004-H14": least_squares.check_h14,
     "004-H15": least_squares.check_h15,
     "004-H16": least_squares.check_h16,
+    "004-H17": learning.check_h17,
+    "004-H18": learning.check_h18,
+    "004-H19": learning.check_h19,
+    "004-H20": learning.check_h20,
     "004-H21": least_squares.check_h21,
     "004-H22": accounting.check_h22,
     "004-H23": accounting.check_h23,
