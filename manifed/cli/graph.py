@@ -12,6 +12,7 @@ from manifed.cli.options import Json, Sets, fail, print_json
 
 if TYPE_CHECKING:
     from manifed.graphs.constants import Constants
+    from manifed.graphs.graph import Graph, Matrix
 
 
 def graph(
@@ -39,16 +40,19 @@ def graph(
     """
     from manifed.durable import write_atomically
     from manifed.graphs.constants import constants_of
-    from manifed.graphs.mixing import metropolis_hastings
 
-    if config is not None:
-        fail("CONFIG: no training of this version has a graph; give --graph and --nodes")
-    if spec is None or nodes is None:
-        fail("--graph, --nodes: expected both, or a config, got neither")
+    if (config is None) == (spec is None) or (spec is None) != (nodes is None):
+        fail("CONFIG, --graph, --nodes: expected a config, or both options and no config")
+    if sets and config is None:
+        fail("--set: expected a config beside it, got none")
     if plot and (out.is_dir() or not out.resolve().parent.is_dir()):
         fail(f"--out: expected a file in a folder that is there, got {str(out)!r}")
-    name, made = f"{spec}, {nodes} nodes", built(spec, nodes)
-    weights = metropolis_hastings(made)
+    if config is not None:
+        name, made, weights = _of_config(config, tuple(sets or ()))
+    else:
+        assert spec is not None
+        assert nodes is not None
+        name, made, weights = _of_name(spec, nodes)
     found = constants_of(made, weights, collusion)
     sys.stdout.write(shown(name, found))
     if plot:
@@ -58,6 +62,30 @@ def graph(
         sys.stdout.write(f"drawn: {out}\n")
     if as_json:
         print_json({"graph": name, **asdict(found), "degrees": list(made.degrees)})
+
+
+def _of_name(spec: str, nodes: int) -> "tuple[str, Graph, Matrix]":
+    from manifed.graphs.mixing import metropolis_hastings
+
+    made = built(spec, nodes)
+    return f"{spec}, {nodes} nodes", made, metropolis_hastings(made)
+
+
+def _of_config(config: str, sets: tuple[str, ...]) -> "tuple[str, Graph, Matrix]":
+    """The graph on which a config trains, and its own mixing; no data set is read."""
+    from manifed.algorithms.gossip import OnGraph
+    from manifed.cli.launch import Request, load_or_exit
+
+    experiment = load_or_exit(Request(config, sets), fail)
+    training = experiment.training
+    if not isinstance(training, OnGraph):
+        fail(
+            f"training.kind: expected one that trains on a graph ('gossip'), got "
+            f"{training.kind!r}, whose clients all talk to the server"
+        )
+    network = training.network
+    name = f"{experiment.name}: {training.graph.kind}, {network.graph.num_nodes} nodes"
+    return name, network.graph, network.weights
 
 
 def shown(name: str, found: "Constants") -> str:

@@ -10,9 +10,9 @@ from typer.testing import CliRunner
 from manifed.cli import commands
 from manifed.cli.main import app
 from manifed.graphs.constants import constants_of
-from manifed.graphs.graph import Graph
+from manifed.graphs.graph import Graph, algebraic_connectivity
 from manifed.graphs.mixing import complete_mixing, metropolis_hastings
-from manifed.graphs.specs import Ring, Star, Torus
+from manifed.graphs.specs import RandomRegular, Ring, Star, Torus
 
 RING = ["graph", "--graph", "ring", "--nodes", "16"]
 
@@ -80,6 +80,41 @@ def test_the_command_draws(tmp_path):
     assert min(struct.unpack(">II", png[16:24])) > 400
 
 
+CONFIG = """
+name = "on-a-graph"
+problem = { kind = "least-squares", scaling = "sum" }
+data = { kind = "scaled-identities", num_clients = 6 }
+federation = { num_clients = 6, num_rounds = 1, partition = { kind = "natural" } }
+[training]
+kind = "gossip"
+graph = { kind = "random-regular", degree = 3 }
+graph_seed = 4
+step_size = 0.1
+minibatch = { kind = "full" }
+mixing_weights = "complete"
+"""
+
+
+def test_a_config_is_measured_with_its_own_graph_and_mixing(tmp_path):
+    path = tmp_path / "config.toml"
+    path.write_text(CONFIG)
+    done = run("graph", str(path), "--json")
+    assert done.exit_code == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    graph = RandomRegular(degree=3).build(6, 4)
+    assert found["algebraic_connectivity"] == pytest.approx(algebraic_connectivity(graph))
+    assert (found["edges"], found["heterogeneity"]) == (9, 0.0)
+    assert found["consensus_rate"] == pytest.approx(1.0)
+    assert "on-a-graph: random-regular, 6 nodes" in done.stdout
+    other = run(
+        "graph", str(path), "--set", "training.mixing_weights=metropolis-hastings", "--json"
+    )
+    assert json.loads(other.stdout.splitlines()[-1])["heterogeneity"] > 0
+    star = run("graph", "configs/quickstart.toml")
+    assert star.exit_code == 2
+    assert "training.kind: expected one that trains on a graph" in star.stderr
+
+
 def test_without_plot_nothing_is_written(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert run(*RING).exit_code == 0
@@ -88,8 +123,9 @@ def test_without_plot_nothing_is_written(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     "given",
-    [["graph"], ["graph", "--graph", "ring"], ["graph", "--graph", "line", "--nodes", "3"],
-     ["graph", "--graph", "torus", "--nodes", "5"],
+    [["graph"], ["graph", "--graph", "ring"], ["graph", "no-such.toml"],
+     [*RING, "configs/quickstart.toml"], [*RING, "--set", "a.b=1"],
+     ["graph", "--graph", "line", "--nodes", "3"], ["graph", "--graph", "torus", "--nodes", "5"],
      [*RING, "--plot", "--out", "no/such/folder/graph.png"]],
 )  # fmt: skip
 def test_bad_arguments_end_in_one_line(given):
