@@ -3,6 +3,8 @@
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from manifed.deferred import defer
+
 if TYPE_CHECKING:
     from manifed.experiment.schema import ClientLevel, ExampleLevel, Multiplier, Target
     from manifed.federation.replies import ReplyPolicy
@@ -19,6 +21,8 @@ __all__ = [
     "federate",
     "fit",
 ]
+
+defer("geoopt", ("optim", "samplers"))
 
 _HOME = {
     "ReplyPolicy": "federation.replies",

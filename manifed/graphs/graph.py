@@ -13,7 +13,6 @@ from functools import cached_property
 from typing import Final
 
 import numpy as np
-import scipy.linalg
 from numpy.typing import NDArray
 
 Matrix = NDArray[np.float64]
@@ -120,6 +119,8 @@ def algebraic_connectivity(graph: Graph) -> float:
     """a(G), the second-smallest eigenvalue of the Laplacian; 0 exactly when G is disconnected."""
     if graph.num_nodes == 1 or not graph.is_connected:
         return 0.0
+    import scipy.linalg
+
     found = scipy.linalg.eigvalsh(graph.laplacian, subset_by_index=[1, 1])
     return float(max(found[0], 0.0))
 

@@ -3,13 +3,15 @@
 import math
 from abc import abstractmethod
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import networkx as nx
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from manifed.graphs.graph import Graph
+
+if TYPE_CHECKING:
+    import networkx as nx
 
 _MOST_DRAWS = 1000
 
@@ -37,6 +39,8 @@ class Ring(GraphSource):
     def build(self, num_nodes: int, seed: int = 0) -> Graph:
         """A cycle."""
         del seed
+        import networkx as nx
+
         return _graph(nx.cycle_graph(num_nodes))
 
 
@@ -55,6 +59,8 @@ class Torus(GraphSource):
                 f"graph.rows: expected a divisor of the {num_nodes} nodes, got "
                 f"{self.rows or 'none, and the number is no square'}"
             )
+        import networkx as nx
+
         return _graph(nx.grid_2d_graph(rows, num_nodes // rows, periodic=True))
 
 
@@ -66,6 +72,8 @@ class Complete(GraphSource):
     def build(self, num_nodes: int, seed: int = 0) -> Graph:
         """All edges."""
         del seed
+        import networkx as nx
+
         return _graph(nx.complete_graph(num_nodes))
 
 
@@ -77,6 +85,8 @@ class Star(GraphSource):
     def build(self, num_nodes: int, seed: int = 0) -> Graph:
         """A hub and its leaves."""
         del seed
+        import networkx as nx
+
         return _graph(nx.star_graph(num_nodes - 1))
 
 
@@ -89,6 +99,8 @@ class Exponential(GraphSource):
         """A circulant graph of the powers of two."""
         del seed
         offsets = [1 << k for k in range(max(num_nodes - 1, 1).bit_length()) if 1 << k < num_nodes]
+        import networkx as nx
+
         return _graph(nx.circulant_graph(num_nodes, offsets))
 
 
@@ -100,6 +112,8 @@ class ErdosRenyi(GraphSource):
 
     def build(self, num_nodes: int, seed: int = 0) -> Graph:
         """A connected draw of G(n, p)."""
+        import networkx as nx
+
         rng = _generator(seed)
         for _ in range(_MOST_DRAWS):
             found = _graph(nx.gnp_random_graph(num_nodes, self.probability, seed=rng))
@@ -125,6 +139,8 @@ class RandomRegular(GraphSource):
                 f"graph.degree: expected less than the {num_nodes} nodes and an even product with "
                 f"them, got {self.degree}"
             )
+        import networkx as nx
+
         rng = _generator(seed)
         for _ in range(_MOST_DRAWS):
             found = _graph(nx.random_regular_graph(self.degree, num_nodes, seed=rng))

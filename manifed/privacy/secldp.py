@@ -23,7 +23,6 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 import numpy as np
-import scipy.linalg
 
 from manifed.graphs.graph import MOST_SUBSETS, Graph, Matrix, connectivity_bound
 from manifed.privacy import accountant
@@ -91,6 +90,8 @@ def _condition(graph: Graph, noise: Correlated) -> float:
 
 def _inverse_root(matrix: Matrix) -> Matrix:
     """R with R^T R the inverse of a symmetric positive definite matrix."""
+    import scipy.linalg
+
     factor = scipy.linalg.cholesky(matrix, lower=True, check_finite=False)
     identity = np.eye(matrix.shape[0])
     return scipy.linalg.solve_triangular(factor, identity, lower=True, check_finite=False)

@@ -11,7 +11,6 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import ndimage
 
 Array = NDArray[np.float64]
 Features = Literal["nine", "eleven"]
@@ -39,6 +38,8 @@ def eleven_features(image: NDArray[Any]) -> Array:
     colours = np.asarray(image, dtype=np.float64) / 255.0
     y, x = np.mgrid[0 : colours.shape[0], 0 : colours.shape[1]].astype(np.float64)
     grey = colours @ np.array([0.299, 0.587, 0.114])
+    from scipy import ndimage
+
     convolve: Any = ndimage.convolve
     changes = [np.abs(convolve(grey, k)) for k in (SOBEL, SOBEL.T, SECOND, SECOND.T)]
     length, angle = np.hypot(*changes[:2]), np.arctan2(changes[0], changes[1] + 1e-12)

@@ -6,7 +6,6 @@ hyperboloid, shape (n, 3), time coordinate first.
 """
 
 import numpy as np
-import scipy.linalg
 from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
@@ -94,6 +93,8 @@ def laplacian_eigenmap(edges: NDArray[np.int64], num_nodes: int, num_features: i
     np.fill_diagonal(adjacency, 0.0)
     root = np.sqrt(np.maximum(adjacency.sum(1), 1.0))
     laplacian = np.eye(num_nodes) - adjacency / root[:, None] / root[None, :]
+    import scipy.linalg
+
     _, vectors = scipy.linalg.eigh(laplacian, subset_by_index=(1, num_features))
     features: Array = vectors / root[:, None]
     largest = np.take_along_axis(features, np.abs(features).argmax(0)[None], axis=0)

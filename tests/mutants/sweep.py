@@ -4,29 +4,45 @@
 
 A fault is a text replaced by another in one file of a copy of this checkout. It is caught when at
 least one of its tests fails there; a run that ends otherwise (no test found, a syntax error, out of
-time) is not. The same tests must pass on the unchanged copy first, or nothing is proved.
+time) is not. The same tests must pass on an unchanged copy first, or nothing is proved.
+
+Every run is a fresh child of one server process that has imported what is not ours (torch takes
+longer than most of the tests) and nothing of the checkout; the runs on the unchanged copy too.
 """
 
 import argparse
 import json
+import multiprocessing
 import os
+import queue
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 CATALOGUE = Path(__file__).with_name("catalogue.toml")
 SECONDS = 180.0
 """What one run of a fault's tests may take."""
-TESTS_FAILED = 1
-"""pytest's exit code for tests that ran and failed."""
+VERDICT = 100
+"""Added to pytest's exit codes, so that no process that ends otherwise gives one."""
+PASSED, FAILED = VERDICT, VERDICT + 1
+NOT_OURS = (
+    "pytest", "numpy", "scipy.linalg", "scipy.optimize", "scipy.special",
+    "scipy.stats", "torch", "geoopt", "pydantic", "safetensors.torch", "networkx", "sklearn",
+    "dp_accounting", "cryptography.x509", "typer", "rich.progress", "flwr.serverapp",
+    "flwr.clientapp", "matplotlib.figure",
+)  # fmt: skip
+"""What the server process imports once."""
+OURS = {"app", "benchmarks", "clients", "manifed", "reproduction", "strategies", "tests"}
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "FLWR_TELEMETRY_ENABLED": "0"}
 
 
 @dataclass(frozen=True)
@@ -46,12 +62,13 @@ class Fault:
         path = tree / self.file
         return path.read_text(encoding="utf-8").count(self.before) if path.is_file() else 0
 
-    def plant(self, tree: Path) -> None:
-        """Change the one file of ``tree``."""
+    def plant(self, tree: Path, number: int) -> None:
+        """Change the one file of ``tree``; its time is its own, so no other's bytecode fits it."""
         path = tree / self.file
         text = path.read_text(encoding="utf-8")
         path.unlink()  # the copy shares its files with the other copies
         path.write_text(text.replace(self.before, self.after), encoding="utf-8")
+        os.utime(path, (number, number))
 
 
 @dataclass(frozen=True)
@@ -82,31 +99,77 @@ def copy_tree(source: Path, target: Path) -> None:
             shutil.copy2(source / name, target / name)
 
 
-def run_tests(tree: Path, tests: Sequence[str], *more: str) -> tuple[int, str]:
-    """pytest's exit code and its last line; 124 when it ran out of time."""
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "FLWR_TELEMETRY_ENABLED": "0"}
-    environment |= {"PYTHONPATH": str(tree)}
-    words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *more, *tests]
-    try:
-        done = subprocess.run(
-            words, check=False, capture_output=True, text=True, timeout=SECONDS, cwd=tree,
-            env=environment,
-        )  # fmt: skip
-    except subprocess.TimeoutExpired:
-        return 124, f"no end within {SECONDS:g} s"
-    said = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
-    return done.returncode, (said or done.stdout.splitlines() or [done.stderr[-200:]])[-1]
+@dataclass(frozen=True)
+class Benches:
+    """The places where trees are tested: as many runs at a time as there are benches.
+
+    A tree is made anew for every run, on a path that stays, so that what no fault changed is
+    compiled once.
+    """
+
+    folder: Path
+    sound: Path
+    free: queue.SimpleQueue[Path] = field(default_factory=queue.SimpleQueue)
+
+    @contextmanager
+    def tree(self) -> Generator[Path, None, None]:
+        """A copy of the sound tree; it shares its files, so that a change replaces one."""
+        bench = self.free.get()
+        shutil.copytree(self.sound, bench / "tree", copy_function=os.link)
+        try:
+            yield bench / "tree"
+        finally:
+            shutil.rmtree(bench, ignore_errors=True)
+            self.free.put(bench)
+
+    def run(self, tree: Path, tests: Sequence[str]) -> tuple[int, str]:
+        """The exit code (pytest's and ``VERDICT``, or what it ended with) and the last line."""
+        log = tree.parent / "log"
+        context = multiprocessing.get_context("forkserver")
+        process = context.Process(
+            target=run_in, args=(tree, self.folder / "bytecode", log, tests), daemon=False
+        )
+        process.start()
+        process.join(SECONDS)
+        if process.is_alive():
+            process.kill()
+            process.join()
+            return 0, f"no end within {SECONDS:g} s"
+        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+        said = [line for line in lines if line.startswith(("FAILED", "ERROR"))]
+        return process.exitcode or 0, (said or lines or ["it said nothing"])[-1]
 
 
-def judge(fault: Fault, sound: Path) -> Outcome:
+def run_in(tree: Path, bytecode: Path, log: Path, tests: Sequence[str]) -> None:
+    """In a process of its own, which has imported nothing of the checkout: pytest in ``tree``."""
+    if ours := {name.split(".")[0] for name in sys.modules} & OURS:
+        sys.exit(f"error: expected a process without the checkout's modules, got {sorted(ours)}")
+    os.environ |= {"PYTHONPATH": str(tree), "PYTHONPYCACHEPREFIX": str(bytecode)}
+    sys.pycache_prefix = str(bytecode)
+    os.chdir(tree)
+    sys.path[:] = [str(tree), *(p for p in sys.path if p != str(CATALOGUE.parent))]
+    import pytest
+
+    out = os.open(log, os.O_WRONLY | os.O_CREAT)
+    os.dup2(out, 1)
+    os.dup2(out, 2)
+    sys.exit(VERDICT + pytest.main(["-q", "-x", "-p", "no:cacheprovider", *tests]))
+
+
+def judge(fault: Fault, number: int, benches: Benches) -> Outcome:
     """Plant one fault in a copy of its own and run its tests there."""
     began = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="manifed-fault-") as folder:
-        tree = Path(folder) / "tree"
-        shutil.copytree(sound, tree, copy_function=os.link)
-        fault.plant(tree)
-        code, said = run_tests(tree, fault.tests, "-x")
-    return Outcome(fault, code == TESTS_FAILED, time.monotonic() - began, said)
+    with benches.tree() as tree:
+        fault.plant(tree, number)
+        code, said = benches.run(tree, fault.tests)
+    return Outcome(fault, code == FAILED, time.monotonic() - began, said)
+
+
+def pass_unchanged(tests: Sequence[str], benches: Benches) -> str | None:
+    """None, or what the tests say that do not pass without a fault."""
+    with benches.tree() as tree:
+        code, said = benches.run(tree, tests)
+    return None if code == PASSED else f"exit code {code}: {said}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -120,21 +183,30 @@ def main(argv: Sequence[str] | None = None) -> int:
     if unknown := set(given.names) - {f.name for f in faults}:
         print(f"error: expected names out of {CATALOGUE.name}, got {sorted(unknown)}")
         return 2
-    with tempfile.TemporaryDirectory(prefix="manifed-sound-") as folder:
-        sound = Path(folder)
-        copy_tree(ROOT, sound)
-        stale = [f"{f.name} ({f.file}: {n} places)" for f in faults if (n := f.places(sound)) != 1]
+    os.environ |= ENVIRONMENT
+    multiprocessing.get_context("forkserver").set_forkserver_preload(list(NOT_OURS))
+    with tempfile.TemporaryDirectory(prefix="manifed-faults-") as name:
+        benches = Benches(Path(name), Path(name) / "sound")
+        copy_tree(ROOT, benches.sound)
+        stale = [
+            f"{f.name} ({f.file}: {n} places)"
+            for f in faults
+            if (n := f.places(benches.sound)) != 1
+        ]
         if stale:
             print(f"error: expected every text to change exactly once, got {'; '.join(stale)}")
             return 2
-        tests = sorted({test for fault in faults for test in fault.tests})
-        code, said = run_tests(sound, tests, "-n", str(given.workers))
-        if code != 0:
-            print(f"error: the tests must pass without a fault first, got {said}")
-            return 2
+        for i in range(given.workers):
+            benches.free.put(Path(name) / f"bench-{i}")
         with ThreadPoolExecutor(given.workers) as pool:
+            tests = sorted({fault.tests for fault in faults})
+            for said in pool.map(lambda some: pass_unchanged(some, benches), tests):
+                if said is not None:
+                    print(f"error: the tests must pass without a fault first, got {said}")
+                    return 2
             outcomes: list[Outcome] = []
-            for outcome in pool.map(lambda fault: judge(fault, sound), faults):
+            numbers = range(1, len(faults) + 1)
+            for outcome in pool.map(lambda f, n: judge(f, n, benches), faults, numbers):
                 outcomes.append(outcome)
                 verdict = "caught" if outcome.is_caught else "MISSED"
                 fault = outcome.fault

@@ -143,7 +143,7 @@ def test_an_invalid_record_is_one_line_for_its_owner_and_an_absent_node_for_the_
     grid = InlineGrid(client_app_of(lambda _: config), CLIENTS, {})
     sizes = tuple(len(shard) for shard in load_shards(config).examples)
     with caplog.at_level("ERROR"), pytest.raises(HandshakeFailed, match=re.escape(ABSENT)):
-        meet(grid, sha256(config), sizes, 1.0)
+        meet(grid, sha256(config), sizes, 0.2)
     query = Message(RecordDict(), dst_node_id=client + 2, message_type=MessageType.QUERY)
     (reply,) = grid.send_and_receive([query])
     assert reply.error.reason == f"Absent: {ABSENT}"

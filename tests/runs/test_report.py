@@ -1,5 +1,6 @@
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 
@@ -11,6 +12,7 @@ from manifed.runs.report.runs import curves_of, read
 from manifed.runs.report.tables import HEADER, table_of
 from manifed.runs.run_folder import RunFolder
 
+ROOT = Path(__file__).parents[2]
 DRAWN = {
     "cost-by-round.png",
     "relative-cost-gap-by-round.png",
@@ -19,6 +21,11 @@ DRAWN = {
     "gradient-norm-by-epsilon.png",
 }
 PNG = b"\x89PNG\r\n\x1a\n"
+SLOW_TO_IMPORT = {
+    "dp_accounting", "matplotlib", "networkx", "ray", "scipy.linalg", "scipy.ndimage",
+    "scipy.optimize", "scipy.stats", "sklearn", "torch._dynamo",
+}  # fmt: skip
+"""What a run without figures, other graphs than its own and files of others does without."""
 
 
 def write_run(
@@ -191,8 +198,18 @@ def test_the_command_refuses_a_folder_that_is_no_run_in_one_line(tmp_path, capsy
     assert error.count("\n") == 1
 
 
-def test_matplotlib_and_rich_are_imported_only_when_used():
+def test_what_takes_long_to_import_is_imported_only_when_used():
     used = "manifed.runs.report.__main__, manifed.runs.checkpoint, manifed.runs.progress"
-    code = f"import {used}, sys; print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    assert not {"matplotlib", "rich"} & set(done.stdout.split())
+    run = (
+        "manifed.cli.launch, manifed.experiment.privacy, manifed.runs.driver, strategies.of_config"
+    )
+    code = (
+        f"import sys, {used}; print(*sys.modules); import {run}; print(*sys.modules); "
+        "import geoopt.optim.mixin; print(geoopt.optim.RiemannianSGD.__mro__[1].__name__)"
+    )
+    command = [sys.executable, "-W", "ignore", "-c", code]
+    done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+    report, whole, mixin = done.stdout.splitlines()
+    assert not {"matplotlib", "rich", "flwr"} & set(report.split())
+    assert not SLOW_TO_IMPORT & set(whole.split())
+    assert mixin == "OptimMixin"
