@@ -9,6 +9,7 @@ comes back in a round. A node that is missing fails the round, whatever the repl
 from typing import Unpack
 
 from manifed.algorithms import gossip
+from manifed.algorithms.manifold_gossip import ManifoldGossip
 from manifed.algorithms.payloads import PerClient
 from manifed.errors import RoundFailed
 from manifed.federation.aggregation import Mean
@@ -22,7 +23,10 @@ class Gossip(ManifoldStrategy):
     """D-SGD and DECOR on any graph, over a Grid."""
 
     def __init__(
-        self, manifold: Manifold, update: gossip.Gossip, **settings: Unpack[Settings]
+        self,
+        manifold: Manifold,
+        update: gossip.Gossip | ManifoldGossip,
+        **settings: Unpack[Settings],
     ) -> None:
         """``update`` is client and server update in one; both sides must hold equal ones.
 

@@ -2,6 +2,7 @@
 
 from manifed.algorithms.gossip import Gossip, OnGraph
 from manifed.algorithms.interface import ClientUpdate, ServerUpdate
+from manifed.algorithms.manifold_gossip import ManifoldGossip
 from manifed.algorithms.one_shot import OneShot
 from manifed.algorithms.projected import Projected, ProjectedPartial, Projecting, reach
 from manifed.algorithms.rfedprox import RFedProx
@@ -15,6 +16,8 @@ from manifed.experiment.plugins import is_plugin
 from manifed.federation.cohorts import Cohort
 from manifed.manifolds.base import Manifold
 from manifed.manifolds.euclidean import Euclidean
+from manifed.manifolds.sphere import Sphere
+from manifed.manifolds.stiefel import Stiefel
 from manifed.oracles.oracle import STEPS_PER_PHASE
 from manifed.privacy.events import NeighboringRelation
 from manifed.privacy.mechanism import ExampleMechanism, RelativeNoise
@@ -26,7 +29,15 @@ _MANY_EXAMPLES = 1 << 20
 """A shard so large that a minibatch is a proper part of it."""
 
 AnyTraining = (
-    RSGD | RSVRG | Projected | ProjectedPartial | RFedProx | RFedSVRG | Gossip | SecondMoment
+    RSGD
+    | RSVRG
+    | Projected
+    | ProjectedPartial
+    | RFedProx
+    | RFedSVRG
+    | Gossip
+    | ManifoldGossip
+    | SecondMoment
 )
 
 
@@ -76,11 +87,18 @@ def check_manifold(training: AnyTraining, manifold: Manifold) -> None:
     """
     if is_plugin(training.kind) or isinstance(training, OneShot):
         return  # what it asks of a manifold is its own, or nothing
-    if isinstance(training, OnGraph):
+    if isinstance(training, ManifoldGossip):
+        if type(manifold) not in (Euclidean, Sphere, Stiefel):
+            raise ValueError(
+                "training.kind: 'manifold-gossip' averages points in their ambient space, so it "
+                f"needs R^d, the sphere or Stiefel, got {manifold.name}"
+            )
+    elif isinstance(training, OnGraph):
         if not isinstance(manifold, Euclidean):
             raise ValueError(
                 f"training.kind: {training.kind!r} mixes models as vectors, so it needs a problem "
-                f"on R^d ('least-squares', 'logistic'), got one on {manifold.name}"
+                f"on R^d ('least-squares', 'logistic'), got one on {manifold.name}; use "
+                "'manifold-gossip'"
             )
     elif isinstance(training, Projecting):
         try:

@@ -12,6 +12,7 @@ from pydantic import Field, model_validator
 from manifed.algorithms.gossip import Gossip
 from manifed.algorithms.held_out import PrivateEvaluation, PublicEvaluation
 from manifed.algorithms.interface import ClientUpdate, ServerUpdate
+from manifed.algorithms.manifold_gossip import ManifoldGossip
 from manifed.algorithms.projected import Projected, ProjectedPartial
 from manifed.algorithms.rfedprox import RFedProx
 from manifed.algorithms.rfedsvrg import RFedSVRG
@@ -52,6 +53,7 @@ Training = Annotated[
     | RFedProx
     | RFedSVRG
     | Gossip
+    | ManifoldGossip
     | SecondMoment,
     Field(discriminator="kind"),
     OrPlugin(ClientUpdate, or_both=ServerUpdate),
