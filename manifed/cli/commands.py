@@ -19,6 +19,7 @@ from manifed.cli.options import (
     print_json,
     use_data_dir,
 )
+from manifed.cli.plan import plan
 from manifed.cli.site import site
 from manifed.errors import ConfigError
 
@@ -48,6 +49,7 @@ def register(app: typer.Typer) -> None:
     app.command("doctor")(operations.doctor)
     app.command("extend")(operations.extend)
     app.command("status")(operations.status)
+    app.command("plan")(plan)
     app.command("report")(report)
     app.command("site")(site)
 

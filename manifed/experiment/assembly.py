@@ -8,7 +8,6 @@ come from the config (and from what sites declare), and nothing here opens a fil
 opens its own. A data set that the config names is the same for everybody, so each loads it.
 """
 
-import os
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -34,20 +33,12 @@ from manifed.manifolds.base import Manifold
 from manifed.privacy.noise import NoiseSource, Stream
 from manifed.problems.base import Examples
 from manifed.problems.dataset import SiteData
-from manifed.problems.federation import dataset, shards
+from manifed.problems.federation import data_folder, dataset, shards
 from manifed.problems.finite_sum import FiniteSum
 from manifed.problems.problem_specs import NUM_EXAMPLES
 from manifed.problems.records import InvalidRecord
 from manifed.problems.spec import check_pair
 from manifed.problems.starts import Start
-
-DATA_VARIABLE = "MANIFED_DATA"
-
-
-def data_folder() -> Path | None:
-    """The folder of data sets that do not ship with scikit-learn; None when none is named."""
-    named = os.environ.get(DATA_VARIABLE)
-    return Path(named) if named else None
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from pydantic_core import PydanticSerializationError
 from manifed.errors import ConfigError, short
 from manifed.experiment.older import RENAMED, in_todays_keys
 from manifed.experiment.paths import Location, Place, kind_of, leaves, nearest, place_of, scalars
+from manifed.experiment.planning import auto_of, is_auto, resolved, stand_in
 from manifed.experiment.plugins import check_allowed, plugins_in, sha256_of
 from manifed.experiment.schema import Experiment
 from manifed.problems.dataset import SiteData
@@ -62,6 +63,17 @@ def load(
         ConfigError: in one line, for a missing or malformed file, an unknown key, a wrong type, a
             value out of bounds, or parts that do not fit together.
     """
+    return parse(table_of(path, overrides, settings), plugins)
+
+
+def table_of(
+    path: str | Path, overrides: Sequence[str] = (), settings: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """The table that `load` parses: that of the file, with what is put over it.
+
+    Raises:
+        ConfigError: in one line, for a missing or malformed file or override.
+    """
     table = _read(Path(path))
     if _is_record(Path(path)):
         table = in_todays_keys(table)
@@ -73,7 +85,7 @@ def load(
     table.setdefault("name", Path(path).stem)
     _place_files(table, Path(path).absolute().parent)
     _place_graph(table, Path(path).absolute().parent)
-    return parse(table, plugins)
+    return table
 
 
 def _place_files(table: dict[str, Any], folder: Path) -> None:
@@ -107,6 +119,9 @@ def parse(table: dict[str, Any], plugins: Collection[str] | None = None) -> Expe
         check_allowed(table, plugins)
     if isinstance(table.get("evaluation"), dict) and "kind" not in table["evaluation"]:
         table = {**table, "evaluation": {"kind": "oracle", **table["evaluation"]}}
+    if is_auto(table):
+        auto_of(table)  # its own keys first
+        return parse(resolved(table, parse(stand_in(table), plugins)), plugins)
     _check_scalars(table)
     try:
         return Experiment.model_validate(table)

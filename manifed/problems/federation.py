@@ -4,6 +4,7 @@ Clients and evaluation call the same functions with the same arguments and so se
 networked client takes its own shard by index.
 """
 
+import os
 from functools import lru_cache
 from pathlib import Path
 
@@ -14,6 +15,14 @@ from manifed.problems import finite_sum
 from manifed.problems.base import Examples
 from manifed.problems.dataset import Dataset, generator
 from manifed.problems.spec import DataSpec, PartitionSpec, ProblemSpec, check_pair
+
+DATA_VARIABLE = "MANIFED_DATA"
+
+
+def data_folder() -> Path | None:
+    """The folder of data sets that do not ship with scikit-learn; None when none is named."""
+    named = os.environ.get(DATA_VARIABLE)
+    return Path(named) if named else None
 
 
 def dataset(data: DataSpec, seed: int, data_dir: Path | None = None) -> Dataset:

@@ -21,6 +21,7 @@ from manifed.flower.handshake import HandshakeFailed
 from manifed.flower.inline import InlineGrid
 from manifed.flower.run_config import SIMULATION, experiment_of, run_config_of
 from manifed.privacy.statement import audit_ledger
+from manifed.problems.federation import DATA_VARIABLE
 from manifed.runs import driver
 from manifed.runs.run_folder import RunFolder
 from tests.experiment.own_rows import SIZES, config_of, write
@@ -57,7 +58,7 @@ def model(folder):
 @pytest.fixture
 def blind(monkeypatch):
     """A server with no folder of data sets, which loads no data at all."""
-    monkeypatch.delenv(assembly.DATA_VARIABLE, raising=False)
+    monkeypatch.delenv(DATA_VARIABLE, raising=False)
     monkeypatch.setattr(assembly, "load_shards", lambda _: pytest.fail("data were loaded"))
     return monkeypatch
 
