@@ -1,4 +1,7 @@
-"""A federation of real processes for tests: a SuperLink, site processes and SuperNodes."""
+"""A federation of real processes for tests: a SuperLink, site processes and SuperNodes.
+
+Nothing here waits without an end: a wait that is too long is a failure that says for what.
+"""
 
 import os
 import signal
@@ -13,30 +16,45 @@ import torch
 
 from app.credentials import TLSFiles, found_or_made
 from app.deployment import link_options
-from app.process_tree import family, process_table
+from app.process_tree import ProcessId, family, process_table
 from app.processes import LOOPBACK, PrivateFlower, Service, free_ports
-from app.superlink import CONNECTION
+from app.superlink import COMPLETED, CONNECTION, submit
+from manifed.errors import EngineFailed
+from manifed.experiment.load import load
+from manifed.flower.run_config import run_config_of
 from manifed.runs import checkpoint
 from manifed.runs.run_folder import RunFolder
+from tests.deployment.tap import Tap
 
-PATIENCE = 600.0
+PATIENCE = 300.0
 ACCEPTED = "SuperNode ID:"
+SETS = ("output.checkpoint_every=1", "output.plots=false", "engine.kind=deployment")
 
 
-def soon(is_true: Callable[[], bool], timeout: float = PATIENCE) -> None:
+def soon(is_true: Callable[[], bool], what: str, timeout: float = PATIENCE) -> None:
     """Wait until it is true; AssertionError after ``timeout`` seconds."""
     deadline = time.monotonic() + timeout
     while not is_true():
-        assert time.monotonic() < deadline, f"not within {timeout:g} s"
+        assert time.monotonic() < deadline, f"not within {timeout:g} s: {what}"
         time.sleep(0.1)
+
+
+def below(process: subprocess.Popen[bytes]) -> set[ProcessId]:
+    """A process of ours and its living descendants."""
+    return family("MANIFED_ENGINE_MARK=nobody's", [process.pid])
+
+
+def gone(processes: set[ProcessId]) -> None:
+    """Wait for the end of all of them."""
+    soon(lambda: not processes & process_table().keys(), f"the end of {processes}")
 
 
 def end(process: subprocess.Popen[bytes], number: signal.Signals = signal.SIGKILL) -> None:
     """Send one process of ours a signal, and wait for its end and that of its descendants."""
-    below = family("MANIFED_ENGINE_MARK=nobody's", [process.pid])
+    descendants = below(process)
     process.send_signal(number)
-    process.wait()
-    soon(lambda: not below & process_table().keys())
+    process.wait(PATIENCE)
+    gone(descendants)
 
 
 @dataclass
@@ -48,6 +66,7 @@ class Sites:
     link: Service = field(init=False)
     sites: dict[str, Service] = field(default_factory=dict[str, Service])
     nodes: dict[str, Service] = field(default_factory=dict[str, Service])
+    taps: dict[str, Tap] = field(default_factory=dict[str, Tap])
     said: list[str] = field(default_factory=list[str])
     """Every line of the runs' logs."""
     _starts: int = 0
@@ -78,9 +97,25 @@ class Sites:
         )
         self.link.wait_for("Uvicorn running on", PATIENCE)
 
+    def kill_link(self) -> set[ProcessId]:
+        """Kill the SuperLink; what is left of its family.
+
+        Its ServerApp may wait for it to come back before it ends: start it again first, then wait.
+        """
+        descendants = below(self.link.process)
+        self.link.process.kill()
+        self.link.process.wait(PATIENCE)
+        return descendants
+
     def socket(self, name: str) -> Path:
         """Where a site answers."""
         return self.flower.home / f"door-{name}" / "site.sock"
+
+    def tap(self, name: str) -> Tap:
+        """Where a SuperNode asks: what passes to the site and back is written down."""
+        if name not in self.taps:
+            self.taps[name] = Tap(self.flower.home / f"tap-{name}" / "sock", self.socket(name))
+        return self.taps[name]
 
     @staticmethod
     def ledger(data: Path) -> Path:
@@ -88,14 +123,14 @@ class Sites:
         return data.with_suffix(".ledger")
 
     def start_site(
-        self, name: str, partition: int, data: Path, config: Path, max_epsilon: float
+        self, name: str, partition: int, data: Path, config: Path, max_epsilon: float, *more: str
     ) -> None:
-        """A site process that answers an experiment, even if it is a rehearsal."""
+        """A site process that answers an experiment."""
         self.sites[name] = self._start(
             f"site-{name}", "manifed", "site", "--data", str(data), "--partition", str(partition),
             "--ledger", str(self.ledger(data)), "--socket", str(self.socket(name)),
-            "--max-epsilon", f"{max_epsilon:g}", "--delta", "1e-5", "--rehearsal",
-            "--config", str(config),
+            "--max-epsilon", repr(max_epsilon), "--delta", "1e-5",
+            "--config", str(config), *more,
         )  # fmt: skip
         self.sites[name].wait_for("ready: ", PATIENCE)
 
@@ -119,9 +154,36 @@ class Sites:
             assert time.monotonic() < deadline
             time.sleep(2.0)
 
+    def submit(self, config: Path, out: Path, *sets: str) -> "Submission":
+        """Run an experiment in the background."""
+        given = run_config_of(load(config, [*SETS, *sets], {"output.directory": str(out)}))
+        return Submission(self.flower, given, self.said)
+
     def log_files(self) -> list[Path]:
         """The logs of all processes."""
         return sorted(self.flower.home.glob("*.log"))
+
+
+class Submission:
+    """A run that was submitted, followed by a thread of its own."""
+
+    def __init__(self, flower: PrivateFlower, config: Mapping[str, str], said: list[str]) -> None:
+        self._failed: EngineFailed | None = None
+
+        def go() -> None:
+            try:
+                submit(flower, config, (), timeout=3 * PATIENCE, on_line=said.append)
+            except EngineFailed as error:
+                self._failed = error
+
+        self._thread = threading.Thread(target=go, daemon=True)
+        self._thread.start()
+
+    def end(self) -> str:
+        """Wait for it: how it ended."""
+        self._thread.join(4 * PATIENCE)
+        assert not self._thread.is_alive(), "the submission does not end"
+        return COMPLETED if self._failed is None else self._failed.status
 
 
 class Watched:
@@ -148,7 +210,7 @@ class Watched:
         """After the run."""
         time.sleep(0.5)
         self._is_over.set()
-        self._thread.join()
+        self._thread.join(PATIENCE)
 
 
 def stopped(pid: int, *, is_stopped: bool) -> None:

@@ -11,12 +11,6 @@ from flwr.app import Error, Message
 from flwr.common.constant import ErrorCode
 
 from app import deployment
-from app.credentials import found_or_made
-from app.deployment import link_options, node_configs, start_nodes
-from app.process_tree import process_table
-from app.processes import LOOPBACK, PrivateFlower, free_ports, private_flower
-from app.superlink import CONNECTION, submit
-from manifed.errors import EngineFailed
 from manifed.experiment.assembly import initial_point, plan_of
 from manifed.experiment.load import load
 from manifed.experiment.schema import Experiment
@@ -25,8 +19,6 @@ from manifed.flower.client import client_app_of
 from manifed.flower.inline import InlineGrid
 from manifed.flower.run_config import run_config_of
 from manifed.flower.transport import MessageTransport
-from manifed.privacy.ledger import Ledger
-from manifed.privacy.odometer import Odometer
 from manifed.runs.run_folder import RunFolder
 from tests.deployment.kills import end, programs_under, rounds_told, soon
 
@@ -95,70 +87,3 @@ def test_a_killed_supernode_is_missed_comes_back_and_goes_on_with_its_memory(
     expected = inline_model(config, set(range(first, last + 1)))
     assert not torch.equal(expected, inline_model(config, set()))
     torch.testing.assert_close(folder.load_tensors("model")["x"], expected, rtol=0, atol=1e-12)
-
-
-@pytest.mark.usefixtures("leaves_nothing")
-def test_a_run_survives_its_serverapp_and_its_superlink(tmp_path: Path) -> None:
-    out, sets = tmp_path / "run", [*SETS, "federation.num_rounds=3", "training.local_steps=1"]
-    sets += ["privacy.noise={kind='multiplier',noise_multiplier=4.0}", "privacy.delta=1e-5"]
-
-    def run(flower: PrivateFlower, *, resume: bool) -> None:
-        settings = {"output.directory": str(out), "output.resume": resume}
-        config = run_config_of(load(QUICKSTART, sets, settings))
-        submit(flower, config, (), timeout=600.0, on_line=lambda _: None)
-
-    def ends_early(flower: PrivateFlower, *, resume: bool) -> threading.Thread:
-        def go() -> None:
-            try:
-                run(flower, resume=resume)
-            except Exception as failed:
-                ends.append(failed)
-
-        return in_the_background(go)
-
-    def told(server_round: int) -> bool:
-        enough = soon(lambda: bool(ends) or rounds_told(out) >= server_round, PATIENCE)
-        assert rounds_told(out) >= server_round, ends
-        return enough
-
-    ends: list[Exception] = []
-    with private_flower(REPOSITORY) as flower:
-        tls = found_or_made(flower.home / "credentials", 2)
-        (port,) = free_ports(1)
-        command = [
-            "flower-superlink", "--host", LOOPBACK, "--port", str(port), *link_options(tls),
-            "--database", str(flower.home / "state.db"),
-        ]  # fmt: skip
-        link = flower.start("superlink", *command)
-        link.wait_for("Uvicorn running on", PATIENCE)
-        flower.connect(CONNECTION, f"{LOOPBACK}:{port}", tls.ca_certificate)
-        for key in tls.supernode_keys:
-            flower.call("flwr", "supernode", "register", f"{key}.pub", CONNECTION)
-        start_nodes(flower, f"{LOOPBACK}:{port}", node_configs(2, None), tls, lambda _: None)
-
-        first = ends_early(flower, resume=False)
-        assert told(1)
-        (serverapp,) = programs_under(link.process.pid, "flwr-serverapp")
-        end(serverapp)
-
-        second = ends_early(flower, resume=True)  # at once: Flower finds the death out after 60 s
-        assert soon(lambda: rounds_told(out) >= 2, PATIENCE), ends
-        below = programs_under(link.process.pid)
-        end(link.process.pid)
-        link.process.wait()
-        link = flower.start("superlink-again", *command)
-        link.wait_for("Uvicorn running on", PATIENCE)
-
-        assert soon(lambda: not {p.pid for p in process_table()} & set(below), PATIENCE)
-        run(flower, resume=True)
-        for thread in (first, second):
-            thread.join(PATIENCE)
-            assert not thread.is_alive()
-    assert [isinstance(e, EngineFailed) and e.status for e in ends] == ["finished:failed"] * 2
-    folder, odometer = RunFolder.open(out), Odometer()
-    assert folder.metrics()["round"] == [0, 1, 2, 3]
-    assert folder.manifest()["replies"]["participants"] == 6
-    found = Ledger.verify(folder.ledger_path, feed=odometer.feed)
-    assert odometer.covered == 3
-    assert odometer.participations_by_client().tolist() == [5, 5]  # rounds 2 and 3 twice
-    assert str(found.head) == folder.manifest()["ledger_head"]

@@ -1,34 +1,28 @@
 """Three sites with a file each, on real processes: what is trained, and what goes wrong."""
 
 import re
-import threading
 from pathlib import Path
 
 import pytest
 import torch
 
 from app.processes import private_flower
-from app.superlink import submit
+from app.superlink import COMPLETED
 from deploy.three_sites import tables
 from manifed.cli.launch import Request, launch
-from manifed.errors import EngineFailed
 from manifed.experiment.assembly import initial_point
-from manifed.experiment.load import load, sha256, to_toml
-from manifed.experiment.schema import Experiment
-from manifed.federation.header import Header
-from manifed.flower.run_config import run_config_of
-from manifed.privacy.ledger import Ledger
+from manifed.experiment.load import load
 from manifed.runs.run_folder import RunFolder
 from manifed.site.audit import compared
-from manifed.site.protocol import Question, Refusal, ask
+from tests.deployment.letters import hostile_letters
 from tests.deployment.planted import rows_in
-from tests.deployment.sites import Sites, Watched, end, soon, stopped
+from tests.deployment.released import release_with_a_killed_server
+from tests.deployment.sites import SETS, Sites, Watched, end, soon, stopped
 
 REPOSITORY = Path(__file__).parents[2]
 EXAMPLES = REPOSITORY / "configs" / "examples"
 LEDGER = "ledger.jsonl"
 NAMES = ("north", "middle", "south")
-SETS = ("output.checkpoint_every=1", "output.plots=false", "engine.kind=deployment")
 PROJECTED = """
 [problem]
 kind = "kpca"
@@ -39,6 +33,11 @@ kind = "projected"
 step_size = 1.0
 local_steps = 2
 tube_radius = 5.0
+[evaluation]
+kind = "private"
+every = 3
+hold_out = 0.25
+loss_range = [-1.0, 0.0]
 """
 pytestmark = [pytest.mark.deployment, pytest.mark.slow]
 
@@ -67,27 +66,6 @@ def _with_memory(folder: Path) -> Path:
     return path
 
 
-def _run(federation: Sites, path: Path, out: Path) -> None:
-    config = run_config_of(load(path, SETS, {"output.directory": str(out)}))
-    submit(federation.flower, config, (), timeout=900.0, on_line=federation.said.append)
-
-
-def _in_the_background(
-    federation: Sites, path: Path, out: Path
-) -> tuple[threading.Thread, list[BaseException]]:
-    failed: list[BaseException] = []
-
-    def go() -> None:
-        try:
-            _run(federation, path, out)
-        except EngineFailed as error:
-            failed.append(error)
-
-    thread = threading.Thread(target=go, daemon=True)
-    thread.start()
-    return thread, failed
-
-
 def _files(folder: Path) -> dict[str, Path]:
     """Each site's own file, which nobody else may read."""
     found = {name: folder / f"{name}.csv" for name in NAMES}
@@ -97,48 +75,32 @@ def _files(folder: Path) -> dict[str, Path]:
     return found
 
 
-def _hostile_letters(federation: Sites, config: Experiment, data: Path, off: torch.Tensor) -> None:
-    """A wrong config, a point ``off`` the manifold, a replay: refused, nothing paid or shown."""
-    ledger = federation.ledger(data) / LEDGER
-    run, before = re.findall(r'"run":"(\d+)"', ledger.read_text())[-1], Ledger.verify(ledger).head
-    digest, phase = sha256(config), config.training.phases[0].name
-
-    def said(now: int, point: torch.Tensor, digest: str = digest, attempt: int = 0) -> str:
-        header = Header(digest, now, attempt, phase, 1)
-        question = Question(digest, to_toml(config), run, header)
-        told, up = ask(federation.socket("middle"), question, {"x": point}, 60.0)
-        assert isinstance(told, Refusal)
-        assert not up
-        return told.reason
-
-    x = initial_point(config)
-    assert "not on this site's list" in said(1, x, "0" * 64)
-    assert "Expected the broadcast" in said(3, off, attempt=7)
-    assert "nothing is answered twice" in said(1, x)
-    assert "expected rounds up to 3" in said(4, x)
-    assert Ledger.verify(ledger).head == before
-
-
 @pytest.mark.usefixtures("leaves_nothing")
 def test_everything_that_goes_wrong_goes_as_documented(tmp_path: Path) -> None:
     with private_flower(REPOSITORY) as flower:
         federation = Sites(flower, num_nodes=4)
-        _rehearsal_with_a_killed_supernode(federation, tmp_path)
+        files = _files(tmp_path)
+        _rehearsal_with_a_killed_supernode(federation, files, tmp_path)
+        release_with_a_killed_server(federation, files, tmp_path / "release")
         shown = [path for path in [*federation.log_files(), *tmp_path.rglob("*")] if path.is_file()]
         shown = [path for path in shown if path.suffix != ".csv"]
         assert len(shown) > 10
+        sent = tmp_path / "sent"
+        sent.write_bytes(b"".join(tap.bytes for tap in federation.taps.values()))
         for name, table in tables().items():
-            assert rows_in(shown, table) == [], name
+            assert rows_in([*shown, sent], table) == [], name
 
 
-def _rehearsal_with_a_killed_supernode(federation: Sites, folder: Path) -> None:
+def _rehearsal_with_a_killed_supernode(
+    federation: Sites, files: dict[str, Path], folder: Path
+) -> None:
     """A SuperNode and its site are killed, one node has a wrong file: the run is that in memory."""
-    path, files, out = _with_memory(folder), _files(folder), folder / "rehearsal"
+    path, out = _with_memory(folder), folder / "rehearsal"
 
     def start(name: str) -> None:
         number = NAMES.index(name)
-        federation.start_site(name, number, files[name], path, 10.0)
-        federation.start_node(name, number, number, {"site-socket": federation.socket(name)})
+        federation.start_site(name, number, files[name], path, 10.0, "--rehearsal")
+        federation.start_node(name, number, number, {"site-socket": federation.tap(name).path})
 
     wrong = folder / "wrong.csv"
     wrong.write_text(files["south"].read_text().replace("pulse", "puls"))
@@ -146,23 +108,28 @@ def _rehearsal_with_a_killed_supernode(federation: Sites, folder: Path) -> None:
     for name in NAMES:
         start(name)
     seen = Watched(out)
-    thread, failed = _in_the_background(federation, path, out)
-    soon(lambda: seen.newest >= 1)
+    run = federation.submit(path, out)
+    soon(lambda: seen.newest >= 1, "round 1")
     stopped(federation.sites["middle"].process.pid, is_stopped=True)  # round 2 waits for it
     log = federation.nodes["north"].log_file
-    soon(lambda: re.search(r"ROUND 2\](?s:.*)Sent successfully", log.read_text()) is not None)
+    done = re.compile(r"ROUND 2\](?s:.*)Sent successfully")
+    soon(lambda: done.search(log.read_text()) is not None, "north's answer in round 2")
     assert seen.newest == 1
     end(federation.nodes["north"].process)
     end(federation.sites["north"].process)
     start("north")
     stopped(federation.sites["middle"].process.pid, is_stopped=False)
-    thread.join()
+    assert run.end() == COMPLETED
     seen.stop()
-    assert failed == []
 
     wanted = launch(Request(str(path), SETS[:2], "inline", out=folder / "memory", plain=True))
-    models = [each.load_tensors("model")["x"] for each in (RunFolder.open(out), wanted)]
-    torch.testing.assert_close(*models, rtol=0, atol=1e-10)
+    both = (RunFolder.open(out), wanted)
+    torch.testing.assert_close(
+        *[each.load_tensors("model")["x"] for each in both], rtol=0, atol=1e-10
+    )
+    losses = [each.metrics()["held_out_loss"][-1] for each in both]
+    assert losses[0] == pytest.approx(losses[1], abs=1e-10)
+    assert losses[0] is not None
     assert "puls" in federation.nodes["wrong"].log_file.read_text()
     left_out = [line for line in federation.said if "is left out" in line]
     for line in left_out:  # none, where the three others were all there before it answered
@@ -172,4 +139,4 @@ def _rehearsal_with_a_killed_supernode(federation: Sites, folder: Path) -> None:
         assert found.is_whole
         assert len(found.both) == 3
     config = load(path)
-    _hostile_letters(federation, config, files["middle"], 1e101 * initial_point(config))
+    hostile_letters(federation, config, files["middle"], 1e101 * initial_point(config))

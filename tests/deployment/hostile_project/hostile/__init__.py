@@ -1,0 +1,1 @@
+"""A bundle by somebody who is not to be trusted."""

@@ -1,0 +1,200 @@
+"""The release of three sites on real processes: what dies and attacks, and the audits after it."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from scipy import stats
+
+from app.superlink import COMPLETED, submit
+from manifed.experiment.assembly import client_setup, initial_point, own_node
+from manifed.experiment.load import load
+from manifed.experiment.schema import Experiment
+from manifed.federation.client import answer
+from manifed.privacy import accountant
+from manifed.privacy.events import GaussianRelease
+from manifed.privacy.ledger import Ledger
+from manifed.privacy.odometer import Odometer
+from manifed.privacy.statement import audit_ledger
+from manifed.runs.run_folder import RunFolder
+from manifed.runs.statement import DECLARED, verdict
+from manifed.site.audit import Agreement, compared
+from tests.deployment.kills import end as kill
+from tests.deployment.kills import programs_under
+from tests.deployment.letters import LEDGER, hostile_letters
+from tests.deployment.sites import PATIENCE, Sites, Watched, end, gone, soon
+from tests.deployment.tap import Answer
+
+REPOSITORY = Path(__file__).parents[2]
+RELEASE = REPOSITORY / "configs" / "examples" / "three_sites_release.toml"
+HOSTILE = Path(__file__).parent / "hostile_project"
+NAMES = ("north", "middle", "south")
+ROUNDS, DELTA, DIMENSION = 4, 1e-5, 4
+AFFORDS = {"north": 10, "middle": 10, "south": 3}
+"""Answers that each site's own limit pays: south's ends before the run does."""
+
+
+def release_with_a_killed_server(federation: Sites, files: dict[str, Path], folder: Path) -> None:
+    """ServerApp and SuperLink are killed, a site reaches its limit, a bundle is hostile."""
+    folder.mkdir()
+    path, config = _release(folder)
+    data = {name: Path(shutil.copy(files[name], folder)) for name in NAMES}
+    limits = {name: _price(config, AFFORDS[name]) + 1e-9 for name in NAMES}
+    before = {name: len(federation.tap(name).answers) for name in NAMES}
+
+    def start(name: str) -> None:
+        end(federation.sites[name].process)
+        federation.start_site(name, NAMES.index(name), data[name], path, limits[name])
+
+    for name in NAMES:
+        start(name)
+    _run_with_deaths(federation, path, folder / "run")
+    run = RunFolder.open(folder / "run")
+    _check_the_run(run)
+    for name in NAMES:
+        ledger = federation.ledger(data[name])
+        found = compared(run.ledger_path, ledger / LEDGER)
+        said = federation.flower.call(
+            "manifed", "privacy", "reconcile", str(run.directory), str(ledger)
+        )
+        assert "the ledgers agree" in said
+        answers = federation.tap(name).answers[before[name] :]
+        _check_the_ledger(ledger, config, found, answers)
+    assert (
+        f"this site's limit is {limits['south']:g}"
+        in federation.sites["south"].log_file.read_text()
+    )
+    start("middle")  # what was answered is known after a restart
+    hostile_letters(federation, config, data["middle"], 2 * initial_point(config))
+    _hostile_bundle(federation, path, folder / "loot.json", before)
+    residuals: list[float] = []
+    for number, name in enumerate(NAMES):
+        everything = federation.tap(name).answers[before[name] :]
+        assert len(everything) == AFFORDS[name]
+        paid = audit_ledger(federation.ledger(data[name]) / LEDGER, DELTA)
+        assert paid["charges"] == AFFORDS[name]
+        assert paid["adversaries"][0]["epsilon"] <= limits[name]
+        residuals += _squares(path, config, number, data[name], everything)
+    dof = DIMENSION * len(residuals)
+    low, high = stats.chi2(dof).ppf([5e-7, 1 - 5e-7])
+    assert low < sum(residuals) < high
+    assert dof / 4 < low < high < 4 * dof  # it would see noise of half or twice the size
+
+
+def _release(folder: Path) -> tuple[Path, Experiment]:
+    """The example, with a round more, and a budget for rounds that are made twice."""
+    text = RELEASE.read_text()
+    for old, new in (
+        ("num_rounds = 3", f"num_rounds = {ROUNDS}"),
+        ("l2_norm_clip = 1.0", "l2_norm_clip = 1.0\nmax_epsilon = 4.0"),
+    ):
+        assert text.count(old) == 1
+        text = text.replace(old, new)
+    path = folder / "release.toml"
+    path.write_text(text)
+    return path, load(path)
+
+
+def _event(config: Experiment) -> GaussianRelease:
+    """What one answer releases."""
+    setup = client_setup(config)
+    (event,) = setup.releases(1, 100)
+    assert isinstance(event, GaussianRelease)
+    return event
+
+
+def _price(config: Experiment, answers: int) -> float:
+    return accountant.epsilon([_event(config).times(answers)], DELTA)
+
+
+def _run_with_deaths(federation: Sites, path: Path, out: Path) -> None:
+    """The ServerApp is killed after round 1, the SuperLink after round 2; each time it goes on."""
+    seen = Watched(out)
+    first = federation.submit(path, out)
+    soon(lambda: seen.newest >= 1, "round 1 of the release")
+    (serverapp,) = programs_under(federation.link.process.pid, "flwr-serverapp")
+    kill(serverapp)
+    second = federation.submit(path, out, "output.resume=true")  # at once
+    soon(lambda: seen.newest >= 2, "round 2, resumed")
+    left = federation.kill_link()
+    federation.start_link()
+    gone(left)
+    third = federation.submit(path, out, "output.resume=true")
+    assert third.end() == COMPLETED
+    assert [first.end(), second.end()] == ["finished:failed"] * 2
+    seen.stop()
+
+
+def _check_the_run(run: RunFolder) -> None:
+    manifest = run.manifest()
+    assert run.metrics()["round"] == list(range(ROUNDS + 1))
+    assert manifest["final"]["rounds"] == ROUNDS
+    assert verdict(manifest["privacy"]) == DECLARED
+    assert manifest["randomness_source"] == "os"
+    missed = manifest["replies"]["missed"]
+    assert set(missed) == {"2"}  # south, beyond its limit; the others went on
+    assert set(missed["2"]) == {"absent"}
+    assert missed["2"]["absent"][-1][1] == ROUNDS
+    found, odometer = Ledger.verify(run.ledger_path), Odometer()
+    Ledger.verify(run.ledger_path, feed=odometer.feed)
+    assert odometer.covered == ROUNDS
+    assert min(odometer.participations_by_client().tolist()) >= ROUNDS + 1  # some rounds twice
+    assert str(found.head) == manifest["ledger_head"]
+
+
+def _check_the_ledger(
+    ledger: Path, config: Experiment, found: Agreement, answers: list[Answer]
+) -> None:
+    """Of a site: each of its answers stands in both ledgers, and nothing else in its own."""
+    places = sorted((one.header.server_round, one.header.attempt) for one in answers)
+    assert found.is_whole
+    assert list(found.both) == places
+    assert len({place[0] for place in places}) >= 2
+    paid = audit_ledger(ledger / LEDGER, DELTA)
+    assert paid["charges"] == len(answers)
+    wanted = pytest.approx(_price(config, len(answers)), rel=1e-9)
+    assert paid["adversaries"][0]["epsilon"] == wanted
+
+
+def _hostile_bundle(federation: Sites, path: Path, loot: Path, before: dict[str, int]) -> None:
+    """An app without budget, clip and noise, on the same nodes: it gets what is left, noised."""
+    left = {
+        number: AFFORDS[name] - len(federation.tap(name).answers[before[name] :])
+        for number, name in enumerate(NAMES)
+    }
+    hostile = replace(federation.flower, app=HOSTILE)
+    given = {"experiment": str(path), "out": str(loot)}
+    submit(hostile, given, (), timeout=2 * PATIENCE, on_line=federation.said.append)
+    *told, control = sorted(json.loads(loot.read_text()), key=lambda one: one["rows"])
+    assert control["rows"] == 200  # of the node without a site process: the attack is a real one
+    assert {one["partition"]: len(one["ups"]) for one in told} == left
+    for one in told:
+        said = " ".join(one["told"])
+        assert "not on this site's list" in said
+        assert "Expected the broadcast" in said
+        assert "this site's limit is" in said
+        answers = federation.tap(NAMES[one["partition"]]).answers
+        came = [answer.up["u"].tolist() for answer in answers if answer.run == "hostile"]
+        assert came == one["ups"]
+
+
+def _squares(
+    path: Path, config: Experiment, number: int, data: Path, answers: list[Answer]
+) -> list[float]:
+    """Squared distances to what would be said without noise, in units of the noise's variance."""
+    quiet = load(path, ["privacy.noise={kind='multiplier',noise_multiplier=1e-90}"])
+    node, size = own_node(quiet, number, data), config.federation.num_examples
+    assert size is not None
+    stddev = config.training.step_size * _event(config).noise_multiplier / size[number]
+    found: list[float] = []
+    for one in answers:
+        header = replace(one.header, config_sha256=node.digest)
+        x = one.down["x"]
+        exact = answer(node, header, lambda kind, *_, x=x: kind(x), None).up.tensors()["u"]
+        apart = (one.up["u"] - exact) / stddev
+        assert abs(float(apart @ x)) < 1e-9
+        assert float(apart.norm()) > 0
+        found.append(float(apart.square().sum()))
+    return found
