@@ -1,5 +1,6 @@
 """Which parts go together, and what a run can count to; everything else is free to combine."""
 
+from manifed.algorithms.correlated import CorrelatedRSGD
 from manifed.algorithms.gossip import Gossip, OnGraph
 from manifed.algorithms.interface import ClientUpdate, ServerUpdate
 from manifed.algorithms.manifold_gossip import ManifoldGossip
@@ -165,6 +166,27 @@ def check_statistic(training: AnyTraining, problem: Problem, kind: str) -> None:
         raise ValueError(
             f"training.kind: {training.kind!r} solves problem.kind = 'principal-eigenvector' or "
             f"'kpca', got {kind!r}; use training.kind = 'rsgd'"
+        )
+
+
+def check_correlated(training: ClientUpdate, privacy_kind: str, cohort: Cohort) -> None:
+    """Refuse noise over rounds that nothing prices.
+
+    Raises:
+        ValueError: naming field, value and what to use instead.
+    """
+    if not isinstance(training, CorrelatedRSGD) or privacy_kind == "none":
+        return
+    if privacy_kind == "client-level":
+        raise ValueError(
+            "training.kind: 'correlated-rsgd' correlates the noise of clients, and with "
+            "privacy.kind = 'client-level' the server adds it; use 'rsgd' or 'example-level'"
+        )
+    if cohort.kind != "all":
+        raise ValueError(
+            "federation.cohort.kind: noise that depends on earlier rounds is priced for clients "
+            f"that take part in all of them ('all'), got {cohort.kind!r}; use 'all', or "
+            "training.kind = 'rsgd'"
         )
 
 

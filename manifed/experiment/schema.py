@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from manifed.algorithms.correlated import CorrelatedRSGD
 from manifed.algorithms.gossip import Gossip
 from manifed.algorithms.held_out import PrivateEvaluation, PublicEvaluation
 from manifed.algorithms.interface import ClientUpdate, ServerUpdate
@@ -23,6 +24,7 @@ from manifed.algorithms.second_moment import SecondMoment
 from manifed.algorithms.tangent_mean import TangentMean
 from manifed.experiment.limits import (
     check_average,
+    check_correlated,
     check_graph,
     check_limits,
     check_manifold,
@@ -47,6 +49,7 @@ from manifed.problems.spec import DataSpec, EqualSpec, PartitionSpec, ProblemSpe
 Training = Annotated[
     RSGD
     | ScheduledRSGD
+    | CorrelatedRSGD
     | RSVRG
     | Projected
     | ProjectedPartial
@@ -401,6 +404,7 @@ class Experiment(Frozen):
         if privacy.kind == "none":
             return
         check_private(training, privacy.kind, privacy.noise.kind)
+        check_correlated(training, privacy.kind, self.federation.cohort)
         if (mixed := self._mixes_records()) is not None:
             raise ValueError(mixed)
         if privacy.kind == "client-level":

@@ -182,6 +182,20 @@ class Oracle:
         """
         return self._answer(gradient_sum, label, x.detach())
 
+    def correlated(self, x: Tensor, past: Tensor, label: str = "gradient") -> tuple[Tensor, Tensor]:
+        """`gradient` with the noise stddev * from_coords(x, z + past), and the fresh normals z.
+
+        ``past`` (..., *coords), float64, is a combination of normals of earlier rounds. They and z
+        never leave the client. z is zero where no noise is added.
+        """
+        base = x.detach()
+        if self._asked[label].stddev is None:
+            return self._answer(gradient_sum, label, base), torch.zeros_like(past)
+        shape = tuple(x.shape[x.dim() - self.manifold.ndim :])
+        coords = self.manifold.coords_shape(shape)
+        z = self._draws.normals(coords, Stream.GRADIENT_NOISE, self._step)
+        return self._answer(gradient_sum, label, base, normals=z + past), z
+
     def correction(self, x: Tensor, anchor: Tensor, label: str = "correction") -> Tensor:
         """(1/b) sum_j [grad f_j(x) - transp grad f_j(anchor)], clipped, plus noise at x.
 
@@ -227,9 +241,17 @@ class Oracle:
 
     # -- the parts ---------------------------------------------------------------------------
     def _answer(
-        self, rule: "Rule", label: str, *points: Tensor, problem: Problem | None = None
+        self,
+        rule: "Rule",
+        label: str,
+        *points: Tensor,
+        problem: Problem | None = None,
+        normals: Tensor | None = None,
     ) -> Tensor:
-        """A fresh batch, its mean over the expected size at the first point, and noise there."""
+        """A fresh batch, its mean over the expected size at the first point, and noise there.
+
+        ``normals`` are those of the noise; None draws fresh ones.
+        """
         asked, problem = self._asked[label], problem or self.problem
         positions, chosen = asked.batch(self._present, self._draws, self._step)
         self._step += 1
@@ -239,17 +261,20 @@ class Oracle:
             mean = rule(problem, asked.query, points, examples, weights.to(points[0].dtype))
         else:
             mean = sum_of_good(rule, problem, asked.query, points, examples, weights)
-        return self._noised(points[0], mean, asked, problem.manifold)
+        return self._noised(points[0], mean, asked, problem.manifold, normals)
 
-    def _noised(self, x: Tensor, mean: Tensor, asked: Asked, manifold: Manifold) -> Tensor:
+    def _noised(
+        self, x: Tensor, mean: Tensor, asked: Asked, manifold: Manifold, normals: Tensor | None
+    ) -> Tensor:
         is_noised = asked.query.drawn is not None
         self.queries[asked.query.label + ("" if is_noised else UNNOISED)] += 1
         if asked.stddev is None:
             return narrowed(mean, x.dtype)
-        shape = tuple(x.shape[x.dim() - manifold.ndim :])
-        normals = self._draws.normals(
-            manifold.coords_shape(shape), Stream.GRADIENT_NOISE, self._step - 1
-        )
+        if normals is None:
+            shape = tuple(x.shape[x.dim() - manifold.ndim :])
+            normals = self._draws.normals(
+                manifold.coords_shape(shape), Stream.GRADIENT_NOISE, self._step - 1
+            )
         noise = manifold.from_coords(x.to(normals.dtype), normals)
         return (mean + asked.stddev_for(manifold.ndim) * noise).to(x.dtype)
 

@@ -23,6 +23,7 @@ from manifed.experiment.assembly import release_source, seeded_source, starting_
 from manifed.experiment.limits import (
     AnyTraining,
     check_average,
+    check_correlated,
     check_private,
     check_sampling,
     server_update,
@@ -388,6 +389,7 @@ def _check_parts(setting: _Arguments, manifold: Manifold) -> None:
         check_average(server, setting.federation.num_rounds, manifold)
         if privacy.kind != "none":
             check_private(client, privacy.kind, privacy.noise.kind)
+            check_correlated(client, privacy.kind, cohort)
         if privacy.kind == "example-level" and isinstance(client, AnyTraining):
             check_sampling(client, privacy.neighboring_relation, privacy.l2_norm_clip)
         if privacy.kind == "client-level":

@@ -7,6 +7,7 @@ from typing import Literal
 
 import torch
 
+from manifed.algorithms.correlated import CorrelatedRSGD
 from manifed.algorithms.interface import ClientUpdate, Memory, Phase
 from manifed.algorithms.payloads import MeanGradient, Payload, Point, PointAndDisplacement
 from manifed.algorithms.projected import Projected, ProjectedPartial
@@ -20,6 +21,7 @@ from manifed.federation.client import ClientSetup, Seat, run_update
 from manifed.oracles.minibatch import Full, Minibatch, Poisson, WithoutReplacement
 from manifed.oracles.oracle import Asked, Batch, Draws
 from manifed.oracles.query import Query
+from manifed.privacy.correlation import BandedInverse
 from manifed.privacy.mechanism import ExampleMechanism, RelativeNoise
 from manifed.privacy.noise import NoiseSource
 from manifed.problems.base import Examples
@@ -68,6 +70,11 @@ CASES = [
         ScheduledRSGD(
             step_size=0.1, minibatch=Full(), noise_multipliers=Geometric(scale=1.0, ratio=1.5)
         ).in_round(3),
+        _ADD,
+    ),
+    ClientCase(
+        "correlated-rsgd",
+        CorrelatedRSGD(step_size=0.1, correlation=BandedInverse(bands=3)),
         _ADD,
     ),
     ClientCase(

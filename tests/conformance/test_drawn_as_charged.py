@@ -41,6 +41,12 @@ class Twin:
         self._seen[label].append(float(added.square().sum()))
         return answer
 
+    def correlated(self, x, past, label="gradient"):
+        answer, z = self._noisy.correlated(x, past, label)
+        clean, _ = self._clean.correlated(x, past, label)
+        self._seen[label].append(float((answer - clean).square().sum()))
+        return answer, z
+
     def correction(self, x, anchor):
         answer = self._noisy.correction(x, anchor)
         clean = self._clean.correction(x, anchor)
