@@ -69,6 +69,8 @@ def release_with_a_killed_server(federation: Sites, files: dict[str, Path], fold
     start("middle")  # what was answered is known after a restart
     hostile_letters(federation, config, data["middle"], 2 * initial_point(config))
     _hostile_bundle(federation, path, folder / "loot.json", before)
+    beside = compared(run.ledger_path, federation.ledger(data["north"]) / LEDGER)
+    assert not beside.is_whole  # the server of this run did not ask for what the bundle got
     residuals: list[float] = []
     for number, name in enumerate(NAMES):
         everything = federation.tap(name).answers[before[name] :]

@@ -49,6 +49,19 @@ def test_an_answer_that_the_server_did_not_charge_is_found(both):
     assert found.only_site == ((2, 1), (4, 0))
 
 
+def test_answers_that_somebody_else_got_for_a_listed_experiment_are_found(tmp_path):
+    path = write(tmp_path)
+    with site_of(tmp_path, path, epsilon=7.0) as site:
+        for now, run in (((1, 0), "7"), ((2, 0), "7"), ((1, 0), "beside"), ((3, 0), "beside")):
+            assert isinstance(Peer(site, path).ask(*now, run=run)[0], Update)
+    server = server_ledger(tmp_path / "run.jsonl", load(path), [(1, 0), (2, 0)])
+    own = tmp_path / "site" / "ledger.jsonl"
+    found = compared(server, own)
+    assert (found.differing, found.only_site) == (((1, 0),), ((3, 0),))
+    assert not found.is_whole
+    assert compared(server, own, "7").is_whole
+
+
 def test_a_round_at_another_price_is_found(both):
     folder, config, site = both
     other = load(write(folder, CONFIG.replace("4.0", "5.0"), "cheaper.toml"))
