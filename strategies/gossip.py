@@ -8,7 +8,8 @@ comes back in a round. A node that is missing fails the round, whatever the repl
 
 from typing import Unpack
 
-from manifed.algorithms import gossip
+from manifed.algorithms.decor import Decor
+from manifed.algorithms.gossip import Gossip as Plain
 from manifed.algorithms.manifold_gossip import ManifoldGossip
 from manifed.algorithms.payloads import PerClient
 from manifed.errors import RoundFailed
@@ -25,7 +26,7 @@ class Gossip(ManifoldStrategy):
     def __init__(
         self,
         manifold: Manifold,
-        update: gossip.Gossip | ManifoldGossip,
+        update: Plain | Decor | ManifoldGossip,
         **settings: Unpack[Settings],
     ) -> None:
         """``update`` is client and server update in one; both sides must hold equal ones.
@@ -38,7 +39,7 @@ class Gossip(ManifoldStrategy):
         super().__init__(manifold, update, update, **settings)
 
     def send(self, now: Attempt) -> PerClient:
-        """To every node its own row: its model, or its neighbourhood."""
+        """To every node its own row: its model, its neighbourhood, or keys before round 1."""
         down = super().send(now)
         assert isinstance(down, PerClient)
         return down

@@ -4,7 +4,7 @@ from pydantic import Field
 
 from manifed.oracles.minibatch import Full, Minibatch
 from manifed.oracles.query import Query
-from manifed.privacy.events import Frozen, GaussianRelease
+from manifed.privacy.events import Event, Frozen
 from manifed.privacy.mechanism import ExampleMechanism
 
 
@@ -19,13 +19,11 @@ class GradientSteps(Frozen):
         """``local_steps`` gradients; all else in an upload follows from them."""
         return (Query.of(mechanism, self.minibatch, num_examples, count=self.local_steps),)
 
-    def releases(
-        self, mechanism: ExampleMechanism, num_examples: int
-    ) -> tuple[GaussianRelease, ...]:
+    def releases(self, mechanism: ExampleMechanism, num_examples: int) -> tuple[Event, ...]:
         """What one round releases."""
         return releases_of(self.queries(mechanism, num_examples))
 
 
-def releases_of(queries: tuple[Query, ...]) -> tuple[GaussianRelease, ...]:
+def releases_of(queries: tuple[Query, ...]) -> tuple[Event, ...]:
     """What the queries are charged as, in order."""
     return tuple(release for query in queries for release in query.release())

@@ -78,6 +78,21 @@ class SetUp(Protocol):
         ...
 
 
+@runtime_checkable
+class RemembersSetUp(Protocol):
+    """A client update whose memory of the exchanges before round 1 never goes out of date."""
+
+    @property
+    def remembers_setup(self) -> bool:
+        """Whether memory of any round and attempt of this run is the one to go on with."""
+        ...
+
+
+def remembers_setup(training: object) -> bool:
+    """Whether any client update's memory outlives a failed attempt."""
+    return isinstance(training, RemembersSetUp) and training.remembers_setup
+
+
 def setup_phases_of(training: object) -> tuple[Phase, ...]:
     """The exchanges before round 1 of any client update."""
     return training.setup_phases if isinstance(training, SetUp) else ()

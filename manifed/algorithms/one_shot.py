@@ -28,7 +28,7 @@ from manifed.manifolds.base import Manifold
 from manifed.oracles.minibatch import Full
 from manifed.oracles.oracle import Draws, Oracle
 from manifed.oracles.query import Query
-from manifed.privacy.events import Frozen, GaussianRelease
+from manifed.privacy.events import Event, Frozen
 from manifed.privacy.mechanism import ExampleMechanism
 
 LABEL = "statistic"
@@ -84,9 +84,7 @@ class OneShot(Frozen):
         """One mean of statistics."""
         return (Query.of(mechanism, Full(), num_examples, label=LABEL, apart=self.apart),)
 
-    def releases(
-        self, mechanism: ExampleMechanism, num_examples: int
-    ) -> tuple[GaussianRelease, ...]:
+    def releases(self, mechanism: ExampleMechanism, num_examples: int) -> tuple[Event, ...]:
         """What the round releases."""
         return releases_of(self.queries(mechanism, num_examples))
 

@@ -36,7 +36,7 @@ from manifed.manifolds.base import Manifold
 from manifed.oracles.minibatch import Full, Minibatch, Poisson
 from manifed.oracles.oracle import Draws, Oracle
 from manifed.oracles.query import Query
-from manifed.privacy.events import Frozen, GaussianRelease
+from manifed.privacy.events import Event, Frozen
 from manifed.privacy.mechanism import ExampleMechanism
 
 SUBSET_FACTOR = 3.5
@@ -124,9 +124,7 @@ class RSVRG(Frozen):
             replace(correction, stddev=here, drawn=sigma if is_fresh else here),
         )
 
-    def releases(
-        self, mechanism: ExampleMechanism, num_examples: int
-    ) -> tuple[GaussianRelease, ...]:
+    def releases(self, mechanism: ExampleMechanism, num_examples: int) -> tuple[Event, ...]:
         """What one round releases."""
         return releases_of(self.queries(mechanism, num_examples))
 

@@ -63,6 +63,11 @@ def attacks_of(config: Experiment, trials: int) -> list[Audited]:
         raise ConfigError("privacy.kind: nothing to audit, got 'none'")
     if config.privacy.kind == "client-level":
         return [_of_server(config, source, trials)]
+    if config.privacy.kind == "correlated":
+        raise ConfigError(
+            "privacy.kind: the audit attacks 'example-level' and 'client-level' alone, got "
+            "'correlated'"
+        )
     if is_plugin(config.training.kind):
         raise ConfigError(
             "training.kind: the audit runs this library's algorithms at several step sizes, got "

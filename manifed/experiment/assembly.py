@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from manifed.algorithms.interface import Collected, setup_phases_of
+from manifed.algorithms.interface import Collected, remembers_setup, setup_phases_of
 from manifed.algorithms.payloads import PerClient
 from manifed.errors import ConfigError, one_line
 from manifed.experiment.evaluation import PublicEvaluator
@@ -387,6 +387,7 @@ def plan_of(config: Experiment, sizes: Sizes | None = None) -> Plan:
         manifold=facts.problem.manifold,
         phases=config.training.phases,
         setup_phases=setup_phases_of(config.training),
+        remembers_setup=remembers_setup(config.training),
         cohort=config.federation.cohort,
         policy=config.federation.replies,
         source=seeded_source(config) or release_source(config),

@@ -1,10 +1,12 @@
 """Which parts go together, and what a run can count to; everything else is free to combine."""
 
 from manifed.algorithms.correlated import CorrelatedRSGD
+from manifed.algorithms.decor import Decor
 from manifed.algorithms.gossip import Gossip, OnGraph
 from manifed.algorithms.interface import ClientUpdate, ServerUpdate
 from manifed.algorithms.manifold_gossip import ManifoldGossip
 from manifed.algorithms.one_shot import OneShot
+from manifed.algorithms.pair_masks import Masking
 from manifed.algorithms.projected import Projected, ProjectedPartial, Projecting, reach
 from manifed.algorithms.rfedprox import RFedProx
 from manifed.algorithms.rfedsvrg import RFedSVRG
@@ -37,6 +39,7 @@ AnyTraining = (
     | RFedProx
     | RFedSVRG
     | Gossip
+    | Decor
     | ManifoldGossip
     | SecondMoment
 )
@@ -187,6 +190,30 @@ def check_correlated(training: ClientUpdate, privacy_kind: str, cohort: Cohort) 
             "federation.cohort.kind: noise that depends on earlier rounds is priced for clients "
             f"that take part in all of them ('all'), got {cohort.kind!r}; use 'all', or "
             "training.kind = 'rsgd'"
+        )
+
+
+def check_masks(training: ClientUpdate, noise_source: str, coalition: tuple[int, ...]) -> None:
+    """Refuse correlated noise where nothing adds masks, or masks that would hide nothing.
+
+    Raises:
+        ValueError: naming field, value and what is expected.
+    """
+    if not isinstance(training, Masking):
+        raise ValueError(
+            f"privacy.kind: 'correlated' needs training that adds masks ('decor'), got "
+            f"training.kind = {training.kind!r}"
+        )
+    if noise_source == "os" and training.pair_keys != "exchanged":
+        raise ValueError(
+            "training.pair_keys: expected 'exchanged' with privacy.noise_source = 'os', got "
+            f"{training.pair_keys!r}: masks that anybody can compute hide nothing"
+        )
+    most = training.secret_graph.num_nodes
+    if coalition and not (len(set(coalition)) == len(coalition) < most and max(coalition) < most):
+        raise ValueError(
+            f"privacy.coalition: expected different nodes of 0..{most - 1}, not all of them, got "
+            f"{list(coalition)}"
         )
 
 

@@ -11,27 +11,40 @@ from typing import Any, Final
 
 from manifed.algorithms.interface import Scheduled
 from manifed.algorithms.one_shot import OneShot
+from manifed.algorithms.pair_masks import Masking
 from manifed.algorithms.rsgd import RSGD
 from manifed.algorithms.rsvrg import RSVRG
 from manifed.algorithms.tangent_mean import TangentMean
 from manifed.errors import ConfigError
 from manifed.experiment.evaluation import oracle_is_on
-from manifed.experiment.schema import ExampleLevel, Target
+from manifed.experiment.schema import CorrelatedNoise, ExampleLevel, MaskTarget, Target
 from manifed.experiment.setting import Setting
 from manifed.federation.client import releases_in
+from manifed.graphs.graph import Graph
+from manifed.privacy import accountant
 from manifed.privacy.accountant import NoValidBound
-from manifed.privacy.adversaries import CLIENT_LEVEL, EXTERNAL, SERVER, Adversary, named
+from manifed.privacy.adversaries import (
+    CLIENT_LEVEL,
+    EXTERNAL,
+    OF_MASKS,
+    SERVER,
+    Adversary,
+    named,
+)
 from manifed.privacy.calibration import least_multiplier
 from manifed.privacy.charges import ClientReleases, Terms
-from manifed.privacy.events import Event
+from manifed.privacy.events import Event, MaskedRelease, PrivacyUnit, repeated
 from manifed.privacy.filter import Budget, Calibration, Draw, Filter, Schedule, a_priori
+from manifed.privacy.masked import Hidden, MaskedMechanism
 from manifed.privacy.mechanism import (
+    AbsoluteNoise,
     ClientMechanism,
     ExampleMechanism,
     PublishedNoise,
     RelativeNoise,
 )
 from manifed.privacy.published import Claim
+from manifed.privacy.secldp import Correlated, calibrate_masks
 from manifed.privacy.statement import Promise
 
 Sizes = tuple[int, ...]
@@ -42,6 +55,7 @@ FLOATING_POINT: Final = {
 RELEASED: Final = {
     "example-level": "every upload (to the server) and every broadcast model",
     "client-level": "every broadcast model; the server sees uploads in clear and is trusted",
+    "correlated": "every message of every node (to the server, who carries them) and every model",
 }
 _SHOWN: Final = 10
 _REMEDY: Final = "privacy.max_epsilon may allow more"
@@ -58,6 +72,8 @@ def example_mechanism(config: Setting, sizes: Sizes) -> ExampleMechanism:
     privacy = config.privacy
     if privacy.kind == "client-level":
         return ExampleMechanism()
+    if privacy.kind == "correlated":
+        return _masked_mechanism(config, privacy, sizes)
     clips = (privacy.l2_norm_clip, privacy.correction_l2_norm_clip)
     if privacy.kind == "none":
         return ExampleMechanism(l2_norm_clip=clips[0], correction_l2_norm_clip=clips[1])
@@ -77,6 +93,73 @@ def example_mechanism(config: Setting, sizes: Sizes) -> ExampleMechanism:
         multiplier = max(_calibrated(config, bare, size, rule) for size in sorted(set(sizes)))
     assert multiplier is not None
     return bare.model_copy(update={"noise": RelativeNoise(multiplier=multiplier)})
+
+
+def _masked_mechanism(config: Setting, privacy: CorrelatedNoise, sizes: Sizes) -> MaskedMechanism:
+    """The nodes' mechanism: clip, own noise, masks, and what they hide from whom on the graph."""
+    training = config.training
+    assert isinstance(training, Masking)
+    graph, rule = training.secret_graph, privacy.noise
+    if rule.kind == "target":
+        of_clients = privacy.unit == "client"
+        count = config.federation.num_clients if of_clients else sum(sizes)
+        _check_delta(rule.delta, count, "privacy.target.delta", f"{privacy.unit}s")
+        noise = _found_masks(config, privacy, rule, graph, min(sizes))
+    else:
+        assert privacy.noise_stddev is not None
+        assert privacy.mask_stddev is not None
+        noise = Correlated(privacy.noise_stddev, privacy.mask_stddev)
+    return MaskedMechanism(
+        l2_norm_clip=privacy.l2_norm_clip,
+        neighboring_relation=privacy.neighboring_relation,
+        noise=AbsoluteNoise(value=noise.sigma_cdp),
+        unit=privacy.unit,
+        mask_stddev=noise.sigma_cor,
+        hidden=Hidden.of(graph, noise, privacy.collusion, privacy.coalition),
+    )
+
+
+def _found_masks(
+    config: Setting, privacy: CorrelatedNoise, rule: MaskTarget, graph: Graph, size: int
+) -> Correlated:
+    """Own noise a ratio above the least that any masks complete, and the least masks with it.
+
+    Raises:
+        ConfigError: when no masks on this graph meet the target.
+    """
+    rounds, unmasked = (
+        planned_draws(config),
+        Hidden(from_server=1.0, from_one=1.0, from_coalition=1.0, from_all=1.0),
+    )
+    bare = MaskedMechanism(
+        l2_norm_clip=privacy.l2_norm_clip,
+        neighboring_relation=privacy.neighboring_relation,
+        noise=AbsoluteNoise(value=1.0),
+        unit=privacy.unit,
+        hidden=unmasked,
+    )
+
+    def cost(stddev: float) -> float:
+        """Epsilon of all rounds of a node whose messages carry so much effective noise."""
+        if stddev == 0:
+            return math.inf
+        mechanism = bare.model_copy(update={"noise": AbsoluteNoise(value=stddev),
+                                            "hidden": unmasked.model_copy(
+                                                update={"from_all": stddev})})  # fmt: skip
+        released = config.training.releases(mechanism, size)
+        return accountant.epsilon(repeated(released, rounds), rule.delta)
+
+    colluding = {"server": 0, "one-node": 1, "coalition": len(privacy.coalition)
+                 or privacy.collusion}[rule.adversary]  # fmt: skip
+    colluding = min(colluding, graph.num_nodes - 1)
+    try:
+        local = least_multiplier(cost, rule.epsilon)  # without any masks: LDP
+        own = min(rule.noise_ratio * local / math.sqrt(graph.num_nodes - colluding), local)
+        return calibrate_masks(graph, own, colluding, lambda found: found.stddev >= local)
+    except NoValidBound as refusal:
+        raise ConfigError(f"privacy: {refusal}") from None
+    except ValueError as impossible:
+        raise ConfigError(f"privacy.target: {impossible}") from None
 
 
 @lru_cache(maxsize=4)
@@ -190,12 +273,12 @@ def promise_of(config: Setting, sizes: Sizes) -> Promise:
     promise = Promise(
         terms,
         filter_of(config, terms, schedule),
-        (CLIENT_LEVEL,) if privacy.kind == "client-level" else (SERVER, EXTERNAL),
+        _adversaries(config),
         delta,
         {
             "kind": privacy.kind,
             "noise_source": privacy.noise_source,
-            "unit": "example" if privacy.kind == "example-level" else "client",
+            "unit": unit_of(config),
             "neighboring_relation": privacy.neighboring_relation,
             "released": RELEASED[privacy.kind]
             + _held_out_text(config)
@@ -214,6 +297,22 @@ def promise_of(config: Setting, sizes: Sizes) -> Promise:
         return promise.for_draws(promise.filter.planned_draws)
     except NoValidBound as refusal:
         raise ConfigError(f"privacy: {refusal}") from None
+
+
+def _adversaries(config: Setting) -> tuple[Adversary, ...]:
+    """Whom the statement names, the headline first."""
+    privacy = config.privacy
+    if privacy.kind == "correlated":
+        return OF_MASKS
+    return (CLIENT_LEVEL,) if privacy.kind == "client-level" else (SERVER, EXTERNAL)
+
+
+def unit_of(config: Setting) -> PrivacyUnit:
+    """Whose data a guarantee is about."""
+    privacy = config.privacy
+    if privacy.kind == "correlated":
+        return privacy.unit
+    return "client" if privacy.kind == "client-level" else "example"
 
 
 def _schedule(config: Setting, sizes: Sizes) -> tuple[Terms, ...]:
@@ -280,8 +379,7 @@ def kept_multiplier(config: Setting, sizes: Sizes) -> float | None:
     if (server := client_mechanism(config)) is not None:
         return server.noise_multiplier
     noise = example_mechanism(config, sizes).noise
-    assert isinstance(noise, RelativeNoise)
-    return noise.multiplier
+    return noise.multiplier if isinstance(noise, RelativeNoise) else None
 
 
 def _calibrated_draws(config: Setting) -> int:
@@ -299,6 +397,8 @@ def _target(config: Setting) -> Budget | None:
         return None
     rule = privacy.noise
     adversary = CLIENT_LEVEL if privacy.kind == "client-level" else named(rule.adversary)
+    if privacy.kind == "correlated":
+        return Budget(rule.epsilon, rule.delta, adversary, "privacy.target.epsilon", _REMEDY)
     return Budget(rule.epsilon, rule.delta, adversary, "privacy.noise.epsilon", _REMEDY)
 
 
@@ -355,7 +455,7 @@ def _check_reporting_delta(config: Setting, sizes: Sizes) -> None:
     delta = reporting_delta(config)
     if privacy.kind == "none" or delta is None or privacy.noise.kind == "published":
         return
-    if privacy.kind == "client-level":
+    if unit_of(config) == "client":
         _check_delta(delta, len(sizes), "privacy.delta", "clients")
     else:
         _check_delta(delta, sum(sizes), "privacy.delta", "examples")
@@ -376,8 +476,36 @@ def _mechanism_text(config: Setting, terms: Terms, *, is_scheduled: bool) -> str
         for r in client.releases
     }
     when = " (of round 1; they depend on the round)" if is_scheduled else ""
+    if isinstance(config.training, Masking):
+        return _masked_text(config.training, terms)
     space = "Gaussian on the statistic of" if isinstance(config.training, OneShot) else None
     return f"{space or 'tangent Gaussian at'} each client; " + "; ".join(sorted(shown)) + when
+
+
+def _masked_text(training: Masking, terms: Terms) -> str:
+    """Noise, masks, and where the secrets of pairs come from."""
+    releases = [r for one in terms.updates for r in one.releases]
+    shown = {
+        f"{r.label}: {r.count} a round, multipliers {r.to_server:.5g} to the server, "
+        f"{r.to_one:.5g} to one node, {r.to_coalition:.5g} to the coalition, "
+        f"{r.noise_multiplier:.5g} to everybody else"
+        for r in releases
+        if isinstance(r, MaskedRelease)
+    }
+    graph, kind = training.secret_graph, training.graph.kind
+    if training.pair_keys == "seeded":
+        keys = "masks are computed from the seed, a stand-in for exchanged keys that hides nothing"
+    elif training.pinned_keys is None:
+        keys = (
+            "pair keys were exchanged through the server without signatures: they hold against a "
+            "server that only reads, not against one that changes messages"
+        )
+    else:
+        keys = "pair keys were exchanged through the server, signed by keys that every node pinned"
+    return (
+        f"Gaussian at each of {graph.num_nodes} nodes and on each of {len(graph.edges)} edges "
+        f"({kind}); {'; '.join(sorted(shown))}; {keys}"
+    )
 
 
 def _held_out_text(config: Setting) -> str:

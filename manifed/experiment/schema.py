@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from manifed.algorithms.correlated import CorrelatedRSGD
+from manifed.algorithms.decor import Decor
 from manifed.algorithms.gossip import Gossip
 from manifed.algorithms.held_out import PrivateEvaluation, PublicEvaluation
 from manifed.algorithms.interface import ClientUpdate, ServerUpdate
 from manifed.algorithms.manifold_gossip import ManifoldGossip
+from manifed.algorithms.pair_masks import Masking
 from manifed.algorithms.projected import Projected, ProjectedPartial
 from manifed.algorithms.rfedprox import RFedProx
 from manifed.algorithms.rfedsvrg import RFedSVRG
@@ -28,6 +30,7 @@ from manifed.experiment.limits import (
     check_graph,
     check_limits,
     check_manifold,
+    check_masks,
     check_private,
     check_sampling,
     check_statistic,
@@ -38,7 +41,7 @@ from manifed.experiment.plugins import OrPlugin, says_nothing_of_mixing
 from manifed.federation.cohorts import Cohort, Everyone
 from manifed.federation.replies import ReplyPolicy
 from manifed.privacy.adversaries import AdversaryName
-from manifed.privacy.events import Frozen, NeighboringRelation
+from manifed.privacy.events import Frozen, NeighboringRelation, PrivacyUnit
 from manifed.privacy.mechanism import AdaptiveClip
 from manifed.problems.dataset import DataSource, SiteData
 from manifed.problems.files import FileData
@@ -56,6 +59,7 @@ Training = Annotated[
     | RFedProx
     | RFedSVRG
     | Gossip
+    | Decor
     | ManifoldGossip
     | SecondMoment,
     Field(discriminator="kind"),
@@ -140,9 +144,79 @@ class ClientLevel(Frozen):
     max_epsilon: float | None = Field(default=None, gt=0)
 
 
-Privacy = Annotated[NoPrivacy | ExampleLevel | ClientLevel, Field(discriminator="kind")]
+class GivenNoise(Frozen):
+    """Noise given by its standard deviations."""
+
+    kind: Literal["stddev"] = "stddev"
 
 
+class MaskTarget(Frozen):
+    """Masks found from what the *whole run* may cost, (epsilon, delta) against one adversary."""
+
+    kind: Literal["target"] = "target"
+    epsilon: float = Field(gt=0)
+    delta: float = Field(gt=0, lt=1)
+    adversary: Literal["server", "one-node", "coalition"] = "server"
+    noise_ratio: float = Field(default=1.25, gt=1)
+    """A node's own noise over the least that any masks could complete (the CDP baseline's)."""
+    noise_multiplier: None = None
+
+
+class CorrelatedNoise(Frozen):
+    """Every node noises its own message, in part by masks that cancel between neighbours (DECOR).
+
+    Either ``noise_stddev`` and ``mask_stddev``, on the scale of a message (a mean gradient), or a
+    ``target`` that finds both.
+    """
+
+    kind: Literal["correlated"] = "correlated"
+    unit: PrivacyUnit = "client"
+    """"client": a node's data are replaced, its whole gradient is clipped. "example": one example
+    comes or goes, and each example's gradient is clipped."""
+    l2_norm_clip: float = Field(gt=0)
+    noise_stddev: float | None = Field(default=None, gt=0)
+    """Sigma_cdp, of a node's own noise."""
+    mask_stddev: float | None = Field(default=None, ge=0)
+    """Sigma_cor, of the mask of one pair; 0: the LDP baseline."""
+    target: MaskTarget | None = None
+    collusion: int = Field(default=2, ge=1)
+    """How many nodes collude as adversary III, the worst ones."""
+    coalition: tuple[Annotated[int, Field(ge=0)], ...] = ()
+    """They themselves, where they are known."""
+    delta: float | None = Field(default=None, gt=0, lt=1)
+    noise_source: NoiseSourceName = "seed"
+    noise_precision: NoisePrecision = "single"
+    max_epsilon: float | None = Field(default=None, gt=0)
+
+    @model_validator(mode="after")
+    def _says_how_much(self) -> "CorrelatedNoise":
+        given = (self.noise_stddev is not None, self.mask_stddev is not None)
+        if given not in ((True, True), (False, False)) or given[0] == (self.target is not None):
+            raise ValueError(
+                "privacy: expected noise_stddev and mask_stddev, or a target that finds them"
+            )
+        if self.target is None and self.delta is None:
+            raise ValueError("privacy.delta: required without a target")
+        return self
+
+    @property
+    def noise(self) -> GivenNoise | MaskTarget:
+        """How the noise is said."""
+        return self.target or GivenNoise()
+
+    @property
+    def neighboring_relation(self) -> NeighboringRelation:
+        """A whole client's data are replaced; an example comes or goes."""
+        return "replace-one" if self.unit == "client" else "add-or-remove"
+
+
+Privacy = Annotated[
+    NoPrivacy | ExampleLevel | ClientLevel | CorrelatedNoise, Field(discriminator="kind")
+]
+
+
+MASKED = ("decor",)
+"""Kinds of training that mask what they send."""
 MOST_EXAMPLES = 10**12
 """N_i that is declared: more is refused before anything is priced."""
 
@@ -254,15 +328,20 @@ class Experiment(Frozen):
     @model_validator(mode="before")
     @classmethod
     def _a_node_is_a_client(cls, table: Any) -> Any:
-        """``training.num_nodes`` is ``federation.num_clients`` where training runs on a graph."""
+        """What a graph needs to know of the rest: ``num_nodes``, and where its masks come from."""
         if not isinstance(table, dict):
             return table
         training, federation = table.get("training"), table.get("federation")
         if not (isinstance(training, dict) and isinstance(federation, dict)):
             return table
-        if "graph" not in training or "num_nodes" in training or "num_clients" not in federation:
+        if "graph" not in training or "num_clients" not in federation:
             return table
-        return {**table, "training": {**training, "num_nodes": federation["num_clients"]}}
+        found = {"num_nodes": federation["num_clients"]}
+        privacy = table.get("privacy")
+        if isinstance(privacy, dict) and training.get("kind") in MASKED:
+            is_release = privacy.get("noise_source") == "os"
+            found["pair_keys"] = "exchanged" if is_release else "seeded"
+        return {**table, "training": {**found, **training}}
 
     @model_validator(mode="after")
     def _parts_fit(self) -> "Experiment":
@@ -342,7 +421,9 @@ class Experiment(Frozen):
         parts: list[tuple[str, DataSpec | ProblemSpec, str, type]] = [
             ("data", self.data, "load", DataSource)
         ]
-        if self.privacy.kind == "example-level":
+        privacy = self.privacy
+        is_of_examples = privacy.kind == "correlated" and privacy.unit == "example"
+        if privacy.kind == "example-level" or is_of_examples:
             parts.append(("problem", self.problem, "prepare", ProblemSource))
         for field, part, maker, base in parts:
             if says_nothing_of_mixing(part, maker, base):
@@ -401,10 +482,17 @@ class Experiment(Frozen):
 
     def _check_privacy(self) -> None:
         privacy, training = self.privacy, self.training
+        if isinstance(training, Masking) and privacy.kind != "correlated":
+            raise ValueError(
+                f"privacy.kind: expected 'correlated' with training.kind = {training.kind!r}, got "
+                f"{privacy.kind!r}; 'gossip' is the same without masks"
+            )
         if privacy.kind == "none":
             return
         check_private(training, privacy.kind, privacy.noise.kind)
         check_correlated(training, privacy.kind, self.federation.cohort)
+        if privacy.kind == "correlated":
+            check_masks(training, privacy.noise_source, privacy.coalition)
         if (mixed := self._mixes_records()) is not None:
             raise ValueError(mixed)
         if privacy.kind == "client-level":
@@ -414,6 +502,10 @@ class Experiment(Frozen):
                     "training.output: client-level privacy noises one upload a client, got "
                     "'random-output', which uploads two"
                 )
+            return
+        if privacy.kind == "correlated":
+            if privacy.unit == "example":
+                check_sampling(training, privacy.neighboring_relation, privacy.l2_norm_clip)
             return
         check_sampling(training, privacy.neighboring_relation, privacy.l2_norm_clip)
         if (

@@ -6,6 +6,7 @@ from manifed.algorithms.interface import ClientUpdate, ServerUpdate
 from manifed.experiment.schema import (
     AnyEvaluation,
     ClientLevel,
+    CorrelatedNoise,
     Engine,
     ExampleLevel,
     Federation,
@@ -32,7 +33,7 @@ class Setting(Protocol):
         ...
 
     @property
-    def privacy(self) -> NoPrivacy | ExampleLevel | ClientLevel:
+    def privacy(self) -> NoPrivacy | ExampleLevel | ClientLevel | CorrelatedNoise:
         """Who is protected, and how."""
         ...
 

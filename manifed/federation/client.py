@@ -21,6 +21,7 @@ from manifed.algorithms.interface import (
     Phase,
     Scheduled,
     in_round,
+    remembers_setup,
     setup_phases_of,
 )
 from manifed.algorithms.payloads import Payload, Point
@@ -385,7 +386,8 @@ def answer(
     check_broadcast(phase, down, node.setup.problem.manifold)
     point = next(iter(down.tensors().values()))  # the first field of everything that goes down
     blank = node.setup.training.initial_memory(point)
-    memory = None if blank is None else remembered(blank, kept, header)
+    lasts = remembers_setup(node.setup.training)
+    memory = None if blank is None else remembered(blank, kept, header, lasts=lasts)
     if header.server_round > 0 and memory is blank and setup_phases_of(node.setup.training):
         raise BadMessage(
             f"Expected a client that remembers the exchanges before round 1 in round "

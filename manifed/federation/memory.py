@@ -12,7 +12,7 @@ import logging
 import os
 import stat
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -46,14 +46,19 @@ class Kept:
     tensors: Mapping[str, Tensor]
 
 
-def remembered(blank: Memory | None, kept: Kept | None, header: Header) -> Memory | None:
+def remembered(
+    blank: Memory | None, kept: Kept | None, header: Header, *, lasts: bool = False
+) -> Memory | None:
     """The memory to go on with: ``kept`` if it is what the server counts on, else ``blank``.
 
     It is of this config, of this attempt or of the last round that the server accepted from this
-    client, and has the names, shapes and types of ``blank``, the initial memory.
+    client (of any, where it ``lasts``), and has the names, shapes and types of ``blank``, the
+    initial memory.
     """
     if blank is None:
         return None
+    if lasts and kept is not None:
+        header = replace(header, server_round=kept.server_round, attempt=kept.attempt)
     if kept is None:
         why = "there is none"
     elif kept.config_sha256 != header.config_sha256:

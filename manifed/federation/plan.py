@@ -31,6 +31,8 @@ class Plan:
     device: str = "cpu"
     setup_phases: tuple[Phase, ...] = ()
     """Exchanges of all clients before round 1."""
+    remembers_setup: bool = False
+    """Whether what clients learn there outlives a failed attempt."""
     evaluation: PrivateEvaluation | None = None
     """What is asked of hold-outs at the end of some rounds."""
 
@@ -40,7 +42,8 @@ class Plan:
         return (*self.phases, EVALUATE) if is_due else self.phases
 
     def __post_init__(self) -> None:
-        if self.setup_phases and self.policy.on_failure == "retry":
+        is_lost = self.setup_phases and not self.remembers_setup
+        if is_lost and self.policy.on_failure == "retry":
             raise ValueError(
                 "federation.replies.on_failure: expected 'proceed' or 'abort' with exchanges "
                 "before round 1, got 'retry': clients would lose what they learnt there"

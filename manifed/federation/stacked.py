@@ -14,7 +14,7 @@ from torch import Tensor
 
 from manifed.algorithms.broadcast import BadBroadcast, check_broadcast
 from manifed.algorithms.held_out import EVALUATE
-from manifed.algorithms.interface import Memory, Phase
+from manifed.algorithms.interface import Memory, Phase, remembers_setup, setup_phases_of
 from manifed.algorithms.payloads import Down, Payload, PerClient, down_bytes, downs
 from manifed.errors import ConfigError
 from manifed.federation.client import ClientSide, Seat, run_update
@@ -148,10 +148,19 @@ class StackedTransport:
     # -- memory ------------------------------------------------------------------------------
     def _remember(self, whole: "_Asked", down: Payload, chunk: tuple[int, ...]) -> Memory | None:
         x: Tensor = next(iter(down.tensors().values()))
-        blank = self._side.setup.training.initial_memory(x)
+        training = self._side.setup.training
+        if setup_phases_of(training):  # what it learns there need not look like a point
+            each = [training.initial_memory(row) for row in x]
+            blank = each[0] and type(each[0]).stack([one for one in each if one])
+        else:
+            blank = training.initial_memory(x)
         if blank is None or self._memory is None:
             return blank
-        valid = [i in self._tags and whole.header_of(i).continues(*self._tags[i]) for i in chunk]
+        lasts = remembers_setup(training)
+        valid = [
+            i in self._tags and (lasts or whole.header_of(i).continues(*self._tags[i]))
+            for i in chunk
+        ]
         rows = self._rows(chunk)
         known = [old[rows] for old in self._memory.tensors().values()]
         if not all(valid):

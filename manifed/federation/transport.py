@@ -6,7 +6,7 @@ from typing import Protocol
 
 from manifed.algorithms.broadcast import check_broadcast
 from manifed.algorithms.held_out import EVALUATE
-from manifed.algorithms.interface import Memory, Phase
+from manifed.algorithms.interface import Memory, Phase, remembers_setup
 from manifed.algorithms.payloads import Down, Payload, PerClient, down_bytes, downs
 from manifed.federation.client import ClientSide, Seat, run_update
 from manifed.federation.header import Header
@@ -74,7 +74,8 @@ class MemoryTransport:
         side, i = self._side, header.partition_id
         check_broadcast(phase, down, side.setup.manifold)
         written, memory = self._memory.get(i, ((0, 0), None))
-        if memory is None or not header.continues(*written):
+        lasts = remembers_setup(side.setup.training)
+        if memory is None or not (lasts or header.continues(*written)):
             memory = side.setup.training.initial_memory(next(iter(down.tensors().values())))
         source = side.turn_source()
         shard = side.hold_outs[i] if phase is EVALUATE else side.shards[i]

@@ -10,7 +10,12 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
-from manifed.algorithms.interface import ClientUpdate, ServerUpdate, setup_phases_of
+from manifed.algorithms.interface import (
+    ClientUpdate,
+    ServerUpdate,
+    remembers_setup,
+    setup_phases_of,
+)
 from manifed.errors import BudgetExhausted, ConfigError
 from manifed.federation.cohorts import Cohort, Everyone
 from manifed.federation.plan import Plan, RoundReport
@@ -142,6 +147,7 @@ class ManifoldStrategy(ServerLoop):
             manifold=manifold,
             phases=update.phases,
             setup_phases=setup_phases_of(update),
+            remembers_setup=remembers_setup(update),
             cohort=people,
             policy=policy,
             source=own,

@@ -173,14 +173,20 @@ class Oracle:
         self._draws = draws
         self._step = 0
 
-    def gradient(self, x: Tensor, label: str = "gradient") -> Tensor:
+    def gradient(
+        self, x: Tensor, label: str = "gradient", *, masks: Tensor | None = None
+    ) -> Tensor:
         """(1/b) sum_j clip(grad f_j(x)) + N_x(0, stddev^2), shape ``(..., *point)``.
+
+        ``masks`` are coordinates, of unit deviation a pair; the query says what they are multiplied
+        by before they are added at x. Where a client is the unit, the whole mean is clipped.
 
         Guarantees, with a clip: what one example adds to the un-noised value is tangent at x, and
         exactly zero or of metric norm at most clip (1 + 1e-9) / b, whatever the example holds; one
-        whose gradient fails or is not finite adds zero and changes nobody else's.
+        whose gradient fails or is not finite adds zero and changes nobody else's. A query that is
+        charged as masked is not answered without masks.
         """
-        return self._answer(gradient_sum, label, x.detach())
+        return self._answer(gradient_sum, label, x.detach(), masks=masks)
 
     def correlated(self, x: Tensor, past: Tensor, label: str = "gradient") -> tuple[Tensor, Tensor]:
         """`gradient` with the noise stddev * from_coords(x, z + past), and the fresh normals z.
@@ -247,6 +253,7 @@ class Oracle:
         *points: Tensor,
         problem: Problem | None = None,
         normals: Tensor | None = None,
+        masks: Tensor | None = None,
     ) -> Tensor:
         """A fresh batch, its mean over the expected size at the first point, and noise there.
 
@@ -257,10 +264,21 @@ class Oracle:
         self._step += 1
         examples = self._examples if positions is None else self._examples.take(positions)
         weights = chosen / asked.size
-        if asked.query.clip is None:
+        if asked.query.clip is None and asked.query.whole_clip is None:
             mean = rule(problem, asked.query, points, examples, weights.to(points[0].dtype))
         else:
             mean = sum_of_good(rule, problem, asked.query, points, examples, weights)
+        if asked.query.whole_clip is not None:
+            base = points[0].to(torch.float64)
+            mean = clip_each(problem.manifold, base, mean, asked.query.whole_clip)
+        if masks is None and asked.query.mask_stddev > 0:
+            raise ValueError(
+                f"Expected masks with the answer {asked.query.label!r}, which is charged as masked "
+                f"with {asked.query.mask_stddev:g}, got none"
+            )
+        if masks is not None:
+            masking = problem.manifold.from_coords(points[0].to(masks.dtype), masks)
+            mean = mean + asked.query.mask_stddev * masking
         return self._noised(points[0], mean, asked, problem.manifold, normals)
 
     def _noised(

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from manifed.oracles.minibatch import Minibatch
-from manifed.privacy.events import GaussianRelease, Sampling
+from manifed.privacy.events import Event, Sampling, Unsampled
+from manifed.privacy.masked import MaskedMechanism
 from manifed.privacy.mechanism import ExampleMechanism
 
 UNNOISED = "-unnoised"
@@ -47,6 +48,10 @@ class Query:
 
     Under add-or-remove the two may differ by any amount: that is the relation itself.
     """
+    whole_clip: float | None = None
+    """Bound of the mean itself, where a client is the unit; None: the mean is not clipped."""
+    mask_stddev: float = 0.0
+    """What masks of unit deviation are multiplied by before they are added to an answer."""
 
     @staticmethod
     def of(
@@ -79,7 +84,31 @@ class Query:
             needs_exact_size=is_replaced or minibatch.kind == "without-replacement",
         )  # fmt: skip
 
-    def release(self) -> tuple[GaussianRelease, ...]:
+    @staticmethod
+    def masked(
+        mechanism: MaskedMechanism,
+        minibatch: Minibatch,
+        num_examples: int,
+        *,
+        label: str = "gradient",
+    ) -> "Query":
+        """One message a round under own noise and masks.
+
+        Where a client is the unit its batch amplifies nothing: the whole mean is clipped.
+        """
+        clip, size = mechanism.l2_norm_clip, minibatch.expected_size(num_examples)
+        assert clip is not None
+        is_client = mechanism.unit == "client"
+        sensitivity = mechanism.sensitivity(clip, size)
+        stddev = mechanism.stddev(sensitivity, num_examples)
+        return Query(
+            label, mechanism, num_examples, minibatch.sampling(num_examples), "gradient", size,
+            None if is_client else clip, sensitivity, stddev, drawn=stddev, count=1,
+            needs_exact_size=minibatch.kind == "without-replacement",
+            whole_clip=clip if is_client else None, mask_stddev=mechanism.mask_stddev,
+        )  # fmt: skip
+
+    def release(self) -> tuple[Event, ...]:
         """The event that it is charged as; none where nothing is clipped or asked."""
         if self.mechanism.l2_norm_clip is None or self.count == 0:
             return ()
@@ -88,6 +117,6 @@ class Query:
             count=self.count,
             stddev=self.stddev,
             sensitivity=self.sensitivity,
-            sampling=self.sampling,
+            sampling=self.sampling if self.whole_clip is None else Unsampled(),
         )
         return (event,)

@@ -16,7 +16,11 @@ A further adversary is another `Adversary`; whatever prices takes it as an argum
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from manifed.privacy.events import Knowledge
+
 AdversaryName = Literal["server", "external", "client-level"]
+MaskAdversaryName = Literal["server", "one-node", "coalition", "everybody"]
+"""Who looks at masked messages: the adversaries I to IV of DECOR."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,8 @@ class Adversary:
     releases: Literal["updates", "aggregate"]
     """What it learns from: what clients release about examples, or the server about clients."""
     sees_cohorts: bool
+    knows: Knowledge = "nothing"
+    """Whose pairwise masks it knows."""
 
 
 SERVER: Final = Adversary(
@@ -50,7 +56,31 @@ CLIENT_LEVEL: Final = Adversary(
 ADVERSARIES: Final = (SERVER, EXTERNAL, CLIENT_LEVEL)
 """Those of a star: all that configs and ledgers can name."""
 
+ONE_NODE: Final = Adversary(
+    "one-node",
+    "any one other node, who sees every message and knows its own masks",
+    "updates",
+    sees_cohorts=True,
+    knows="one",
+)
+COALITION: Final = Adversary(
+    "coalition",
+    "nodes that collude, with the server if they like, and know all their masks",
+    "updates",
+    sees_cohorts=True,
+    knows="coalition",
+)
+EVERYBODY: Final = Adversary(
+    "everybody",
+    "everybody else together: masks hide nothing, a node's own noise is what protects it",
+    "updates",
+    sees_cohorts=True,
+    knows="everything",
+)
+OF_MASKS: Final = (SERVER, ONE_NODE, COALITION, EVERYBODY)
+"""Those of messages under pairwise masks; with masks the server is the eavesdropper."""
 
-def named(name: AdversaryName) -> Adversary:
+
+def named(name: AdversaryName | MaskAdversaryName) -> Adversary:
     """The adversary that a config names."""
-    return next(adversary for adversary in ADVERSARIES if adversary.name == name)
+    return next(a for a in (*ADVERSARIES, *OF_MASKS) if a.name == name)

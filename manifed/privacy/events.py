@@ -2,9 +2,9 @@
 
 A mechanism never computes an epsilon. It states what it released, about whom, under which
 neighbouring relation and which sampling; ``privacy.accountant`` prices it. An event is a
-`GaussianRelease`, a `CorrelatedRelease` or a `LaplaceRelease`, told apart by ``kind``, on disk too;
-another kind is another class of the union, and what a `manifed.privacy.composition.Composition`
-does with it.
+`GaussianRelease`, a `CorrelatedRelease`, a `MaskedRelease` or a `LaplaceRelease`, told apart by
+``kind``, on disk too; another kind is another class of the union, and what a
+`manifed.privacy.composition.Composition` does with it.
 """
 
 import math
@@ -142,7 +142,60 @@ class CorrelatedRelease(Frozen):
         return self.model_copy(update={"count": self.count * factor})
 
 
-Event = Annotated[GaussianRelease | CorrelatedRelease | LaplaceRelease, Field(discriminator="kind")]
+Knowledge = Literal["nothing", "one", "coalition", "everything"]
+"""Whose masks an adversary knows: nobody's, one node's, a coalition's, those of all others."""
+
+
+class MaskedRelease(Frozen):
+    """``count`` messages under a node's own noise and masks that it shares with its neighbours.
+
+    To each adversary it is a Gaussian release with a noise multiplier of its own (`seen_by`). Where
+    nobody says who looks, it is what everybody else together sees: ``noise_multiplier``.
+    """
+
+    kind: Literal["masked-gaussian"] = "masked-gaussian"
+    unit: PrivacyUnit
+    neighboring_relation: NeighboringRelation
+    noise_multiplier: float = Field(ge=0)
+    """The own noise alone."""
+    to_server: float = Field(ge=0)
+    to_one: float = Field(ge=0)
+    to_coalition: float = Field(ge=0)
+    sampling: Sampling = Unsampled()
+    count: int = Field(default=1, ge=0, le=10**15)
+    label: str = "message"
+
+    def seen_by(self, knows: Knowledge) -> GaussianRelease:
+        """The release as one who knows these masks sees it."""
+        seen = {
+            "nothing": self.to_server,
+            "one": self.to_one,
+            "coalition": self.to_coalition,
+            "everything": self.noise_multiplier,
+        }
+        return GaussianRelease(
+            unit=self.unit,
+            neighboring_relation=self.neighboring_relation,
+            noise_multiplier=seen[knows],
+            sampling=self.sampling,
+            count=self.count,
+            label=self.label,
+        )
+
+    def times(self, factor: int) -> "MaskedRelease":
+        """The same release made ``factor`` times as often."""
+        return self.model_copy(update={"count": self.count * factor})
+
+
+Event = Annotated[
+    GaussianRelease | CorrelatedRelease | MaskedRelease | LaplaceRelease,
+    Field(discriminator="kind"),
+]
+
+
+def seen_by(knows: Knowledge, releases: "Iterable[Event]") -> tuple[Event, ...]:
+    """The releases as an adversary who knows these masks sees them."""
+    return tuple(r.seen_by(knows) if isinstance(r, MaskedRelease) else r for r in releases)
 
 
 def repeated(releases: Iterable[Event], times: int) -> tuple[Event, ...]:

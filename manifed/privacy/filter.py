@@ -40,7 +40,7 @@ from manifed.errors import BudgetExhausted
 from manifed.privacy import accountant, participation
 from manifed.privacy.adversaries import Adversary
 from manifed.privacy.charges import Releases, Terms
-from manifed.privacy.events import Unsampled, repeated
+from manifed.privacy.events import Unsampled, repeated, seen_by
 from manifed.privacy.odometer import Odometer
 
 
@@ -104,7 +104,7 @@ class Schedule:
         for run in self.updates:
             counted = Counter[Releases]()
             for i, times in enumerate(slots):
-                counted[run[min(i, len(run) - 1)]] += times
+                counted[seen_by(adversary.knows, run[min(i, len(run) - 1)])] += times
             if self.hides_cohorts(adversary):
                 rate = self.participation_probability
                 rounds = {(update, rate): n for update, n in counted.items()}
@@ -130,7 +130,7 @@ def a_priori(draw: Draw | Schedule, adversary: Adversary, draws: Made, delta: fl
     draws = draws if isinstance(draws, int) else sum(draws)
     if adversary.releases == "aggregate" and not adversary.sees_cohorts:
         return accountant.epsilon(repeated(draw.aggregate, draws), delta)
-    updates = draw.updates
+    updates = {seen_by(adversary.knows, one) for one in draw.updates}
     if adversary.releases == "aggregate":
         updates = {tuple(r.model_copy(update={"sampling": Unsampled()}) for r in draw.aggregate)}
     return max((_of_update(one, draw, adversary, draws, delta) for one in updates), default=0.0)

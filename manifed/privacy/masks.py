@@ -143,6 +143,11 @@ def seeded_source(source: NoiseSource, i: int, j: int) -> NoiseSource:
     return source.derive(_SEEDED + _ends(i, j))
 
 
+def seeded_pairs(source: NoiseSource) -> NoiseSource:
+    """The stand-in of a seeded run for all pairs at once: an address names the pair."""
+    return source.derive(_SEEDED)
+
+
 def masks(
     sources: Mapping[int, NoiseSource],
     node: int,
@@ -194,6 +199,25 @@ def read_pinned(path: Path, num_nodes: int) -> dict[int, bytes]:
         found[node] = key
     if missing := sorted(set(range(num_nodes)) - set(found)):
         raise ValueError(f"{path}: expected a line for every node, missing {missing[:10]}")
+    return found
+
+
+def read_signing(path: Path) -> bytes:
+    """A node's own Ed25519 key, 64 hexadecimal digits in a file that nobody else may read.
+
+    Raises:
+        ValueError: for anything else; the text holds nothing of the file.
+    """
+    try:
+        is_open = bool(path.stat().st_mode & 0o077)
+        found = binascii.unhexlify(path.read_text(encoding="ascii").strip())
+    except (OSError, UnicodeDecodeError, binascii.Error, ValueError) as error:
+        raise ValueError(f"{path}: no signing key ({type(error).__name__})") from None
+    if is_open or len(found) != KEY_BYTES:
+        raise ValueError(
+            f"{path}: expected 64 hexadecimal digits in a file that its owner alone can read "
+            "(chmod 600)"
+        )
     return found
 
 

@@ -70,7 +70,23 @@ class PublishedNoise(Frozen):
         return PublishedNoise(coefficient=self.coefficient * factor)
 
 
-Noise = Annotated[RelativeNoise | PublishedNoise, Field(discriminator="kind")]
+class AbsoluteNoise(Frozen):
+    """Noise of a standard deviation of its own, whatever is released."""
+
+    kind: Literal["absolute"] = "absolute"
+    value: float = Field(gt=0)
+
+    def stddev(self, sensitivity: float, num_examples: int) -> float:
+        """Standard deviation per orthonormal coordinate."""
+        del sensitivity, num_examples
+        return self.value
+
+    def scaled(self, factor: float) -> "AbsoluteNoise":
+        """``factor`` times as much."""
+        return AbsoluteNoise(value=self.value * factor)
+
+
+Noise = Annotated[RelativeNoise | PublishedNoise | AbsoluteNoise, Field(discriminator="kind")]
 
 
 class ExampleMechanism(Frozen):

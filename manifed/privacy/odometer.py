@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from manifed.privacy import cohorts
-from manifed.privacy.adversaries import ADVERSARIES, Adversary
+from manifed.privacy.adversaries import ADVERSARIES, OF_MASKS, Adversary
 from manifed.privacy.chain import HEADER, RECOVERED, Entry
 from manifed.privacy.charges import (
     AMENDED,
@@ -35,7 +35,7 @@ from manifed.privacy.charges import (
 )
 from manifed.privacy.cohorts import Members
 from manifed.privacy.composition import Composition, compose
-from manifed.privacy.events import NeighboringRelation, PrivacyUnit
+from manifed.privacy.events import MaskedRelease, NeighboringRelation, PrivacyUnit
 from manifed.privacy.realised import price, spent_by_client
 from manifed.privacy.tally import Attempts, Coin, Known, Register, Tally
 
@@ -371,9 +371,11 @@ class Odometer:
 
     # -- prices ------------------------------------------------------------------------------
     def spent(
-        self, delta: float, adversaries: Iterable[Adversary] = ADVERSARIES
+        self, delta: float, adversaries: Iterable[Adversary] | None = None
     ) -> tuple[PrivacySpent, ...]:
         """What each adversary who learns from these charges can have learnt, at ``delta``.
+
+        None: all of a star, and those of masks where masked messages are charged.
 
         Declared terms that nothing was charged under yet count at epsilon 0.
 
@@ -387,6 +389,9 @@ class Odometer:
             "updates": compose(release for update in updates for release in update),
             "aggregate": compose(dict.fromkeys(r for k in used for r in k.terms.aggregate)),
         }
+        if adversaries is None:
+            is_masked = any(isinstance(r, MaskedRelease) for one in updates for r in one)
+            adversaries = (*ADVERSARIES, *(OF_MASKS[1:] if is_masked else ()))
         is_said = {"updates": bool(updates), "aggregate": any(k.terms.aggregate for k in used)}
         return tuple(
             self._spent(adversary, said[adversary.releases], delta)

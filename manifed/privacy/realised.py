@@ -12,7 +12,7 @@ from manifed.privacy.adversaries import Adversary
 from manifed.privacy.charges import Releases
 from manifed.privacy.cohorts import Members
 from manifed.privacy.composition import NoValidBound
-from manifed.privacy.events import Unsampled, repeated
+from manifed.privacy.events import Unsampled, repeated, seen_by
 from manifed.privacy.participation import external_epsilon_of_counts
 from manifed.privacy.tally import Coin, Register, Tally
 
@@ -35,9 +35,16 @@ def price(register: Register, tally: Tally, adversary: Adversary, delta: float) 
         )
         return max((_accountant_price(total, delta) for total in totals), default=0.0)
     if adversary.sees_cohorts:
-        histories = [_named(register, history) for history in _worst_histories(register, tally)]
+        histories = [
+            frozenset((seen_by(adversary.knows, update), times) for update, times in named)
+            for named in (_named(register, one) for one in _worst_histories(register, tally))
+        ]
         return max((_server_price(history, delta) for history in histories), default=0.0)
-    counts = {_external_counts(register, tally, c) for c in _signatures(register, tally)}
+    found = {_external_counts(register, tally, c) for c in _signatures(register, tally)}
+    counts = {
+        frozenset((seen_by(adversary.knows, update), p, times) for update, p, times in one)
+        for one in found
+    }
     return max((_external_price(one, delta) for one in counts), default=0.0)
 
 
@@ -45,7 +52,9 @@ def spent_by_client(register: Register, tally: Tally, delta: float) -> dict[int,
     """Epsilon of every client that may have been asked, against the server."""
     found: dict[int, float] = {}
     for clients, history in _histories(register, tally):
-        price = _server_price(_named(register, history), delta)
+        named = _named(register, history)
+        seen = frozenset((seen_by("nothing", update), times) for update, times in named)
+        price = _server_price(seen, delta)
         found |= dict.fromkeys(clients.tolist(), price)
     return dict(sorted(found.items()))
 

@@ -105,6 +105,11 @@ def _extended(directory: Path, num_rounds: int) -> Extended:
             directory, None, before, past.last_round, none, None, is_finished=past.is_finished
         )
     _check(directory, config, past, num_rounds)
+    if config.privacy.kind == "correlated" and config.privacy.target is not None:
+        raise ConfigError(
+            "privacy.target: more rounds would find other masks; give the noise_stddev and "
+            "mask_stddev of a run that is to be extended"
+        )
     kept = kept_multiplier(config, sizes)
     longer = amended(config, num_rounds, kept)
     old, promise = promise_of(config, sizes), promise_of(longer, sizes)

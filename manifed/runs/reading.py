@@ -169,7 +169,7 @@ class _Adversary(_Table):
 
 
 class _Privacy(_Table):
-    kind: Literal["none", "example-level", "client-level"]
+    kind: Literal["none", "example-level", "client-level", "correlated"]
     noise_source: Literal["os", "seed"] | None = None
     noise_origins: list[Words] = []
     is_declared: bool = False

@@ -36,7 +36,7 @@ def verdict(privacy: Mapping[str, Any]) -> str:
         return PLANNED
     if origins != {"os"}:
         return UNDECLARED
-    is_clients = privacy["kind"] == "example-level"  # else the noise is this server's own
+    is_clients = privacy["kind"] != "client-level"  # else the noise is this server's own
     return DECLARED if is_clients and privacy.get("is_declared", False) else RELEASE
 
 

@@ -20,7 +20,7 @@ from manifed.experiment.schema import Experiment
 from manifed.federation.replies import KINDS
 from manifed.privacy.account import ledger_key
 from manifed.privacy.accountant import NoValidBound
-from manifed.privacy.adversaries import CLIENT_LEVEL, EXTERNAL, SERVER
+from manifed.privacy.adversaries import CLIENT_LEVEL, EXTERNAL, OF_MASKS, SERVER
 from manifed.privacy.filter import Draw, a_priori
 from manifed.privacy.ledger import Ledger, Verified
 from manifed.privacy.odometer import Odometer
@@ -210,6 +210,8 @@ def _spent(config: Experiment, odometer: Odometer) -> dict[str, float]:
     if delta is None:
         return {}
     own = (CLIENT_LEVEL,) if kind == "client-level" else (SERVER, EXTERNAL)
+    if kind == "correlated":
+        own = OF_MASKS
     try:
         return {adversary.name: odometer.epsilon(adversary, delta) for adversary in own}
     except NoValidBound as error:

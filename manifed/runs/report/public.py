@@ -29,7 +29,7 @@ from manifed.experiment.older import in_todays_keys
 from manifed.experiment.plugins import allowed_here
 from manifed.experiment.privacy import filter_of, is_scheduled, reporting_delta
 from manifed.experiment.schema import Experiment
-from manifed.privacy.adversaries import named
+from manifed.privacy.adversaries import OF_MASKS, named
 from manifed.privacy.filter import Draw, a_priori
 from manifed.privacy.ledger import Ledger
 from manifed.privacy.odometer import Odometer
@@ -78,7 +78,7 @@ PRIVACY = (
     "floating_point",
 )
 ADVERSARY = ("name", "text", "delta")
-COLUMNS = ("round", "uploads")
+COLUMNS = ("round", "uploads", "consensus_distance")
 ORACLE = (
     "cost",
     "cost_gap",
@@ -88,6 +88,8 @@ ORACLE = (
     "angle_to_truth",
     "distance_to_optimum",
     "distance_to_truth",
+    "worst_node_cost",
+    "optimum_distance",
 )
 """Columns that the simulation oracle computes on all data."""
 _NOTES = (
@@ -132,6 +134,8 @@ def _config_of(run: Run) -> Experiment:
     own = {"client-level"}
     if privacy["kind"] == "example-level":
         own = {"server", "external", "published"}
+    if privacy["kind"] == "correlated":
+        own = {adversary.name for adversary in OF_MASKS}
     names = [one["name"] for one in privacy.get("adversaries", ())]
     if not names or not set(names) <= own:
         raise FolderDamaged(path, f"for privacy.adversaries some of {sorted(own)}", str(names))

@@ -1,0 +1,117 @@
+"""DECOR: decentralised SGD whose noise cancels between neighbours (Algorithm 1).
+
+Allouah, Koloskova, El Firdoussi, Jaggi, Guerraoui: The Privacy Power of Correlated Noise in
+Decentralized Learning (ICML 2024).
+
+Symbols: x_i^(t) row i of state["x"], C l2_norm_clip, sigma_cdp noise_stddev of a node's own noise,
+sigma_cor mask_stddev of one pairwise mask, v_ij the mask of a pair, W the mixing matrix, eta_t
+step_size / (1 + t / decay_rounds).
+Invariant: v_ij = -v_ji, fresh in every round and attempt, so that masks vanish in the mean of all
+models, to the rounding of float64.
+
+With privacy.unit = "client" the whole gradient of a node is clipped; with "example" each example's
+is, and their mean is taken. Who pays what against whom is `manifed.privacy.masked`: a star's server
+sees every message, so it is the eavesdropper (adversary I). Without masks (mask_stddev = 0) this is
+the paper's LDP baseline. The public code draws masks once and uses them in every round in two of
+its three tasks, which hides nothing (spec 004 §7-D1); here they are fresh.
+"""
+
+from typing import Literal
+
+from pydantic import model_validator
+from torch import Tensor
+
+from manifed.algorithms.interface import Collected, Memory, ServerState
+from manifed.algorithms.pair_masks import (
+    Masking,
+    NeighbourKeys,
+    OfferedKey,
+    PairKeys,
+    neighbour_keys,
+)
+from manifed.algorithms.payloads import Payload, PerClient, Point
+from manifed.manifolds.base import Manifold
+from manifed.oracles.oracle import Draws, Oracle
+from manifed.oracles.query import Query
+from manifed.privacy.masked import MaskedMechanism
+from manifed.privacy.mechanism import ExampleMechanism
+
+
+class Decor(Masking):
+    """Algorithm 1 on any graph."""
+
+    kind: Literal["decor"] = "decor"
+
+    @model_validator(mode="after")
+    def _takes_one_step(self) -> "Decor":
+        if self.local_steps != 1:
+            raise ValueError(
+                f"training.local_steps: expected 1 with 'decor', whose one gradient a round is "
+                f"masked, got {self.local_steps}"
+            )
+        return self
+
+    # -- the client --------------------------------------------------------------------------
+    def queries(self, mechanism: ExampleMechanism, num_examples: int) -> tuple[Query, ...]:
+        """One masked gradient."""
+        assert isinstance(mechanism, MaskedMechanism)
+        return (Query.masked(mechanism, self.minibatch, num_examples),)
+
+    def update(
+        self,
+        phase: str,
+        down: Payload,
+        memory: Memory | None,
+        oracle: Oracle,
+        manifold: Manifold,
+        draws: Draws,
+    ) -> tuple[Payload, Memory | None]:
+        """Algorithm 1 of one node."""
+        if phase == "offer":
+            return self.offered(draws)
+        if isinstance(down, NeighbourKeys):
+            assert isinstance(memory, PairKeys)
+            return self.agreed(down, memory, draws)
+        x = self.mixed_here(down, draws, manifold.ndim)
+        shape = manifold.coords_shape(tuple(x.shape[x.dim() - manifold.ndim :]))
+        masks, after = self.masked_now(shape, memory, draws)  # line 3
+        g = oracle.gradient(x, masks=masks)  # lines 2-4, (3)
+        return Point(x - self.step_size_in(draws.server_round) * g), after  # lines 5-6
+
+    # -- the server --------------------------------------------------------------------------
+    def down(self, state: ServerState, phase: str) -> PerClient:
+        """A row for every node; before round 1 the keys of its neighbours."""
+        x = state["x"]
+        if phase == "offer":
+            return PerClient(Point(x))
+        if phase == "agree":
+            return PerClient(self._keys_of_neighbours(x, state["public"], state["signature"]))
+        return super().down(state, phase)
+
+    def _keys_of_neighbours(self, x: Tensor, public: Tensor, signature: Tensor) -> NeighbourKeys:
+        neighbors = self.secret_graph.neighbors
+        most = max(map(len, neighbors))
+        keys = public.new_zeros(len(x), most, public.shape[1])
+        signatures = signature.new_zeros(len(x), most, signature.shape[1])
+        for i, near in enumerate(neighbors):
+            keys[i, : len(near)], signatures[i, : len(near)] = (
+                public[list(near)],
+                signature[list(near)],
+            )
+        return neighbour_keys(most)(x, keys, signatures)
+
+    def step(
+        self,
+        state: ServerState,
+        phase: str,
+        collected: Collected,
+        server_round: int,
+        manifold: Manifold,
+    ) -> ServerState:
+        """The mixing of `OnGraph.step`; before round 1 the server relays keys and keeps none."""
+        if phase == "offer":
+            assert isinstance(collected.uploads, OfferedKey)
+            return state.replace(**collected.uploads.tensors())
+        if phase == "agree":
+            return ServerState({"x": state["x"]})
+        return super().step(state, phase, collected, server_round, manifold)

@@ -1,0 +1,307 @@
+"""Masks for the nodes of a graph: the exchanges that agree on them, and what a node draws.
+
+Two ways, by ``pair_keys``. "exchanged": before round 1 every node offers an X25519 key through the
+server and gets those of its neighbours; the secrets stay in its memory, which never travels
+(`manifed.privacy.masks` says what holds against whom). "seeded": masks come from the seed of the
+run, so anybody can compute them; a stand-in for rehearsals, refused where noise is not seeded too.
+
+A mask's address is (pair, round, attempt). A node remembers the last round and attempt that it
+masked and answers no other question at or before it: asked twice, it would add one mask to two
+messages, and their difference would hold none.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import model_validator
+from torch import Tensor
+
+from manifed.algorithms.gossip import OnGraph
+from manifed.algorithms.interface import Memory, Phase
+from manifed.algorithms.payloads import Layout, Payload, Point
+from manifed.graphs.graph import Graph
+from manifed.oracles.oracle import Draws
+from manifed.privacy.masks import (
+    KEY_BYTES,
+    SIGNATURE_BYTES,
+    Agreement,
+    Offer,
+    masks,
+    read_pinned,
+    read_signing,
+    seeded_pairs,
+)
+from manifed.privacy.noise import EdgeStream, NoiseSource
+
+_SECRET = b"mask secret of a node\0"
+Shape = tuple[int, ...]
+
+
+OfNode = Callable[[int], tuple[Payload, Memory]]
+
+
+class MaskUsed(RuntimeError):
+    """A question for a round and attempt whose masks were used, or for an earlier one."""
+
+
+@dataclass(frozen=True)
+class OfferedKey(Payload):
+    """Up, before round 1: a public key and its signature (zeros without a signing key)."""
+
+    public: Tensor
+    signature: Tensor
+
+    @classmethod
+    def layout(cls, shape: Shape, dtype: torch.dtype) -> dict[str, Layout]:
+        """Bytes."""
+        return {
+            "public": ((KEY_BYTES,), torch.uint8),
+            "signature": ((SIGNATURE_BYTES,), torch.uint8),
+        }
+
+
+@dataclass(frozen=True)
+class NeighbourKeys(Payload):
+    """Down, before round 1: the offers of a node's neighbours, in order, zeros where it has fewer.
+
+    The point stands in front as in everything that goes down; it is not used.
+    """
+
+    num_neighbors: ClassVar[int] = 0
+    x: Tensor
+    public: Tensor
+    signature: Tensor
+
+    @classmethod
+    def layout(cls, shape: Shape, dtype: torch.dtype) -> dict[str, Layout]:
+        """As many keys as a node has neighbours at most."""
+        return {
+            "x": (shape, dtype),
+            "public": ((cls.num_neighbors, KEY_BYTES), torch.uint8),
+            "signature": ((cls.num_neighbors, SIGNATURE_BYTES), torch.uint8),
+        }
+
+
+@cache
+def neighbour_keys(num_neighbors: int) -> type[NeighbourKeys]:
+    """The payload with places for so many neighbours."""
+    name = f"NeighbourKeys{num_neighbors}"
+    return type(name, (NeighbourKeys,), {"num_neighbors": num_neighbors})
+
+
+@dataclass(frozen=True)
+class Agreed(Payload):
+    """Up, before round 1: this node has all its pair keys."""
+
+    done: Tensor
+
+    @classmethod
+    def layout(cls, shape: Shape, dtype: torch.dtype) -> dict[str, Layout]:
+        """One byte."""
+        return {"done": ((1,), torch.uint8)}
+
+
+@dataclass(frozen=True)
+class PairKeys(Memory):
+    """A node's X25519 secret, its pair keys by neighbour, the last round and attempt it masked."""
+
+    secret: Tensor
+    pairs: Tensor
+    used: Tensor
+
+
+class Masking(OnGraph):
+    """What algorithms with pairwise masks share; see the module."""
+
+    pair_keys: Literal["seeded", "exchanged"] = "seeded"
+    """In a config: by privacy.noise_source, "os" needs "exchanged"."""
+    pinned_keys: str | None = None
+    """Absolute path, at every node, of a file with a line ``node key`` for each node: the Ed25519
+    keys by which nodes know each other. None: an active server could sit between any two."""
+    signing_keys: str | None = None
+    """Absolute path, at every node, of its own Ed25519 key; ``{node}`` stands for its number."""
+
+    @model_validator(mode="after")
+    def _keys_fit(self) -> "Masking":
+        for name in ("pinned_keys", "signing_keys"):
+            path = self.pinned_keys if name == "pinned_keys" else self.signing_keys
+            if path is not None and self.pair_keys == "seeded":
+                raise ValueError(f"training.{name}: needs training.pair_keys = 'exchanged'")
+            if path is not None and not Path(path).is_absolute():
+                raise ValueError(f"training.{name}: expected an absolute path, got {path!r}")
+        if (self.pinned_keys is None) != (self.signing_keys is None):
+            raise ValueError("training.pinned_keys, training.signing_keys: expected both or none")
+        return self
+
+    @property
+    def secret_graph(self) -> Graph:
+        """Who shares a secret with whom."""
+        return self.network.graph
+
+    @property
+    def remembers_setup(self) -> bool:
+        """What a node learnt before round 1 stays true in every round, whatever became of it."""
+        return self.pair_keys == "exchanged"
+
+    # -- before round 1 ----------------------------------------------------------------------
+    @property
+    def setup_phases(self) -> tuple[Phase, ...]:
+        """Keys up, and the keys of neighbours down; none where masks come from the seed."""
+        if self.pair_keys == "seeded":
+            return ()
+        down = neighbour_keys(max(self.secret_graph.degrees))
+        return (
+            Phase("offer", Point, OfferedKey, ("point",), ("any", "any"), "none"),
+            Phase("agree", down, Agreed, ("point", "any", "any"), ("any",), "none"),
+        )
+
+    def initial_memory(self, x: Tensor) -> Memory | None:
+        """No secret yet; of one node."""
+        if self.pair_keys == "seeded":
+            return None
+        most = max(self.secret_graph.degrees)
+        return PairKeys(
+            torch.zeros(KEY_BYTES, dtype=torch.uint8),
+            torch.zeros(most, KEY_BYTES, dtype=torch.uint8),
+            torch.zeros(2, dtype=torch.int64),
+        )
+
+    @property
+    def run(self) -> bytes:
+        """What keys and signatures are bound to: everything that the config says of training."""
+        said = json.dumps(self.model_dump(mode="json"), sort_keys=True)
+        return hashlib.sha256(said.encode()).digest()
+
+    def offered(self, draws: Draws) -> tuple[Payload, Memory]:
+        """A fresh secret for this run, and what is told of it."""
+        return _of_each(draws, lambda node: self._offered(node, draws.source))
+
+    def _offered(self, node: int, source: NoiseSource) -> tuple[Payload, Memory]:
+        secret = source.derive(_SECRET + node.to_bytes(4, "big")).key
+        offer = self._agreement(node, secret).offer()
+        up = OfferedKey(
+            _tensor(offer.public), _tensor(offer.signature.ljust(SIGNATURE_BYTES, b"\0"))
+        )
+        blank = self.initial_memory(up.public)
+        assert isinstance(blank, PairKeys)
+        return up, PairKeys(_tensor(secret), blank.pairs, blank.used)
+
+    def agreed(self, down: NeighbourKeys, memory: PairKeys, draws: Draws) -> tuple[Payload, Memory]:
+        """The key of every pair.
+
+        Raises:
+            BadOffer: a key that is not signed by who it is said to be of, or is no key.
+        """
+        rows = {node: row for row, node in enumerate(_nodes(draws))}
+
+        def one(node: int) -> tuple[Payload, Memory]:
+            is_one = isinstance(draws.partition, int)
+            seen = down if is_one else down.take(rows[node])
+            mine = memory if is_one else memory.take(rows[node])
+            return Agreed(torch.ones(1, dtype=torch.uint8)), self._agreed(node, seen, mine, draws)
+
+        return _of_each(draws, one)
+
+    def _agreed(self, node: int, down: NeighbourKeys, memory: PairKeys, draws: Draws) -> PairKeys:
+        mine = self._agreement(node, _bytes(memory.secret))
+        pairs = memory.pairs.clone()
+        for place, j in enumerate(self.secret_graph.neighbors[node]):
+            offer = Offer(j, _bytes(down.public[place]), _bytes(down.signature[place]))
+            pairs[place] = _tensor(mine.source(offer, draws.source.precision).key)
+        return PairKeys(memory.secret, pairs, memory.used)
+
+    def _agreement(self, node: int, secret: bytes) -> Agreement:
+        """This node's side; its files are read before round 1 alone."""
+        if self.pinned_keys is None or self.signing_keys is None:
+            return Agreement(self.run, node, secret)
+        signing = read_signing(Path(self.signing_keys.replace("{node}", str(node))))
+        pinned = read_pinned(Path(self.pinned_keys), self.secret_graph.num_nodes)
+        return Agreement(self.run, node, secret, signing, pinned)
+
+    # -- in a round --------------------------------------------------------------------------
+    def masked_now(
+        self, shape: Shape, memory: Memory | None, draws: Draws
+    ) -> tuple[Tensor, Memory | None]:
+        """sum_j v_ij of unit deviation, ``(*shape)`` or ``(C, *shape)``, and what is remembered.
+
+        Raises:
+            MaskUsed: the masks of this round and attempt, or of a later one, were used.
+            ValueError: seeded masks beside noise from the operating system.
+        """
+        now = draws.server_round, draws.attempt
+        if self.pair_keys == "seeded":
+            if draws.source.is_release:
+                raise ValueError(
+                    "training.pair_keys: expected 'exchanged' with privacy.noise_source = 'os', "
+                    "got 'seeded': masks that anybody can compute hide nothing"
+                )
+            return self._seeded(shape, draws).to(draws.device), memory
+        assert isinstance(memory, PairKeys)
+        nodes = _nodes(draws)
+        used = memory.used.reshape(-1, 2).tolist()
+        if any(now <= (last[0], last[1]) for last in used):
+            raise MaskUsed(
+                f"Expected a round and attempt after {max(map(tuple, used))}, got {now}: those "
+                "masks were used, and two messages under one mask would show their difference"
+            )
+        pairs = memory.pairs.reshape(len(nodes), -1, KEY_BYTES)
+        drawn = [self._of_pairs(i, pairs[row], shape, draws) for row, i in enumerate(nodes)]
+        found = drawn[0] if isinstance(draws.partition, int) else torch.stack(drawn)
+        after = torch.tensor(now).expand(memory.used.shape).clone()
+        return found.to(draws.device), PairKeys(memory.secret, memory.pairs, after)
+
+    def _of_pairs(self, node: int, pairs: Tensor, shape: Shape, draws: Draws) -> Tensor:
+        is_release, precision = draws.source.is_release, draws.source.precision
+        sources = {
+            j: NoiseSource(_bytes(pairs[place]), is_release, precision=precision)
+            for place, j in enumerate(self.secret_graph.neighbors[node])
+        }
+        return masks(sources, node, shape, **_when(draws))
+
+    def _seeded(self, shape: Shape, draws: Draws) -> Tensor:
+        source, graph = seeded_pairs(draws.source), self.secret_graph
+        if isinstance(draws.partition, int):
+            sources = dict.fromkeys(graph.neighbors[draws.partition], source)
+            return masks(sources, draws.partition, shape, **_when(draws))
+        mine = set(draws.partition)
+        edges = [edge for edge in graph.edges if edge[0] in mine or edge[1] in mine]
+        total = torch.zeros(graph.num_nodes, *shape, dtype=torch.float64)
+        if edges:
+            drawn = source.edge_normals(
+                shape, stream=EdgeStream.PAIR_NOISE, edge=edges, **_when(draws)
+            )
+            ends = torch.tensor(edges)
+            total.index_add_(0, ends[:, 0], drawn).index_add_(0, ends[:, 1], drawn, alpha=-1)
+        return total[list(draws.partition)]
+
+
+def _when(draws: Draws) -> dict[str, int]:
+    """The part of an address that is the round's: masks are fresh in every attempt."""
+    return {"server_round": draws.server_round, "attempt": draws.attempt}
+
+
+def _nodes(draws: Draws) -> tuple[int, ...]:
+    return (draws.partition,) if isinstance(draws.partition, int) else draws.partition
+
+
+def _of_each(draws: Draws, one: OfNode) -> tuple[Payload, Memory]:
+    """What one node makes, or those of a cohort stacked."""
+    if isinstance(draws.partition, int):
+        return one(draws.partition)
+    made = [one(node) for node in draws.partition]
+    ups, memories = [up for up, _ in made], [memory for _, memory in made]
+    return type(ups[0]).stack(ups), type(memories[0]).stack(memories)
+
+
+def _tensor(content: bytes) -> Tensor:
+    return torch.frombuffer(bytearray(content), dtype=torch.uint8)
+
+
+def _bytes(tensor: Tensor) -> bytes:
+    return bytes(tensor.tolist())

@@ -1,0 +1,332 @@
+"""DECOR: every way is Algorithm 1 in numpy, masks cancel, are fresh, and priced on the graph."""
+
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+from manifed.algorithms.pair_masks import NeighbourKeys
+from manifed.errors import BudgetExhausted, ConfigError, RoundFailed
+from manifed.experiment.assembly import client_side, initial_point, load_shards, plan_of
+from manifed.experiment.privacy import example_mechanism, promise_of
+from manifed.federation.replies import Failure, ReplyPolicy
+from manifed.federation.rounds import free, run_rounds
+from manifed.federation.transport import MemoryTransport
+from manifed.privacy.account import count_only
+from manifed.privacy.adversaries import COALITION, EVERYBODY, ONE_NODE, SERVER
+from manifed.privacy.masks import seeded_pairs
+from manifed.privacy.noise import EdgeStream, NoiseSource, Stream
+from manifed.privacy.secldp import Correlated, Rounds, against, worst
+from manifed.runs.statement import statement_of
+from tests.algorithms.gossip_runs import (
+    WAYS,
+    experiment,
+    models_in_numpy,
+    models_of,
+    reports_of,
+    transport_of,
+)
+
+OWN, MASK = 0.5, 40.0
+DELTA = 1e-2
+
+
+def decor(rounds=4, *, mask=MASK, unit="client", source="seed", privacy=None, **changes):
+    said = {
+        "kind": "correlated", "unit": unit, "l2_norm_clip": 1.0, "noise_stddev": OWN,
+        "mask_stddev": mask, "delta": DELTA, "noise_source": source, **(privacy or {}),
+    }  # fmt: skip
+    return experiment(rounds=rounds, privacy=said, kind="decor", **changes)
+
+
+def drawn(config, stddev=MASK):
+    """The masks and the own noise of a round, from their addresses, (n, d) each."""
+    source, graph = NoiseSource.from_seed(0), config.training.secret_graph
+    n, d = graph.num_nodes, 3
+
+    def of(t):
+        own = torch.stack([
+            source.normals((d,), stream=Stream.GRADIENT_NOISE, partition=i, server_round=t)
+            for i in range(n)
+        ])  # fmt: skip
+        masks = torch.zeros(n, d, dtype=torch.float64)
+        for i, j in graph.edges:
+            v = seeded_pairs(source).edge_normals(
+                (d,), stream=EdgeStream.PAIR_NOISE, edge=(i, j), server_round=t
+            )
+            masks[i] += v
+            masks[j] -= v
+        return (stddev * masks).numpy(), (OWN * own).numpy()
+
+    return of
+
+
+@pytest.mark.parametrize("mixing", ["server", "client"])
+@pytest.mark.parametrize("way", WAYS)
+def test_every_way_is_algorithm_1_in_numpy(way, mixing):
+    config = decor(mixing=mixing)
+    expected = models_in_numpy(config, clip=1.0, noise=drawn(config))
+    assert np.abs(models_of(config, way) - expected).max() <= 1e-9
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_exchanged_keys_give_one_model_whoever_carries_the_messages(way):
+    config = decor(pair_keys="exchanged", mixing="client")
+    found, expected = models_of(config, way), models_of(config, "memory")
+    assert np.abs(found - expected).max() <= 1e-9
+    assert np.abs(found - models_of(decor(mixing="client"))).max() > 1e-3
+
+
+def test_masks_vanish_in_the_mean_to_the_rounding_of_float64():
+    halves = {}
+    for mask in (0.0, 1e6):
+        config = decor(1, mask=mask, mixing="client")
+        halves[mask] = reports_of(config)[-1].state["x"]
+    apart = (halves[1e6] - halves[0.0]).abs().max()
+    assert apart > 1e3
+    assert float((halves[1e6] - halves[0.0]).mean(0).abs().max()) <= 1e-9 * float(apart)
+
+
+@pytest.mark.parametrize("way", ["memory", "stacked"])
+@pytest.mark.parametrize("keys", ["seeded", "exchanged"])
+def test_masks_are_fresh_in_every_round_and_attempt(keys, way):
+    seen = {}
+    for attempt in (0, 1):
+        for mask in (0.0, MASK):
+            own = decor(2, pair_keys=keys, mask=mask, step_size=1e-9)
+            plan = replace(plan_of(own), policy=ReplyPolicy(on_failure="retry"))
+            transport = transport_of(way, own, client_side(own))
+            start = plan.server_update.initial(initial_point(own))
+            ends = run_rounds(
+                plan, start, transport, free, num_rounds=2, attempts=lambda _, a=attempt: a
+            )
+            first, second = [one.state["x"] for one in ends]
+            seen[attempt, 1, mask], seen[attempt, 2, mask] = first - start["x"], second - first
+    masks = [seen[a, r, MASK] - seen[a, r, 0.0] for a in (0, 1) for r in (1, 2)]
+    for k, one in enumerate(masks):
+        assert float(one.abs().max()) > 1e-9
+        for other in masks[:k]:
+            assert float((one - other).abs().max()) > 1e-9
+
+
+def test_without_masks_it_is_gossip_with_gaussian_noise():
+    config = decor(mask=0.0)
+    expected = models_in_numpy(config, clip=1.0, noise=lambda t: (0.0, drawn(config)(t)[1]))
+    assert np.abs(models_of(config) - expected).max() <= 1e-12
+    hidden = example_mechanism(config, (3,) * 6).hidden
+    for stddev in (hidden.from_server, hidden.from_one, hidden.from_coalition, hidden.from_all):
+        assert stddev == pytest.approx(OWN, rel=1e-12)
+
+
+@pytest.mark.parametrize("unit", ["client", "example"])
+def test_every_adversary_pays_what_the_graph_hides_from_it(unit):
+    mask = 1.3
+    batch = {} if unit == "client" else {"minibatch": {"kind": "poisson", "batch_size": 2}}
+    config = decor(7, unit=unit, mask=mask, privacy={"coalition": [1, 3]}, **batch)
+    graph, noise = config.training.secret_graph, Correlated(OWN, mask)
+    whole = Rounds(7, 2.0) if unit == "client" else Rounds(7, 1.0 / 2, 2 / 3)
+    odometer = promise_of(config, (3,) * 6).odometer(7)
+    expected = {
+        SERVER: worst(graph, noise, 0),
+        ONE_NODE: worst(graph, noise, 1),
+        COALITION: against(graph, noise, (1, 3)),
+        EVERYBODY: worst(graph, noise, 5),
+    }
+    spent = [odometer.epsilon(adversary, DELTA) for adversary in expected]
+    for found, met in zip(spent, expected.values(), strict=True):
+        assert found == pytest.approx(whole.epsilon(met, DELTA), rel=1e-9)
+    assert all(low <= high * (1 + 1e-9) for low, high in pairwise(spent))
+    assert spent[0] < 0.8 * spent[3]
+    audited = {one.adversary.name for one in odometer.spent(DELTA)}
+    assert {"server", "one-node", "coalition", "everybody"} <= audited
+
+
+def test_a_target_is_met_from_the_private_side():
+    target = {"epsilon": 3.0, "delta": DELTA, "adversary": "one-node"}
+    said = {"target": target, "delta": None, "noise_stddev": None, "mask_stddev": None}
+    config = decor(20, privacy=said)
+    rows = {one["name"]: one for one in promise_of(config, (3,) * 6).planned(20)["adversaries"]}
+    assert 2.99 <= rows["one-node"]["epsilon"] <= 3.0
+    assert rows["server"]["epsilon"] < rows["one-node"]["epsilon"] < rows["everybody"]["epsilon"]
+
+
+def failing_once(config, node, server_round):
+    """A memory transport over which one node's message of a round is lost once, after it left."""
+    inner, lost = MemoryTransport(client_side(config)), []
+
+    class Lossy:
+        def exchange(self, header, phase, down, partitions, last_accepted):
+            found = inner.exchange(header, phase, down, partitions, last_accepted)
+            if header.server_round != server_round or lost:
+                return found
+            lost.append(found.uploads.x[node])
+            rows = [row for row in range(len(partitions)) if row != node]
+            kept = tuple(partitions[row] for row in rows)
+            gone = {node: Failure("late", "no reply")}
+            return replace(found, partitions=kept, uploads=found.uploads.take(torch.tensor(rows)),
+                           failures=gone)  # fmt: skip
+
+    return Lossy(), lost
+
+
+@pytest.mark.parametrize("keys", ["seeded", "exchanged"])
+def test_a_retry_has_fresh_masks_and_is_charged(keys):
+    policy = {"on_failure": "retry", "max_attempts": 2}
+    config = decor(3, pair_keys=keys, federation={"replies": policy})
+    transport, lost = failing_once(config, 2, 2)
+    promise = promise_of(config, (3,) * 6)
+    odometer = promise.odometer()
+
+    def charge(server_round, attempt, partitions):
+        count_only(promise, odometer, server_round, attempt, partitions)
+
+    reports = reports_of(config, transport=transport, charge=charge)
+    assert len(lost) == 1
+    assert odometer.rounds_counted == 4
+    assert odometer.epsilon(SERVER, DELTA) == pytest.approx(
+        Rounds(4, 2.0).epsilon(worst(config.training.secret_graph, Correlated(OWN, MASK), 0), DELTA)
+    )
+    assert reports[1].participants == tuple(range(6))
+
+
+def test_a_lost_message_ends_a_run_that_does_not_retry():
+    config = decor(3)
+    with pytest.raises(RoundFailed, match="got 5; client 2"):
+        reports_of(config, transport=failing_once(config, 2, 2)[0])
+
+
+def test_a_node_masks_no_second_message_of_a_round_and_attempt():
+    config = decor(2, pair_keys="exchanged")
+    inner = MemoryTransport(client_side(config))
+    again = {}
+
+    class Curious:
+        def exchange(self, header, phase, down, partitions, last_accepted):
+            found = inner.exchange(header, phase, down, partitions, last_accepted)
+            if header.server_round > 0:
+                asked = inner.exchange(header, phase, down, partitions, last_accepted)
+                again[header.server_round] = asked.failures
+            return found
+
+    reports_of(config, transport=Curious())
+    assert {r: len(failures) for r, failures in again.items()} == {1: 6, 2: 6}
+    assert all("MaskUsed" in f.text for failures in again.values() for f in failures.values())
+
+
+def test_a_budget_ends_the_run_before_the_round_that_it_does_not_pay():
+    config = decor(50, privacy={"max_epsilon": 5.0})
+    promise = promise_of(config, (3,) * 6)
+    odometer = promise.odometer()
+
+    def charge(server_round, attempt, partitions):
+        count_only(promise, odometer, server_round, attempt, partitions)
+
+    with pytest.raises(BudgetExhausted, match=r"privacy.max_epsilon: round \d+ would be"):
+        reports_of(config, charge=charge)
+    assert odometer.epsilon(SERVER, DELTA) <= 5.0
+
+
+# -- who sits in the middle ------------------------------------------------------------------
+def signed(tmp_path, nodes=6):
+    """A config whose nodes know each other by pinned keys."""
+    lines = []
+    for i in range(nodes):
+        key = Ed25519PrivateKey.generate()
+        path = tmp_path / f"{i}.key"
+        path.write_text(key.private_bytes_raw().hex())
+        path.chmod(0o600)
+        lines.append(f"{i} {key.public_key().public_bytes_raw().hex()}")
+    (tmp_path / "pinned.txt").write_text("\n".join(lines))
+    return {
+        "pinned_keys": str(tmp_path / "pinned.txt"),
+        "signing_keys": str(tmp_path / "{node}.key"),
+    }
+
+
+class Middle:
+    """A server that puts its own key between nodes 0 and 1, and reads what they send."""
+
+    def __init__(self, inner):
+        self.inner, self.secret = inner, X25519PrivateKey.generate()
+
+    def exchange(self, header, phase, down, partitions, last_accepted):
+        rows = getattr(down, "rows", None)
+        if isinstance(rows, NeighbourKeys):
+            public = rows.public.clone()
+            mine = torch.frombuffer(
+                bytearray(self.secret.public_key().public_bytes_raw()), dtype=torch.uint8
+            )
+            public[0, 0], public[1, 0] = mine, mine
+            down = type(down)(type(rows)(rows.x, public, rows.signature))
+        return self.inner.exchange(header, phase, down, partitions, last_accepted)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_release_agrees_on_keys_and_its_statement_says_how(way, tmp_path):
+    config = decor(2, source="os", mixing="client", **signed(tmp_path))
+    assert config.training.pair_keys == "exchanged"
+    *_, last = reports_of(config, way)
+    assert last.noise_origins == {"os"}
+    halves = last.state["x"]
+    assert float(halves.std(0).max()) > 0.02 * MASK / 4
+    moved = halves.mean(0) - initial_point(config)
+    assert float(moved.abs().max()) < 0.02 * (2 + 10 * OWN)  # two clipped gradients, own noise
+    text = statement_of(promise_of(config, (3,) * 6).planned(2))
+    assert "signed by keys that every node pinned" in text
+    assert "coalition" in text
+
+
+def test_a_server_in_the_middle_is_refused_by_pinned_keys(tmp_path):
+    config = decor(1, source="os", **signed(tmp_path))
+    middle = Middle(MemoryTransport(client_side(config)))
+    with pytest.raises(RoundFailed, match="not signed by the key that is pinned"):
+        reports_of(config, transport=middle)
+
+
+def test_without_pinned_keys_the_statement_says_that_a_server_may_sit_in_the_middle():
+    config = decor(1, source="os")
+    assert reports_of(config, transport=Middle(MemoryTransport(client_side(config))))
+    assert "not against one that changes messages" in statement_of(
+        promise_of(config, (3,) * 6).planned(1)
+    )
+    assert "hides nothing" in statement_of(promise_of(decor(1), (3,) * 6).planned(1))
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"source": "os", "pair_keys": "seeded"}, "training.pair_keys: expected 'exchanged'"),
+        ({"privacy": {"coalition": [1, 6]}}, "privacy.coalition: expected different nodes"),
+        ({"local_steps": 2}, "training.local_steps: expected 1"),
+        ({"privacy": {"mask_stddev": None}}, "expected noise_stddev and mask_stddev"),
+        ({"privacy": {"delta": 0.5}}, "privacy.delta: expected delta < 1/n"),
+        ({"pinned_keys": "/a", "signing_keys": "/b"}, "needs training.pair_keys = 'exchanged'"),
+    ],
+)
+def test_what_would_hide_nothing_is_refused(changes, text):
+    with pytest.raises(ConfigError, match=text):
+        promise_of(decor(1, **changes), (3,) * 6)
+
+
+def test_gossip_takes_no_correlated_noise_and_decor_no_other():
+    said = decor(1).privacy.model_dump()
+    with pytest.raises(ConfigError, match="'correlated' needs training that adds masks"):
+        experiment(privacy=said)
+    with pytest.raises(ConfigError, match=r"expected 'correlated' with training.kind = 'decor'"):
+        experiment(kind="decor")
+
+
+def test_example_level_clips_each_example():
+    config = decor(1, unit="example", mixing="client", step_size=1.0)
+    x, halves = initial_point(config).numpy(), reports_of(config)[-1].state["x"].numpy()
+    masks, own = drawn(config)(1)
+    for i, shard in enumerate(load_shards(config).examples):
+        rows, targets = shard["feature"].numpy(), shard["target"].numpy()
+        each = rows * (rows @ x - targets)[:, None]
+        norms = np.linalg.norm(each, axis=1, keepdims=True)
+        mean = (each * np.minimum(1, 1 / norms)).mean(0)
+        assert np.abs(halves[i] - (x - mean - masks[i] - own[i])).max() <= 1e-9
