@@ -7,6 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from manifed.algorithms.correlated import CorrelatedRSGD
 from manifed.algorithms.rsgd import RSGD
 from manifed.algorithms.rsvrg import RSVRG
 from manifed.algorithms.second_moment import SecondMoment
@@ -18,10 +19,12 @@ from manifed.audit.client_attacks import (
     FlippingAttack,
     direction,
 )
+from manifed.audit.correlated_attacks import CorrelatedAttack
 from manifed.audit.server_attacks import ClientAttack, ParticipationAttack
 from manifed.audit.statistic_attacks import MomentAttack
 from manifed.oracles.minibatch import Full, Poisson, WithoutReplacement
 from manifed.privacy import accountant
+from manifed.privacy.correlation import BandedInverse
 from manifed.privacy.events import NeighboringRelation
 from manifed.privacy.mechanism import (
     AdaptiveClip,
@@ -68,6 +71,12 @@ def _moments(
     return MomentAttack(training, mechanism, SIZE, LONG, mirrored, source)
 
 
+def _correlated(source: NoiseSource) -> CorrelatedAttack:
+    """Noise over eight rounds, with a canary in all of them."""
+    update = CorrelatedRSGD(step_size=SHORT_STEP, correlation=BandedInverse(bands=3))
+    return CorrelatedAttack(update, _mechanism(6.0), SIZE, LONG, None, source, num_rounds=8)
+
+
 def _likelihood(attack: ExampleAttack, rate: float) -> ExampleAttack:
     """The attack with the exact log likelihood ratio of Poisson-sampled updates of one step."""
     assert attack.mechanism.l2_norm_clip is not None
@@ -108,7 +117,12 @@ def example_mechanisms(source: NoiseSource) -> list[Audited]:
         ("second-moment", _moments(SecondMoment(), add, source)),
         ("second-moment-replace-one", _moments(SecondMoment(), replaced, source)),
     ]
-    return audited + [Audited(name, one, price(one), 40000, how) for name, one in moments]
+    audited += [Audited(name, one, price(one), 40000, how) for name, one in moments]
+    correlated, how = _correlated(source), "canary gradient at the clip norm, in every round"
+    return [
+        *audited,
+        Audited("correlated-8-rounds", correlated, correlated.claim, 20000, how),
+    ]
 
 
 def correction_mechanisms(source: NoiseSource) -> list[Audited]:
@@ -217,12 +231,14 @@ def planted_faults(source: NoiseSource) -> list[Audited]:
     )
     moments = _moments(SecondMoment(), _mechanism(1.0, "replace-one"), source)
     understated = replace(moments, training=_NeverApart())
+    correlated = _correlated(source)
     rows = [
         ("second-moment-sensitivity", understated, price(moments)),
         ("noise-halved", rgd.with_mechanism(_mechanism(0.5)), price(rgd)),
         ("clip-off", rgd.with_mechanism(unclipped), price(rgd)),
         ("mask-reused", reused, price(twice)),
         ("one-step-not-charged", two_steps, price(rgd)),
+        ("correlated-one-participation", correlated, correlated.claim_of_one),
     ]
     return [Audited(name, attack, claim, 20000, "as shipped") for name, attack, claim in rows]
 
