@@ -4,11 +4,13 @@ A capability that a case lacks is not a skip: the test is not generated for that
 needs a device or data has a marker, which ``make`` selects where they are.
 """
 
+import gc
 import os
 from collections.abc import Generator
 
 import pytest
 
+gc.set_threshold(50_000)  # 700 objects: collecting thousands of tests looks at each of them often
 IS_GATE = os.environ.get("CI") == "true"
 
 
