@@ -5,7 +5,7 @@ else. It runs unchanged for one client and for a stacked cohort. A server update
 pure state transitions. Where a paper ties the two, one object is both.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
 
@@ -185,8 +185,13 @@ class Collected:
     uploads: Payload | None
     partitions: tuple[int, ...]
     num_clients: int
-    uniform: float
-    """One uniform of the round in (0, 1), for Option 2's choice of an output."""
+    draw: Callable[[], float]
+    """Draws the one uniform of the round in (0, 1); most algorithms never ask."""
+
+    @property
+    def uniform(self) -> float:
+        """The uniform of the round, for Option 2's choice of an output; the same at every look."""
+        return self.draw()
 
 
 @runtime_checkable

@@ -456,7 +456,7 @@ def check_first_update(config: Experiment) -> None:
             is_hidden = config.privacy.kind == "client-level"
             seen = (None, ()) if is_hidden else (type(made.up).stack([made.up]), (0,))
             clients = config.federation.num_clients
-            collected = Collected(made.up.tensors(), *seen, clients, uniform=0.5)
+            collected = Collected(made.up.tensors(), *seen, clients, lambda: 0.5)
             state, memory = server.step(state, phase.name, collected, 1, manifold), made.memory
         server.output(state, manifold)
         server.model(state, manifold)

@@ -55,10 +55,12 @@ class Mean:
 def weighted_mean(uploads: Payload, weights: Tensor) -> dict[str, Tensor]:
     """sum_i w_i u_i of every field, with weights normalised to one."""
     share = weights / weights.sum()
-    return {
-        name: torch.einsum("c,c...->...", share, stacked.to(share.dtype)).to(stacked.dtype)
-        for name, stacked in uploads.tensors().items()
-    }
+    means: dict[str, Tensor] = {}
+    for name, stacked in uploads.tensors().items():
+        columns = stacked.to(share.dtype).flatten(1)
+        mean = torch.matmul(share.unsqueeze(0).unsqueeze(0), columns.unsqueeze(0))
+        means[name] = mean.reshape(stacked.shape[1:]).to(stacked.dtype)
+    return means
 
 
 def only_field(uploads: Payload) -> tuple[str, Tensor]:

@@ -65,7 +65,7 @@ class ClientSetup:
 
     def in_round(self, server_round: int) -> "ClientSetup":
         """The setup of a round, whose queries and releases may be its own."""
-        if not isinstance(self.training, Scheduled):
+        if not self._is_scheduled:
             return self
         found = self._rounds.get(server_round)
         if found is None:
@@ -73,6 +73,10 @@ class ClientSetup:
             self._rounds.clear()  # rounds follow each other
             self._rounds[server_round] = found
         return found
+
+    @cached_property
+    def _is_scheduled(self) -> bool:
+        return isinstance(self.training, Scheduled)
 
     @cached_property
     def _rounds(self) -> dict[int, "ClientSetup"]:

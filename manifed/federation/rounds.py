@@ -357,7 +357,7 @@ def _step(now: Attempt, replies: Replies) -> ServerState:
     if mean.next_clip is not None:
         state = state.replace(**{CLIP: torch.tensor(mean.next_clip, dtype=torch.float64)})
     seen = (None, ()) if plan.mechanism is not None else (replies.uploads, replies.partitions)
-    collected = Collected(mean.fields, *seen, plan.num_clients, draws.uniform())
+    collected = Collected(mean.fields, *seen, plan.num_clients, draws.uniform)
     try:
         new = plan.server_update.step(state, now.name, collected, now.server_round, plan.manifold)
     # torch exports the error from C, out of the sight of pyright

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import reduce
 
 import torch
 from torch import Tensor
@@ -29,9 +30,9 @@ def refuse_bad_rows(expected: Expectation, replies: Replies) -> Replies:
     """
     failures = {i: _told(replies, i, failure) for i, failure in replies.failures.items()}
     stacked = replies.uploads.tensors()
-    good = torch.ones(len(replies.partitions), dtype=torch.bool, device=expected.base.device)
-    for name, u in stacked.items():
-        good &= _fitting_rows(expected, name, u)
+    good = reduce(
+        torch.logical_and, (_fitting_rows(expected, name, u) for name, u in stacked.items())
+    )
     if bool(good.all()):
         return replace(replies, failures=failures) if failures else replies
     for row in (~good).nonzero()[:, 0].tolist():
@@ -81,7 +82,7 @@ def _fits(expected: Expectation, name: str, stacked: Tensor) -> Tensor:
     place = expected.places[name]
     if not stacked.is_floating_point():
         return torch.full((stacked.shape[0],), place == "any", device=stacked.device)
-    is_sane = stacked.flatten(1).norm(dim=1) <= LARGEST[stacked.dtype]
+    is_sane = torch.linalg.vector_norm(stacked.flatten(1), dim=1) <= LARGEST[stacked.dtype]
     if place in ("ambient", "any"):
         return is_sane
     if place == "point":

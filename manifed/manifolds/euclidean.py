@@ -7,7 +7,7 @@ import torch
 from geoopt.utils import size2shape
 from torch import Tensor
 
-from manifed.manifolds.base import Manifold, or_infinite, verdict
+from manifed.manifolds.base import Manifold, verdict
 from manifed.manifolds.defects import largest_entry
 from manifed.manifolds.linalg import standard_normal
 
@@ -111,10 +111,18 @@ class Euclidean(Manifold):
     def _off_manifold(self, x: Tensor) -> Tensor:
         return torch.zeros_like(x[(..., *[0] * self.ndim)])
 
+    def membership_defect(self, x: Tensor) -> Tensor:
+        """Zero, or infinite where x is not finite, shape (...,)."""
+        return self._zero_if_finite(x)
+
     def tangency_defect(self, x: Tensor, u: Tensor) -> Tensor:
         """Zero, or infinite where x or u is not finite, shape (...,)."""
-        largest = torch.maximum(largest_entry(x, self.ndim), largest_entry(u, self.ndim))
-        return or_infinite(torch.zeros_like(largest), torch.isfinite(largest))
+        return self._zero_if_finite(x) + self._zero_if_finite(u)
+
+    def _zero_if_finite(self, x: Tensor) -> Tensor:
+        """0 where all of a point's entries are finite, else infinity, shape (...,)."""
+        products = (0.0 * x).sum(self.point_dims())  # 0 times infinity is NaN
+        return products.abs().nan_to_num_(nan=torch.inf)
 
     def _normal_part(self, x: Tensor, u: Tensor) -> Tensor:
         return torch.zeros_like(largest_entry(x + u, self.ndim))

@@ -88,20 +88,20 @@ class Asked:
     query: Query
     """Of the first client; what differs between clients stands below."""
     size: float | Tensor
-    """The normaliser, a number or (C, 1)."""
+    """The normaliser, a number or, where clients differ, (C, 1)."""
     rate: float | Tensor
-    """Of a Poisson batch, a number or (C, 1)."""
+    """Of a Poisson batch, a number or, where clients differ, (C, 1)."""
     subset: int
     """Examples of the largest subset of fixed size."""
     stddev: float | Tensor | None
-    """A number or (C, 1, ...), to multiply points; None: nothing is added."""
+    """A number or (C, 1, ...), to multiply points, as above; None: nothing is added."""
 
     @staticmethod
     def of(queries: Sequence[Query], ndim: int, draws: Draws) -> "Asked":
         """One query of all clients, whose public sizes may differ."""
 
         def column(values: list[float], dims: int) -> float | Tensor:
-            if isinstance(draws.partition, int):
+            if isinstance(draws.partition, int) or values.count(values[0]) == len(values):
                 return values[0]
             stacked = torch.tensor(values, dtype=torch.float64, device=draws.device)
             return stacked.reshape(-1, *[1] * dims)
@@ -172,6 +172,7 @@ class Oracle:
         }
         self._draws = draws
         self._step = 0
+        self._whole: dict[str, Batch] = {}
 
     def gradient(
         self, x: Tensor, label: str = "gradient", *, masks: Tensor | None = None
@@ -246,6 +247,20 @@ class Oracle:
         return narrowed(torch.where(slack <= 1.0, moved / (1 + slack), 0.0), x.dtype)
 
     # -- the parts ---------------------------------------------------------------------------
+    def _batch(self, asked: Asked) -> Batch:
+        """The batch of the next answer, its weights over the expected size.
+
+        All of them are what they were in the first step, where all examples are.
+        """
+        is_drawn = asked.query.sampling.kind != "unsampled"
+        whole = None if is_drawn else self._whole.get(asked.query.label)
+        if whole is None:
+            positions, chosen = asked.batch(self._present, self._draws, self._step)
+            whole = positions, chosen / asked.size
+        if not is_drawn:
+            self._whole[asked.query.label] = whole
+        return whole
+
     def _answer(
         self,
         rule: "Rule",
@@ -260,10 +275,9 @@ class Oracle:
         ``normals`` are those of the noise; None draws fresh ones.
         """
         asked, problem = self._asked[label], problem or self.problem
-        positions, chosen = asked.batch(self._present, self._draws, self._step)
+        positions, weights = self._batch(asked)
         self._step += 1
         examples = self._examples if positions is None else self._examples.take(positions)
-        weights = chosen / asked.size
         if asked.query.clip is None and asked.query.whole_clip is None:
             mean = rule(problem, asked.query, points, examples, weights.to(points[0].dtype))
         else:

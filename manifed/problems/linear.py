@@ -19,12 +19,17 @@ def row_products(rows: Tensor, x: Tensor) -> Tensor:
     """<rows_j, x> for every row, shape ``(..., n)``; rows ``(..., n, d)``, x ``(..., d)``."""
     if rows.dim() == 2:
         return torch.matmul(x, rows.mT)
+    if rows.dim() == 3 and x.dim() == 2 and len(rows) == len(x):  # as matmul, with less to find out
+        return torch.bmm(rows, x.unsqueeze(-1)).squeeze(-1)
     return torch.matmul(rows, x.unsqueeze(-1)).squeeze(-1)
 
 
 def row_combination(coefficients: Tensor, rows: Tensor) -> Tensor:
     """sum_j coefficients_j rows_j, shape ``(..., d)``; coefficients ``(..., n)``."""
-    return torch.matmul(coefficients.unsqueeze(-2), rows).squeeze(-2)
+    left = coefficients.unsqueeze(-2)
+    if left.dim() == rows.dim() == 3 and len(left) == len(rows):
+        return torch.bmm(left, rows).squeeze(-2)
+    return torch.matmul(left, rows).squeeze(-2)
 
 
 def outer_combination(left: Tensor, rows: Tensor) -> Tensor:

@@ -39,7 +39,7 @@ def along(server, manifold, x, moves, first=1, state=None):
     state, found = state or server.initial(x), []
     for r, move in enumerate(moves, first):
         u = manifold.proju(state["x"], move)
-        collected = Collected({"u": u}, Displacement(u[None]), (0,), 1, 0.5)
+        collected = Collected({"u": u}, Displacement(u[None]), (0,), 1, lambda: 0.5)
         state = server.step(state, "train", collected, r, manifold)
         found.append(state)
     return found

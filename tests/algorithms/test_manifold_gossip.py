@@ -49,7 +49,7 @@ def mixed(manifold, models, halves, **changes):
     """What the server makes of half steps."""
     gossip = ManifoldGossip(graph=Ring(), num_nodes=len(models), step_size=1.0, **changes)
     state = gossip.initial(models[0]).replace(x=models)
-    collected = Collected({}, Point(halves), tuple(range(6)), num_clients=6, uniform=0.5)
+    collected = Collected({}, Point(halves), tuple(range(6)), 6, lambda: 0.5)
     return gossip.step(state, "mix", collected, 1, manifold).tensors["x"]
 
 

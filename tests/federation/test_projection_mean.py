@@ -14,7 +14,7 @@ from manifed.manifolds.stiefel import Stiefel
 
 
 def collected(u, partitions, num_clients):
-    return Collected({"u": u.mean(0)}, Displacement(u), partitions, num_clients, 0.5)
+    return Collected({"u": u.mean(0)}, Displacement(u), partitions, num_clients, lambda: 0.5)
 
 
 def test_the_broadcast_is_unprojected_and_the_model_is_projected():

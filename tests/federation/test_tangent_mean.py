@@ -62,7 +62,7 @@ def collected(x, y, drawn, uniform):
     sphere = Sphere()
     mean = {"u": sphere.logmap(x, y), "drawn": sphere.logmap(x, drawn)}
     uploads = DisplacementAndIterate(mean["u"][None], mean["drawn"][None])
-    return Collected(mean, uploads, (0,), 1, uniform)
+    return Collected(mean, uploads, (0,), 1, lambda: uniform)
 
 
 def test_option_2_returns_each_round_with_equal_probability():

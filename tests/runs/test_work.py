@@ -93,7 +93,7 @@ def one_round(training, strategy):
         stacked = type(done.up).stack([done.up])
         mean = {name: u.mean(0) for name, u in stacked.tensors().items()}
         state = strategy.step(
-            state, phase.name, Collected(mean, stacked, (0,), 1, 0.5), 1, manifold
+            state, phase.name, Collected(mean, stacked, (0,), 1, lambda: 0.5), 1, manifold
         )
         strategy.model(state, manifold)
     return Work(**client), Work(**server), up, down
