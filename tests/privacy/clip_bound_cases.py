@@ -20,6 +20,7 @@ from manifed.problems.class_means import ClassMeans
 from manifed.problems.finite_sum import FiniteSum
 from manifed.problems.frechet_mean import FrechetMean
 from manifed.problems.linear import with_squared_norms
+from manifed.problems.module_spec import ModuleSpec
 from manifed.problems.problem_specs import HyperbolicPredictionSpec, ProblemSource
 from manifed.problems.spec import ProblemSpec
 
@@ -330,6 +331,8 @@ def cases() -> tuple[Case, ...]:
     union = get_args(ProblemSpec)[0]
     found: list[Case] = []
     for model in get_args(union):
+        if model is ModuleSpec:  # no loss of ours: tests/problems/test_module_problem.py
+            continue
         for spec in _variants(model):
             ndim = spec.build().manifold.ndim
             shapes = {

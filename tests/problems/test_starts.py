@@ -20,8 +20,17 @@ from manifed.problems.starts import Start
 
 REAL = {A9a, BreastCancer, Digits, Mnist, SamplePhotos, WordnetMammals}
 SMALL = {"num_examples": 40, "num_nodes": 41, "num_clients": 4, "columns": 10, "dimension": 10}
-OTHERWISE = {"wishart": {"dimension": 2}, "synthetic-low-rank": {"oversampling": 2.0}}
+OTHERWISE = {
+    "class-mixture": {"num_classes": 2},
+    "wishart": {"dimension": 2},
+    "synthetic-low-rank": {"oversampling": 2.0},
+}
 CLIENTS = 4
+
+
+def linear() -> torch.nn.Module:
+    """The factory of a module's config."""
+    return torch.nn.Linear(10, 2)
 
 
 def members(union: Any) -> tuple[Any, ...]:
@@ -39,7 +48,8 @@ def problems() -> list[ProblemSource]:
             if name in {"on", "manifold"} and get_origin(field.annotation) is Literal
             for value in get_args(field.annotation)
         ]
-        rest = {"num_classes": 2} if "num_classes" in spec.model_fields else {}
+        needed = {"num_classes": 2, "model": f"{__name__}:linear"}
+        rest = {name: value for name, value in needed.items() if name in spec.model_fields}
         found += [spec(**{name: value}, **rest) for name, value in places] or [spec(**rest)]
     return found
 
