@@ -10,6 +10,7 @@ from typing import Unpack
 
 from manifed.algorithms.decor import Decor
 from manifed.algorithms.gossip import Gossip as Plain
+from manifed.algorithms.growing_samples import GrowingSamples
 from manifed.algorithms.manifold_gossip import ManifoldGossip
 from manifed.algorithms.payloads import PerClient
 from manifed.errors import RoundFailed
@@ -21,12 +22,12 @@ from manifed.manifolds.base import Manifold
 
 
 class Gossip(ManifoldStrategy):
-    """D-SGD and DECOR on any graph, over a Grid."""
+    """D-SGD and its kin on any graph, over a Grid."""
 
     def __init__(
         self,
         manifold: Manifold,
-        update: Plain | Decor | ManifoldGossip,
+        update: Plain | Decor | GrowingSamples | ManifoldGossip,
         **settings: Unpack[Settings],
     ) -> None:
         """``update`` is client and server update in one; both sides must hold equal ones.

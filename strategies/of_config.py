@@ -2,6 +2,7 @@
 
 from manifed.algorithms import gossip, tangent_mean
 from manifed.algorithms.decor import Decor
+from manifed.algorithms.growing_samples import GrowingSamples
 from manifed.algorithms.manifold_gossip import ManifoldGossip
 from manifed.algorithms.projected import Projected, ProjectedPartial
 from manifed.algorithms.rfedsvrg import RFedSVRG
@@ -23,7 +24,12 @@ def strategy_of(job: Job) -> ManifoldStrategy:
     settings = settings_of(job)
     if type(server) is Projected:
         return ProjectionMean(plan.manifold, server, **settings)
-    if type(server) is gossip.Gossip or type(server) is Decor or type(server) is ManifoldGossip:
+    if (
+        type(server) is gossip.Gossip
+        or type(server) is Decor
+        or type(server) is GrowingSamples
+        or type(server) is ManifoldGossip
+    ):
         return Gossip(plan.manifold, server, **settings)
     if type(server) is RFedSVRG or type(server) is ProjectedPartial:
         return ControlVariates(plan.manifold, server, cohort=plan.cohort, **settings)

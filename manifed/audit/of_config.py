@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from manifed.algorithms.growing_samples import GrowingSamples
 from manifed.algorithms.interface import ClientUpdate, Scheduled, in_round
 from manifed.algorithms.one_shot import OneShot
 from manifed.audit.attack import Attack, Audited
@@ -73,6 +74,11 @@ def attacks_of(config: Experiment, trials: int) -> list[Audited]:
             "training.kind: the audit runs this library's algorithms at several step sizes, got "
             f"{config.training.kind!r}"
         )
+    if isinstance(config.training, GrowingSamples):
+        raise ConfigError(
+            "training.kind: the audit takes one round's own upload and 'growing-samples' mixes "
+            "models; the coupled runs of `python -m reproduction 002-18` attack it"
+        )
     facts = facts_of(config)
     mechanism = example_mechanism(config, facts.sizes)
     if len(config.training.phases) > 1:
@@ -105,6 +111,7 @@ def attacks_of(config: Experiment, trials: int) -> list[Audited]:
     def audited(how: str, attack: Attack) -> Audited:
         return Audited(config.name, attack, claim, trials, how)
 
+    assert not isinstance(config.training, GrowingSamples)
     step = config.training.step_size
     found_attacks: list[Audited] = []
     for name, size in (("own", step), ("short", SHORT_STEP * step), ("long", LONG_STEPS * step)):

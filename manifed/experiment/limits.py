@@ -3,6 +3,7 @@
 from manifed.algorithms.correlated import CorrelatedRSGD
 from manifed.algorithms.decor import Decor
 from manifed.algorithms.gossip import Gossip, OnGraph
+from manifed.algorithms.growing_samples import GrowingSamples
 from manifed.algorithms.interface import ClientUpdate, ServerUpdate
 from manifed.algorithms.manifold_gossip import ManifoldGossip
 from manifed.algorithms.one_shot import OneShot
@@ -41,6 +42,7 @@ AnyTraining = (
     | Gossip
     | Decor
     | ManifoldGossip
+    | GrowingSamples
     | SecondMoment
 )
 
@@ -97,7 +99,7 @@ def check_manifold(training: AnyTraining, manifold: Manifold) -> None:
                 "training.kind: 'manifold-gossip' averages points in their ambient space, so it "
                 f"needs R^d, the sphere or Stiefel, got {manifold.name}"
             )
-    elif isinstance(training, OnGraph):
+    elif isinstance(training, OnGraph | GrowingSamples):
         if not isinstance(manifold, Euclidean):
             raise ValueError(
                 f"training.kind: {training.kind!r} mixes models as vectors, so it needs a problem "
@@ -139,7 +141,7 @@ def check_graph(training: AnyTraining, num_clients: int) -> None:
     Raises:
         ValueError: naming field, value and what is expected.
     """
-    if not isinstance(training, OnGraph):
+    if not isinstance(training, OnGraph | GrowingSamples):
         return
     if training.num_nodes not in (None, num_clients):
         raise ValueError(
@@ -230,7 +232,9 @@ def check_private(training: ClientUpdate, privacy_kind: str, noise_kind: str) ->
             "'client-level' the server adds it; remove it, or use 'example-level'"
         )
     why = ""
-    if isinstance(training, OnGraph):
+    if isinstance(training, GrowingSamples) and privacy_kind == "example-level":
+        check_growing(training)
+    if isinstance(training, OnGraph | GrowingSamples):
         why = "the server mixes models that it sees"
     elif len(training.phases) > 1:
         why = "it uploads twice a round, and one noised average is charged"
@@ -252,6 +256,25 @@ def check_private(training: ClientUpdate, privacy_kind: str, noise_kind: str) ->
         raise ValueError(
             "privacy.noise.kind: 'published' is the formula of 'rsgd' and 'rsvrg', got "
             f"training.kind = {training.kind!r}; use 'target' or 'multiplier'"
+        )
+
+
+def check_growing(training: GrowingSamples) -> None:
+    """Refuse to protect what is not enforced.
+
+    Raises:
+        ValueError: naming what works instead.
+    """
+    if training.mode == "paper":
+        raise ValueError(
+            "training.mode: 'paper' clips nothing and takes C on trust, so it protects nobody; use "
+            "'rigorous', or privacy.kind = 'none'"
+        )
+    is_hidden = training.perturbation == "output" and training.grad_point == "own"
+    if is_hidden and training.lipschitz is None:
+        raise ValueError(
+            "training.lipschitz: required with grad_point = 'own', whose price it enters, got "
+            "none; use grad_point = 'mixed', or perturbation = 'gradient'"
         )
 
 
@@ -324,7 +347,7 @@ def check_limits(
                 f"1, got {num_rounds}"
             )
         return
-    if is_plugin(training.kind):
+    if is_plugin(training.kind) or isinstance(training, GrowingSamples):
         return  # its draws are refused when they pass the bound
     if isinstance(training, ScheduledRSGD):
         for server_round in (1, num_rounds):  # every schedule is monotone

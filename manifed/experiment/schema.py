@@ -12,6 +12,7 @@ from pydantic import Field, model_validator
 from manifed.algorithms.correlated import CorrelatedRSGD
 from manifed.algorithms.decor import Decor
 from manifed.algorithms.gossip import Gossip
+from manifed.algorithms.growing_samples import GrowingSamples
 from manifed.algorithms.held_out import PrivateEvaluation, PublicEvaluation
 from manifed.algorithms.interface import ClientUpdate, ServerUpdate
 from manifed.algorithms.manifold_gossip import ManifoldGossip
@@ -61,6 +62,7 @@ Training = Annotated[
     | Gossip
     | Decor
     | ManifoldGossip
+    | GrowingSamples
     | SecondMoment,
     Field(discriminator="kind"),
     OrPlugin(ClientUpdate, or_both=ServerUpdate),

@@ -95,6 +95,8 @@ class Asked:
     """Examples of the largest subset of fixed size."""
     stddev: float | Tensor | None
     """A number or (C, 1, ...), to multiply points, as above; None: nothing is added."""
+    charged: float | Tensor
+    """What is charged, in the same shape."""
 
     @staticmethod
     def of(queries: Sequence[Query], ndim: int, draws: Draws) -> "Asked":
@@ -114,6 +116,7 @@ class Asked:
             column([s.sampling_probability if s.kind == "poisson" else 1.0 for s in schemes], 1),
             max(s.sample_size if s.kind == "without-replacement" else 0 for s in schemes),
             column(drawn, ndim) if any(drawn) else None,
+            column([query.stddev for query in queries], ndim),
         )
 
     def stddev_for(self, ndim: int) -> float | Tensor:
@@ -226,6 +229,21 @@ class Oracle:
             )
         return self._answer(gradient_sum, label, origin, problem=problem)
 
+    def shown(self, x: Tensor, label: str = "gradient") -> Tensor:
+        """The model x + N_x(0, stddev^2), which was computed from un-noised answers of that query.
+
+        The noise is what the query is charged for, so it answers without noise (``drawn`` None) and
+        its sensitivity is that of the model.
+        """
+        asked = self._asked[label]
+        if asked.query.drawn is not None:
+            raise ValueError(f"Expected a query {label!r} whose answers are not noised themselves")
+        self._step += 1
+        if asked.query.clip is None:
+            return x
+        self.queries[label] += 1
+        return (x + asked.charged * self._noise(x, self.manifold)).to(x.dtype)
+
     def carried(self, anchor: Tensor, x: Tensor, mean: Tensor, label: str = "reference") -> Tensor:
         """The answer of a query at the anchor, transported to x.
 
@@ -302,13 +320,17 @@ class Oracle:
         self.queries[asked.query.label + ("" if is_noised else UNNOISED)] += 1
         if asked.stddev is None:
             return narrowed(mean, x.dtype)
+        noise = self._noise(x, manifold, normals)
+        return (mean + asked.stddev_for(manifold.ndim) * noise).to(x.dtype)
+
+    def _noise(self, x: Tensor, manifold: Manifold, normals: Tensor | None = None) -> Tensor:
+        """N_x(0, 1): that of ``normals``, else of the last step."""
         if normals is None:
             shape = tuple(x.shape[x.dim() - manifold.ndim :])
             normals = self._draws.normals(
                 manifold.coords_shape(shape), Stream.GRADIENT_NOISE, self._step - 1
             )
-        noise = manifold.from_coords(x.to(normals.dtype), normals)
-        return (mean + asked.stddev_for(manifold.ndim) * noise).to(x.dtype)
+        return manifold.from_coords(x.to(normals.dtype), normals)
 
 
 def _present(examples: Examples, queries: Sequence[Sequence[Query]], draws: Draws) -> Tensor:

@@ -71,6 +71,8 @@ class Releases(Frozen):
     """Of an example's gradient, in the norm of C; for output perturbation whose gradients are taken
     at a node's own state. 0 where both runs take them at one point (``grad_point = "mixed"``), or
     where the step is no expansion (convex losses, alpha_k L <= 2 (1 - beta_k), L2)."""
+    num_examples: int | None = Field(default=None, ge=1)
+    """How many examples a node has: no batch is larger, so nothing is finite for ever."""
 
     def sensitivities(self, rounds: int) -> Array:
         """Delta_1..Delta_rounds (output) or Delta_0..Delta_{rounds-1} (gradient), from above."""
@@ -89,7 +91,7 @@ class Releases(Frozen):
         high, last = self._partial(rounds, 1)
         low, last_low = self._partial(rounds, -1)
         tail, tail_low = math.inf, 0.0
-        if with_tail:
+        if with_tail and self.num_examples is None:
             tail = self._tail(rounds, last)
             tail_low = min(self._tail_low(rounds, last_low), tail)
         return Sum(rounds, high, low, tail, tail_low)
@@ -141,13 +143,19 @@ class Releases(Frozen):
             each = ratio if self.noise == "laplace" else ratio * ratio / 2
         return each * (1 + side * _ROUNDING)
 
+    def _sizes(self, k: Array) -> Array:
+        found = self.schedules.sizes(k)
+        return found if self.num_examples is None else np.minimum(found, self.num_examples)
+
     def _sensitivities(self, rounds: int, side: int) -> Array:
         k = np.arange(rounds, dtype=np.float64)
         s = self.schedules
         with np.errstate(over="ignore", under="ignore"):
             if self.algorithm == "gradient":
-                return self.sensitivity / s.sizes(k) * (1 + side * _ROUNDING)  # Theorem 5
-            fresh = self.sensitivity * s.step_size.values(k) / s.sizes(k) * (1 + side * _ROUNDING)
+                return self.sensitivity / self._sizes(k) * (1 + side * _ROUNDING)  # Theorem 5
+            fresh = (
+                self.sensitivity * s.step_size.values(k) / self._sizes(k) * (1 + side * _ROUNDING)
+            )
         kept = 1.0 - s.mixing.values(k) + self.lipschitz * s.step_size.values(k)
         kept = np.maximum(kept + side * _ROUNDING, 0.0)
         found, delta = np.empty(rounds), 0.0

@@ -1,0 +1,260 @@
+"""Growing samples: every way is the plain loop, priced as the series says, and never bare."""
+
+import math
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+from pydantic import ValidationError
+
+from manifed.algorithms.growing_samples import GrowingSamples
+from manifed.errors import ConfigError, RoundFailed
+from manifed.experiment.assembly import client_side, initial_point, load_shards, plan_of
+from manifed.experiment.load import parse
+from manifed.federation.client import Seat, run_update
+from manifed.oracles.oracle import Asked, Draws
+from manifed.privacy import accountant
+from manifed.privacy.noise import Stream
+from manifed.privacy.series import Releases, epsilon_of_rho
+from reproduction.time_varying_reference import Setting, clipped, run
+from tests.algorithms.gossip_runs import WAYS, reports_of
+
+NODES, ROUNDS, CLIP, NOISE, DELTA = 6, 5, 0.4, 0.3, 1e-4
+SCHEDULES = {
+    "step_size": {"kind": "polynomial", "scale": 0.05, "exponent": -0.8},
+    "mixing": {"kind": "polynomial", "scale": 0.5, "exponent": -0.5},
+    "sample_size": {"kind": "ceil-polynomial", "scale": 1.0, "exponent": 1.2},
+    "noise_scale": {"kind": "polynomial", "scale": 0.1, "exponent": 0.1},
+}
+PRIVATE = {
+    "kind": "example-level",
+    "l2_norm_clip": CLIP,
+    "neighboring_relation": "replace-one",
+    "noise": {"kind": "multiplier", "noise_multiplier": NOISE},
+    "delta": DELTA,
+}
+CASES = {
+    "output, paper": ("output", "paper", "own", None),
+    "gradient, paper": ("gradient", "paper", "own", None),
+    "output, own": ("output", "rigorous", "own", 0.5),
+    "output, mixed": ("output", "rigorous", "mixed", None),
+    "gradient": ("gradient", "rigorous", "own", None),
+}
+
+
+def experiment(case="output, mixed", rounds=ROUNDS, privacy=None, **training):
+    perturbation, mode, grad_point, lipschitz = CASES[case]
+    own = {} if lipschitz is None else {"lipschitz": lipschitz}
+    return parse(
+        {
+            "name": "growing",
+            "problem": {"kind": "least-squares", "scaling": "sum"},
+            "data": {"kind": "scaled-identities", "num_clients": NODES, "dimension": 4},
+            "federation": {"num_clients": NODES, "num_rounds": rounds,
+                           "partition": {"kind": "natural"}},
+            "training": {"kind": "growing-samples", "graph": {"kind": "ring"}, "mode": mode,
+                         "perturbation": perturbation, "grad_point": grad_point,
+                         "schedules": SCHEDULES, "on_exhausted": "recycle", **own, **training},
+            "privacy": privacy or ({"kind": "none"} if mode == "paper" else PRIVATE),
+        }
+    )  # fmt: skip
+
+
+class Stream6:
+    """The shards as a stream: the very batches that the oracle draws, in plain numpy."""
+
+    def __init__(self, config):
+        self.config, self.k = config, -1
+        self.side, self.shards = client_side(config), load_shards(config).examples
+
+    def each(self, x, size, rng):
+        self.k += 1
+        rows = []
+        for i, shard in enumerate(self.shards):
+            setup = self.side.setup.in_round(self.k + 1)
+            asked = Asked.of(setup.queries(len(shard)), 1, self.draws(i))
+            present = torch.ones(len(shard), dtype=torch.bool)
+            positions, _ = asked.batch(present, self.draws(i), 0)
+            assert len(positions) == min(size, len(shard))
+            point = torch.as_tensor(x[i])
+            rows.append(self.side.setup.problem.rgrads(point, shard)[positions].numpy())
+        return np.stack(rows)
+
+    def mean(self, x, size, rng):
+        return self.each(x, size, rng).mean(-2)
+
+    def draws(self, i):
+        return Draws(self.side.source, i, self.k + 1)
+
+    def noise(self, k):
+        """n_k of every node: of Algorithm 1 drawn in round k, of Algorithm 2 in round k + 1."""
+        training = self.config.training
+        is_output = training.perturbation == "output"
+        if is_output and k == 0:
+            return np.zeros((NODES, 4))
+        of_round = [Draws(self.side.source, i, k + (not is_output)) for i in range(NODES)]
+        scale = training.schedules.noise_scale(k)
+        if training.mode == "paper":
+            u = torch.stack([d.uniforms((4,), Stream.GRADIENT_NOISE, 0) for d in of_round]) - 0.5
+            return scale * (-u.sign() * torch.log(1 - 2 * u.abs())).numpy()
+        drawn = [d.normals((4,), Stream.GRADIENT_NOISE, int(is_output)) for d in of_round]
+        return NOISE * 2 * CLIP * scale * torch.stack(drawn).numpy()
+
+
+def shown_in_numpy(config):
+    """What every node showed last, by the plain loop: y_K of Algorithm 1, x_K of Algorithm 2."""
+    training, stream = config.training, Stream6(config)
+    setting = Setting(
+        training.perturbation, training.schedules, training.network.weights, training.mode,
+        2 * CLIP, 2, training.grad_point,
+    )  # fmt: skip
+    start = np.tile(initial_point(config).numpy(), (NODES, 1))
+    rounds = config.federation.num_rounds
+    *_, last = run(setting, stream, start, rounds, np.random.default_rng(0), stream.noise)
+    is_output = training.perturbation == "output"
+    return last.models + (stream.noise(rounds) if is_output else 0.0)
+
+
+@cache
+def expected(case):
+    return shown_in_numpy(experiment(case))
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("case", CASES)
+def test_every_way_is_the_plain_loop(case, way):
+    config = experiment(case)
+    found = reports_of(config, way)[-1].state["x"].numpy()
+    assert np.abs(found - expected(case)).max() <= 1e-12
+
+
+def of_series(config, rounds):
+    training = config.training
+    size = len(load_shards(config).examples[0])
+    return Releases(
+        algorithm=training.perturbation, schedules=training.schedules, sensitivity=1 / NOISE,
+        noise="gaussian", lipschitz=training.lipschitz or 0.0, num_examples=size,
+    ).series(rounds)  # fmt: skip
+
+
+@pytest.mark.parametrize("case", ["output, own", "output, mixed", "gradient"])
+def test_a_run_costs_what_the_series_says(case):
+    config = experiment(case)
+    setup, found = client_side(config).setup, []
+    for server_round in range(1, ROUNDS + 1):
+        found += setup.releases(server_round, 4)
+    assert len(found) == ROUNDS
+    expected_ = epsilon_of_rho(of_series(config, ROUNDS).partial, DELTA)
+    assert accountant.epsilon(found, DELTA) == pytest.approx(expected_, rel=1e-9)
+    assert {(one.unit, one.neighboring_relation) for one in found} == {("example", "replace-one")}
+
+
+def test_a_hidden_state_costs_more_than_a_seen_point():
+    own, mixed = (of_series(experiment(f"output, {at}"), 50).partial for at in ("own", "mixed"))
+    assert own > mixed * 1.01
+
+
+@pytest.mark.parametrize("case", ["output, own", "output, mixed"])
+def test_algorithm_1_shows_its_model_only_under_the_noise_that_is_charged(case):
+    config = experiment(case)
+    side = client_side(config)
+    shard, start = side.shards[2], initial_point(config)
+    before = side.setup.training.initial_memory(start)
+    down = next(iter(plan_of(config).phases)).down(start)
+    done = run_update(side.setup, Seat(2, 1, 0, "mix"), down, before, shard, 4, side.source)
+    noise = (done.up.x - done.memory.x).numpy()
+    drawn = Draws(side.source, 2, 1).normals((4,), Stream.GRADIENT_NOISE, 1).numpy()
+    stddev = NOISE * 2 * CLIP * config.training.schedules.noise_scale(1)
+    np.testing.assert_allclose(noise, stddev * drawn, rtol=1e-9)
+    (event,) = side.setup.releases(1, 4)
+    moved = config.training.schedules.step_size(0) * 2 * CLIP / 1  # alpha_0 C / gamma_0
+    assert event.noise_multiplier == pytest.approx(stddev / moved, rel=1e-9)
+    assert dict(done.queries) == {"gradient-unnoised": 1, "gradient": 1}
+
+
+def test_no_model_of_algorithm_1_is_in_what_the_server_keeps():
+    config = experiment("output, mixed")
+    stream = Stream6(config)
+    bare = shown_in_numpy(config) - stream.noise(ROUNDS)
+    kept = reports_of(config)[-1].state.tensors
+    assert set(kept) == {"x"}
+    assert np.abs(kept["x"].numpy() - bare).min() > 0
+
+
+@pytest.mark.parametrize("case", ["output, mixed", "gradient"])
+def test_one_example_moves_what_is_noised_by_exactly_what_is_charged_at_worst(case):
+    """Opposite gradients beyond the clip in every batch, through the very update that runs."""
+    sizes = {**SCHEDULES, "sample_size": {"kind": "constant", "value": 4}}
+    config = experiment(case, schedules=sizes)
+    side, start = client_side(config), initial_point(config)
+    (phase,) = plan_of(config).phases
+    memory = {sign: side.setup.training.initial_memory(start) for sign in (1, -1)}
+    for server_round in range(1, 6):
+        z, bare = start + 0.1 * server_round, {}
+        down = phase.down(*[z] * len(phase.down.names()))
+        for sign in (1, -1):
+            rows = {name: tensor.clone() for name, tensor in side.shards[0].tensors.items()}
+            rows["target"][0] = sign * 1e6
+            near = type(side.shards[0])(rows, side.shards[0].feature_ndim)
+            done = run_update(
+                side.setup,
+                Seat(0, server_round, 0, "mix"),
+                down,
+                memory[sign],
+                near,
+                4,
+                side.source,
+            )
+            memory[sign] = done.memory
+            bare[sign] = done.up.x if done.memory is None else done.memory.x
+        apart = float((bare[1] - bare[-1]).norm())
+        (query,) = side.setup.in_round(server_round).queries(4)
+        alpha = config.training.schedules.step_size(server_round - 1)
+        charged = query.sensitivity * (alpha if case == "gradient" else 1.0)
+        assert apart == pytest.approx(charged, rel=1e-6)
+
+
+def test_samples_that_run_out_end_the_run_or_are_asked_for_in_the_open():
+    config = experiment(on_exhausted="stop", rounds=3)
+    sizes = [config.training.schedules.size(k) for k in range(5)]
+    assert sizes == [1, 3, 4, 6, 7]
+    assert len(reports_of(config)) == 3
+    with pytest.raises((ConfigError, RoundFailed, ValueError), match="round 4 takes 6 examples"):
+        reports_of(experiment(on_exhausted="stop", rounds=4))
+    recycled = experiment()
+    (query,) = recycled.training.in_round(4).queries(client_side(recycled).setup.mechanism, 4)
+    assert query.expected_size == 4
+    assert of_series(recycled, 50).total == math.inf
+
+
+@pytest.mark.parametrize(
+    ("case", "changes", "text"),
+    [
+        ("output, own", {"lipschitz": None}, "training.lipschitz: required with grad_point"),
+        ("output, mixed", {"mode": "paper"}, "training.mode: 'paper' clips nothing"),
+        ("output, mixed", {"lipschitz": 1.0}, "lipschitz: of grad_point = 'own' alone"),
+        ("gradient", {"grad_point": "mixed"}, "grad_point, lipschitz: of perturbation = 'output'"),
+        ("gradient", {"graph": {"kind": "edges", "edges": [[0, 1]]}}, "training.graph: expected a"),
+        ("gradient", {"privacy": {**PRIVATE, "neighboring_relation": "add-or-remove"}},
+         "privacy.neighboring_relation: minibatches without replacement"),
+        ("gradient", {"privacy": {"kind": "client-level", "l2_norm_clip": 1.0, "delta": 1e-3,
+                                  "noise": {"kind": "multiplier", "noise_multiplier": 1.0}}},
+         "'growing-samples' has no client-level privacy"),
+    ],
+)  # fmt: skip
+def test_what_is_not_protected_is_refused_by_name(case, changes, text):
+    with pytest.raises((ConfigError, ValidationError)) as caught:
+        experiment(case, **changes)
+    assert text in str(caught.value)
+
+
+def test_a_table_needs_its_number_of_nodes_outside_a_config():
+    table = GrowingSamples(perturbation="gradient", schedules=SCHEDULES, graph={"kind": "ring"})
+    with pytest.raises(ValueError, match=r"training.num_nodes: required outside a config"):
+        _ = table.network
+
+
+def test_the_reference_clips_as_the_mechanism_does():
+    rows = torch.tensor([[3.0, 4.0], [0.1, 0.0]], dtype=torch.float64)
+    assert clipped(rows.numpy(), 0.4, 2) == pytest.approx(np.array([[0.24, 0.32], [0.1, 0.0]]))
