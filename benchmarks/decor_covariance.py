@@ -1,6 +1,6 @@
 """Noise over rounds and edges against that of DECOR at equal epsilon: its cost, and task 1.
 
-    python benchmarks/decor_covariance.py [--seeds 32] [--quick]
+    python benchmarks/decor_covariance.py [--seeds 32] [--quick] [--graph NAME]
 
 First table: the cost of noise of one price, mean_i E|x_i - x*|^2 of the linear recursion, over what
 the noise of CDP costs (its least possible), for `DECOR` with its best two parameters, variances by
@@ -179,11 +179,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, default=32)
     parser.add_argument("--quick", action="store_true", help="costs only")
+    parser.add_argument("--graph", choices=list(GRAPHS), help="this one alone")
     arguments = parser.parse_args()
     print("# Noise over rounds and edges\n\n`python " + " ".join(sys.argv) + "`\n")
     costs: list[list[str]] = []
     measured: list[list[str]] = []
     for name, spec in GRAPHS.items():
+        if arguments.graph not in (None, name):
+            continue
         graph = spec.build(NODES, SEED_OF_GRAPH)
         for collusion in (0, 1):
             found = designs(graph, collusion)
