@@ -2,17 +2,18 @@
 
     python -m reproduction.figure 000-1 [--seeds 3] [--out runs/000-1] [--set A.B=VALUE]
     python -m reproduction.figure 003-3a_lognormal
+    python -m reproduction.figure 004-1a [--epsilons 3 10]
 
 PriRFed's figures have panels: 000-1, 000-1-regime, 000-2, 000-2-digits, 000-2-regime, 000-3,
 000-3-regime, 000-4, 000-5, 000-5-tree, 000-6, 000-6-tree; 000-2, 000-5 and 000-6 need MANIFED_DATA.
-DECOR's 004-2 and 004-3 are curves of the accountant: a picture and a table, and no run.
+DECOR's Figure 1 has budgets on its axis: 004-1a, 004-1b, 004-1c (the last two need MANIFED_DATA),
+004-1b-breast-cancer, 004-1c-digits; 004-2 and 004-3 are curves of the accountant, and run nothing.
 Any other name stands for the configs that begin with it, configs/experiments/NAME_*.toml with _ for
 -, drawn as `manifed report` does. A run that is already finished in the folder is kept, so an
 interrupted command goes on where it stopped.
 """
 
 import argparse
-import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,15 +27,14 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file
 from torch import Tensor
 
-from manifed.cli.launch import Request
 from manifed.errors import ConfigError
 from manifed.experiment.assembly import load_shards
 from manifed.experiment.load import load, parse
 from manifed.runs.report.figures import COLORS, STYLE, draw, draw_axes
-from manifed.runs.report.runs import Curve, Run, curves_of, read
-from reproduction import decor_curves
-from reproduction.experiments import EXPERIMENTS, experiment_path
-from reproduction.trials import run_silently
+from manifed.runs.report.runs import Curve, Run, curves_of
+from reproduction import decor_curves, decor_figure_1
+from reproduction.experiments import EXPERIMENTS
+from reproduction.run_folders import run_of
 
 RunsOf = Mapping[str, Sequence[Run]]
 """The runs of every config by its name."""
@@ -117,14 +117,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seeds", type=int, help="seeds 0 .. SEEDS-1 (panels: 3, others: 1)")
     parser.add_argument("--out", type=Path, help="folder of the runs (default runs/FIGURE)")
     parser.add_argument("--set", dest="sets", action="append", default=[], metavar="A.B=VALUE")
+    parser.add_argument("--epsilons", type=float, nargs="+", default=[], help="of Figure 004-1*")
     given = parser.parse_args(argv)
     panels, out = PANELS.get(given.figure), given.out or Path("runs") / given.figure
-    if given.figure in decor_curves.FIGURES:
-        drawn = decor_curves.draw(given.figure, out)
-        sys.stdout.write("".join(f"{each}\n" for each in drawn))
-        return 0
     seeds = range(given.seeds or (3 if panels else 1))
     try:
+        if given.figure.startswith("004-"):
+            return _said(_of_decor(given, seeds, out))
         names = configs_of(given.figure)
         runs = {name: [run_of(name, seed, out, given.sets) for seed in seeds] for name in names}
     except ConfigError as error:
@@ -137,8 +136,26 @@ def main(argv: Sequence[str] | None = None) -> int:
         drawn = [draw_disk(runs, path)]
     else:
         drawn = [draw_panels(panels, runs, path)]
+    return _said(drawn)
+
+
+def _said(drawn: Sequence[Path]) -> int:
     sys.stdout.write("".join(f"{each}\n" for each in drawn))
     return 0
+
+
+def _of_decor(given: argparse.Namespace, seeds: Sequence[int], out: Path) -> list[Path]:
+    """A figure of DECOR, which has budgets on its axis.
+
+    Raises:
+        ConfigError: there is no such figure.
+    """
+    if given.figure in decor_curves.FIGURES:
+        return decor_curves.draw(given.figure, out)
+    if given.figure in decor_figure_1.PANELS:
+        return decor_figure_1.draw(given.figure, seeds, out, given.sets, given.epsilons)
+    known = [*decor_figure_1.PANELS, *decor_curves.FIGURES]
+    raise ConfigError(f"Expected a figure of DECOR out of {known}, got {given.figure!r}")
 
 
 def configs_of(figure: str) -> list[str]:
@@ -157,20 +174,6 @@ def configs_of(figure: str) -> list[str]:
             f"got {figure!r}"
         )
     return found
-
-
-def run_of(name: str, seed: int, out: Path, sets: Sequence[str]) -> Run:
-    """The finished run of one config and seed, made now unless it is there."""
-    folder = out / f"{name}-seed-{seed}"
-    if folder.exists() and (not (folder / "manifest.json").exists() or not read(folder).final):
-        shutil.rmtree(folder)
-    if not folder.exists():
-        overrides = ("output.plots=false", *sets, f"federation.seed={seed}")
-        run_silently(Request(str(experiment_path(name)), overrides, out=folder, plain=True))
-    run = read(folder)
-    cost, seconds = run.last("cost"), run.final["seconds"]
-    sys.stderr.write(f"{folder.name}: cost {cost:.4g}, {seconds:.1f} s\n")
-    return run
 
 
 # -- panels ------------------------------------------------------------------------------------

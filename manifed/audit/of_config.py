@@ -66,8 +66,8 @@ def attacks_of(config: Experiment, trials: int) -> list[Audited]:
         return [_of_server(config, source, trials)]
     if config.privacy.kind == "correlated":
         raise ConfigError(
-            "privacy.kind: the audit attacks 'example-level' and 'client-level' alone, got "
-            "'correlated'"
+            "privacy.kind: with a config the audit attacks 'example-level' and 'client-level', got "
+            "'correlated', which manifed audit attacks without one, on graphs of its own"
         )
     if is_plugin(config.training.kind):
         raise ConfigError(

@@ -13,6 +13,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from manifed.errors import one_line, short
 from manifed.federation.replies import Kind
+from manifed.privacy.adversaries import AdversaryName, MaskAdversaryName
 
 MOST_BYTES = 1 << 30
 """Of a file that is read whole."""
@@ -161,7 +162,7 @@ class _Table(BaseModel):
 
 
 class _Adversary(_Table):
-    name: Literal["server", "external", "client-level", "published"]
+    name: AdversaryName | MaskAdversaryName | Literal["published"]
     text: Words
     epsilon: Epsilon
     delta: Delta

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from reproduction.checks_004 import accounting, identities, learning, least_squares
+from reproduction.checks_004 import accounting, engines, identities, learning, least_squares
 from reproduction.findings import Finding
 
 CHECKS: dict[str, Callable[[], Finding]] = {
@@ -30,4 +30,5 @@ CHECKS: dict[str, Callable[[], Finding]] = {
     "004-H22": accounting.check_h22,
     "004-H23": accounting.check_h23,
     "004-H24": least_squares.check_h24,
+    "004-H25": engines.check_h25,
 }

@@ -20,7 +20,7 @@ def test_what_holds_in_a_regime_alone(check):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("check", ["4", "8", "18", "21"])
+@pytest.mark.parametrize("check", ["4", "8", "18", "21", "25"])
 def test_a_drawn_check_reproduces(check):
     assert CHECKS[f"004-H{check}"]().verdict == "reproduced"
 

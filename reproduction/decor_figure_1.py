@@ -1,0 +1,148 @@
+"""Figure 1 of DECOR: what CDP, DECOR and LDP reach at each budget, through the engine.
+
+A panel is a task; its curves are configs, configs/experiments/004_1*_CURVE.toml, with the noise of
+one budget. That of every budget is found here by the accountant and set: LDP's so that a node's own
+noise meets it, CDP's a share 1 / sqrt(n) of that, DECOR's own noise a little more than CDP's with
+the masks that make up for the rest against the eavesdropper (adversary I).
+"""
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+
+from manifed.algorithms.decor import Decor
+from manifed.experiment.assembly import facts_of
+from manifed.experiment.load import load
+from manifed.experiment.schema import CorrelatedNoise, Experiment
+from manifed.privacy.secldp import calibrate_masks, paper_slope
+from manifed.runs.report.figures import COLORS, DASHES, STYLE
+from manifed.runs.report.runs import Run
+from reproduction.checks_004.learning import local_stddev
+from reproduction.experiments import experiment_path
+from reproduction.run_folders import run_of
+
+RATIOS = {"complete": 1.05, "torus": 1.25, "ring": 1.25}
+"""sigma_cdp of DECOR over that of CDP, by graph."""
+DELTA = 1e-5
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One task of Figure 1."""
+
+    title: str
+    curves: tuple[str, ...]
+    epsilons: tuple[float, ...]
+    column: str
+    """Of metrics.csv, averaged over the last ``rows`` measured."""
+    rows: int = 1
+    is_log: bool = True
+
+
+ALL = ("cdp", "decor-complete", "decor-torus", "decor-ring", "ldp-complete", "ldp-torus",
+       "ldp-ring")  # fmt: skip
+FEW = ("cdp", "decor-complete", "decor-torus", "decor-ring", "ldp-ring")
+PANELS: Mapping[str, Panel] = {
+    "004-1a": Panel(
+        "least squares", ALL, (1, 3, 5, 7, 10, 15, 20, 25, 30, 40), "optimum_distance", 20
+    ),
+    "004-1b": Panel("logistic regression, a9a", FEW, (3, 5, 7, 10, 15, 20, 25, 30, 40), "cost_gap"),
+    "004-1b-breast-cancer": Panel(
+        "logistic regression, breast cancer", FEW, (3, 10, 40), "cost_gap"
+    ),
+    "004-1c": Panel("a network, MNIST", FEW, (1, 3, 6, 10), "accuracy", is_log=False),
+    "004-1c-digits": Panel("a network, digits", FEW, (3, 10, 30), "accuracy", is_log=False),
+}
+
+
+def config_of(figure: str, curve: str) -> str:
+    """The name of a curve's config."""
+    return f"{figure.replace('-', '_', 1).replace('-', '_')}_{curve}"
+
+
+def noise_of(config: Experiment, curve: str, epsilon: float) -> tuple[float, float]:
+    """Own and mask deviations with which a curve meets (epsilon, 1e-5) against adversary I."""
+    privacy, rounds = config.privacy, config.federation.num_rounds
+    assert isinstance(privacy, CorrelatedNoise)
+    assert isinstance(config.training, Decor)
+    if privacy.unit == "client":
+        local = float(np.sqrt(2 / paper_slope(epsilon, rounds, DELTA)))
+    else:
+        batch = config.training.minibatch
+        assert batch.kind == "poisson"
+        local = local_stddev(epsilon, rounds, int(batch.batch_size), min(facts_of(config).sizes))
+    local *= privacy.l2_norm_clip
+    central = local / config.federation.num_clients**0.5
+    role, _, graph = curve.partition("-")
+    if role != "decor":
+        return (central if role == "cdp" else local), 0.0
+    noise = calibrate_masks(
+        config.training.network.graph, RATIOS[graph] * central, 0,
+        lambda w: w.precision <= 1 / local**2,
+    )  # fmt: skip
+    return noise.sigma_cdp, noise.sigma_cor
+
+
+def runs_of(
+    figure: str, seeds: Sequence[int], out: Path, sets: Sequence[str], epsilons: Sequence[float]
+) -> dict[str, dict[float, list[Run]]]:
+    """Every curve's runs at every budget."""
+    found: dict[str, dict[float, list[Run]]] = {}
+    for curve in PANELS[figure].curves:
+        name = config_of(figure, curve)
+        config = load(experiment_path(name), sets)
+        for epsilon in epsilons:
+            own, masks = noise_of(config, curve, epsilon)
+            noised = [*sets, f"privacy.noise_stddev={own!r}", f"privacy.mask_stddev={masks!r}"]
+            folder = out / f"epsilon-{epsilon:g}"
+            runs = [run_of(name, seed, folder, noised) for seed in seeds]
+            found.setdefault(curve, {})[epsilon] = runs
+    return found
+
+
+def draw(
+    figure: str, seeds: Sequence[int], out: Path, sets: Sequence[str], epsilons: Sequence[float]
+) -> list[Path]:
+    """The panel as PNG and its numbers as CSV, made from run folders."""
+    panel = PANELS[figure]
+    runs = runs_of(figure, seeds, out, sets, epsilons or panel.epsilons)
+    values = {
+        curve: {e: [_value(run, panel) for run in several] for e, several in row.items()}
+        for curve, row in runs.items()
+    }
+    table = out / f"figure-{figure}.csv"
+    lines = ["curve,epsilon,seeds,mean,least,greatest"]
+    for curve, row in values.items():
+        for epsilon, each in row.items():
+            numbers = (np.mean(each), min(each), max(each))
+            shown = ",".join(f"{number:.6g}" for number in numbers)
+            lines.append(f"{curve},{epsilon:g},{len(each)},{shown}")
+    table.write_text("\n".join(lines) + "\n")
+    with rc_context(rc=STYLE):
+        drawn = Figure(figsize=(5.4, 4.0), layout="constrained")
+        axes = drawn.subplots()
+        for k, (curve, row) in enumerate(values.items()):
+            means = [float(np.mean(each)) for each in row.values()]
+            style = DASHES[("cdp", "decor", "ldp").index(curve.partition("-")[0])]
+            axes.plot(list(row), means, color=COLORS[k], linestyle=style, marker="o",
+                      markersize=3, label=curve)  # fmt: skip
+        if panel.is_log:
+            axes.set_yscale("log")
+        axes.set_xlabel("$\\varepsilon$")
+        axes.set_ylabel(panel.column.replace("_", " "))
+        axes.set_title(panel.title)
+        axes.legend(fontsize=8)
+        picture = out / f"figure-{figure}.png"
+        drawn.savefig(picture, dpi=140, metadata={"Software": None})
+    sys.stdout.write("\n".join(lines) + "\n")
+    return [picture, table]
+
+
+def _value(run: Run, panel: Panel) -> float:
+    column = run.columns[panel.column]
+    return float(column[~np.isnan(column)][-panel.rows :].mean())
