@@ -25,8 +25,20 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 CHUNK_ELEMENTS = 1 << 24
 """Numbers of per-example gradients that are held at once: 128 MiB in float64."""
 
+
+
+def cross_entropy(output: Tensor, label: Tensor) -> Tensor:
+    """-log softmax(output) (1, classes) at the class ``label`` (1,); 0 where there is none such.
+
+    So a record whose label is no class adds nothing, whatever it is.
+    """
+    classes = torch.arange(output.shape[-1], device=output.device)
+    is_it = classes == label.reshape(-1, *[1] * (output.dim() - 1))
+    return -torch.where(is_it, torch.log_softmax(output, -1), 0.0).sum()
+
+
 LOSSES: Mapping[str, Loss] = {
-    "cross-entropy": lambda output, label: nn.functional.cross_entropy(output, label.long()),
+    "cross-entropy": cross_entropy,
     "mse": lambda output, label: nn.functional.mse_loss(output, label.reshape(output.shape)),
 }
 

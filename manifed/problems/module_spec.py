@@ -14,6 +14,7 @@ from manifed.problems.dataset import ExampleKind
 from manifed.problems.finite_sum import FiniteSum
 from manifed.problems.module_problem import LOSSES, ModuleProblem, module_problem
 from manifed.problems.problem_specs import ProblemSource
+from manifed.problems.starts import ModelStart, Start
 
 
 class ModuleSpec(ProblemSource):
@@ -21,6 +22,7 @@ class ModuleSpec(ProblemSource):
 
     kind: Literal["module"] = "module"
     needs: ClassVar[ExampleKind] = "labelled-rows"
+    start: Start = ModelStart()
     model: str
     """``package.module:factory``, a function without arguments that gives a `torch.nn.Module`."""
     loss: str = "cross-entropy"
@@ -64,9 +66,9 @@ class ModuleSpec(ProblemSource):
         self, problem: FiniteSum, shape: tuple[int, ...], generator: torch.Generator
     ) -> Tensor:
         """The parameters that the factory made; another start of the config where one is given."""
-        if "start" in self.model_fields_set:
-            return super().first_point(problem, shape, generator)
-        return self.build().start
+        if self.start.kind == "model":
+            return self.build().start
+        return super().first_point(problem, shape, generator)
 
     def prepare(self, shard: Examples, meta: Mapping[str, Any]) -> Examples:
         """``feature`` and ``label``; -1 and 1 become the classes 0 and 1."""

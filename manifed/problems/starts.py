@@ -105,4 +105,23 @@ class LayersStart(Frozen):
         return torch.cat([uniform[:first] / math.sqrt(p), uniform[first:] / math.sqrt(self.hidden)])
 
 
-Start = Annotated[RandomStart | OriginStart | GivenStart | LayersStart, Field(discriminator="kind")]
+class ModelStart(Frozen):
+    """The parameters that the factory of a module made, for problem.kind = "module"."""
+
+    kind: Literal["model"] = "model"
+
+    def point(
+        self, manifold: Manifold, shape: tuple[int, ...], generator: torch.Generator
+    ) -> Tensor:
+        """None: a manifold knows no module.
+
+        Raises:
+            ValueError: always.
+        """
+        del manifold, shape, generator
+        raise ValueError("problem.start: 'model' goes with problem.kind = 'module'; use 'random'")
+
+
+Start = Annotated[
+    RandomStart | OriginStart | GivenStart | LayersStart | ModelStart, Field(discriminator="kind")
+]

@@ -24,6 +24,10 @@ def orthogonal():
     return Orthogonal(64, 4, 10)
 
 
+def three_to_two():
+    return nn.Sequential(nn.Linear(3, 2), nn.Tanh(), nn.Linear(2, 2))
+
+
 def mixing():
     return nn.Sequential(nn.Linear(64, 10), nn.BatchNorm1d(10))
 

@@ -7,6 +7,8 @@ import pytest
 import torch
 from flwr.app import Context, RecordDict
 
+from manifed.audit.of_config import attacks_of
+from manifed.audit.report import find_strongest
 from manifed.errors import ConfigError
 from manifed.experiment.assembly import client_side, initial_point, plan_of
 from manifed.experiment.load import load, parse, sha256
@@ -135,3 +137,12 @@ def test_the_first_block_of_its_page_runs_as_printed(capsys):
     assert accuracy > 0.4, "chance is 0.1"
     frame = said["model"].frame.detach().to(torch.float64)
     torch.testing.assert_close(frame.mT @ frame, torch.eye(8, dtype=frame.dtype), atol=1e-5, rtol=0)
+
+
+@pytest.mark.slow
+def test_the_audit_proves_no_more_than_is_claimed(own):
+    small = ["data.num_examples=48", 'training.minibatch={kind="full"}']
+    config = load(own, [*small, 'training.maps="retraction"'])
+    _, found = find_strongest(attacks_of(config, 300))
+    assert any("own problem" in finding.audited.how for finding in found)
+    assert not any(finding.verdict.is_violated for finding in found)

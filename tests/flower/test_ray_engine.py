@@ -1,4 +1,5 @@
 import re
+import shutil
 import signal
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from manifed.errors import EngineFailed
 from tests.deployment.conftest import TINY_PROJECT, leaves_nothing  # noqa: F401 - a fixture
 from tests.deployment.interrupt import all_gone, interrupted
 from tests.deployment.tiny_run_config import tiny_run_config
+from tests.experiment import own_nets
+from tests.experiment.test_own_module import CONFIG as OWN_MODULE
 
 QUICKSTART = Path(__file__).parents[2] / "configs" / "quickstart.toml"
 EVALUATED = "evaluation={kind='private',hold_out=0.25,loss_range=[-1.0,0.0]}"
@@ -50,6 +53,22 @@ def test_own_files_and_their_private_evaluation_are_those_of_inline(tmp_path: Pa
     losses = [folder.metrics()["held_out_loss"] for folder in ran]
     assert sum(loss is not None for loss in losses[0]) == 3
     assert losses[1] == pytest.approx(losses[0], abs=1e-10)
+
+
+@pytest.mark.usefixtures("leaves_nothing")
+def test_a_module_of_a_package_outside_has_one_trajectory_on_every_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copy(Path(own_nets.__file__), tmp_path / "nets_of_mine.py")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("MANIFED_PLUGINS", "nets_of_mine")
+    config = tmp_path / "own.toml"
+    config.write_text(OWN_MODULE.replace(own_nets.FACTORY, "nets_of_mine:orthogonal"))
+    sets = ["federation.num_rounds=5", *QUIET]
+    found = compare_engines(str(config), sets, ("inline", "ray", "deployment"))
+    assert found["engines"] == ["inline", "ray", "deployment"]
+    assert found["max_difference"] <= 1e-10
 
 
 @pytest.mark.usefixtures("leaves_nothing")

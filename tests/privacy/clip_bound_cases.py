@@ -15,6 +15,7 @@ from torch import Tensor
 
 from manifed.manifolds.base import Manifold
 from manifed.manifolds.power import Power
+from manifed.manifolds.product import Product
 from manifed.problems.base import Examples
 from manifed.problems.class_means import ClassMeans
 from manifed.problems.finite_sum import FiniteSum
@@ -51,6 +52,10 @@ def judge(manifold: Manifold, x: Tensor) -> Callable[[Tensor], mp.mpf]:
     if isinstance(manifold, Power):
         blocks = [judge(manifold.base, point) for point in x]
         return lambda u: mp.norm([block(v) for block, v in zip(blocks, u, strict=True)])
+    if isinstance(manifold, Product):
+        factors = manifold.factors
+        parts = {f.name: judge(f.manifold, manifold.unpack(x)[f.name]) for f in factors}
+        return lambda u: mp.norm([parts[k](v) for k, v in manifold.unpack(u).items()])
     return judge_of_one(manifold, x)
 
 
@@ -294,7 +299,8 @@ def records(spec: ProblemSource, x: Tensor, seed: int) -> Examples:
         "hyperbolic-pairs": _poincare if name == "PoincareBall" else _lorentz,
     }
     is_prediction = isinstance(spec, HyperbolicPredictionSpec)
-    return (_prediction if is_prediction else makers[spec.needs])(x, generator)
+    made = (_prediction if is_prediction else makers[spec.needs])(x, generator)
+    return spec.prepare(made, {}) if isinstance(spec, ModuleSpec) else made
 
 
 # -- cases ---------------------------------------------------------------------------------------
@@ -318,6 +324,8 @@ def _variants(model: type[ProblemSource]) -> Iterator[ProblemSource]:
             choices[name] = get_args(field.annotation)
         elif name in {"num_classes", "hidden"}:
             choices[name] = (K,)
+        elif name == "model":
+            choices[name] = ("tests.experiment.own_nets:three_to_two",)
         elif name in {"ridge", "penalty"} and field.default == 0.0:
             choices[name] = (0.0, 0.3)
     for values in product(*choices.values()):

@@ -164,4 +164,4 @@ def test_a_given_start_that_is_no_point_is_refused_in_one_line(entries, words):
 
 def test_every_kind_of_start_is_in_the_union():
     kinds = {one.model_fields["kind"].default for one in members(Start)}
-    assert kinds == {"random", "origin", "given", "layers"}
+    assert kinds == {"random", "origin", "given", "layers", "model"}
