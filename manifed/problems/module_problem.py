@@ -26,7 +26,6 @@ CHUNK_ELEMENTS = 1 << 24
 """Numbers of per-example gradients that are held at once: 128 MiB in float64."""
 
 
-
 def cross_entropy(output: Tensor, label: Tensor) -> Tensor:
     """-log softmax(output) (1, classes) at the class ``label`` (1,); 0 where there is none such.
 
