@@ -20,9 +20,8 @@ import math
 from typing import Annotated, Final, Literal, Self
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from pydantic import Field, model_validator
-from scipy.signal import lfilter
 
 from manifed.privacy.events import Frozen
 
@@ -44,7 +43,13 @@ def inverse_square_root(n: int) -> Array:
 
 def inverse(column: Array, n: int) -> Array:
     """The first column, n entries, of the inverse of a lower triangular Toeplitz matrix."""
-    return np.asarray(lfilter([1.0], column, np.eye(1, n)[0]), dtype=np.float64)
+    return _filtered([1.0], column, np.eye(1, n)[0])
+
+
+def _filtered(forward: ArrayLike, back: ArrayLike, signal: Array) -> Array:
+    from scipy.signal import lfilter  # a second of its own, for runs with such noise alone
+
+    return np.asarray(lfilter(forward, back, signal), dtype=np.float64)
 
 
 class Banded(Frozen):
@@ -155,7 +160,7 @@ def errors(strategy: Array, workload: Array | None = None) -> Array:
     """
     n = len(strategy)
     column = np.ones(n) if workload is None else workload
-    rows = np.asarray(lfilter(column, [1.0], inverse(strategy, n)), dtype=np.float64)
+    rows = _filtered(column, [1.0], inverse(strategy, n))
     return np.sqrt(np.cumsum(rows**2))
 
 
