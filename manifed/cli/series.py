@@ -18,13 +18,16 @@ _MOST = 10**7
 
 def series(
     config: Annotated[
-        Path | None, typer.Argument(help="A TOML file: schedules, C, noise (docs/time_varying.md).")
+        Path | None,
+        typer.Argument(help="Schedules, C and noise (docs/time_varying.md), or an experiment."),
     ] = None,
     algorithm: Annotated[
         str | None, typer.Option(help="output or gradient: what is perturbed.")
     ] = None,
     example: Annotated[int | None, typer.Option(help="1 or 2: the paper's own.")] = None,
-    rounds: Annotated[int, typer.Option(min=1, max=_MOST, help="K.")] = 100_000,
+    rounds: Annotated[
+        int | None, typer.Option(min=1, max=_MOST, help="K; default: the experiment's, else 10^5.")
+    ] = None,
     budget: Annotated[
         float | None, typer.Option(help="Say in which round this epsilon (or rho) is spent.")
     ] = None,
@@ -45,12 +48,13 @@ def series(
     constants: ProblemConstants | None = None
     printed: float | None = None
     if config is not None:
-        releases, constants = _read(config)
+        releases, constants, own_rounds = _read(config)
+        rounds = rounds or own_rounds
         if algorithm not in {None, releases.algorithm}:
             fail(f"--algorithm: expected {releases.algorithm!r} of {config}, got {algorithm!r}")
     else:
         releases, printed = _example(example, algorithm)
-    found = priced(releases, constants, rounds, budget, delta)
+    found = priced(releases, constants, rounds or 100_000, budget, delta)
     if printed is not None:
         found["in_the_text"] = printed
     sys.stdout.write(_shown(found, releases))
@@ -137,7 +141,7 @@ def _example(number: int | None, algorithm: str | None) -> "tuple[Releases, floa
     ), one.printed
 
 
-def _read(path: Path) -> "tuple[Releases, ProblemConstants | None]":
+def _read(path: Path) -> "tuple[Releases, ProblemConstants | None, int | None]":
     import tomllib
 
     from pydantic import ValidationError
@@ -149,6 +153,8 @@ def _read(path: Path) -> "tuple[Releases, ProblemConstants | None]":
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         fail(f"{path}: cannot be read ({error})")
+    if "training" in table:
+        return _of_experiment(path)
     constants = table.pop("problem", None)
     try:
         releases = Releases.model_validate(table)
@@ -157,18 +163,46 @@ def _read(path: Path) -> "tuple[Releases, ProblemConstants | None]":
         place = ".".join(str(part) for part in first["loc"])
         fail(f"{path}: {place + ': ' if place else ''}{first['msg']}")
     if constants is None:
-        return releases, None
+        return releases, None, None
     try:
-        return releases, ProblemConstants(**constants)
+        return releases, ProblemConstants(**constants), None
     except TypeError as error:
         fail(f"{path}: problem: {error}")
+
+
+def _of_experiment(path: Path) -> "tuple[Releases, None, int]":
+    """What the smallest node of an experiment with growing samples releases, and its rounds."""
+    from manifed.algorithms.growing_samples import GrowingSamples
+    from manifed.cli.launch import Request, guarded, load_or_exit
+    from manifed.experiment.assembly import facts_of
+    from manifed.experiment.privacy import example_mechanism
+    from manifed.privacy.series import Releases
+
+    config = load_or_exit(Request(str(path), ()), fail)
+    training = config.training
+    if not isinstance(training, GrowingSamples):
+        fail(f"training.kind: expected 'growing-samples', got {training.kind!r}")
+    if config.privacy.kind != "example-level":
+        fail(f"privacy.kind: expected 'example-level', got {config.privacy.kind!r}")
+    sizes = guarded(lambda: facts_of(config).sizes, fail)
+    mechanism = guarded(lambda: example_mechanism(config, sizes), fail)
+    is_recycled = training.on_exhausted == "recycle"
+    releases = Releases(
+        algorithm=training.perturbation,
+        schedules=training.schedules,
+        sensitivity=1 / mechanism.stddev(1.0, min(sizes)),
+        noise="gaussian",
+        lipschitz=training.lipschitz or 0.0,
+        num_examples=min(sizes) if is_recycled else None,
+    )
+    return releases, None, config.federation.num_rounds
 
 
 def _shown(found: dict[str, Any], releases: "Releases") -> str:
     """The lines a person reads."""
     lines = [f"{found['algorithm']} perturbation, {found['noise']} noise, "
-             f"C = {releases.sensitivity:g}, {found['rounds']} rounds: {found['samples']} examples "
-             "a node"]  # fmt: skip
+             f"C = {releases.sensitivity:g}, {found['rounds']} rounds: {found['samples']} "
+             "gradients a node"]  # fmt: skip
     for one in found["checks"]:
         verdict = f"holds, margin {one['margin']:.4g}" if one["holds"] else "FAILS"
         rate = f", rate k^-{one['rate']:g}" if one.get("rate", 0) > 0 and one["holds"] else ""

@@ -1,6 +1,7 @@
 """Growing samples: every way is the plain loop, priced as the series says, and never bare."""
 
 import math
+import sys
 from functools import cache
 
 import numpy as np
@@ -127,6 +128,16 @@ def test_every_way_is_the_plain_loop(case, way):
     config = experiment(case)
     found = reports_of(config, way)[-1].state["x"].numpy()
     assert np.abs(found - expected(case)).max() <= 1e-12
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["output, paper", "output, mixed", "gradient"])
+def test_thirty_nodes_over_messages_are_the_plain_loop(case, monkeypatch):
+    monkeypatch.setattr(sys.modules[__name__], "NODES", 30)
+    config = experiment(case)
+    found = reports_of(config, "messages")[-1].state["x"].numpy()
+    assert found.shape == (30, 4)
+    assert np.abs(found - shown_in_numpy(config)).max() <= 1e-12
 
 
 def of_series(config, rounds):

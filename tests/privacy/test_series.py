@@ -2,6 +2,7 @@
 
 import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -244,3 +245,16 @@ def test_the_command_prices_examples_and_configs_and_refuses_in_one_line(tmp_pat
         bad = run(app, ["privacy", "series", str(path)])
         assert bad.exit_code == 2
         assert len(bad.stderr.strip().splitlines()) == 1
+
+
+@pytest.mark.slow
+def test_the_command_prices_an_experiment_and_what_would_follow_it():
+    commands.register(app)
+    run = CliRunner().invoke
+    path = str(Path(__file__).parents[2] / "configs" / "examples" / "growing_samples.toml")
+    done = run(app, ["privacy", "series", path, "--json"])
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert (found["rounds"], found["noise"]) == (100, "gaussian")
+    assert 0.99 < found["epsilon_K"] <= 1.0 < found["epsilon_infinite"] < 1.03  # its target is 1
+    other = run(app, ["privacy", "series", str(Path(path).parents[1] / "quickstart.toml")])
+    assert (other.exit_code, len(other.stderr.strip().splitlines())) == (2, 1)
