@@ -126,6 +126,16 @@ class SymmetricMean(Statistic):
 
 
 @dataclass(frozen=True)
+class GramMean(Statistic):
+    """Up: the second moment of rows of a point's length with a target, in coordinates of Sym."""
+
+    @classmethod
+    def layout(cls, shape: tuple[int, ...], dtype: torch.dtype) -> Mapping[str, Layout]:
+        """(d+1)(d+2)/2 numbers."""
+        return {"u": ((packed_size(shape[0] + 1),), dtype)}
+
+
+@dataclass(frozen=True)
 class PerClient:
     """What goes down where it differs by client.
 

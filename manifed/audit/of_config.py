@@ -5,6 +5,7 @@ from dataclasses import replace
 from manifed.algorithms.growing_samples import GrowingSamples
 from manifed.algorithms.interface import ClientUpdate, Scheduled, in_round
 from manifed.algorithms.one_shot import OneShot
+from manifed.algorithms.second_moment import SecondMoment
 from manifed.audit.attack import Attack, Audited
 from manifed.audit.client_attacks import SHORT_STEP, ExampleAttack
 from manifed.audit.mechanisms import price
@@ -140,8 +141,9 @@ def _of_one_shot(
     own = OwnProblemAttack(facts_of(config).problem, training, mechanism, smallest, x, source)
     rows: list[tuple[str, Attack]] = [
         ("own problem: the record that moves the upload most", own),
-        ("worst case: canary statistic at the clip norm, all others zero", worst),
     ]
+    if isinstance(training, SecondMoment):
+        rows.append(("worst case: canary statistic at the clip norm, all others zero", worst))
     return [Audited(config.name, attack, price(worst), trials, how) for how, attack in rows]
 
 

@@ -5,7 +5,9 @@ from manifed.algorithms.decor import Decor
 from manifed.algorithms.gossip import Gossip, OnGraph
 from manifed.algorithms.growing_samples import GrowingSamples
 from manifed.algorithms.interface import ClientUpdate, ServerUpdate
+from manifed.algorithms.log_euclidean import LogEuclidean
 from manifed.algorithms.manifold_gossip import ManifoldGossip
+from manifed.algorithms.noisy_gram import NoisyGram
 from manifed.algorithms.one_shot import OneShot
 from manifed.algorithms.pair_masks import Masking
 from manifed.algorithms.projected import Projected, ProjectedPartial, Projecting, reach
@@ -27,7 +29,10 @@ from manifed.privacy.events import NeighboringRelation
 from manifed.privacy.mechanism import ExampleMechanism, RelativeNoise
 from manifed.privacy.noise import BITS
 from manifed.problems.base import Problem
-from manifed.problems.second_moments import SecondMoments
+from manifed.problems.least_squares import LeastSquares
+from manifed.problems.log_sums import LogSums
+from manifed.problems.second_moments import GramMatrices, SecondMoments
+from manifed.problems.spec import ProblemSpec
 
 _MANY_EXAMPLES = 1 << 20
 """A shard so large that a minibatch is a proper part of it."""
@@ -44,6 +49,8 @@ AnyTraining = (
     | ManifoldGossip
     | GrowingSamples
     | SecondMoment
+    | LogEuclidean
+    | NoisyGram
 )
 
 
@@ -159,7 +166,15 @@ def check_graph(training: AnyTraining, num_clients: int) -> None:
         )
 
 
-def check_statistic(training: AnyTraining, problem: Problem, kind: str) -> None:
+_SOLVES: dict[type[OneShot], tuple[type, str]] = {
+    SecondMoment: (SecondMoments, "'principal-eigenvector' or 'kpca'"),
+    LogEuclidean: (LogSums, "'frechet-mean' with problem.manifold = 'spd-log-euclidean'"),
+    NoisyGram: (GramMatrices, "'least-squares'"),
+}
+"""Statistics that a one-shot release takes, and the problems that have them."""
+
+
+def check_statistic(training: AnyTraining, problem: Problem, spec: ProblemSpec) -> None:
     """Refuse a one-shot release of a problem that is no function of what it releases.
 
     Raises:
@@ -167,10 +182,19 @@ def check_statistic(training: AnyTraining, problem: Problem, kind: str) -> None:
     """
     if not isinstance(training, OneShot):
         return
-    if not isinstance(problem.sufficient_statistic, SecondMoments):
+    statistic, problems = _SOLVES[type(training)]
+    if not isinstance(problem.sufficient_statistic, statistic):
         raise ValueError(
-            f"training.kind: {training.kind!r} solves problem.kind = 'principal-eigenvector' or "
-            f"'kpca', got {kind!r}; use training.kind = 'rsgd'"
+            f"training.kind: {training.kind!r} solves problem.kind = {problems}, got "
+            f"{spec.kind!r}; use training.kind = 'rsgd'"
+        )
+    if (
+        isinstance(problem, LeastSquares)
+        and isinstance(training, NoisyGram)
+        and problem.ridge != training.ridge
+    ):
+        raise ValueError(
+            f"training.ridge: expected the problem's {problem.ridge:g}, got {training.ridge:g}"
         )
 
 

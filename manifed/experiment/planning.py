@@ -22,6 +22,7 @@ from manifed.errors import ConfigError
 from manifed.experiment.predictions import Spectrum, descent_gap, one_shot_gap
 from manifed.experiment.privacy import Sizes, example_mechanism
 from manifed.experiment.schema import Experiment
+from manifed.manifolds.base import MapChoice
 from manifed.manifolds.symmetric import packed_size
 from manifed.oracles.minibatch import Full
 from manifed.privacy.events import Frozen
@@ -34,7 +35,7 @@ MOST_ROUNDS = 100
 _ROUNDS = (1, 2, 3, 5, 8, 12, 20, 30, 50, 80, 120, 200, 300, 500)
 _STEPS = (0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0)
 """In units of one over the largest curvature of the guess."""
-_CURVATURE = {"principal-eigenvector": 2.0, "kpca": 1.0}
+CURVATURE = {"principal-eigenvector": 2.0, "kpca": 1.0}
 """Of f in the direction from component i to j, over l_i - l_j."""
 
 
@@ -63,7 +64,8 @@ class Option:
         if isinstance(self.training, SecondMoment):
             return {"kind": self.training.kind}
         step = self.training.step_size
-        return {"kind": "rsgd", "step_size": step, "minibatch": {"kind": "full"}}
+        table = {"kind": "rsgd", "step_size": step, "minibatch": {"kind": "full"}}
+        return table if self.training.maps == "exact" else {**table, "maps": self.training.maps}
 
 
 def is_auto(table: Mapping[str, Any]) -> bool:
@@ -162,16 +164,18 @@ def _descents(
     config: Experiment, spectrum: Spectrum, sizes: Sizes, shape: tuple[int, ...], rounds: int
 ) -> Iterator[Option]:
     """Full-batch descent for every number of rounds and step size that is tried."""
-    curvature = _CURVATURE[config.problem.kind]
+    curvature = CURVATURE[config.problem.kind]
     sharpest = curvature * float(spectrum.gaps.max())
     one = config.model_copy(update={"training": RSGD(step_size=1.0, minibatch=Full())})
     price, stddev = _noise(one, sizes)
+    # exact logarithms of frames do not converge where the noise of a step is long
+    maps: MapChoice = "exact" if len(shape) == 1 else "retraction"
     for count in sorted({min(count, rounds) for count in _ROUNDS}):
         root = math.sqrt(count)  # T full-batch Gaussians of multiplier m sqrt(T) are one of m
         for share in _STEPS:
             step = float(f"{share / sharpest:.3g}")
             gap = descent_gap(spectrum, root * stddev, step, count, curvature)
-            training = RSGD(step_size=step, minibatch=Full())
+            training = RSGD(step_size=step, minibatch=Full(), maps=maps)
             yield Option(training, count, root * price, count * math.prod(shape), gap)
 
 
@@ -231,8 +235,8 @@ def _check(config: Experiment) -> None:
             f"training.kind: 'auto' plans for federation.cohort.kind = 'all', got {cohort.kind!r}; "
             "name a method"
         )
-    if config.problem.kind not in _CURVATURE:
+    if config.problem.kind not in CURVATURE:
         raise ConfigError(
-            f"training.kind: 'auto' plans for problem.kind = {' or '.join(map(repr, _CURVATURE))}, "
+            f"training.kind: 'auto' plans for problem.kind = {' or '.join(map(repr, CURVATURE))}, "
             f"got {config.problem.kind!r}; name a method"
         )

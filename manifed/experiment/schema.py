@@ -15,7 +15,9 @@ from manifed.algorithms.gossip import Gossip
 from manifed.algorithms.growing_samples import GrowingSamples
 from manifed.algorithms.held_out import PrivateEvaluation, PublicEvaluation
 from manifed.algorithms.interface import ClientUpdate, ServerUpdate
+from manifed.algorithms.log_euclidean import LogEuclidean
 from manifed.algorithms.manifold_gossip import ManifoldGossip
+from manifed.algorithms.noisy_gram import NoisyGram
 from manifed.algorithms.pair_masks import Masking
 from manifed.algorithms.projected import Projected, ProjectedPartial
 from manifed.algorithms.rfedprox import RFedProx
@@ -63,7 +65,9 @@ Training = Annotated[
     | Decor
     | ManifoldGossip
     | GrowingSamples
-    | SecondMoment,
+    | SecondMoment
+    | LogEuclidean
+    | NoisyGram,
     Field(discriminator="kind"),
     OrPlugin(ClientUpdate, or_both=ServerUpdate),
 ]
@@ -375,7 +379,7 @@ class Experiment(Frozen):
         check_strategy(self.training, self.strategy, cohort)
         problem = self.problem.build()
         check_manifold(self.training, problem.manifold)
-        check_statistic(self.training, problem, self.problem.kind)
+        check_statistic(self.training, problem, self.problem)
         check_average(self.server_update, self.federation.num_rounds, problem.manifold)
         self._check_output_rules()
         self._check_privacy()

@@ -14,8 +14,10 @@ from typing import Any
 from torch import Tensor
 
 from manifed.manifolds.base import Manifold
-from manifed.problems.base import Examples
+from manifed.manifolds.spd_flat import SPDLogEuclidean
+from manifed.problems.base import Examples, Problem
 from manifed.problems.finite_sum import Constant, FiniteSum, Optimum, Shards, pool
+from manifed.problems.log_sums import LogSums
 from manifed.problems.records import check_points
 
 
@@ -30,6 +32,11 @@ class FrechetMean(FiniteSum):
             raise ValueError(f"A Fréchet mean needs a logarithm, and {manifold.name} has none")
         self.manifold = manifold
         self.min_curvature = min_curvature
+
+    @property
+    def sufficient_statistic(self) -> Problem | None:
+        """The sum of the logarithms where the metric is log-Euclidean; else none is known."""
+        return LogSums() if isinstance(self.manifold, SPDLogEuclidean) else None
 
     def point_shape(self, examples: Examples) -> tuple[int, ...]:
         """Shape of one example."""

@@ -26,6 +26,11 @@ def directions(logs: Tensor, norms: Tensor, ndim: int) -> Tensor:
 class GeometricMedian(FrechetMean):
     """f_j(x) = dist(x, z_j); examples ``z`` of shape (..., n, *point)."""
 
+    @property
+    def sufficient_statistic(self) -> None:
+        """None: a median is no function of a sum."""
+        return
+
     def losses(self, x: Tensor, examples: Examples) -> Tensor:
         """dist(x, z_j), shape ``(..., n)``."""
         return self.manifold.dist(self._base(x), examples["z"])

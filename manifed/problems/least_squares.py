@@ -10,14 +10,20 @@ import math
 import torch
 from torch import Tensor
 
-from manifed.problems.base import Examples
+from manifed.problems.base import Examples, Problem
 from manifed.problems.finite_sum import Constant, Optimum, Shards, pool
 from manifed.problems.linear import row_products, squared_norms
 from manifed.problems.linear_model import LinearModel
+from manifed.problems.second_moments import GramMatrices
 
 
 class LeastSquares(LinearModel):
     """Examples ``feature`` (..., n, d) and ``target`` (..., n)."""
+
+    @property
+    def sufficient_statistic(self) -> Problem:
+        """The second moment of rows with their targets."""
+        return GramMatrices()
 
     def losses(self, x: Tensor, examples: Examples) -> Tensor:
         """1/2 (a_j^T x - b_j)^2 + ridge/2 |x|^2, shape ``(..., n)``."""

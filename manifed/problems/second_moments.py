@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from manifed.manifolds.euclidean import Euclidean
-from manifed.manifolds.symmetric import packed
+from manifed.manifolds.symmetric import packed, packed_size
 from manifed.problems.base import Examples, ProblemBase
 from manifed.problems.linear import squared_norms
 
@@ -38,8 +38,7 @@ class SecondMoments(ProblemBase):
 
     def point_shape(self, examples: Examples) -> tuple[int, ...]:
         """(d(d+1)/2,)."""
-        order = examples["z"].shape[-1]
-        return (order * (order + 1) // 2,)
+        return (packed_size(examples["z"].shape[-1]),)
 
     def losses(self, x: Tensor, examples: Examples) -> Tensor:
         """<z_j z_j^T, x>, shape ``(..., n)``."""
@@ -70,3 +69,34 @@ class OuterProducts:
         """sum_j weights_j z_j z_j^T, shape ``(..., d(d+1)/2)``."""
         z = self.examples["z"]
         return packed(torch.matmul((weights.unsqueeze(-1) * z).mT, z))
+
+
+class GramMatrices(ProblemBase):
+    """The second moment of rows (a_j, b_j); ``feature`` (..., n, d) and ``target`` (..., n)."""
+
+    points_per_example = 0.0
+
+    def __init__(self) -> None:
+        self.manifold = Euclidean()
+
+    def point_shape(self, examples: Examples) -> tuple[int, ...]:
+        """((d+1)(d+2)/2,)."""
+        return (packed_size(examples["feature"].shape[-1] + 1),)
+
+    def losses(self, x: Tensor, examples: Examples) -> Tensor:
+        """<r_j r_j^T, x>, shape ``(..., n)``."""
+        return SecondMoments().losses(x, _joint(examples))
+
+    def rgrads(self, x: Tensor, examples: Examples) -> Tensor:
+        """r_j r_j^T in coordinates, shape ``(..., n, (d+1)(d+2)/2)``."""
+        return SecondMoments().rgrads(x, _joint(examples))
+
+    def gradients(self, x: Tensor, examples: Examples) -> OuterProducts:
+        """The same, whose sum is one product of matrices."""
+        return OuterProducts(_joint(examples))
+
+
+def _joint(examples: Examples) -> Examples:
+    """The rows (a_j, b_j) as ``z``; norms that are stored are those of a_j alone."""
+    z = torch.cat([examples["feature"], examples["target"].unsqueeze(-1)], dim=-1)
+    return Examples({"z": z}, {"z": 1})

@@ -1,0 +1,49 @@
+r"""Least squares from one noised Gram matrix of each client: sufficient statistics, then a solve.
+
+Vu, Slavkovic: Differential Privacy for Clinical Trial Data (2009); Sheffet: Differentially Private
+Ordinary Least Squares (2017); Wang: Revisiting Differentially Private Linear Regression (2018),
+"SSP", with the noise at every client. One round, one upload of (d+1)(d+2)/2 numbers a client.
+
+Symbols: r_j = (a_j, b_j) the row with its target, A = sum_i w_i (1/N_i) sum_j r_j r_j^T + E its
+noised second moment with blocks A_aa and A_ab, rho ``ridge`` as in the problem, C
+``l2_norm_clip``, a bound of |a_j|^2 + b_j^2; state["x"] = (A_aa^+ + rho I)^{-1} A_ab.
+
+Sensitivity: that of second moments (manifed/problems/second_moments.py), C / N_i or
+sqrt(2) C / N_i. The clip scales row and target together, so a long row keeps its direction and its
+residual, and loses weight. Post-processing: A_aa^+ has its eigenvalues raised to
+``eigenvalue_floor``, because noise may make A_aa indefinite; a direction in which the noise is all
+there is would else be divided by next to nothing. Invariant: state["x"] is finite.
+"""
+
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from manifed.algorithms.one_shot import OneShot
+from manifed.algorithms.payloads import GramMean, Statistic
+from manifed.manifolds.base import Manifold
+from manifed.manifolds.symmetric import unpacked
+from manifed.problems.second_moments import APART
+
+
+class NoisyGram(OneShot):
+    """Noised Gram matrices of all clients, and the least squares that they say."""
+
+    kind: Literal["noisy-gram"] = "noisy-gram"
+    ridge: float = Field(default=0.0, ge=0)
+    """That of the problem."""
+    eigenvalue_floor: float = Field(default=1e-3, gt=0)
+    """Public: least eigenvalue of A_aa that is believed."""
+
+    up: ClassVar[type[Statistic]] = GramMean
+    apart: ClassVar[float] = APART
+
+    def solve(self, mean: Tensor, x: Tensor, manifold: Manifold) -> Tensor:
+        """(A_aa^+ + rho I)^{-1} A_ab, shape (d,)."""
+        gram = unpacked(mean.to(torch.float64))
+        values, vectors = torch.linalg.eigh(gram[:-1, :-1])
+        believed = values.clamp_min(self.eigenvalue_floor) + self.ridge
+        solved = vectors @ ((vectors.mT @ gram[:-1, -1]) / believed)
+        return solved.to(x.dtype)
