@@ -9,6 +9,7 @@ reply. A process that is killed anywhere in between has answered nothing that wa
 
 import logging
 import threading
+import tomllib
 import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -188,12 +189,27 @@ def _parsed(text: str, digest: str) -> Experiment:
         Refused: this site reads another experiment from it, or none.
     """
     try:
+        if _names_a_graph(tomllib.loads(text)):
+            raise Refused(
+                "a graph, which is built while it is read, takes a copy of this site's own"
+            )
         config = from_toml(text, allowed_here())
     except (ConfigError, ValueError, RecursionError) as error:
         raise Refused(f"this site cannot read the experiment: {error}") from None
     if sha256(config) != digest:
         raise Refused("the text is not that of the experiment with this hash")
     return config
+
+
+def _names_a_graph(table: Mapping[str, object]) -> bool:
+    """Whether any table in it has one: few bytes of text that can take hours and all memory."""
+    waiting: list[Mapping[str, object]] = [table]
+    while waiting:
+        node = waiting.pop()
+        if "graph" in node:
+            return True
+        waiting += [value for value in node.values() if isinstance(value, Mapping)]
+    return False
 
 
 def _check_protects(config: Experiment, *, is_rehearsal: bool) -> None:

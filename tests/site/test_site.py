@@ -189,6 +189,21 @@ def test_a_file_that_a_text_names_is_not_opened(tmp_path):
         pass
 
 
+def test_a_graph_in_a_text_that_came_is_not_built(tmp_path, monkeypatch):
+    def built(*_):
+        raise AssertionError("a graph was built")
+
+    monkeypatch.setattr("manifed.site.site.from_toml", built)
+    head, _, tail = CONFIG.partition("training = ")
+    training = 'training = { kind = "gossip", step_size = 0.1, graph = { kind = "complete" } }\n'
+    text = head.replace("num_clients = 3", "num_clients = 30000") + training
+    text += tail[tail.index("[privacy]") :]
+    digest = "ab" * 32
+    with site_of(tmp_path, hashes=(digest,)) as site:
+        reply, _ = Peer(site, write(tmp_path)).send(Question(digest, text), {})
+    assert "takes a copy of this site's own" in reply.reason
+
+
 def test_a_plug_in_that_the_site_does_not_allow_is_not_imported(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "evil.py").write_text("raise AssertionError('imported')\n")
