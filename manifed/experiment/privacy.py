@@ -9,6 +9,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, Final
 
+from manifed.algorithms.correlated import CorrelatedRSGD
 from manifed.algorithms.interface import Scheduled
 from manifed.algorithms.one_shot import OneShot
 from manifed.algorithms.pair_masks import Masking
@@ -286,6 +287,7 @@ def promise_of(config: Setting, sizes: Sizes) -> Promise:
             + _declared_text(config, sizes),
             "mechanism": _mechanism_text(config, terms, is_scheduled=bool(schedule)),
             "floating_point": FLOATING_POINT[privacy.noise_precision],
+            **_kept_noise(config),
         },
         has_oracle=oracle_is_on(config),
         claim=_claim(config),
@@ -513,6 +515,15 @@ def _held_out_text(config: Setting) -> str:
     if held.kind != "private":
         return ""
     return f"; every {held.every} rounds the noised totals of each client's hold-out"
+
+
+def _kept_noise(config: Setting) -> dict[str, str | None]:
+    """What a client keeps of its noise, for the statement; nothing where draws are forgotten."""
+    training = config.training
+    if not isinstance(training, CorrelatedRSGD):
+        return {}
+    last = training.correlation.bands - 1
+    return {"kept_noise": f"the noise of its last {last} rounds, on which that of the next depends"}
 
 
 def _average_text(config: Setting) -> str:

@@ -9,6 +9,10 @@ SEEDED = (
     "privacy.noise_source = 'os'."
 )
 RELEASE = "RELEASE: the noise is keyed by the operating system and was not stored."
+KEPT = (
+    "RELEASE: the noise is keyed by the operating system; every client keeps its draws of earlier "
+    "rounds in its memory, and who reads them can subtract it."
+)
 DECLARED = (
     "RELEASE: every client declares that its noise is keyed by its own operating system; the "
     "server never saw a key and cannot check that."
@@ -37,7 +41,9 @@ def verdict(privacy: Mapping[str, Any]) -> str:
     if origins != {"os"}:
         return UNDECLARED
     is_clients = privacy["kind"] != "client-level"  # else the noise is this server's own
-    return DECLARED if is_clients and privacy.get("is_declared", False) else RELEASE
+    if is_clients and privacy.get("is_declared", False):
+        return DECLARED
+    return KEPT if privacy.get("kept_noise") else RELEASE
 
 
 def statement_of(privacy: Mapping[str, Any]) -> str:
@@ -53,6 +59,8 @@ def statement_of(privacy: Mapping[str, Any]) -> str:
         "(docs/deployment.md, platforms)"
     )
     lines += [_line(one) for one in privacy["adversaries"]]
+    if privacy.get("kept_noise"):
+        lines.append(f"  kept at every client: {privacy['kept_noise']}")
     lines += [f"  note: {note}" for note in privacy["notes"]]
     return "\n".join(lines)
 

@@ -16,6 +16,7 @@ from manifed.algorithms.payloads import Point
 from manifed.cli.launch import Request, launch
 from manifed.errors import ConfigError
 from manifed.experiment.load import load
+from manifed.experiment.privacy import planned_statement
 from manifed.federation.client import ClientSetup, Seat, run_update
 from manifed.federation.cohorts import FixedSize
 from manifed.manifolds.euclidean import Euclidean
@@ -29,6 +30,7 @@ from manifed.privacy.mechanism import ExampleMechanism, RelativeNoise
 from manifed.privacy.noise import NoiseSource, Stream
 from manifed.problems.base import Examples
 from manifed.problems.frechet_mean import FrechetMean
+from manifed.runs.statement import KEPT, RELEASE, statement_of, verdict
 
 QUICKSTART = Path(__file__).parents[2] / "configs" / "quickstart.toml"
 STEP, NOISE, CLIP, DELTA = 0.25, 2.0, 0.5, 1e-3
@@ -245,6 +247,16 @@ def test_messages_and_a_stacked_cohort_agree(tmp_path):
 def test_what_nothing_prices_is_refused(sets, match):
     with pytest.raises((ConfigError, ValidationError), match=match):
         load(QUICKSTART, [*BASE, sets])
+
+
+def test_the_statement_says_that_clients_keep_noise():
+    told = run(KINDS[0], privacy=None)  # nothing is kept where nothing is added
+    assert "kept_noise" not in told.statement
+    planned = planned_statement(load(QUICKSTART, BASE), (180,) * 10)
+    assert "kept at every client: the noise of its last 2 rounds" in statement_of(planned)
+    release = planned | {"noise_source": "os", "noise_origins": ["os"]}
+    assert verdict(release) == KEPT
+    assert verdict(release | {"kept_noise": None}) == RELEASE
 
 
 def test_fit_refuses_drawn_cohorts_too():
