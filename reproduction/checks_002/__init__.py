@@ -27,4 +27,5 @@ CHECKS: dict[str, Callable[[], Finding]] = {
     "002-19": accounting.check_19,
     "002-20": least_squares.check_20,
     "002-21": accounting.check_21,
+    "002-B1": least_squares.check_b1,
 }
