@@ -30,7 +30,7 @@ os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
 
 GARBAGE_EVERY = 50_000
 """Objects between two looks for garbage. Python's 700 look again and again through the thousands
-that modules make and keep: a tenth to a fifth of the time that a command takes to start."""
+that modules make and keep: up to a fifth of the time that a command takes to start."""
 
 app = typer.Typer(
     name="manifed",
