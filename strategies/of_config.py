@@ -1,6 +1,6 @@
 """From the config of a run to its Flower strategy."""
 
-from manifed.algorithms import gossip, tangent_mean
+from manifed.algorithms import gossip, masked_mean, tangent_mean
 from manifed.algorithms.decor import Decor
 from manifed.algorithms.growing_samples import GrowingSamples
 from manifed.algorithms.manifold_gossip import ManifoldGossip
@@ -11,6 +11,7 @@ from manifed.flower.strategy import ManifoldStrategy, settings_of
 from manifed.runs.driver import Job
 from strategies.control_variates import ControlVariates
 from strategies.gossip import Gossip
+from strategies.masked_mean import MaskedMean
 from strategies.projection_mean import ProjectionMean
 from strategies.tangent_mean import TangentMean
 
@@ -31,6 +32,8 @@ def strategy_of(job: Job) -> ManifoldStrategy:
         or type(server) is ManifoldGossip
     ):
         return Gossip(plan.manifold, server, **settings)
+    if type(server) is masked_mean.MaskedMean:
+        return MaskedMean(plan.manifold, server, **settings)
     if type(server) is RFedSVRG or type(server) is ProjectedPartial:
         return ControlVariates(plan.manifold, server, cohort=plan.cohort, **settings)
     if type(server) is tangent_mean.TangentMean and len(update.phases) == 1:

@@ -19,15 +19,14 @@ its three tasks, which hides nothing (spec 004 §7-D1); here they are fresh.
 from typing import Literal
 
 from pydantic import model_validator
-from torch import Tensor
 
+from manifed.algorithms.gossip import OnGraph
 from manifed.algorithms.interface import Collected, Memory, ServerState
 from manifed.algorithms.pair_masks import (
     Masking,
     NeighbourKeys,
     OfferedKey,
     PairKeys,
-    neighbour_keys,
 )
 from manifed.algorithms.payloads import Payload, PerClient, Point
 from manifed.manifolds.base import Manifold
@@ -37,7 +36,7 @@ from manifed.privacy.masked import MaskedMechanism
 from manifed.privacy.mechanism import ExampleMechanism
 
 
-class Decor(Masking):
+class Decor(Masking, OnGraph):
     """Algorithm 1 on any graph."""
 
     kind: Literal["decor"] = "decor"
@@ -85,20 +84,8 @@ class Decor(Masking):
         if phase == "offer":
             return PerClient(Point(x))
         if phase == "agree":
-            return PerClient(self._keys_of_neighbours(x, state["public"], state["signature"]))
+            return PerClient(self.keys_of_neighbours(x, state["public"], state["signature"]))
         return super().down(state, phase)
-
-    def _keys_of_neighbours(self, x: Tensor, public: Tensor, signature: Tensor) -> NeighbourKeys:
-        neighbors = self.secret_graph.neighbors
-        most = max(map(len, neighbors))
-        keys = public.new_zeros(len(x), most, public.shape[1])
-        signatures = signature.new_zeros(len(x), most, signature.shape[1])
-        for i, near in enumerate(neighbors):
-            keys[i, : len(near)], signatures[i, : len(near)] = (
-                public[list(near)],
-                signature[list(near)],
-            )
-        return neighbour_keys(most)(x, keys, signatures)
 
     def step(
         self,

@@ -105,24 +105,19 @@ def network(spec: GraphSpec, num_nodes: int, seed: int, mixing_weights: MixingWe
     return Network(graph, weights)
 
 
-class OnGraph(GradientSteps):
-    """What gossip with and without masks shares: the graph, the mixing, the server."""
+class ByGraph(GradientSteps):
+    """Training whose nodes stand on a graph, and whose steps may become shorter."""
 
     graph: GraphSpec
     graph_seed: int = Field(default=0, ge=0)
     """Read by random graphs only."""
     num_nodes: int | None = Field(default=None, ge=1, lt=1 << 20)
     """None in a config: federation.num_clients. Node i is partition i."""
-    mixing: Literal["server", "client"] = "server"
-    """Who computes sum_j W_ij x_j: the server, or each node from what the server hands on."""
-    mixing_weights: MixingWeights = "metropolis-hastings"
-    """"complete" is the plain mean whatever the graph: the central special case."""
     decay_rounds: float | None = Field(default=None, gt=0)
     """Eta_t = step_size / (1 + t / decay_rounds) in round t + 1; None: constant."""
 
-    @property
-    def network(self) -> Network:
-        """The graph and its mixing matrix.
+    def network_of(self, mixing_weights: MixingWeights) -> Network:
+        """The graph and a mixing matrix of it.
 
         Raises:
             ValueError: there is no such graph, or nobody said how many nodes there are.
@@ -130,13 +125,32 @@ class OnGraph(GradientSteps):
         if self.num_nodes is None:
             raise ValueError("training.num_nodes: required outside a config, got None")
         spec = cast("Any", self.graph)  # frozen, so pydantic hashes it
-        return network(spec, self.num_nodes, self.graph_seed, self.mixing_weights)
+        return network(spec, self.num_nodes, self.graph_seed, mixing_weights)
+
+    @property
+    def built_graph(self) -> Graph:
+        """The graph itself; errors as `network_of`."""
+        return self.network_of("metropolis-hastings").graph
 
     def step_size_in(self, server_round: int) -> float:
         """Eta_t of a round 1, 2, ..., t = server_round - 1."""
         if self.decay_rounds is None:
             return self.step_size
         return self.step_size / (1.0 + (server_round - 1) / self.decay_rounds)
+
+
+class OnGraph(ByGraph):
+    """What gossip with and without masks shares: a model for every node, the mixing, the server."""
+
+    mixing: Literal["server", "client"] = "server"
+    """Who computes sum_j W_ij x_j: the server, or each node from what the server hands on."""
+    mixing_weights: MixingWeights = "metropolis-hastings"
+    """"complete" is the plain mean whatever the graph: the central special case."""
+
+    @property
+    def network(self) -> Network:
+        """The graph and its mixing matrix; errors as `network_of`."""
+        return self.network_of(self.mixing_weights)
 
     # -- the client --------------------------------------------------------------------------
     @property

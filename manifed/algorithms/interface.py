@@ -260,6 +260,19 @@ class KeepsNodeModels(Protocol):
 
 
 @runtime_checkable
+class MayDisclose(Protocol):
+    """A server update with exchanges that are made only where they are needed, and cost more."""
+
+    def is_due(self, state: ServerState, phase: str) -> bool:
+        """Whether an exchange takes place in this state."""
+        ...
+
+    def disclosed(self, state: ServerState, phase: str) -> tuple[int, ...]:
+        """The clients whose masks an exchange discloses; () for one that discloses nothing more."""
+        ...
+
+
+@runtime_checkable
 class DeclaresServerWork(Protocol):
     """A server update whose page states what it calls."""
 

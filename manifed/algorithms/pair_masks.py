@@ -22,7 +22,7 @@ import torch
 from pydantic import model_validator
 from torch import Tensor
 
-from manifed.algorithms.gossip import OnGraph
+from manifed.algorithms.gossip import ByGraph
 from manifed.algorithms.interface import Memory, Phase
 from manifed.algorithms.payloads import Layout, Payload, Point
 from manifed.graphs.graph import Graph
@@ -109,14 +109,17 @@ class Agreed(Payload):
 
 @dataclass(frozen=True)
 class PairKeys(Memory):
-    """A node's X25519 secret, its pair keys by neighbour, the last round and attempt it masked."""
+    """A node's X25519 secret, its pair keys by neighbour, and what it used them for last.
+
+    ``used`` holds the last round and attempt that it masked, and 1 once it revealed masks of it.
+    """
 
     secret: Tensor
     pairs: Tensor
     used: Tensor
 
 
-class Masking(OnGraph):
+class Masking(ByGraph):
     """What algorithms with pairwise masks share; see the module."""
 
     pair_keys: Literal["seeded", "exchanged"] = "seeded"
@@ -142,7 +145,7 @@ class Masking(OnGraph):
     @property
     def secret_graph(self) -> Graph:
         """Who shares a secret with whom."""
-        return self.network.graph
+        return self.built_graph
 
     @property
     def remembers_setup(self) -> bool:
@@ -169,7 +172,7 @@ class Masking(OnGraph):
         return PairKeys(
             torch.zeros(KEY_BYTES, dtype=torch.uint8),
             torch.zeros(most, KEY_BYTES, dtype=torch.uint8),
-            torch.zeros(2, dtype=torch.int64),
+            torch.zeros(3, dtype=torch.int64),
         )
 
     @property
@@ -224,11 +227,30 @@ class Masking(OnGraph):
         pinned = read_pinned(Path(self.pinned_keys), self.secret_graph.num_nodes)
         return Agreement(self.run, node, secret, signing, pinned)
 
+    def keys_of_neighbours(self, x: Tensor, public: Tensor, signature: Tensor) -> NeighbourKeys:
+        """What every node is handed before round 1, given all offers; x is (n, *point)."""
+        neighbors = self.secret_graph.neighbors
+        most = max(map(len, neighbors))
+        keys = public.new_zeros(len(x), most, public.shape[1])
+        signatures = signature.new_zeros(len(x), most, signature.shape[1])
+        for i, near in enumerate(neighbors):
+            keys[i, : len(near)], signatures[i, : len(near)] = (
+                public[list(near)],
+                signature[list(near)],
+            )
+        return neighbour_keys(most)(x, keys, signatures)
+
     # -- in a round --------------------------------------------------------------------------
     def masked_now(
-        self, shape: Shape, memory: Memory | None, draws: Draws
+        self,
+        shape: Shape,
+        memory: Memory | None,
+        draws: Draws,
+        dropped: frozenset[int] | None = None,
     ) -> tuple[Tensor, Memory | None]:
         """sum_j v_ij of unit deviation, ``(*shape)`` or ``(C, *shape)``, and what is remembered.
+
+        With ``dropped`` the sum is over these nodes alone, for a round and attempt that was masked.
 
         Raises:
             MaskUsed: the masks of this round and attempt, or of a later one, were used.
@@ -241,36 +263,55 @@ class Masking(OnGraph):
                     "training.pair_keys: expected 'exchanged' with privacy.noise_source = 'os', "
                     "got 'seeded': masks that anybody can compute hide nothing"
                 )
-            return self._seeded(shape, draws).to(draws.device), memory
+            return self._seeded(shape, draws, dropped).to(draws.device), memory
         assert isinstance(memory, PairKeys)
         nodes = _nodes(draws)
-        used = memory.used.reshape(-1, 2).tolist()
-        if any(now <= (last[0], last[1]) for last in used):
+        used = memory.used.reshape(-1, 3).tolist()
+        if dropped is None and any(now <= (last[0], last[1]) for last in used):
             raise MaskUsed(
                 f"Expected a round and attempt after {max(map(tuple, used))}, got {now}: those "
                 "masks were used, and two messages under one mask would show their difference"
             )
+        if dropped is not None and any(last != [*now, 0] for last in used):
+            raise MaskUsed(
+                f"Expected masks of {now} to be revealed once and after they were used, got a "
+                f"question after {used[0]}"
+            )
         pairs = memory.pairs.reshape(len(nodes), -1, KEY_BYTES)
-        drawn = [self._of_pairs(i, pairs[row], shape, draws) for row, i in enumerate(nodes)]
+        drawn = [
+            self._of_pairs(i, pairs[row], shape, draws, dropped) for row, i in enumerate(nodes)
+        ]
         found = drawn[0] if isinstance(draws.partition, int) else torch.stack(drawn)
-        after = torch.tensor(now).expand(memory.used.shape).clone()
+        after = torch.tensor([*now, int(dropped is not None)]).expand(memory.used.shape).clone()
         return found.to(draws.device), PairKeys(memory.secret, memory.pairs, after)
 
-    def _of_pairs(self, node: int, pairs: Tensor, shape: Shape, draws: Draws) -> Tensor:
+    def _of_pairs(
+        self,
+        node: int,
+        pairs: Tensor,
+        shape: Shape,
+        draws: Draws,
+        dropped: frozenset[int] | None = None,
+    ) -> Tensor:
         is_release, precision = draws.source.is_release, draws.source.precision
         sources = {
             j: NoiseSource(_bytes(pairs[place]), is_release, precision=precision)
             for place, j in enumerate(self.secret_graph.neighbors[node])
+            if dropped is None or j in dropped
         }
         return masks(sources, node, shape, **_when(draws))
 
-    def _seeded(self, shape: Shape, draws: Draws) -> Tensor:
+    def _seeded(self, shape: Shape, draws: Draws, dropped: frozenset[int] | None = None) -> Tensor:
         source, graph = seeded_pairs(draws.source), self.secret_graph
         if isinstance(draws.partition, int):
-            sources = dict.fromkeys(graph.neighbors[draws.partition], source)
+            near = graph.neighbors[draws.partition]
+            near = [j for j in near if dropped is None or j in dropped]
+            sources = dict.fromkeys(near, source)
             return masks(sources, draws.partition, shape, **_when(draws))
         mine = set(draws.partition)
         edges = [edge for edge in graph.edges if edge[0] in mine or edge[1] in mine]
+        if dropped is not None:
+            edges = [edge for edge in edges if edge[0] in dropped or edge[1] in dropped]
         total = torch.zeros(graph.num_nodes, *shape, dtype=torch.float64)
         if edges:
             drawn = source.edge_normals(

@@ -252,8 +252,15 @@ def masked_mechanisms(source: NoiseSource) -> list[Audited]:
 class MasksUsedTwice(Decor):
     """The fault of the paper's public code: masks drawn once, and used in every round."""
 
-    def _of_pairs(self, node: int, pairs: Tensor, shape: tuple[int, ...], draws: Draws) -> Tensor:
-        return super()._of_pairs(node, pairs, shape, replace(draws, server_round=1))
+    def _of_pairs(
+        self,
+        node: int,
+        pairs: Tensor,
+        shape: tuple[int, ...],
+        draws: Draws,
+        dropped: frozenset[int] | None = None,
+    ) -> Tensor:
+        return super()._of_pairs(node, pairs, shape, replace(draws, server_round=1), dropped)
 
 
 def masked_faults(source: NoiseSource) -> list[Audited]:

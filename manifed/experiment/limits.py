@@ -2,11 +2,12 @@
 
 from manifed.algorithms.correlated import CorrelatedRSGD
 from manifed.algorithms.decor import Decor
-from manifed.algorithms.gossip import Gossip, OnGraph
+from manifed.algorithms.gossip import ByGraph, Gossip, OnGraph
 from manifed.algorithms.growing_samples import GrowingSamples
 from manifed.algorithms.interface import ClientUpdate, ServerUpdate
 from manifed.algorithms.log_euclidean import LogEuclidean
 from manifed.algorithms.manifold_gossip import ManifoldGossip
+from manifed.algorithms.masked_mean import MaskedMean
 from manifed.algorithms.noisy_gram import NoisyGram
 from manifed.algorithms.one_shot import OneShot
 from manifed.algorithms.pair_masks import Masking
@@ -46,6 +47,7 @@ AnyTraining = (
     | RFedSVRG
     | Gossip
     | Decor
+    | MaskedMean
     | ManifoldGossip
     | GrowingSamples
     | SecondMoment
@@ -148,7 +150,7 @@ def check_graph(training: AnyTraining, num_clients: int) -> None:
     Raises:
         ValueError: naming field, value and what is expected.
     """
-    if not isinstance(training, OnGraph | GrowingSamples):
+    if not isinstance(training, ByGraph | GrowingSamples):
         return
     if training.num_nodes not in (None, num_clients):
         raise ValueError(
@@ -156,10 +158,13 @@ def check_graph(training: AnyTraining, num_clients: int) -> None:
             f"{training.num_nodes}; leave it out"
         )
     try:
-        found = training.network.graph
+        found = training.built_graph if isinstance(training, ByGraph) else training.network.graph
     except ValueError as error:
         raise ValueError(f"training.{error}") from None
-    if not found.is_connected and training.mixing_weights != "complete":
+    is_mixed = (
+        isinstance(training, OnGraph | GrowingSamples) and training.mixing_weights != "complete"
+    )
+    if is_mixed and not found.is_connected:
         raise ValueError(
             f"training.graph: expected a connected graph, got {len(found.components)} parts, "
             "between which nothing is ever mixed"
@@ -219,7 +224,9 @@ def check_correlated(training: ClientUpdate, privacy_kind: str, cohort: Cohort) 
         )
 
 
-def check_masks(training: ClientUpdate, noise_source: str, coalition: tuple[int, ...]) -> None:
+def check_masks(
+    training: ClientUpdate, noise_source: str, coalition: tuple[int, ...], cohort: Cohort
+) -> None:
     """Refuse correlated noise where nothing adds masks, or masks that would hide nothing.
 
     Raises:
@@ -227,8 +234,13 @@ def check_masks(training: ClientUpdate, noise_source: str, coalition: tuple[int,
     """
     if not isinstance(training, Masking):
         raise ValueError(
-            f"privacy.kind: 'correlated' needs training that adds masks ('decor'), got "
-            f"training.kind = {training.kind!r}"
+            "privacy.kind: 'correlated' needs training that adds masks ('decor', 'masked-mean'), "
+            f"got training.kind = {training.kind!r}"
+        )
+    if cohort.kind != "all":
+        raise ValueError(
+            "federation.cohort.kind: masks cancel over all nodes, expected 'all' with "
+            f"training.kind = {training.kind!r}, got {cohort.kind!r}"
         )
     if noise_source == "os" and training.pair_keys != "exchanged":
         raise ValueError(

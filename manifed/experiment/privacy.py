@@ -6,11 +6,12 @@ and for the smallest shard, whose examples weigh most; the search ends on the pr
 
 import math
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Final
 
 from manifed.algorithms.correlated import CorrelatedRSGD
 from manifed.algorithms.interface import Scheduled
+from manifed.algorithms.masked_mean import MaskedMean
 from manifed.algorithms.one_shot import OneShot
 from manifed.algorithms.pair_masks import Masking
 from manifed.algorithms.rsgd import RSGD
@@ -293,6 +294,9 @@ def promise_of(config: Setting, sizes: Sizes) -> Promise:
         claim=_claim(config),
         schedule=schedule,
         attempts=attempts_of(config),
+        after_dropout=partial(_after_dropout, config, sizes)
+        if isinstance(config.training, MaskedMean)
+        else None,
     )
     try:
         promise.planned(1)
@@ -360,6 +364,40 @@ def _terms(config: Setting, sizes: Sizes, server_round: int = 1) -> Terms:
         aggregate=() if server is None else (server.release(sampling=sampling),),
         num_examples=sizes if config.is_at_sites else (),
     )
+
+
+def _after_dropout(config: Setting, sizes: Sizes, dropped: tuple[int, ...]) -> Terms:
+    """What a round releases besides when survivors reveal their masks with silent nodes.
+
+    Survivors are worth what they are on the graph without those nodes, and the silent ones, whose
+    messages may lie somewhere, their own noise. Squares of mu add up, so what was charged for the
+    round already is taken off; a sampled release is charged whole once more.
+    """
+    mechanism = example_mechanism(config, sizes)
+    assert isinstance(config.privacy, CorrelatedNoise)
+    assert isinstance(config.training, Masking)
+    assert isinstance(mechanism, MaskedMechanism)
+    graph, privacy = config.training.secret_graph, config.privacy
+    assert isinstance(mechanism.noise, AbsoluteNoise)
+    noise = Correlated(mechanism.noise.value, mechanism.mask_stddev)
+    left = [i for i in range(graph.num_nodes) if i not in dropped]
+    coalition = [left.index(i) for i in privacy.coalition if i in left]
+    collusion = privacy.collusion if not privacy.coalition else 0
+    survivors = Hidden.of(graph.without(dropped), noise, collusion, coalition)
+    alone = Hidden.uniform(noise.sigma_cdp)
+    updates: list[ClientReleases] = []
+    for who, after in ((left, survivors), (list(dropped), alone)):
+        by_size: dict[int, list[int]] = {}
+        for i in who:
+            by_size.setdefault(sizes[i], []).append(i)
+        for size, owners in by_size.items():
+            more = mechanism.disclosing(after)
+            released = config.training.releases(more, size)
+            if any(r.sampling.kind != "unsampled" for r in released):
+                more = mechanism.model_copy(update={"hidden": after})
+                released = config.training.releases(more, size)
+            updates.append(ClientReleases(partitions=tuple(owners), releases=released))
+    return Terms(population=graph.num_nodes, updates=tuple(updates))
 
 
 def filter_of(config: Setting, terms: Terms, schedule: tuple[Terms, ...] = ()) -> Filter:

@@ -17,6 +17,7 @@ from manifed.algorithms.held_out import PrivateEvaluation, PublicEvaluation
 from manifed.algorithms.interface import ClientUpdate, ServerUpdate
 from manifed.algorithms.log_euclidean import LogEuclidean
 from manifed.algorithms.manifold_gossip import ManifoldGossip
+from manifed.algorithms.masked_mean import MaskedMean
 from manifed.algorithms.noisy_gram import NoisyGram
 from manifed.algorithms.pair_masks import Masking
 from manifed.algorithms.projected import Projected, ProjectedPartial
@@ -63,6 +64,7 @@ Training = Annotated[
     | RFedSVRG
     | Gossip
     | Decor
+    | MaskedMean
     | ManifoldGossip
     | GrowingSamples
     | SecondMoment
@@ -221,7 +223,7 @@ Privacy = Annotated[
 ]
 
 
-MASKED = ("decor",)
+MASKED = ("decor", "masked-mean")
 """Kinds of training that mask what they send."""
 MOST_EXAMPLES = 10**12
 """N_i that is declared: more is refused before anything is priced."""
@@ -498,7 +500,7 @@ class Experiment(Frozen):
         check_private(training, privacy.kind, privacy.noise.kind)
         check_correlated(training, privacy.kind, self.federation.cohort)
         if privacy.kind == "correlated":
-            check_masks(training, privacy.noise_source, privacy.coalition)
+            check_masks(training, privacy.noise_source, privacy.coalition, self.federation.cohort)
         if (mixed := self._mixes_records()) is not None:
             raise ValueError(mixed)
         if privacy.kind == "client-level":

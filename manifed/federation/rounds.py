@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from manifed.algorithms.held_out import EVALUATE
-from manifed.algorithms.interface import Collected, Phase, ServerState
+from manifed.algorithms.interface import Collected, MayDisclose, Phase, ServerState
 from manifed.algorithms.payloads import Down, PerClient, Point
 from manifed.errors import BudgetExhausted, ConfigError, RoundFailed
 from manifed.federation.aggregation import Mean, ServerDraws, only_field, weighted_mean
@@ -40,8 +40,19 @@ Charge = Callable[[int, int, tuple[int, ...]], None]
 leaves; it raises `BudgetExhausted` when the run may not pay."""
 
 
+ChargeMore = Callable[[int, int, tuple[int, ...], tuple[int, ...]], None]
+"""``charge_more(server_round, attempt, partitions, disclosed)`` pays for what an exchange within an
+attempt discloses of some clients' masks, before its messages leave; errors as `Charge`."""
+
+
 class BadState(RoundFailed):
     """A server update led to a state that could not be broadcast."""
+
+
+def free_of_more(
+    server_round: int, attempt: int, partitions: tuple[int, ...], disclosed: tuple[int, ...]
+) -> None:
+    """The same for what an exchange discloses."""
 
 
 def free(server_round: int, attempt: int, partitions: tuple[int, ...]) -> None:
@@ -59,6 +70,7 @@ def run_rounds(
     attempts: Callable[[int], int] = lambda _: 0,
     last_accepted: Mapping[int, int] | None = None,
     rules: "Rules | None" = None,
+    charge_more: ChargeMore = free_of_more,
 ) -> Iterator[RoundReport]:
     """Rounds ``first_round`` to ``num_rounds``, one by one; errors as `run_round` and ``charge``.
 
@@ -77,8 +89,9 @@ def run_rounds(
         state = run_round(plan.of_setup(), state, 0, transport, free, accepted, rules=rules).state
     for server_round in range(first_round, num_rounds + 1):
         report = run_round(
-            plan, state, server_round, transport, charge, accepted, attempts(server_round), rules
-        )
+            plan, state, server_round, transport, charge, accepted, attempts(server_round), rules,
+            charge_more,
+        )  # fmt: skip
         state = report.state
         accepted |= dict.fromkeys(report.participants, server_round)
         yield report
@@ -93,6 +106,7 @@ def run_round(
     last_accepted: Mapping[int, int],
     first_attempt: int = 0,
     rules: "Rules | None" = None,
+    charge_more: ChargeMore = free_of_more,
 ) -> RoundReport:
     """One round, retries included; ``state`` is the one before it.
 
@@ -110,6 +124,7 @@ def run_round(
             raise
         try:
             while now.phase is not None:
+                _pay_more(now, seen, charge_more)
                 came = transport.exchange(
                     now.header, now.phase, sent(now), now.asked, last_accepted
                 )
@@ -124,6 +139,17 @@ def run_round(
                 "Round %d, attempt %d failed and is paid for: %s", server_round, attempt, failure
             )
     raise AssertionError("unreachable: a round ends by a report or an error")
+
+
+def _pay_more(now: "Attempt", seen: "Traffic", charge_more: ChargeMore) -> None:
+    """Pay for what the next exchange discloses, before its messages leave."""
+    if not (disclosed := now.disclosed):
+        return
+    try:
+        charge_more(now.server_round, now.attempt, now.cohort, disclosed)
+    except BudgetExhausted as budget:
+        budget.noise_origins = _origins(now.plan, seen)
+        raise
 
 
 @dataclass(frozen=True)
@@ -173,6 +199,14 @@ class Attempt:
     def name(self) -> str:
         """The name of the next exchange."""
         return self.phases[self.index].name
+
+    @property
+    def disclosed(self) -> tuple[int, ...]:
+        """Whose masks the next exchange discloses."""
+        server = self.plan.server_update
+        if self.phase is EVALUATE or not isinstance(server, MayDisclose):
+            return ()
+        return server.disclosed(self.state, self.name)
 
     @property
     def header(self) -> Header:
@@ -312,7 +346,19 @@ def after(now: Attempt, replies: Replies) -> Attempt:
         failures |= left.failures
         taken = now.rules.judge(now, left)
         state = _step(now, taken)
-    return replace(now, asked=taken.partitions, state=state, index=now.index + 1, failures=failures)
+    index = _next_due(now, state)
+    return replace(now, asked=taken.partitions, state=state, index=index, failures=failures)
+
+
+def _next_due(now: Attempt, state: ServerState) -> int:
+    """The next exchange that takes place in this state."""
+    server, index = now.plan.server_update, now.index + 1
+    if isinstance(server, MayDisclose):
+        while index < len(now.phases) and now.phases[index] is not EVALUATE:
+            if server.is_due(state, now.phases[index].name):
+                break
+            index += 1
+    return index
 
 
 def report_of(now: Attempt, seen: Traffic) -> RoundReport:

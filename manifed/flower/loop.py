@@ -17,7 +17,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from torch import Tensor
 
-from manifed.algorithms.interface import ServerState
+from manifed.algorithms.interface import MayDisclose, ServerState
 from manifed.errors import BudgetExhausted, ConfigError, RoundFailed
 from manifed.federation.plan import Plan, RoundReport
 from manifed.federation.rounds import (
@@ -133,6 +133,7 @@ class ServerLoop(Rules, Strategy):
             attempts=self._attempts,
             last_accepted=self._last_accepted,
             rules=self,
+            charge_more=self.charge_more,
         ):
             self._finish_round(report)
             yield report
@@ -147,6 +148,15 @@ class ServerLoop(Rules, Strategy):
         """Begin at ``server_round`` with the state of the round before; as in the constructor."""
         self._state, self._first_round, self._is_fresh = state, server_round, False
         self._last_accepted, self._attempts = dict(last_accepted), attempts
+
+    def charge_more(
+        self,
+        server_round: int,
+        attempt: int,
+        partitions: tuple[int, ...],
+        disclosed: tuple[int, ...],
+    ) -> None:
+        """Pay for what an exchange discloses; a loop without a promise charges nothing."""
 
     def _stop(self, budget: BudgetExhausted) -> None:
         """What is done with a round that the budget does not pay: here the caller's business."""
@@ -213,6 +223,11 @@ class ServerLoop(Rules, Strategy):
 
     def _begun(self, server_round: int) -> Attempt:
         """The attempt whose first exchange is this round of Flower's: of round 0, or of a round."""
+        if isinstance(self.plan.server_update, MayDisclose):
+            raise ConfigError(
+                f"{type(self).__name__}: an exchange that some rounds leave out cannot be told to "
+                "Flower's own loop, in which every round has as many; call its start"
+            )
         phases = len(self.plan.phases)
         setup = len(self.plan.setup_phases) if self._first_round == 1 else 0
         own = 0

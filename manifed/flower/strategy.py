@@ -23,7 +23,7 @@ from manifed.federation.replies import ReplyPolicy
 from manifed.flower.loop import ServerLoop
 from manifed.flower.privacy import Priced, Privacy, priced_for
 from manifed.manifolds.base import Manifold
-from manifed.privacy.account import Account, count_only, opened
+from manifed.privacy.account import Account, count_more, count_only, opened
 from manifed.privacy.noise import NoiseSource
 from manifed.privacy.odometer import Odometer
 from manifed.runs.driver import Job
@@ -263,6 +263,23 @@ class ManifoldStrategy(ServerLoop):
             self._account.charge(server_round, attempt, partitions)
         else:
             count_only(self.promise, self._odometer, server_round, attempt, partitions)
+
+    def charge_more(
+        self,
+        server_round: int,
+        attempt: int,
+        partitions: tuple[int, ...],
+        disclosed: tuple[int, ...],
+    ) -> None:
+        """Pay for masks that the next exchange discloses.
+
+        Raises:
+            BudgetExhausted: when the budget does not pay it.
+        """
+        if self._account is not None:
+            self._account.charge_more(server_round, attempt, partitions, disclosed)
+        elif self.promise.adversaries:
+            count_more(self.promise, self._odometer, server_round, attempt, partitions, disclosed)
 
     def _note(self, report: RoundReport) -> None:
         self._origins |= report.noise_origins

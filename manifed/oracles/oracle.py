@@ -206,6 +206,11 @@ class Oracle:
         z = self._draws.normals(coords, Stream.GRADIENT_NOISE, self._step)
         return self._answer(gradient_sum, label, base, normals=z + past), z
 
+    def masking(self, x: Tensor, masks: Tensor, label: str = "gradient") -> Tensor:
+        """What `gradient` adds for these masks, as a vector at x; of no record."""
+        placed = self.manifold.from_coords(x.to(masks.dtype), masks)
+        return (self._asked[label].query.mask_stddev * placed).to(x.dtype)
+
     def correction(self, x: Tensor, anchor: Tensor, label: str = "correction") -> Tensor:
         """(1/b) sum_j [grad f_j(x) - transp grad f_j(anchor)], clipped, plus noise at x.
 

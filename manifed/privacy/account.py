@@ -15,14 +15,14 @@ from typing import Any, Final
 
 import numpy as np
 
-from manifed.errors import ConfigError
+from manifed.errors import BudgetExhausted, ConfigError
 from manifed.privacy import cohorts
 from manifed.privacy.charges import CONSUMED, RESERVED, Consumption, Reservation, Terms
 from manifed.privacy.cohorts import Members
 from manifed.privacy.filter import Filter, Schedule
 from manifed.privacy.ledger import Head, Ledger, read_key
 from manifed.privacy.odometer import NOTE, Odometer
-from manifed.privacy.statement import Promise
+from manifed.privacy.statement import AfterDropout, Promise
 
 log = logging.getLogger("manifed")
 KEY_FILE: Final = "MANIFED_LEDGER_KEY_FILE"
@@ -87,6 +87,8 @@ class Account:
         self._planned, self._written = planned, odometer.terms
         """The terms that the ledger's next reservation need not say."""
         self._population, self._block, self._last = terms.population, block, last_round
+        self.after_dropout: AfterDropout | None = None
+        """What it costs that masks of some clients are disclosed; None: nothing ever is."""
         self._before: Reservation | None = None
         self._done: list[Members] = []
         """Of the rounds of ``_before`` that were run and not yet written as consumed."""
@@ -179,12 +181,58 @@ class Account:
             if self._allowed is not None and isinstance(self._allowed.draw, Schedule):
                 self._check_schedule(self._allowed, reservation)
             self.odometer.check(reservation)  # what it refuses could never be read back
+            if self.after_dropout is not None:
+                self._check_spent(self.odometer.after(reservation), server_round)
             self._ledger.append(RESERVED, reservation.body())
             self.odometer.count(reservation)
             self._before, self._done = reservation, []
             self._written = self._terms_of(server_round)
         self._done.append(cohort)
         self._next = server_round + 1
+
+    def charge_more(
+        self,
+        server_round: int,
+        attempt: int,
+        partitions: Iterable[int],
+        disclosed: tuple[int, ...],
+    ) -> None:
+        """Pay for masks of some clients that the next exchange of an attempt discloses.
+
+        Raises:
+            BudgetExhausted: when the budget does not pay it.
+            ValueError: nobody said what that costs.
+            OSError: as `Ledger.append`.
+        """
+        if self._is_free:
+            return
+        if self.after_dropout is None:
+            raise ValueError("Expected a price of disclosed masks, got none")
+        terms = self.after_dropout(disclosed)
+        consumed = None if self._before is None else self._consumption()
+        cohort = cohorts.members(partitions)
+        reservation = Reservation(
+            server_round, server_round, attempt, cohort, consumed=consumed, terms=terms
+        )
+        self._check_spent(self.odometer.after(reservation), server_round)
+        self._ledger.append(RESERVED, reservation.body())
+        self.odometer.count(reservation)
+        self._before, self._done = reservation, [cohort]
+        self._written, self._next = terms, server_round + 1
+
+    def _check_spent(self, after: Odometer, server_round: int) -> None:
+        """Refuse what would pass the budget by what was really charged, whoever was silent."""
+        budget = None if self._allowed is None else self._allowed.budget
+        if budget is None:
+            return
+        epsilon = after.epsilon(budget.adversary, budget.delta)
+        if epsilon > budget.epsilon:
+            raise BudgetExhausted(
+                f"{budget.field}: round {server_round}, with the masks that silent nodes left, "
+                f"would bring epsilon to {epsilon:.4g} against the {budget.adversary.name} "
+                f"adversary, the budget is {budget.epsilon:g}; the model of the last paid round is "
+                f"kept, and {budget.remedy}"
+            )
 
     def after(self, server_round: int, attempt: int, partitions: Iterable[int]) -> Odometer:
         """The odometer as `charge` would leave it."""
@@ -325,6 +373,26 @@ def count_only(
         odometer.reserve(reservation)
 
 
+def count_more(
+    promise: Promise,
+    odometer: Odometer,
+    server_round: int,
+    attempt: int,
+    partitions: Iterable[int],
+    disclosed: tuple[int, ...],
+) -> None:
+    """As `Account.charge_more`, counted and written nowhere; no budget is asked.
+
+    Raises:
+        ValueError: nobody said what that costs.
+    """
+    if promise.after_dropout is None:
+        raise ValueError("Expected a price of disclosed masks, got none")
+    terms, cohort = promise.after_dropout(disclosed), cohorts.members(partitions)
+    odometer.reserve(Reservation(server_round, server_round, attempt, cohort, terms=terms))
+    odometer.declare(promise.terms)
+
+
 @contextmanager
 def opened(
     path: Path,
@@ -369,6 +437,7 @@ def opened(
             terms_of=terms_of,
             planned=promise.plan,
         )
+    account.after_dropout = promise.after_dropout
     with account.ledger:
         promise.check_ledger(account.odometer)
         try:

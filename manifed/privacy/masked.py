@@ -51,6 +51,28 @@ class Hidden(Frozen):
             from_all=noise.sigma_cdp,
         )
 
+    @classmethod
+    def uniform(cls, stddev: float) -> "Hidden":
+        """The same against everybody."""
+        return cls(from_server=stddev, from_one=stddev, from_coalition=stddev, from_all=stddev)
+
+    def more_than(self, before: "Hidden") -> "Hidden":
+        """The deviations of releases that, beside those of ``before``, amount to these.
+
+        The squares of their inverses add up (`accountant`: unsampled Gaussians); never nothing.
+        """
+
+        def left(after: float, was: float) -> float:
+            paid = was**-2
+            return max(after**-2 * (1 + 1e-9) - paid, 1e-12 * paid) ** -0.5
+
+        return Hidden(
+            from_server=left(self.from_server, before.from_server),
+            from_one=left(self.from_one, before.from_one),
+            from_coalition=left(self.from_coalition, before.from_coalition),
+            from_all=left(self.from_all, before.from_all),
+        )
+
 
 class MaskedMechanism(ExampleMechanism):
     """Clips, and says how much noise and which masks are added; see the module."""
@@ -67,6 +89,10 @@ class MaskedMechanism(ExampleMechanism):
         if self.unit == "client":
             return 2.0 * l2_norm_clip
         return super().sensitivity(l2_norm_clip, expected_size, terms=terms, apart=apart)
+
+    def disclosing(self, after: Hidden) -> "MaskedMechanism":
+        """Prices what it costs beside a message that it comes to be hidden as ``after`` says."""
+        return self.model_copy(update={"hidden": after.more_than(self.hidden)})
 
     def scaled(self, factor: float) -> "MaskedMechanism":
         """Refused: what masks hide is found for the noise of both kinds together.

@@ -5,7 +5,7 @@ one that reserved all its rounds for everybody.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,10 @@ ORACLE = (
     "cost, gap and gradient norm were computed on all data without noise (a simulation oracle): "
     "they are no part of the release, and whoever shows them voids this guarantee"
 )
+
+
+AfterDropout = Callable[[tuple[int, ...]], Terms]
+"""What everybody releases besides when masks of these clients are disclosed in a round."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,8 @@ class Promise:
     """The terms of rounds 1, 2, ... where they differ; the last ones hold on."""
     attempts: int = 1
     """The most of one round of a schedule, crashes aside."""
+    after_dropout: AfterDropout | None = None
+    """None: no masks are ever disclosed."""
     plan: tuple[Terms, ...] = ()
     """All terms of a schedule whose cohorts are drawn; an outsider is priced for what they plan."""
 

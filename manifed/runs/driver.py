@@ -124,6 +124,7 @@ def rounds_over(transport: Transport) -> Rounds:
             first_round=start.first_round,
             attempts=job.account.attempts,
             last_accepted=start.last_accepted,
+            charge_more=job.account.charge_more,
         )
 
     return rounds

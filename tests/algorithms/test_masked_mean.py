@@ -1,0 +1,327 @@
+"""The masked mean: masks cancel in T_xM, silent nodes are made up for and paid for, once."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from scipy import stats
+
+from manifed.algorithms.masked_mean import REVEAL, Silent
+from manifed.errors import BudgetExhausted, ConfigError, RoundFailed
+from manifed.experiment.assembly import client_side, initial_point, plan_of
+from manifed.experiment.load import parse
+from manifed.experiment.privacy import promise_of
+from manifed.federation.replies import Failure
+from manifed.federation.rounds import run_rounds
+from manifed.oracles.oracle import Draws
+from manifed.privacy.account import opened
+from manifed.privacy.adversaries import COALITION, EVERYBODY, ONE_NODE, SERVER
+from manifed.privacy.gaussian import epsilon as gdp_epsilon
+from manifed.privacy.noise import NoiseSource
+from manifed.privacy.secldp import Correlated, against, worst
+from tests.algorithms.gossip_runs import WAYS, transport_of
+
+NODES, OWN, MASK, DELTA = 6, 0.3, 2.0, 1e-2
+EQUAL = {"kind": "equal"}
+SPACES = {
+    "flat": (
+        {"kind": "least-squares", "scaling": "sum"},
+        {"kind": "scaled-identities", "num_clients": NODES, "dimension": 3},
+        {"kind": "natural"},
+    ),
+    "stiefel": (
+        {"kind": "kpca", "num_components": 2, "scaling": "mean"},
+        {"kind": "synthetic-pca", "num_clients": NODES, "rows": 10, "dimension": 5},
+        {"kind": "natural"},
+    ),
+    "spd": (
+        {"kind": "frechet-mean", "manifold": "spd"},
+        {"kind": "spd-lognormal", "num_examples": 60, "dimension": 3, "condition": 4.0},
+        EQUAL,
+    ),
+    "lorentz": (
+        {"kind": "frechet-mean", "manifold": "lorentz"},
+        {"kind": "hyperbolic-cloud", "num_examples": 60, "dimension": 3},
+        EQUAL,
+    ),
+}
+
+
+def masked(rounds=3, space="flat", *, mask=MASK, source="seed", privacy=None, **changes):
+    problem, data, partition = SPACES[space]
+    federation = changes.pop("federation", {})
+    training = {"kind": "masked-mean", "graph": {"kind": "ring"}, "step_size": 0.02}
+    said = {
+        "kind": "correlated", "unit": "client", "l2_norm_clip": 1.0, "noise_stddev": OWN,
+        "mask_stddev": mask, "delta": DELTA, "noise_source": source, **(privacy or {}),
+    }  # fmt: skip
+    return parse({
+        "name": "masked", "problem": problem, "data": data, "privacy": said,
+        "federation": {"num_clients": NODES, "num_rounds": rounds, "partition": partition,
+                       **federation},
+        "training": {**training, **changes},
+    })  # fmt: skip
+
+
+class Watched:
+    """A transport that loses some nodes' answers from a round on, after they left the nodes."""
+
+    def __init__(self, config, way="memory", lost=(), since=1, phases=("send",)):
+        self.inner, self.lost, self.since = transport_of(way, config), set(lost), since
+        self.phases, self.seen = phases, []
+
+    def exchange(self, header, phase, down, partitions, last_accepted):
+        found = self.inner.exchange(header, phase, down, partitions, last_accepted)
+        self.seen.append((header, down, found))
+        if header.server_round < self.since or header.phase not in self.phases:
+            return found
+        rows = [row for row, i in enumerate(found.partitions) if i not in self.lost]
+        gone = {i: Failure("late", "no reply") for i in found.partitions if i in self.lost}
+        kept = tuple(found.partitions[row] for row in rows)
+        uploads = found.uploads.take(torch.tensor(rows, dtype=torch.long))
+        return replace(found, partitions=kept, uploads=uploads, failures={**found.failures, **gone})
+
+    def uploads(self, phase, server_round):
+        (found,) = [r.uploads.u for h, _, r in self.seen
+                    if (h.phase, h.server_round) == (phase, server_round)]  # fmt: skip
+        return found
+
+
+def run(config, tmp_path, transport=None):
+    """The reports of a run that is charged to a ledger, and its odometer."""
+    plan = plan_of(config)
+    promise = promise_of(config, plan.num_examples)
+    rounds = config.federation.num_rounds
+    with opened(tmp_path / "ledger.jsonl", promise, last_round=rounds, header={}) as account:
+        start = plan.server_update.initial(initial_point(config))
+        made = run_rounds(
+            plan, start, transport or Watched(config), account.charge, num_rounds=rounds,
+            charge_more=account.charge_more,
+        )  # fmt: skip
+        return list(made), account.odometer
+
+
+FAST_WAYS = ("memory", "stacked", pytest.param("messages", marks=pytest.mark.slow))
+
+
+@pytest.mark.parametrize("space", SPACES)
+@pytest.mark.parametrize("way", FAST_WAYS)
+def test_masks_cancel_in_the_tangent_space_of_the_common_point(space, way, tmp_path):
+    sums, ends, alone = {}, {}, {}
+    for mask in (0.0, 1e4):
+        config = masked(2, space, mask=mask, step_size=1e-3)
+        (tmp_path / str(mask)).mkdir()
+        transport = Watched(config, way)
+        reports, _ = run(config, tmp_path / str(mask), transport)
+        sums[mask], ends[mask] = transport.uploads("send", 1).sum(0), reports[-1].state["x"]
+        alone[mask] = transport.uploads("send", 1)
+    size = float((alone[1e4] - alone[0.0]).abs().max())
+    assert size > 1e3
+    assert float((sums[1e4] - sums[0.0]).abs().max()) <= 1e-9 * size
+    torch.testing.assert_close(ends[1e4], ends[0.0], rtol=0, atol=1e-9)
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize("space", ["stiefel", "spd", "lorentz"])
+def test_the_mask_of_a_node_has_the_law_of_its_degree(space):
+    config, count, alpha = masked(1, space), 6000, 1e-6
+    manifold, x = plan_of(config).manifold, initial_point(config)
+    shape = (count, *manifold.coords_shape(tuple(x.shape)))
+    lengths = []
+    for node in (0, 2, 4):  # no two of them share an edge
+        draws = Draws(NoiseSource.from_seed(5), node, 1)
+        coords, _ = config.training.masked_now(shape, None, draws)
+        u = manifold.from_coords(x, coords)
+        assert float(manifold.tangency_defect(x, u).max()) <= 1e-12
+        lengths.append(manifold.inner(x, u).sum())
+    free = 3 * count * manifold.dim(tuple(x.shape))
+    low, high = stats.chi2.ppf([alpha / 2, 1 - alpha / 2], free)
+    found = float(sum(lengths)) / 2  # two neighbours, unit deviation each
+    assert low <= found <= high
+    for factor in (0.96, 1.04):
+        assert not low <= factor**2 * found <= high
+
+
+def extra(prec_after, prec_before):
+    """mu^2 of what is charged besides, user level."""
+    return 4 * (prec_after - prec_before)
+
+
+@pytest.mark.parametrize(
+    ("way", "keys"),
+    [
+        ("memory", "seeded"),
+        ("stacked", "seeded"),
+        ("memory", "exchanged"),
+        pytest.param("messages", "exchanged", marks=pytest.mark.slow),
+        pytest.param("stacked", "exchanged", marks=pytest.mark.slow),
+    ],
+)
+def test_a_node_that_dies_in_round_17_leaves_a_sum_without_masks(keys, way, tmp_path):
+    ends = {}
+    for mask in (0.0, 1e3):
+        config = masked(19, mask=mask, pair_keys=keys)
+        (tmp_path / str(mask)).mkdir()
+        transport = Watched(config, way, lost={2}, since=17, phases=("send",))
+        reports, odometer = run(config, tmp_path / str(mask), transport)
+        ends[mask] = reports[-1].state["x"]
+        assert [len(one.participants) for one in reports] == [6] * 16 + [5] * 3
+        if mask:
+            revealed = transport.uploads(REVEAL, 17)
+    torch.testing.assert_close(ends[1e3], ends[0.0], rtol=0, atol=1e-9)
+    assert revealed.shape[0] == 5  # of 0, 1, 3, 4, 5, and only 1 and 3 shared a mask with node 2
+    sizes = revealed.abs().amax(1)
+    assert sizes[[0, 3, 4]].max() == 0
+    assert sizes[[1, 2]].min() > 0
+    graph, noise = config.training.secret_graph, Correlated(OWN, 1e3)
+    before, alone = worst(graph, noise, 0).precision, OWN**-2
+    square = 4 * 19 * before + 3 * extra(alone, before)
+    assert odometer.epsilon(SERVER, DELTA) == pytest.approx(
+        gdp_epsilon(DELTA, mu=square**0.5), rel=1e-6
+    )
+    survivors = worst(graph.without({2}), noise, 0).precision
+    by_client = odometer.spent_by_client(DELTA)
+    square = 4 * 19 * before + 3 * extra(survivors, before)
+    assert by_client[0] == pytest.approx(gdp_epsilon(DELTA, mu=square**0.5), rel=1e-6)
+    assert by_client[2] > by_client[0]
+
+
+def test_two_nodes_are_silent_and_one_of_them_colludes(tmp_path):
+    config = masked(3, mask=1e3, privacy={"coalition": [3]})
+    transport = Watched(config, lost={1, 3}, since=2)
+    reports, odometer = run(config, tmp_path, transport)
+    assert reports[-1].participants == (0, 2, 4, 5)
+    graph, noise = config.training.secret_graph, Correlated(OWN, 1e3)
+    alone = OWN**-2
+    for adversary, before, after in (
+        (SERVER, worst(graph, noise, 0), worst(graph.without({1, 3}), noise, 0)),
+        (ONE_NODE, worst(graph, noise, 1), worst(graph.without({1, 3}), noise, 1)),
+        (COALITION, against(graph, noise, (3,)), worst(graph.without({1, 3}), noise, 0)),
+        (EVERYBODY, worst(graph, noise, 5), worst(graph, noise, 5)),
+    ):
+        square = 4 * 3 * before.precision + 2 * extra(max(alone, after.precision), before.precision)
+        expected = gdp_epsilon(DELTA, mu=square**0.5)
+        assert odometer.epsilon(adversary, DELTA) == pytest.approx(expected, rel=1e-6)
+
+
+def test_what_is_disclosed_is_on_disk_before_it_is_asked(tmp_path):
+    config = masked(1)
+
+    class Reading(Watched):
+        def exchange(self, header, phase, down, partitions, last_accepted):
+            lines = (tmp_path / "ledger.jsonl").read_text().count("masked-gaussian")
+            written.append((header.phase, lines))
+            return super().exchange(header, phase, down, partitions, last_accepted)
+
+    written = []
+    run(config, tmp_path, Reading(config, lost={4}))
+    assert [phase for phase, _ in written] == ["send", REVEAL]
+    assert written[1][1] > written[0][1] > 0
+
+
+def test_a_budget_that_does_not_pay_the_disclosure_reveals_nothing(tmp_path):
+    graph, noise = masked().training.secret_graph, Correlated(OWN, MASK)
+    enough = gdp_epsilon(DELTA, mu=(4 * worst(graph, noise, 0).precision) ** 0.5)
+    config = masked(1, privacy={"max_epsilon": 1.05 * enough})
+    transport = Watched(config, lost={4})
+    with pytest.raises(BudgetExhausted, match="with the masks that silent nodes left"):
+        run(config, tmp_path, transport)
+    assert {header.phase for header, _, _ in transport.seen} == {"send"}
+
+
+def test_a_survivor_that_does_not_reveal_fails_the_round(tmp_path):
+    config = masked(1)
+    transport = Watched(config, lost={4}, phases=("send", REVEAL))
+    transport.inner, inner = None, transport.inner
+
+    class Half:
+        def exchange(self, header, phase, down, partitions, last_accepted):
+            found = inner.exchange(header, phase, down, partitions, last_accepted)
+            if header.phase != REVEAL:
+                return found
+            some = found.uploads.take(slice(1, None))
+            gone = {found.partitions[0]: Failure("late", "no reply")}
+            return replace(found, partitions=found.partitions[1:], uploads=some, failures=gone)
+
+    transport.inner = Half()
+    with pytest.raises(RoundFailed, match="expected all 5 survivors to reveal"):
+        run(config, tmp_path, transport)
+
+
+def test_too_many_silent_nodes_reveal_nothing(tmp_path):
+    config = masked(1, max_dropped=1)
+    transport = Watched(config, lost={1, 4})
+    with pytest.raises(RoundFailed, match=r"training.max_dropped = 1 silent nodes, got 2"):
+        run(config, tmp_path, transport)
+    assert {header.phase for header, _, _ in transport.seen} == {"send"}
+
+
+def asked_again(config, dropped, first=True):
+    """What survivors answer to who is said to be silent; the first question is an honest one."""
+    side = transport_of("memory", config, client_side(config))
+    answers = []
+
+    class Curious(Watched):
+        def exchange(self, header, phase, down, partitions, last_accepted):
+            found = super().exchange(header, phase, down, partitions, last_accepted)
+            if header.phase == REVEAL or (not first and header.phase == "send"):
+                said = torch.zeros(NODES, dtype=torch.uint8)
+                said[list(dropped)] = 1
+                x = next(iter(down.tensors().values()))
+                kind = type(config.training.phases[1].down(x, said))
+                again = replace(header, phase=REVEAL)
+                more = self.inner.exchange(
+                    again, config.training.phases[1], kind(x, said), (0, 5), last_accepted
+                )
+                answers.append(more)
+            return found
+
+    assert side is not None
+    return Curious(config, lost={2}), answers
+
+
+@pytest.mark.parametrize(
+    ("dropped", "first", "error"),
+    [
+        ({1, 4}, True, "MaskUsed"),  # a second question, about live nodes
+        ({0, 5}, False, "TooManySilent"),  # about the ones asked
+        ({1, 2, 3, 4}, False, "TooManySilent"),
+    ],
+)
+def test_no_live_mask_is_revealed_to_a_second_or_a_false_question(dropped, first, error, tmp_path):
+    config = masked(1, pair_keys="exchanged")
+    transport, answers = asked_again(config, dropped, first)
+    run(config, tmp_path, transport)
+    for answer in answers:
+        assert answer.partitions == ()
+        assert all(error in failure.text for failure in answer.failures.values())
+    assert answers
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_release_makes_up_for_a_silent_node_with_exchanged_keys(way, tmp_path):
+    config = masked(2, mask=1e6, source="os", step_size=1e-3)
+    reports, _ = run(config, tmp_path, Watched(config, way, lost={0}, since=2))
+    moved = reports[-1].state["x"] - initial_point(config)
+    assert reports[-1].noise_origins == {"os"}
+    assert float(moved.abs().max()) <= 1e-3 * 2 * (1 + 10 * OWN)
+
+
+def test_a_late_message_is_of_its_own_attempt_and_used_nowhere(tmp_path):
+    config = masked(2, pair_keys="exchanged")
+    transport = Watched(config, lost={3}, since=1)
+    reports, odometer = run(config, tmp_path, transport)
+    late = transport.seen[2][2]  # node 3 answered, too late; asked again it masks nothing
+    assert late.partitions == tuple(range(6))
+    header, down, _ = transport.seen[2]
+    again = transport.inner.exchange(header, config.training.phases[0], down, (3,), {})
+    assert again.partitions == ()
+    assert "MaskUsed" in again.failures[3].text
+    assert reports[0].participants == (0, 1, 2, 4, 5)
+    assert odometer.rounds_counted == 4
+
+
+def test_masks_need_everybody_in_the_cohort():
+    with pytest.raises(ConfigError, match=r"federation.cohort.kind: masks cancel over all nodes"):
+        masked(1, federation={"cohort": {"kind": "fixed-size", "cohort_size": 3}})
+    assert Silent.num_nodes == 0
