@@ -52,9 +52,14 @@ class OwnAndMixed(Payload):
 
 @dataclass(frozen=True)
 class OwnModel(Memory):
-    """x_i,k of Algorithm 1: never sent."""
+    """x_i,k of Algorithm 1, never sent, and k, (..., 1): the iteration that goes on from it.
+
+    A price holds for the steps of its rounds and no others. Where k is another one (a round was
+    left out or asked again), the node starts from z_i,k, which everybody sees, at no larger price.
+    """
 
     x: Tensor
+    k: Tensor
 
 
 @lru_cache(maxsize=64)
@@ -143,7 +148,9 @@ class GrowingSamples(Frozen):
 
     def initial_memory(self, x: Tensor) -> Memory | None:
         """x_i,0: where everybody starts."""
-        return OwnModel(x) if self.perturbation == "output" else None
+        if self.perturbation != "output":
+            return None
+        return OwnModel(x, torch.zeros_like(x[..., :1], dtype=torch.float64))
 
     @property
     def client_work(self) -> Work:
@@ -317,10 +324,12 @@ class Iteration:
             return Point((1 - beta) * x + beta * z - alpha * g), None  # line 3
         assert isinstance(down, Point)
         assert isinstance(memory, OwnModel)
-        x, z = memory.x, down.x.detach()
+        z = down.x.detach()
+        x = torch.where(memory.k == k, memory.x, z)
         g = oracle.gradient(x if self.table.grad_point == "own" else z)  # Algorithm 1, line 3
         x = (1 - beta) * x + beta * z - alpha * g  # line 4, eq. (3)
-        return Point(oracle.shown(x) + self._laplace(x, draws, k + 1)), OwnModel(x)  # line 2
+        after = OwnModel(x, torch.full_like(x[..., :1], k + 1, dtype=torch.float64))
+        return Point(oracle.shown(x, z) + self._laplace(x, draws, k + 1)), after  # line 2
 
     def _laplace(self, x: Tensor, draws: Draws, k: int) -> Tensor | float:
         """Laplace noise of scale sigma_k in mode "paper", shape of x; else 0."""

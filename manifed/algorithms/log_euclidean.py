@@ -21,6 +21,8 @@ from manifed.algorithms.payloads import Statistic, SymmetricMean
 from manifed.manifolds.base import Manifold
 from manifed.manifolds.linalg import EXP, sym_function
 from manifed.manifolds.symmetric import unpacked
+from manifed.problems.base import Problem
+from manifed.problems.log_sums import LogSums
 
 
 class LogEuclidean(OneShot):
@@ -29,6 +31,7 @@ class LogEuclidean(OneShot):
     kind: Literal["log-euclidean"] = "log-euclidean"
 
     up: ClassVar[type[Statistic]] = SymmetricMean
+    takes: ClassVar[type[Problem]] = LogSums
 
     def solve(self, mean: Tensor, x: Tensor, manifold: Manifold) -> Tensor:
         """Exp of the mean logarithm, shape (m, m)."""  # Theorem 3.13

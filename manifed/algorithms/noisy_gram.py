@@ -25,7 +25,8 @@ from manifed.algorithms.one_shot import OneShot
 from manifed.algorithms.payloads import GramMean, Statistic
 from manifed.manifolds.base import Manifold
 from manifed.manifolds.symmetric import unpacked
-from manifed.problems.second_moments import APART
+from manifed.problems.base import Problem
+from manifed.problems.second_moments import APART, GramMatrices
 
 
 class NoisyGram(OneShot):
@@ -38,6 +39,7 @@ class NoisyGram(OneShot):
     """Public: least eigenvalue of A_aa that is believed."""
 
     up: ClassVar[type[Statistic]] = GramMean
+    takes: ClassVar[type[Problem]] = GramMatrices
     apart: ClassVar[float] = APART
 
     def solve(self, mean: Tensor, x: Tensor, manifold: Manifold) -> Tensor:

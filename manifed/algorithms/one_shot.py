@@ -30,6 +30,7 @@ from manifed.oracles.oracle import Draws, Oracle
 from manifed.oracles.query import Query
 from manifed.privacy.events import Event, Frozen
 from manifed.privacy.mechanism import ExampleMechanism
+from manifed.problems.base import Problem
 
 LABEL = "statistic"
 """Of the query, and of the release that it is charged as."""
@@ -44,8 +45,10 @@ class OneShot(Frozen):
 
     up: ClassVar[type[Statistic]]
     """What goes up; its layout is the size of the statistic."""
+    takes: ClassVar[type[Problem]]
+    """The statistic that it is priced for, and solves."""
     apart: ClassVar[float] = 2.0
-    """How many clip norms two clipped statistics are apart at most (replace-one)."""
+    """How many clip norms two clipped ones are apart at most (replace-one)."""
 
     def solve(self, mean: Tensor, x: Tensor, manifold: Manifold) -> Tensor:
         """The model of a mean statistic (m,), shape and type of the point x."""
@@ -75,7 +78,7 @@ class OneShot(Frozen):
         x = down.x.detach()
         lead = tuple(x.shape[: x.dim() - manifold.ndim])
         origin = x.new_zeros(*lead, *self._shape(tuple(x.shape[len(lead) :]), x))
-        return self.up(oracle.statistic(origin, LABEL)), None
+        return self.up(oracle.statistic(origin, LABEL, self.takes)), None
 
     def _shape(self, point: tuple[int, ...], x: Tensor) -> tuple[int, ...]:
         return self.up.layout(point, x.dtype)["u"][0]

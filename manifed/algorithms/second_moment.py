@@ -34,7 +34,8 @@ from manifed.algorithms.one_shot import OneShot
 from manifed.algorithms.payloads import Statistic, SymmetricMean
 from manifed.manifolds.base import Manifold
 from manifed.manifolds.symmetric import unpacked
-from manifed.problems.second_moments import APART
+from manifed.problems.base import Problem
+from manifed.problems.second_moments import APART, SecondMoments
 
 
 def leading_eigenvectors(a: Tensor, count: int) -> Tensor:
@@ -54,6 +55,7 @@ class SecondMoment(OneShot):
     kind: Literal["second-moment"] = "second-moment"
 
     up: ClassVar[type[Statistic]] = SymmetricMean
+    takes: ClassVar[type[Problem]] = SecondMoments
     apart: ClassVar[float] = APART
 
     def solve(self, mean: Tensor, x: Tensor, manifold: Manifold) -> Tensor:

@@ -31,9 +31,6 @@ from manifed.privacy.mechanism import ExampleMechanism, RelativeNoise
 from manifed.privacy.noise import BITS
 from manifed.problems.base import Problem
 from manifed.problems.least_squares import LeastSquares
-from manifed.problems.log_sums import LogSums
-from manifed.problems.second_moments import GramMatrices, SecondMoments
-from manifed.problems.spec import ProblemSpec
 
 _MANY_EXAMPLES = 1 << 20
 """A shard so large that a minibatch is a proper part of it."""
@@ -171,15 +168,15 @@ def check_graph(training: AnyTraining, num_clients: int) -> None:
         )
 
 
-_SOLVES: dict[type[OneShot], tuple[type, str]] = {
-    SecondMoment: (SecondMoments, "'principal-eigenvector' or 'kpca'"),
-    LogEuclidean: (LogSums, "'frechet-mean' with problem.manifold = 'spd-log-euclidean'"),
-    NoisyGram: (GramMatrices, "'least-squares'"),
+_SOLVES: dict[type[OneShot], str] = {
+    SecondMoment: "'principal-eigenvector' or 'kpca'",
+    LogEuclidean: "'frechet-mean' with problem.manifold = 'spd-log-euclidean'",
+    NoisyGram: "'least-squares'",
 }
-"""Statistics that a one-shot release takes, and the problems that have them."""
+"""The problems that have the statistic that a one-shot release takes."""
 
 
-def check_statistic(training: AnyTraining, problem: Problem, spec: ProblemSpec) -> None:
+def check_statistic(training: ClientUpdate, problem: Problem, kind: str) -> None:
     """Refuse a one-shot release of a problem that is no function of what it releases.
 
     Raises:
@@ -187,11 +184,10 @@ def check_statistic(training: AnyTraining, problem: Problem, spec: ProblemSpec) 
     """
     if not isinstance(training, OneShot):
         return
-    statistic, problems = _SOLVES[type(training)]
-    if not isinstance(problem.sufficient_statistic, statistic):
+    if not isinstance(problem.sufficient_statistic, training.takes):
         raise ValueError(
-            f"training.kind: {training.kind!r} solves problem.kind = {problems}, got "
-            f"{spec.kind!r}; use training.kind = 'rsgd'"
+            f"training.kind: {training.kind!r} solves problem.kind = "
+            f"{_SOLVES[type(training)]}, got {kind!r}; use training.kind = 'rsgd'"
         )
     if (
         isinstance(problem, LeastSquares)

@@ -10,7 +10,8 @@ from functools import lru_cache, partial
 from typing import Any, Final
 
 from manifed.algorithms.correlated import CorrelatedRSGD
-from manifed.algorithms.interface import Scheduled
+from manifed.algorithms.growing_samples import GrowingSamples
+from manifed.algorithms.interface import ClientUpdate, Scheduled
 from manifed.algorithms.masked_mean import MaskedMean
 from manifed.algorithms.one_shot import OneShot
 from manifed.algorithms.pair_masks import Masking
@@ -519,7 +520,20 @@ def _mechanism_text(config: Setting, terms: Terms, *, is_scheduled: bool) -> str
     if isinstance(config.training, Masking):
         return _masked_text(config.training, terms)
     space = "Gaussian on the statistic of" if isinstance(config.training, OneShot) else None
-    return f"{space or 'tangent Gaussian at'} each client; " + "; ".join(sorted(shown)) + when
+    premise = _premise_text(config.training)
+    return (
+        f"{space or 'tangent Gaussian at'} each client; {'; '.join(sorted(shown))}{when}{premise}"
+    )
+
+
+def _premise_text(training: ClientUpdate) -> str:
+    """What a price takes for granted and no clip enforces."""
+    if not isinstance(training, GrowingSamples) or training.lipschitz is None:
+        return ""
+    return (
+        "; PREMISE, which nothing checks: for every record that there could be, gradients are "
+        f"Lipschitz with constant {training.lipschitz:g}"
+    )
 
 
 def _masked_text(training: Masking, terms: Terms) -> str:

@@ -203,6 +203,13 @@ class CorrelatedNoise(Frozen):
             raise ValueError(
                 "privacy: expected noise_stddev and mask_stddev, or a target that finds them"
             )
+        own, masks = self.noise_stddev or 1.0, self.mask_stddev or 0.0
+        if masks > LARGEST_MASK * own:
+            raise ValueError(
+                f"privacy.mask_stddev: expected at most {LARGEST_MASK:g} noise_stddev = "
+                f"{LARGEST_MASK * own:g}, beside which float64 keeps a node's own noise, got "
+                f"{masks:g}"
+            )
         if self.target is None and self.delta is None:
             raise ValueError("privacy.delta: required without a target")
         return self
@@ -223,6 +230,8 @@ Privacy = Annotated[
 ]
 
 
+LARGEST_MASK = 1e8
+"""In units of a node's own noise, which float64 rounds beside its masks."""
 MASKED = ("decor", "masked-mean")
 """Kinds of training that mask what they send."""
 MOST_EXAMPLES = 10**12
@@ -381,7 +390,7 @@ class Experiment(Frozen):
         check_strategy(self.training, self.strategy, cohort)
         problem = self.problem.build()
         check_manifold(self.training, problem.manifold)
-        check_statistic(self.training, problem, self.problem)
+        check_statistic(self.training, problem, self.problem.kind)
         check_average(self.server_update, self.federation.num_rounds, problem.manifold)
         self._check_output_rules()
         self._check_privacy()

@@ -111,10 +111,14 @@ class MemoryStore:
             return None
         return Kept(**tag, tensors=tensors)
 
-    def write(self, run: str, partition: int, kept: Kept) -> None:
+    def write(self, run: str, partition: int, kept: Kept, *, lasts: bool = False) -> None:
         """Replace what this client kept; a disk that refuses leaves a line in the log.
 
-        The round goes on: the file that stays is of an older round, and is not used later.
+        The round goes on: the file that stays is of an older round, and is not used later. Memory
+        that ``lasts`` would be used, and would allow what was done once to be done again.
+
+        Raises:
+            OSError: the disk refuses memory that lasts.
         """
         path = self.path(run, partition)
         mine = kept.config_sha256, kept.server_round, kept.attempt, run, partition
@@ -128,6 +132,8 @@ class MemoryStore:
             path.chmod(0o600)  # also where the umask gives less
         except OSError as error:
             _tell("not written", path, error)
+            if lasts:
+                raise
 
     def _make_room(self, path: Path, partition: int) -> None:
         """Make the folder, and remove the client's oldest files when ``path`` is one too many."""

@@ -19,6 +19,7 @@ from flwr.clientapp import ClientApp
 from flwr.common.logger import log
 
 from manifed.algorithms.broadcast import BadBroadcast
+from manifed.algorithms.interface import remembers_setup
 from manifed.experiment.assembly import own_node
 from manifed.experiment.schema import Experiment
 from manifed.federation import client as federation
@@ -145,7 +146,8 @@ def _answered(message: Message, context: Context, find: FindNode) -> Message:
         made = federation.answer(node, header, read, _kept(context, node))
     reply = Message(pack(header, made.up, noise_origin=made.noise_origin), reply_to=message)
     if made.kept is not None:
-        _write(made.kept, context, node)
+        with _absent_if_it_fails("its memory cannot be written"):
+            _write(made.kept, context, node)
     return reply
 
 
@@ -188,7 +190,8 @@ def _kept(context: Context, node: Node) -> Kept | None:
 def _write(kept: Kept, context: Context, node: Node) -> None:
     store = _store(context)
     if store is not None:
-        store.write(str(context.run_id), node.partition, kept)
+        lasts = remembers_setup(node.setup.training)
+        store.write(str(context.run_id), node.partition, kept, lasts=lasts)
         return
     context.state[keys.MEMORY] = tensors_to_record(dict(kept.tensors))
     context.state[keys.MEMORY_TAG] = ConfigRecord(

@@ -23,6 +23,8 @@ from manifed.privacy.clipping import clip_factors, clipped
 from manifed.privacy.noise import NoiseSource, Stream
 from manifed.problems.base import Examples, Problem
 
+LARGEST_BESIDE_NOISE = 1e9
+"""An entry this many standard deviations long is rounded by 1e-7 of one."""
 STEPS_PER_PHASE = 1 << 20
 """Oracle queries that one phase of one update may ask."""
 
@@ -219,26 +221,33 @@ class Oracle:
         """
         return self._answer(correction_sum, label, x.detach(), anchor.detach())
 
-    def statistic(self, origin: Tensor, label: str) -> Tensor:
+    def statistic(self, origin: Tensor, label: str, kind: type[Problem]) -> Tensor:
         """(1/b) sum_j clip(s_j) + N(0, stddev^2 I_m) of the problem's sufficient statistic.
 
         ``origin`` is zero, shape ``(..., m)``. Guarantees as `gradient`, in the norm of R^m.
+        ``kind`` is the statistic that the query is priced for: how far apart two clipped ones can
+        be is a property of it.
 
         Raises:
             ValueError: the problem has no such statistic.
         """
         problem = self.problem.sufficient_statistic
-        if problem is None:
+        if not isinstance(problem, kind):
             raise ValueError(
-                f"Expected a problem with a sufficient statistic, got {type(self.problem).__name__}"
+                f"Expected a problem with the sufficient statistic {kind.__name__}, got "
+                f"{type(self.problem).__name__} with {type(problem).__name__}"
             )
         return self._answer(gradient_sum, label, origin, problem=problem)
 
-    def shown(self, x: Tensor, label: str = "gradient") -> Tensor:
+    def shown(self, x: Tensor, seen: Tensor, label: str = "gradient") -> Tensor:
         """The model x + N_x(0, stddev^2), which was computed from un-noised answers of that query.
 
         The noise is what the query is charged for, so it answers without noise (``drawn`` None) and
-        its sensitivity is that of the model.
+        its sensitivity is that of the model. ``seen`` is the point that came down, by which x is as
+        large as it is.
+
+        Raises:
+            ValueError: ``seen`` is so large that float64 would round the noise away beside it.
         """
         asked = self._asked[label]
         if asked.query.drawn is not None:
@@ -246,6 +255,13 @@ class Oracle:
         self._step += 1
         if asked.query.clip is None:
             return x
+        largest = float(seen.detach().abs().max())
+        least = float(torch.as_tensor(asked.charged).min())
+        if not largest <= LARGEST_BESIDE_NOISE * least:
+            raise ValueError(
+                f"Expected a broadcast point of entries up to {LARGEST_BESIDE_NOISE:g} times the "
+                f"noise {least:.3g}, got {largest:.3g}: float64 would round the noise away"
+            )
         self.queries[label] += 1
         return (x + asked.charged * self._noise(x, self.manifold)).to(x.dtype)
 

@@ -76,8 +76,8 @@ class ModuleSpec(ProblemSource):
         row = "z" if "z" in shard.tensors else "feature"
         key = "target" if "target" in shard.tensors else "label"
         feature, label = shard[row], shard[key]
-        if key == "label" and bool((label < 0).any()):
-            label = (label + 1) / 2
+        if key == "label":  # each by itself: one record must not change what others mean
+            label = torch.where(label < 0, (label + 1) / 2, label)
         return Examples(
             {"feature": feature, "label": label},
             {"feature": shard.feature_ndim[row], "label": shard.feature_ndim[key]},

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from manifed.algorithms.interface import ClientUpdate, ServerState, ServerUpdate, setup_phases_of
+from manifed.algorithms.pair_masks import Masking
 from manifed.algorithms.tangent_mean import TangentMean
 from manifed.durable import write_atomically
 from manifed.errors import BudgetExhausted, ConfigError
@@ -26,6 +27,7 @@ from manifed.experiment.limits import (
     check_correlated,
     check_private,
     check_sampling,
+    check_statistic,
     server_update,
 )
 from manifed.experiment.privacy import client_mechanism, example_mechanism, promise_of
@@ -43,7 +45,6 @@ from manifed.federation.plan import Plan, RoundReport
 from manifed.federation.replies import ReplyPolicy
 from manifed.federation.rounds import Charge, run_rounds
 from manifed.federation.transport import MemoryTransport, Transport
-from manifed.manifolds.base import Manifold
 from manifed.privacy.account import count_only, opened
 from manifed.privacy.odometer import Odometer
 from manifed.privacy.statement import Promise
@@ -296,7 +297,7 @@ def _prepared(
         replies=replies or ReplyPolicy(),
     )
     setting = _Arguments(federation, client, server, privacy or NoPrivacy())
-    _check_parts(setting, problem.manifold)
+    _check_parts(setting, problem)
     sizes = tuple(len(shard) for shard in examples)
     shape, manifold = problem.point_shape(examples[0]), problem.manifold
     x = starting_point(RandomStart(), manifold, shape, seed) if start is None else start
@@ -357,13 +358,18 @@ def _updates(algorithm: Algorithm) -> tuple[ClientUpdate, ServerUpdate]:
     return algorithm, server_update(algorithm, None)
 
 
-def _check_parts(setting: _Arguments, manifold: Manifold) -> None:
+def _check_parts(setting: _Arguments, problem: Problem) -> None:
     """Refuse a mechanism that nothing charges for, and a cohort the algorithm cannot go with.
 
     Raises:
         ConfigError: naming the field and what works instead.
     """
     privacy, client, cohort = setting.privacy, setting.training, setting.federation.cohort
+    if isinstance(client, Masking):
+        raise ConfigError(
+            f"algorithm: {client.kind!r} adds masks that nodes agree on, which a config prices "
+            "(privacy.kind = 'correlated'); run it from a config"
+        )
     fields = sum(len(phase.up.names()) for phase in client.phases)
     if privacy.kind == "client-level" and fields > 1:
         raise ConfigError(
@@ -386,7 +392,8 @@ def _check_parts(setting: _Arguments, manifold: Manifold) -> None:
             f"{type(server).__name__}, which may read un-noised uploads; use 'example-level'"
         )
     try:
-        check_average(server, setting.federation.num_rounds, manifold)
+        check_statistic(client, problem, type(problem).__name__)
+        check_average(server, setting.federation.num_rounds, problem.manifold)
         if privacy.kind != "none":
             check_private(client, privacy.kind, privacy.noise.kind)
             check_correlated(client, privacy.kind, cohort)

@@ -1,5 +1,6 @@
 """DECOR: every way is Algorithm 1 in numpy, masks cancel, are fresh, and priced on the graph."""
 
+import errno
 from dataclasses import replace
 from itertools import pairwise
 
@@ -9,13 +10,18 @@ import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
+import manifed
 from manifed.algorithms.pair_masks import NeighbourKeys
 from manifed.errors import BudgetExhausted, ConfigError, RoundFailed
 from manifed.experiment.assembly import client_side, initial_point, load_shards, plan_of
 from manifed.experiment.privacy import example_mechanism, promise_of
+from manifed.federation import memory
 from manifed.federation.replies import Failure, ReplyPolicy
 from manifed.federation.rounds import free, run_rounds
 from manifed.federation.transport import MemoryTransport
+from manifed.flower.client import client_app_of
+from manifed.flower.inline import InlineGrid
+from manifed.flower.transport import MessageTransport
 from manifed.privacy.account import count_only
 from manifed.privacy.adversaries import COALITION, EVERYBODY, ONE_NODE, SERVER
 from manifed.privacy.masks import seeded_pairs
@@ -217,6 +223,31 @@ def test_a_node_masks_no_second_message_of_a_round_and_attempt():
     assert all("MaskUsed" in f.text for failures in again.values() for f in failures.values())
 
 
+def test_no_masked_message_leaves_a_node_whose_disk_cannot_say_that_masks_were_used(
+    tmp_path, monkeypatch
+):
+    config = decor(2, pair_keys="exchanged")
+    nodes = {"node_config": lambda i: {"state-dir": str(tmp_path / str(i))}}
+    grid = InlineGrid(client_app_of(lambda _: config), 6, {}, **nodes)
+    transport, write = MessageTransport.meet(grid, plan_of(config)), memory.write_atomically
+
+    def full(path, content):
+        if b'"server_round\\": 1' in content:
+            raise OSError(errno.ENOSPC, "disk full")
+        write(path, content)
+
+    monkeypatch.setattr(memory, "write_atomically", full)
+    with pytest.raises(RoundFailed, match=r"Round 1: .*this node is absent"):
+        reports_of(config, transport=transport)
+
+
+def test_fit_has_no_door_for_masks_that_it_does_not_price():
+    config = decor(1)
+    side = client_side(config)
+    with pytest.raises(ConfigError, match=r"'decor' adds masks .*; run it from a config"):
+        manifed.fit(side.setup.problem, side.shards, config.training, rounds=1)
+
+
 def test_a_budget_ends_the_run_before_the_round_that_it_does_not_pay():
     config = decor(50, privacy={"max_epsilon": 5.0})
     promise = promise_of(config, (3,) * 6)
@@ -303,6 +334,7 @@ def test_without_pinned_keys_the_statement_says_that_a_server_may_sit_in_the_mid
         ({"privacy": {"coalition": [1, 6]}}, "privacy.coalition: expected different nodes"),
         ({"local_steps": 2}, "training.local_steps: expected 1"),
         ({"privacy": {"mask_stddev": None}}, "expected noise_stddev and mask_stddev"),
+        ({"privacy": {"mask_stddev": 1e9}}, "beside which float64 keeps a node's own noise"),
         ({"privacy": {"delta": 0.5}}, "privacy.delta: expected delta < 1/n"),
         ({"pinned_keys": "/a", "signing_keys": "/b"}, "needs training.pair_keys = 'exchanged'"),
     ],

@@ -13,6 +13,7 @@ from manifed.algorithms.growing_samples import GrowingSamples
 from manifed.errors import ConfigError, RoundFailed
 from manifed.experiment.assembly import client_side, initial_point, load_shards, plan_of
 from manifed.experiment.load import parse
+from manifed.experiment.privacy import planned_statement
 from manifed.federation.client import Seat, run_update
 from manifed.oracles.oracle import Asked, Draws
 from manifed.privacy import accountant
@@ -226,6 +227,38 @@ def test_one_example_moves_what_is_noised_by_exactly_what_is_charged_at_worst(ca
         assert apart == pytest.approx(charged, rel=1e-6)
 
 
+@pytest.mark.parametrize("asked", [[1, 40], [1, 2, 2, 2, 2], [1, 9, 3]])
+@pytest.mark.parametrize("case", ["output, mixed", "output, own"])
+def test_whoever_leaves_rounds_out_or_asks_again_sees_no_more_than_is_charged(case, asked):
+    """A server chooses rounds, and says of which of them a client's memory is."""
+    sizes = {**SCHEDULES, "sample_size": {"kind": "constant", "value": 4}}
+    config = experiment(case, rounds=50, schedules=sizes)
+    side, start = client_side(config), initial_point(config)
+    down = plan_of(config).phases[0].down(start)
+    memory = {sign: side.setup.training.initial_memory(start) for sign in (1, -1)}
+    for attempt, server_round in enumerate(asked):
+        for sign in (1, -1):
+            rows = {name: tensor.clone() for name, tensor in side.shards[0].tensors.items()}
+            rows["target"][0] = sign * 1e6
+            near = type(side.shards[0])(rows, side.shards[0].feature_ndim)
+            seat = Seat(0, server_round, attempt, "mix")
+            done = run_update(side.setup, seat, down, memory[sign], near, 4, side.source)
+            memory[sign] = done.memory
+        (query,) = side.setup.in_round(server_round).queries(4)
+        apart = float((memory[1].x - memory[-1].x).norm())
+        assert 0 < apart <= query.sensitivity * (1 + 1e-9)
+
+
+def test_no_broadcast_is_so_far_away_that_noise_is_rounded_off():
+    """Beside 1e17 a step of float64 is 16: the noise would be gone, and its last bit the data's."""
+    config = experiment("output, mixed")
+    side, start = client_side(config), initial_point(config)
+    down = plan_of(config).phases[0].down(start + 1e17)
+    memory = side.setup.training.initial_memory(start)
+    with pytest.raises(ValueError, match="float64 would round the noise away"):
+        run_update(side.setup, Seat(0, 1, 0, "mix"), down, memory, side.shards[0], 4, side.source)
+
+
 def test_samples_that_run_out_end_the_run_or_are_asked_for_in_the_open():
     config = experiment(on_exhausted="stop", rounds=3)
     sizes = [config.training.schedules.size(k) for k in range(5)]
@@ -258,6 +291,14 @@ def test_what_is_not_protected_is_refused_by_name(case, changes, text):
     with pytest.raises((ConfigError, ValidationError)) as caught:
         experiment(case, **changes)
     assert text in str(caught.value)
+
+
+def test_a_statement_says_what_its_price_takes_for_granted():
+    said = {at: planned_statement(experiment(f"output, {at}"), (4,) * NODES)["mechanism"]
+            for at in ("own", "mixed")}  # fmt: skip
+    assert "PREMISE, which nothing checks: for every record that there could" in said["own"]
+    assert "Lipschitz with constant 0.5" in said["own"]
+    assert "PREMISE" not in said["mixed"]
 
 
 def test_a_table_needs_its_number_of_nodes_outside_a_config():

@@ -9,10 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+import manifed
 from manifed.algorithms.log_euclidean import LogEuclidean
 from manifed.algorithms.noisy_gram import NoisyGram
+from manifed.algorithms.second_moment import SecondMoment
 from manifed.errors import ConfigError
 from manifed.experiment.load import load
+from manifed.experiment.schema import ExampleLevel, Multiplier
 from manifed.manifolds.spd_flat import SPDLogEuclidean
 from manifed.manifolds.symmetric import packed
 from manifed.oracles.oracle import Draws, Oracle
@@ -70,7 +73,8 @@ def mean(kind, records, relation="add-or-remove", multiplier=0.0, server_round=1
     )
     asked = training.queries(mechanism, len(records))
     oracle = Oracle(problem, examples(records, ndim), [asked], Draws(SOURCE, 0, server_round))
-    return oracle.statistic(torch.zeros(size, dtype=torch.float64), "statistic"), asked[0]
+    origin = torch.zeros(size, dtype=torch.float64)
+    return oracle.statistic(origin, "statistic", training.takes), asked[0]
 
 
 @pytest.mark.parametrize("kind", [LOGS, GRAMS], ids=["logarithms", "gram"])
@@ -174,3 +178,23 @@ def test_configs_name_them_and_what_does_not_fit_is_refused(kind, problem, data)
     if kind == "noisy-gram":
         with pytest.raises(ConfigError, match=r"training.ridge: expected the problem's 1, got 0"):
             load(QUICKSTART, [*sets, "problem={kind='least-squares',ridge=1}"])
+
+
+def test_no_door_opens_to_a_statistic_that_is_not_the_one_that_is_priced():
+    """Logarithms may be opposite: second moments are priced as vectors that never are."""
+    protected = ExampleLevel(
+        l2_norm_clip=CLIP, neighboring_relation="replace-one", delta=1e-3,
+        noise=Multiplier(noise_multiplier=2.0),
+    )  # fmt: skip
+    shards = [torch.stack([spd(seed)["z"] for seed in range(4)])]
+    problem, start = FrechetMean(SPDLogEuclidean()), torch.eye(M, dtype=torch.float64)
+    update = SecondMoment()
+    with pytest.raises(ConfigError, match="'second-moment' solves"):
+        manifed.fit(problem, shards, update, rounds=1, privacy=protected, start=start)
+    mechanism = ExampleMechanism(
+        l2_norm_clip=CLIP, neighboring_relation="replace-one", noise=RelativeNoise(multiplier=1.0)
+    )
+    rows = examples([spd(seed) for seed in range(4)], {"z": 2})
+    oracle = Oracle(problem, rows, [update.queries(mechanism, 4)], Draws(SOURCE, 0, 1))
+    with pytest.raises(ValueError, match="sufficient statistic SecondMoments, got FrechetMean"):
+        oracle.statistic(torch.zeros(M * (M + 1) // 2).double(), "statistic", update.takes)

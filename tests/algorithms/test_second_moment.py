@@ -21,6 +21,7 @@ from manifed.privacy.noise import NoiseSource
 from manifed.problems.base import Examples
 from manifed.problems.linear import with_squared_norms
 from manifed.problems.pca import KPCA, PrincipalEigenvector, principal_angle
+from manifed.problems.second_moments import SecondMoments
 from tests.conformance.client_cases import shards
 from tests.conformance.federated_loop import federate, last
 
@@ -62,7 +63,9 @@ def mean(rows, relation="add-or-remove", size=None, multiplier=0.0, draws=None, 
     examples = with_squared_norms(examples, "z") if stored else examples
     draws = draws or Draws(NoiseSource.from_seed(3), 0, 1)
     oracle = Oracle(PrincipalEigenvector(), examples, [asked], draws)
-    return oracle.statistic(torch.zeros(packed_size(z.shape[-1]), dtype=torch.float64), "statistic")
+    return oracle.statistic(
+        torch.zeros(packed_size(z.shape[-1]), dtype=torch.float64), "statistic", SecondMoments
+    )
 
 
 def sensitivity(relation, size):

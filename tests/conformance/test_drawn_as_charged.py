@@ -35,9 +35,9 @@ class Twin:
             self._seen[label].append(float(added.square().sum()))
         return answer
 
-    def statistic(self, origin, label):
-        answer = self._noisy.statistic(origin, label)
-        added = answer - self._clean.statistic(origin, label)
+    def statistic(self, origin, label, kind):
+        answer = self._noisy.statistic(origin, label, kind)
+        added = answer - self._clean.statistic(origin, label, kind)
         self._seen[label].append(float(added.square().sum()))
         return answer
 

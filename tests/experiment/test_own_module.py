@@ -18,6 +18,7 @@ from manifed.federation.transport import MemoryTransport
 from manifed.flower.apps import server_app_of
 from manifed.flower.client import client_app_of
 from manifed.flower.inline import InlineGrid
+from manifed.problems.base import Examples
 from manifed.runs.run_folder import RunFolder
 from manifed.torch import load as load_state
 from tests.experiment.own_nets import FACTORY, orthogonal
@@ -146,3 +147,14 @@ def test_the_audit_proves_no_more_than_is_claimed(own):
     _, found = find_strongest(attacks_of(config, 300))
     assert any("own problem" in finding.audited.how for finding in found)
     assert not any(finding.verdict.is_violated for finding in found)
+
+
+def test_no_record_changes_what_the_labels_of_others_mean(own):
+    spec = load(own).problem
+    labels = torch.tensor([0.0, 1.0, 2.0, 5.0], dtype=torch.float64)
+    rows = Examples({"z": torch.ones(4, 64).double(), "label": labels}, {"z": 1, "label": 0})
+    worse = Examples({**rows.tensors, "label": torch.tensor([0.0, 1.0, 2.0, -1.0]).double()},
+                     rows.feature_ndim)  # fmt: skip
+    here, there = (spec.prepare(one, {})["label"] for one in (rows, worse))
+    assert here.tolist() == labels.tolist()
+    assert there.tolist() == [0.0, 1.0, 2.0, 0.0]

@@ -222,3 +222,16 @@ def test_a_folder_keeps_the_newest_files(tmp_path, monkeypatch):
         True
     ] * 3
     assert store.read("run 4", CLIENT).server_round == 9
+
+
+def test_memory_that_lasts_is_on_disk_or_nothing_is_sent(store, monkeypatch, caplog):
+    """Else masks that were used once could be asked for again."""
+
+    def full(path, content):
+        raise OSError(errno.ENOSPC, "disk full")
+
+    monkeypatch.setattr(memory, "write_atomically", full)
+    store.write(RUN, CLIENT, KEPT)
+    with pytest.raises(OSError, match="disk full"):
+        store.write(RUN, CLIENT, KEPT, lasts=True)
+    assert caplog.text.count("not written") == 2
