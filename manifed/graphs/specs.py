@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     import networkx as nx
 
 _MOST_DRAWS = 1000
+_MOST_PAIRS = 1 << 22
+"""Edges of one graph, and pairs of nodes that draws of a random one look at: some seconds."""
+_LONGEST_FILE = 1 << 26
+"""Bytes of a file of edges."""
 
 
 class GraphSource(BaseModel):
@@ -39,6 +43,7 @@ class Ring(GraphSource):
     def build(self, num_nodes: int, seed: int = 0) -> Graph:
         """A cycle."""
         del seed
+        _check_pairs(num_nodes)
         import networkx as nx
 
         return _graph(nx.cycle_graph(num_nodes))
@@ -53,6 +58,7 @@ class Torus(GraphSource):
     def build(self, num_nodes: int, seed: int = 0) -> Graph:
         """A grid, row by row."""
         del seed
+        _check_pairs(2 * num_nodes)
         rows = self.rows or math.isqrt(num_nodes)
         if num_nodes % rows or (self.rows is None and rows * rows != num_nodes):
             raise ValueError(
@@ -72,6 +78,7 @@ class Complete(GraphSource):
     def build(self, num_nodes: int, seed: int = 0) -> Graph:
         """All edges."""
         del seed
+        _check_pairs(num_nodes * (num_nodes - 1) // 2)
         import networkx as nx
 
         return _graph(nx.complete_graph(num_nodes))
@@ -85,6 +92,7 @@ class Star(GraphSource):
     def build(self, num_nodes: int, seed: int = 0) -> Graph:
         """A hub and its leaves."""
         del seed
+        _check_pairs(num_nodes)
         import networkx as nx
 
         return _graph(nx.star_graph(num_nodes - 1))
@@ -98,6 +106,7 @@ class Exponential(GraphSource):
     def build(self, num_nodes: int, seed: int = 0) -> Graph:
         """A circulant graph of the powers of two."""
         del seed
+        _check_pairs(num_nodes * num_nodes.bit_length())
         offsets = [1 << k for k in range(max(num_nodes - 1, 1).bit_length()) if 1 << k < num_nodes]
         import networkx as nx
 
@@ -112,15 +121,16 @@ class ErdosRenyi(GraphSource):
 
     def build(self, num_nodes: int, seed: int = 0) -> Graph:
         """A connected draw of G(n, p)."""
+        _check_pairs(pairs := max(num_nodes * (num_nodes - 1) // 2, 1))
         import networkx as nx
 
-        rng = _generator(seed)
-        for _ in range(_MOST_DRAWS):
+        rng, draws = _generator(seed), max(1, min(_MOST_DRAWS, _MOST_PAIRS // pairs))
+        for _ in range(draws):
             found = _graph(nx.gnp_random_graph(num_nodes, self.probability, seed=rng))
             if found.is_connected:
                 return found
         raise ValueError(
-            f"graph.probability: expected one with a connected draw out of {_MOST_DRAWS}, got "
+            f"graph.probability: expected one with a connected draw out of {draws}, got "
             f"{self.probability:g} for {num_nodes} nodes; about log(n) / n = "
             f"{math.log(max(num_nodes, 2)) / num_nodes:.3g} is the least"
         )
@@ -139,10 +149,11 @@ class RandomRegular(GraphSource):
                 f"graph.degree: expected less than the {num_nodes} nodes and an even product with "
                 f"them, got {self.degree}"
             )
+        _check_pairs(edges := max(self.degree * num_nodes // 2, 1))
         import networkx as nx
 
         rng = _generator(seed)
-        for _ in range(_MOST_DRAWS):
+        for _ in range(max(1, min(_MOST_DRAWS, _MOST_PAIRS // edges))):
             found = _graph(nx.random_regular_graph(self.degree, num_nodes, seed=rng))
             if found.is_connected:
                 return found
@@ -184,6 +195,19 @@ GraphSpec = Annotated[
 ]
 
 
+def _check_pairs(count: int) -> None:
+    """Refuse a graph that takes long: a config is read before anybody has agreed to it.
+
+    Raises:
+        ValueError: too many edges, or pairs of nodes to draw from.
+    """
+    if count > _MOST_PAIRS:
+        raise ValueError(
+            f"graph: expected at most {_MOST_PAIRS} edges (or pairs of nodes to draw from), got "
+            f"{count}; take fewer nodes"
+        )
+
+
 def _graph(built: "nx.Graph[Any]") -> Graph:
     """Nodes in networkx's own order; loops (of a ring of one) are left out."""
     place = {node: k for k, node in enumerate(built.nodes)}
@@ -198,6 +222,11 @@ def _generator(seed: int) -> np.random.Generator:
 
 def _read(path: Path) -> tuple[tuple[int, int], ...]:
     try:
+        if not path.is_file() or path.stat().st_size > _LONGEST_FILE:
+            raise ValueError(
+                f"graph.path: {path}: cannot be read (expected a file of at most {_LONGEST_FILE} "
+                "bytes)"
+            )
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"graph.path: {path}: cannot be read ({type(error).__name__})") from None
@@ -207,7 +236,6 @@ def _read(path: Path) -> tuple[tuple[int, int], ...]:
         if not words:
             continue
         if len(words) != 2 or not all(word.isascii() and word.isdigit() for word in words):
-            raise ValueError(f"graph.path: {path}, line {number}: expected two nodes 'i j', got "
-                             f"{line[:60]!r}")  # fmt: skip
+            raise ValueError(f"graph.path: {path}, line {number}: expected two nodes 'i j'")
         found.append((int(words[0]), int(words[1])))
     return tuple(found)

@@ -31,6 +31,8 @@ from torch import Tensor
 
 from manifed.privacy.noise import EdgeStream, NoiseSource, Precision
 
+_LONGEST_FILE = 1 << 26
+"""Bytes of a file of pinned keys."""
 KEY_BYTES: Final = 32
 SIGNATURE_BYTES: Final = 64
 _PAIR: Final = b"manifed pair mask v1\0"
@@ -182,6 +184,10 @@ def read_pinned(path: Path, num_nodes: int) -> dict[int, bytes]:
         ValueError: with file and line, for what is no such line, stands twice or is missing.
     """
     try:
+        if not path.is_file() or path.stat().st_size > _LONGEST_FILE:
+            raise ValueError(
+                f"{path}: cannot be read (expected a file of at most {_LONGEST_FILE} bytes)"
+            )
         lines = path.read_text(encoding="ascii").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"{path}: cannot be read ({type(error).__name__})") from None
@@ -194,7 +200,7 @@ def read_pinned(path: Path, num_nodes: int) -> dict[int, bytes]:
         if node is None or key is None or node >= num_nodes or node in found:
             raise ValueError(
                 f"{path}, line {number}: expected 'node key', a node of 0..{num_nodes - 1} that is "
-                f"not there yet and 64 hexadecimal digits, got {line[:80]!r}"
+                "not there yet and 64 hexadecimal digits"
             )
         found[node] = key
     if missing := sorted(set(range(num_nodes)) - set(found)):

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import time
 
 import numpy as np
 import pytest
@@ -204,3 +205,33 @@ def test_complete_mixing_leaves_nothing_of_masks():
     assert consensus_rate(np.ones((1, 1))) == 1.0
     assert heterogeneity(Graph(2, ()), np.eye(2)) == 0.0
     assert math.isclose(distance_to_mean(np.eye(4)), 3.0)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        Ring(), Complete(), Star(), Exponential(), ErdosRenyi(probability=1e-9),
+        RandomRegular(degree=2), Torus(rows=1),
+    ],
+    ids=lambda spec: spec.kind,
+)  # fmt: skip
+def test_a_graph_that_takes_long_is_refused_before_it_is_built(spec):
+    with pytest.raises(ValueError, match="take fewer nodes"):
+        spec.build(10**8)
+
+
+def test_draws_of_a_large_random_graph_are_few():
+    began = time.process_time()
+    with pytest.raises(ValueError, match="connected draw out of 2, got 1e-09 for 2000 nodes"):
+        ErdosRenyi(probability=1e-9).build(2000)
+    assert time.process_time() - began < 10
+
+
+def test_an_error_about_a_file_of_edges_does_not_quote_it(tmp_path):
+    path = tmp_path / "records.csv"
+    path.write_text("0 1\nname,secret\n")
+    with pytest.raises(ValueError, match="line 2") as refused:
+        EdgeList(path=path).build(2)
+    assert "secret" not in str(refused.value)
+    with pytest.raises(ValueError, match="cannot be read"):
+        EdgeList(path=tmp_path).build(2)

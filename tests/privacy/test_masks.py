@@ -156,7 +156,8 @@ def test_pinned_keys_are_read_or_refused_with_their_line(tmp_path):
         (["x " + "0" * 64], "line 1"), (["0 " + "g" * 64], "line 1"), (["3 " + "0" * 64], "line 1"),
     ):  # fmt: skip
         path.write_text("\n".join(lines))
-        with pytest.raises(ValueError, match=said):
+        with pytest.raises(ValueError, match=said) as refused:
             read_pinned(path, 3)
+        assert lines[-1] not in str(refused.value), "what the file holds is not quoted"
     with pytest.raises(ValueError, match="cannot be read"):
         read_pinned(tmp_path / "none", 3)
