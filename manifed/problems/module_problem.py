@@ -22,6 +22,9 @@ from manifed.problems.module_layout import Layout
 Loss = Callable[[Tensor, Tensor], Tensor]
 """(output (1, *), label (1, *)) -> one number."""
 
+OfOne = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""(x, feature, label) of one example -> its gradient, loss or answer."""
+
 CHUNK_ELEMENTS = 1 << 24
 """Numbers of per-example gradients that are held at once: 128 MiB in float64."""
 
@@ -120,9 +123,21 @@ class ModuleProblem(FiniteSum):
         best = self._output(x, feature).reshape(1, -1).argmax(-1)[0]
         return (best == label.long()).to(x.dtype)
 
-    def _over_examples(
-        self, one: Callable[[Tensor, Tensor, Tensor], Tensor], x: Tensor, examples: Examples
-    ) -> Tensor:
+    def _over_examples(self, one: OfOne, x: Tensor, examples: Examples) -> Tensor:
+        """`_mapped`, once it was tried: what fails then fails by an example's numbers.
+
+        Raises:
+            ArithmeticError: for these examples together, among them a token out of range; an oracle
+                looks for the ones at fault, which count as zero.
+        """
+        try:
+            return self._mapped(one, x, examples)
+        except torch.OutOfMemoryError:
+            raise
+        except (RuntimeError, ValueError, IndexError):
+            raise ArithmeticError("Expected examples that the model can be computed for") from None
+
+    def _mapped(self, one: OfOne, x: Tensor, examples: Examples) -> Tensor:
         """``one(x, feature_j, label_j)`` for all examples of all clients, (..., n, *value)."""
         feature, label = examples["feature"], examples["label"]
         if feature.is_floating_point():
@@ -164,7 +179,7 @@ class ModuleProblem(FiniteSum):
             {"feature": len(feature), "label": len(label)},
         )
         try:
-            gradients = self._over_examples(grad(self._loss), self.start, one)
+            gradients = self._mapped(grad(self._loss), self.start, one)
         except (RuntimeError, ValueError, IndexError) as error:
             said = " ".join(str(error).split())[:200]
             raise NotPrivate(

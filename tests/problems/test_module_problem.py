@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from manifed.algorithms.held_out import _judged
 from manifed.algorithms.rsgd import RSGD
 from manifed.errors import ConfigError
 from manifed.experiment.schema import ExampleLevel, Multiplier
@@ -122,6 +123,46 @@ def test_an_adversarial_record_moves_the_sum_by_at_most_the_clip(bad):
         found[name] = oracle.gradient(problem.start)
     change = problem.manifold.norm(problem.start, found["with"] - found["without"])
     assert float(change) <= clip / 5 * (1 + 1e-9)
+
+
+class Tokens(nn.Module):
+    """A row of ten tokens, looked up and summed; an eleventh has no row, and torch raises."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(10, 4)
+        self.head = nn.Linear(4, CLASSES)
+
+    def forward(self, feature):
+        return self.head(self.table(feature).sum(1))
+
+
+@pytest.mark.parametrize("bad", [10, -1, 2**62])
+@pytest.mark.parametrize("where", ["feature", "label"])
+def test_a_record_that_makes_the_model_raise_adds_nothing_and_stops_nobody(bad, where):
+    """That a client falls silent would tell whoever listens that the record is there."""
+    generator = torch.Generator().manual_seed(5)
+    rows = {
+        "feature": torch.randint(10, (6, 3), generator=generator),
+        "label": torch.randint(CLASSES, (6,), generator=generator),
+    }
+    rows[where][-1] = bad
+    ndim = {"feature": 1, "label": 0}
+    problem = module_problem(
+        Tokens(), lambda output, label: functional.nll_loss(output, label), is_classifier=True
+    )
+    found = []
+    for n in (6, 5):
+        shard = Examples({k: t[:n] for k, t in rows.items()}, ndim)
+        queries = RSGD(step_size=0.1, minibatch=Full()).queries(
+            ExampleMechanism(l2_norm_clip=0.5), 5
+        )
+        oracle = Oracle(problem, shard, [queries], Draws(NoiseSource.from_seed(0), 0, 1))
+        found.append(oracle.gradient(problem.start))
+    torch.testing.assert_close(found[0], found[1], rtol=0, atol=1e-12)
+    losses, _ = _judged(problem, problem.start, Examples(rows, ndim), worst=7.0)
+    assert float(losses[-1]) == 7.0
+    assert float(losses[:-1].max()) < 7.0
 
 
 @pytest.mark.parametrize("rounds", [4, pytest.param(200, marks=pytest.mark.slow)])
