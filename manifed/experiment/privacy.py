@@ -556,9 +556,15 @@ def _masked_text(training: Masking, terms: Terms) -> str:
         )
     else:
         keys = "pair keys were exchanged through the server, signed by keys that every node pinned"
+    trusted = ""
+    if isinstance(training, MaskedMean) and training.most_dropped > 0:
+        trusted = (
+            "; the server is trusted to say truly who is silent: one that lies learns as much of a "
+            "node as everybody else together"
+        )
     return (
         f"Gaussian at each of {graph.num_nodes} nodes and on each of {len(graph.edges)} edges "
-        f"({kind}); {'; '.join(sorted(shown))}; {keys}"
+        f"({kind}); {'; '.join(sorted(shown))}; {keys}{trusted}"
     )
 
 

@@ -325,3 +325,9 @@ def test_masks_need_everybody_in_the_cohort():
     with pytest.raises(ConfigError, match=r"federation.cohort.kind: masks cancel over all nodes"):
         masked(1, federation={"cohort": {"kind": "fixed-size", "cohort_size": 3}})
     assert Silent.num_nodes == 0
+
+
+@pytest.mark.parametrize("max_dropped", [0, 1, None])
+def test_a_statement_says_that_the_server_must_not_lie_about_who_is_silent(max_dropped):
+    said = promise_of(masked(max_dropped=max_dropped), (3,) * NODES).planned(1)["mechanism"]
+    assert ("trusted to say truly who is silent" in said) == (max_dropped != 0)
