@@ -76,7 +76,10 @@ def _checked(problem: FiniteSum, found: Examples | Mapping[str, Tensor]) -> Exam
         shard = found
     else:
         tensors = {name: torch.as_tensor(tensor) for name, tensor in found.items()}
-        shard = Examples(tensors, {name: t.dim() - 1 for name, t in tensors.items()})
+        try:
+            shard = Examples.of_columns(tensors)
+        except ValueError as error:
+            raise ConfigError(f"load_shard: {error}") from None
     if len(shard) < 1:
         raise ConfigError("load_shard: expected at least one example, got none")
     for name, tensor in shard.tensors.items():

@@ -437,8 +437,7 @@ def sum_of_good(
 
     if points[0].dtype != torch.float64:
         points = tuple(p.to(torch.float64) for p in points)
-        wide = {key: tensor.to(torch.float64) for key, tensor in examples.tensors.items()}
-        examples, weights = Examples(wide, examples.feature_ndim), weights.to(torch.float64)
+        examples, weights = examples.to(torch.float64), weights.to(torch.float64)
     total = attempt(points, examples, weights)
     if total is None:
         return salvaged(attempt, problem.manifold, points, examples, weights)

@@ -52,6 +52,20 @@ class Examples:
             self.feature_ndim,
         )
 
+    @staticmethod
+    def of_columns(tensors: Mapping[str, Tensor]) -> "Examples":
+        """Somebody's own columns, each of shape (n, *feature).
+
+        Raises:
+            ValueError: one has the name of the norms that a clip believes.
+        """
+        if SQUARED_NORM in tensors:
+            raise ValueError(
+                f"Expected columns without {SQUARED_NORM!r}, which the library computes itself and "
+                "a clip believes; rename it"
+            )
+        return Examples(tensors, {name: tensor.dim() - 1 for name, tensor in tensors.items()})
+
     def to(self, where: str | torch.device | torch.dtype) -> "Examples":
         """The same examples on a device, or with their real numbers in another type.
 

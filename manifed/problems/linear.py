@@ -57,6 +57,9 @@ def row_lengths(rows: Tensor) -> Tensor:
 
 
 def with_squared_norms(examples: Examples, key: str) -> Examples:
-    """The same examples with |rows_j|^2 stored once, so that clipping reads the rows less often."""
-    tensors = {**examples.tensors, SQUARED_NORM: squared_norms(examples, key)}
+    """The same examples with |rows_j|^2 stored once, so that clipping reads the rows less often.
+
+    A column of that name which came with the data is replaced: a clip believes it.
+    """
+    tensors = {**examples.tensors, SQUARED_NORM: row_lengths(examples[key]).square()}
     return Examples(tensors, {**examples.feature_ndim, SQUARED_NORM: 0})

@@ -326,7 +326,10 @@ def _examples(shard: Shard) -> Examples:
     if isinstance(shard, Examples):
         return shard
     tensors = {"z": shard} if isinstance(shard, Tensor) else dict(shard)
-    return Examples(tensors, {name: tensor.dim() - 1 for name, tensor in tensors.items()})
+    try:
+        return Examples.of_columns(tensors)
+    except ValueError as error:
+        raise ConfigError(f"shards: {error}") from None
 
 
 def _check_records(problem: Problem, shards: Sequence[Examples]) -> None:

@@ -26,6 +26,7 @@ from manifed.problems.frechet_mean import FrechetMean
 from manifed.problems.geometric_median import GeometricMedian
 from manifed.problems.least_squares import LeastSquares
 from manifed.problems.linear import with_squared_norms
+from manifed.problems.pca import PrincipalEigenvector
 from tests.conformance.federated_loop import federate, last
 
 CLIP, D, M = 0.7, 4, 3
@@ -198,3 +199,12 @@ def test_no_door_opens_to_a_statistic_that_is_not_the_one_that_is_priced():
     oracle = Oracle(problem, rows, [update.queries(mechanism, 4)], Draws(SOURCE, 0, 1))
     with pytest.raises(ValueError, match="sufficient statistic SecondMoments, got FrechetMean"):
         oracle.statistic(torch.zeros(M * (M + 1) // 2).double(), "statistic", update.takes)
+
+
+def test_no_column_that_came_with_the_data_is_believed_as_the_norm_of_its_rows():
+    rows, none = 100 * normal(0, 8, D), torch.zeros(8, dtype=torch.float64)
+    own = {"z": rows, "squared_norm": none}
+    with pytest.raises(ConfigError, match="shards: Expected columns without 'squared_norm'"):
+        manifed.fit(PrincipalEigenvector(), [own], SecondMoment(), rounds=1)
+    kept = with_squared_norms(Examples(own, {"z": 1, "squared_norm": 0}), "z")
+    assert torch.equal(kept["squared_norm"], rows.norm(dim=1).square())

@@ -157,7 +157,10 @@ def test_a_record_that_makes_the_model_raise_adds_nothing_and_stops_nobody(bad, 
         )
         oracle = Oracle(problem, shard, [queries], Draws(NoiseSource.from_seed(0), 0, 1))
         found.append(oracle.gradient(problem.start))
+        shorter = oracle.gradient(problem.start.float())
+        torch.testing.assert_close(shorter, found[-1].float(), rtol=0, atol=1e-6)
     torch.testing.assert_close(found[0], found[1], rtol=0, atol=1e-12)
+    assert float(found[1].norm()) > 0.1
     losses, _ = _judged(problem, problem.start, Examples(rows, ndim), worst=7.0)
     assert float(losses[-1]) == 7.0
     assert float(losses[:-1].max()) < 7.0
