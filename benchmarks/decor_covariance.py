@@ -18,10 +18,12 @@ import argparse
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.common.page import Page
 from benchmarks.common.stopwatch import table
 from manifed.graphs.graph import Graph
 from manifed.graphs.mixing import complete_mixing, metropolis_hastings
@@ -180,8 +182,10 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=32)
     parser.add_argument("--quick", action="store_true", help="costs only")
     parser.add_argument("--graph", choices=list(GRAPHS), help="this one alone")
+    parser.add_argument("--out", type=Path, help="folder whose decor_covariance.md to write")
     arguments = parser.parse_args()
-    print("# Noise over rounds and edges\n\n`python " + " ".join(sys.argv) + "`\n")
+    page = Page()
+    page.say("# Noise over rounds and edges\n\n`python " + " ".join(sys.argv) + "`\n")
     costs: list[list[str]] = []
     measured: list[list[str]] = []
     for name, spec in GRAPHS.items():
@@ -197,8 +201,8 @@ def main() -> None:
             costs.append([name, "I" * (collusion + 1), *cells, f"{bound:.3f}", f"{gain:.1%}"])
             if not arguments.quick and (name, collusion) not in {("star", 1), ("exponential", 1)}:
                 measured += rows_of(name, graph, collusion, found, arguments.seeds)
-    print("## Cost of noise of one price, over CDP's\n")
-    print(table(["graph", "adversary", *found, "bound", "gain of both"], costs))
+    page.say("## Cost of noise of one price, over CDP's\n")
+    page.say(table(["graph", "adversary", *found, "bound", "gain of both"], costs))
     if not arguments.quick:
         graph = Complete().build(NODES)
         noise = StationaryNoise(
@@ -206,10 +210,11 @@ def main() -> None:
         )
         central = least_squares(noise, 0, arguments.seeds, complete_mixing(NODES))
         text = ", ".join(f"{m.text()} at {e:g}" for m, e in zip(central, EPSILONS, strict=True))
-        print(f"\n## Least squares, {arguments.seeds} seeds\n\nCDP: {text}.\n")
+        page.say(f"\n## Least squares, {arguments.seeds} seeds\n\nCDP: {text}.\n")
         header = ["graph", "adversary", "epsilon", "best DECOR", "edges", "rounds", "both"]
-        print(table([*header, "distance, both / DECOR"], measured))
-    print(f"\n{__doc__.split(chr(10), 4)[4].strip()}")
+        page.say(table([*header, "distance, both / DECOR"], measured))
+    page.say(f"\n{__doc__.split(chr(10), 4)[4].strip()}")
+    page.save(arguments.out, "decor_covariance.md")
 
 
 if __name__ == "__main__":

@@ -11,12 +11,14 @@ after the slash that of the worst node's own model, mean and standard error over
 
 import argparse
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from benchmarks.common.page import Page
 from benchmarks.common.stopwatch import table
 from manifed.experiment.assembly import client_side, initial_point, load_shards, plan_of
 from manifed.experiment.load import parse
@@ -99,8 +101,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--out", type=Path, help="folder whose manifold_gossip.md to write")
     arguments = parser.parse_args()
-    print(f"# Gossip on manifolds\n\n`python {' '.join(sys.argv)}`\n")
+    page = Page()
+    page.say(f"# Gossip on manifolds\n\n`python {' '.join(sys.argv)}`\n")
     rows: list[list[str]] = []
     for place in PLACES:
         for epsilon in (1.0, 4.0):
@@ -111,8 +115,9 @@ def main() -> None:
                     training = {"kind": "manifold-gossip", "consensus": consensus, **graph}
                     rows.append([place, f"{epsilon:g}", f"{name}, {consensus}",
                                  entry(place, training, *sizes)])  # fmt: skip
-    print(table(["manifold", "epsilon", "who mixes", "cost gap: common / worst node"], rows))
-    print(f"\n{__doc__.split(chr(10), 4)[4].strip()}")
+    page.say(table(["manifold", "epsilon", "who mixes", "cost gap: common / worst node"], rows))
+    page.say(f"\n{__doc__.split(chr(10), 4)[4].strip()}")
+    page.save(arguments.out, "manifold_gossip.md")
 
 
 if __name__ == "__main__":

@@ -49,6 +49,23 @@ def check_broadcast(phase: Phase, down: Payload, manifold: Manifold) -> None:
             _check_point(f"the projection of the broadcast {name}", x, manifold)
 
 
+def all_pass(phase: Phase, rows: Payload, manifold: Manifold) -> bool:
+    """Whether `check_broadcast` passes every row of a stacked payload; False: look at each.
+
+    A row is no longer than all rows together.
+    """
+    for (_, value), place in zip(rows.tensors().items(), phase.places, strict=True):
+        if place == "any" and not value.is_floating_point():
+            continue
+        if not float(torch.linalg.vector_norm(value)) <= LARGEST[value.dtype]:
+            return False
+        if place in ("point", "point-nearby"):
+            x = value if place == "point" else manifold.nearest(value)
+            if not float(manifold.membership_defect(x).max()) <= TOLERANCE[x.dtype]:
+                return False
+    return True
+
+
 def check_tangent(name: str, x: Tensor, u: Tensor, manifold: Manifold) -> None:
     """Refuse a broadcast vector with a normal part at ``x``, leading dimensions allowed.
 

@@ -14,7 +14,7 @@ import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -308,18 +308,26 @@ class Masking(ByGraph):
             near = [j for j in near if dropped is None or j in dropped]
             sources = dict.fromkeys(near, source)
             return masks(sources, draws.partition, shape, **_when(draws))
-        mine = set(draws.partition)
-        edges = [edge for edge in graph.edges if edge[0] in mine or edge[1] in mine]
-        if dropped is not None:
-            edges = [edge for edge in edges if edge[0] in dropped or edge[1] in dropped]
+        edges, ends = _edges_at(graph, draws.partition, dropped)
         total = torch.zeros(graph.num_nodes, *shape, dtype=torch.float64)
         if edges:
             drawn = source.edge_normals(
                 shape, stream=EdgeStream.PAIR_NOISE, edge=edges, **_when(draws)
             )
-            ends = torch.tensor(edges)
             total.index_add_(0, ends[:, 0], drawn).index_add_(0, ends[:, 1], drawn, alpha=-1)
         return total[list(draws.partition)]
+
+
+@lru_cache(maxsize=16)
+def _edges_at(
+    graph: Graph, nodes: tuple[int, ...], dropped: frozenset[int] | None
+) -> tuple[list[tuple[int, int]], Tensor]:
+    """The edges that touch one of the nodes, and one of those that dropped; their ends (E, 2)."""
+    mine = set(nodes)
+    edges = [edge for edge in graph.edges if edge[0] in mine or edge[1] in mine]
+    if dropped is not None:
+        edges = [edge for edge in edges if edge[0] in dropped or edge[1] in dropped]
+    return edges, torch.tensor(edges, dtype=torch.int64).reshape(-1, 2)
 
 
 def _when(draws: Draws) -> dict[str, int]:

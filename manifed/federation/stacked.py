@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from manifed.algorithms.broadcast import BadBroadcast, check_broadcast
+from manifed.algorithms.broadcast import BadBroadcast, all_pass, check_broadcast
 from manifed.algorithms.held_out import EVALUATE
 from manifed.algorithms.interface import Memory, Phase, remembers_setup, setup_phases_of
 from manifed.algorithms.payloads import Down, Payload, PerClient, down_bytes, downs
@@ -204,9 +204,14 @@ class _Asked:
 def _refusals(
     phase: Phase, down: Down, partitions: tuple[int, ...], manifold: Manifold
 ) -> dict[int, Failure]:
-    """Why clients refuse what comes down; one look is enough where it is the same for all."""
+    """Why clients refuse what comes down; one look is enough where it is the same for all.
+
+    Rows that all pass together are looked at together; else each by itself, for its own refusal.
+    """
     failures: dict[int, Failure] = {}
     is_one = not isinstance(down, PerClient)
+    if isinstance(down, PerClient) and partitions and all_pass(phase, down.rows, manifold):
+        return failures
     looks = min(1, len(partitions)) if is_one else len(partitions)
     for i, sent in zip(partitions, downs(down, looks), strict=False):
         try:
