@@ -67,7 +67,8 @@ class Decor(Masking, OnGraph):
     ) -> tuple[Payload, Memory | None]:
         """Algorithm 1 of one node."""
         if phase == "offer":
-            return self.offered(draws)
+            assert isinstance(memory, PairKeys)
+            return self.offered(memory, draws)
         if isinstance(down, NeighbourKeys):
             assert isinstance(memory, PairKeys)
             return self.agreed(down, memory, draws)

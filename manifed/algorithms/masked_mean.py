@@ -118,7 +118,8 @@ class MaskedMean(Masking):
     ) -> tuple[Payload, Memory | None]:
         """u_i, or what is to be taken off the sum."""
         if phase == "offer":
-            return self.offered(draws)
+            assert isinstance(memory, PairKeys)
+            return self.offered(memory, draws)
         if isinstance(down, NeighbourKeys):
             assert isinstance(memory, PairKeys)
             return self.agreed(down, memory, draws)

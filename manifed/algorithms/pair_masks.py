@@ -46,6 +46,10 @@ Shape = tuple[int, ...]
 OfNode = Callable[[int], tuple[Payload, Memory]]
 
 
+class NotAgreed(RuntimeError):
+    """A question that a node with a secret, and a key with every neighbour, would answer."""
+
+
 class MaskUsed(RuntimeError):
     """A question for a round and attempt whose masks were used, or for an earlier one."""
 
@@ -181,8 +185,14 @@ class Masking(ByGraph):
         said = json.dumps(self.model_dump(mode="json"), sort_keys=True)
         return hashlib.sha256(said.encode()).digest()
 
-    def offered(self, draws: Draws) -> tuple[Payload, Memory]:
-        """A fresh secret for this run, and what is told of it."""
+    def offered(self, memory: PairKeys, draws: Draws) -> tuple[Payload, Memory]:
+        """A fresh secret for this run, and what is told of it.
+
+        Raises:
+            MaskUsed: masks of this run were used: with new keys they could be asked for once more.
+        """
+        if bool(memory.used.any()):
+            raise MaskUsed("Expected keys to be offered before masks were used, got it after")
         return _of_each(draws, lambda node: self._offered(node, draws.source))
 
     def _offered(self, node: int, source: NoiseSource) -> tuple[Payload, Memory]:
@@ -200,6 +210,7 @@ class Masking(ByGraph):
 
         Raises:
             BadOffer: a key that is not signed by who it is said to be of, or is no key.
+            NotAgreed: this node has offered none: everybody knows the secret that it has then.
         """
         rows = {node: row for row, node in enumerate(_nodes(draws))}
 
@@ -212,6 +223,8 @@ class Masking(ByGraph):
         return _of_each(draws, one)
 
     def _agreed(self, node: int, down: NeighbourKeys, memory: PairKeys, draws: Draws) -> PairKeys:
+        if not bool(memory.secret.any()):
+            raise NotAgreed(f"Expected node {node} to have offered a key, got none in this run")
         mine = self._agreement(node, _bytes(memory.secret))
         pairs = memory.pairs.clone()
         for place, j in enumerate(self.secret_graph.neighbors[node]):
@@ -294,6 +307,12 @@ class Masking(ByGraph):
         dropped: frozenset[int] | None = None,
     ) -> Tensor:
         is_release, precision = draws.source.is_release, draws.source.precision
+        near = len(self.secret_graph.neighbors[node])
+        if not bool(pairs[:near].any(-1).all()):
+            raise NotAgreed(
+                f"Expected a key with every neighbour of node {node}, got none with some: the "
+                "exchanges before round 1 were not all made, and everybody could compute its masks"
+            )
         sources = {
             j: NoiseSource(_bytes(pairs[place]), is_release, precision=precision)
             for place, j in enumerate(self.secret_graph.neighbors[node])

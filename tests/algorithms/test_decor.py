@@ -11,11 +11,13 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 import manifed
-from manifed.algorithms.pair_masks import NeighbourKeys
+from manifed.algorithms.pair_masks import MaskUsed, NeighbourKeys, NotAgreed
+from manifed.algorithms.payloads import Point
 from manifed.errors import BudgetExhausted, ConfigError, RoundFailed
 from manifed.experiment.assembly import client_side, initial_point, load_shards, plan_of
 from manifed.experiment.privacy import example_mechanism, promise_of
 from manifed.federation import memory
+from manifed.federation.client import Seat, run_update
 from manifed.federation.replies import Failure, ReplyPolicy
 from manifed.federation.rounds import free, run_rounds
 from manifed.federation.transport import MemoryTransport
@@ -246,6 +248,51 @@ def test_fit_has_no_door_for_masks_that_it_does_not_price():
     side = client_side(config)
     with pytest.raises(ConfigError, match=r"'decor' adds masks .*; run it from a config"):
         manifed.fit(side.setup.problem, side.shards, config.training, rounds=1)
+
+
+def setup_phase_of(config, name, node, memory, server_round=0, down=None):
+    """One answer of one node, by the very update that runs."""
+    side = client_side(config)
+    training = side.setup.training
+    x = initial_point(config)
+    seat = Seat(node, server_round, 0, name)
+    return run_update(
+        side.setup, seat, down or Point(x), memory or training.initial_memory(x),
+        side.shards[node], 3, NoiseSource.from_seed(node),
+    )  # fmt: skip
+
+
+def test_no_message_is_masked_by_keys_that_were_never_agreed_on():
+    """A server that leaves the second exchange out would know every mask: keys are zeros then."""
+    config = decor(1, pair_keys="exchanged")
+    offered = setup_phase_of(config, "offer", 2, None)
+    with pytest.raises(NotAgreed, match="Expected a key with every neighbour of node 2"):
+        setup_phase_of(config, "mix", 2, offered.memory, server_round=1)
+
+
+def test_a_node_that_offered_no_key_agrees_on_none():
+    """Its secret is zeros until then, and so whoever relays the offers could compute its keys."""
+    config = decor(1, pair_keys="exchanged")
+    offers = [setup_phase_of(config, "offer", i, None).up for i in range(6)]
+    near = config.training.secret_graph.neighbors[2]
+    public, signature = (
+        torch.stack([getattr(offers[j], name) for j in near]) for name in ("public", "signature")
+    )
+    (_, agree) = config.training.setup_phases
+    down = agree.down(initial_point(config), public, signature)
+    with pytest.raises(NotAgreed, match="node 2 to have offered a key"):
+        setup_phase_of(config, "agree", 2, None, down=down)
+    offered = setup_phase_of(config, "offer", 2, None).memory
+    agreed = setup_phase_of(config, "agree", 2, offered, down=down)
+    setup_phase_of(config, "mix", 2, agreed.memory, server_round=1)
+
+
+def test_no_keys_are_offered_again_after_masks_were_used():
+    config = decor(1, pair_keys="exchanged")
+    used = replace(config.training.initial_memory(initial_point(config)),
+                   used=torch.tensor([1, 0, 0]))  # fmt: skip
+    with pytest.raises(MaskUsed, match="before masks were used"):
+        setup_phase_of(config, "offer", 2, used)
 
 
 def test_a_budget_ends_the_run_before_the_round_that_it_does_not_pay():
