@@ -33,7 +33,7 @@ from manifed.federation.header import BadMessage, Header
 from manifed.federation.memory import MemoryStore
 from manifed.federation.uploads import flaw
 from manifed.privacy.charges import Releases
-from manifed.privacy.events import CorrelatedRelease
+from manifed.privacy.events import CorrelatedRelease, MaskedRelease
 from manifed.runs.manifest import code_sha256
 from manifed.site.account import Place, Refused, SiteAccount
 from manifed.site.protocol import (
@@ -239,10 +239,10 @@ def _own(releases: Releases) -> Releases:
             neither draws nor sees.
     """
     for release in releases:
-        if isinstance(release, CorrelatedRelease):
+        if isinstance(release, CorrelatedRelease | MaskedRelease):
             raise Refused(
                 f"the release {release.label!r}: a site answers with independent noise of its own, "
-                "got noise of a given covariance, which may count on what others add"
+                "got noise that may count on what others add"
             )
     return releases
 

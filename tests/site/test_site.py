@@ -11,7 +11,7 @@ import torch
 from manifed.errors import ConfigError
 from manifed.experiment.load import load, sha256, to_toml
 from manifed.privacy import accountant
-from manifed.privacy.events import CorrelatedRelease, GaussianRelease
+from manifed.privacy.events import CorrelatedRelease, GaussianRelease, MaskedRelease
 from manifed.privacy.ledger import Ledger, LedgerLocked
 from manifed.privacy.statement import audit_ledger
 from manifed.site.account import Limits, Place, Refused, SiteAccount
@@ -229,13 +229,22 @@ def test_experiments_without_a_site_s_own_noise_are_refused_even_if_listed(text,
         assert field in reply.reason
 
 
-def test_a_release_that_may_count_on_noise_of_others_is_refused_unpaid(tmp_path, monkeypatch):
-    masked = CorrelatedRelease(
-        unit="example",
-        neighboring_relation="add-or-remove",
-        covariance=((1.0, 0.0), (0.0, 1.0)),
-        sensitivities=((1.0, 0.0),),
-    )
+OF_EXAMPLES = {"unit": "example", "neighboring_relation": "add-or-remove"}
+
+
+@pytest.mark.parametrize(
+    "masked",
+    [
+        CorrelatedRelease(
+            covariance=((1.0, 0.0), (0.0, 1.0)), sensitivities=((1.0, 0.0),), **OF_EXAMPLES
+        ),
+        MaskedRelease(noise_multiplier=0.1, to_server=9.0, to_one=9.0, to_coalition=9.0,
+                      **OF_EXAMPLES),
+    ],
+)  # fmt: skip
+def test_a_release_that_may_count_on_noise_of_others_is_refused_unpaid(
+    masked, tmp_path, monkeypatch
+):
     monkeypatch.setattr("manifed.federation.client.ClientSetup.releases", lambda *_: (masked,))
     path = write(tmp_path)
     with site_of(tmp_path, path) as site:
