@@ -28,6 +28,7 @@ from manifed.graphs.mixing import check_mixing, complete_mixing, metropolis_hast
 from manifed.graphs.specs import GraphSpec
 from manifed.manifolds.base import Manifold
 from manifed.oracles.oracle import Draws, Oracle
+from manifed.privacy.events import Frozen
 
 MixingWeights = Literal["metropolis-hastings", "complete"]
 
@@ -105,6 +106,44 @@ def network(spec: GraphSpec, num_nodes: int, seed: int, mixing_weights: MixingWe
     return Network(graph, weights)
 
 
+class ModelOfEachNode(Frozen):
+    """The half of a server update that keeps a model for every node of a graph."""
+
+    @property
+    def network(self) -> Network:
+        """The graph and its mixing matrix."""
+        raise NotImplementedError
+
+    @property
+    def space(self) -> Space:
+        """Models are vectors of R^d."""
+        return "ambient"
+
+    @property
+    def weights(self) -> Literal["uniform"]:
+        """1/n, whatever the shards: eq. (1)."""
+        return "uniform"
+
+    @property
+    def needs_everyone(self) -> bool:
+        """A missing node is a round that was not mixed."""
+        return True
+
+    @property
+    def server_work(self) -> Work:
+        """No map of the geometry."""
+        return Work()
+
+    def initial(self, x: Tensor) -> ServerState:
+        """Every node starts from x, which everybody knows."""
+        n = len(self.network.weights)
+        return ServerState({"x": x.expand(n, *x.shape).clone()})
+
+    def base(self, state: ServerState, manifold: Manifold) -> Tensor:
+        """Any point: uploads are points themselves."""
+        return state["x"][0]
+
+
 class ByGraph(GradientSteps):
     """Training whose nodes stand on a graph, and whose steps may become shorter."""
 
@@ -139,7 +178,7 @@ class ByGraph(GradientSteps):
         return self.step_size / (1.0 + (server_round - 1) / self.decay_rounds)
 
 
-class OnGraph(ByGraph):
+class OnGraph(ByGraph, ModelOfEachNode):
     """What gossip with and without masks shares: a model for every node, the mixing, the server."""
 
     mixing: Literal["server", "client"] = "server"
@@ -198,31 +237,6 @@ class OnGraph(ByGraph):
         return Point(x), None
 
     # -- the server --------------------------------------------------------------------------
-    @property
-    def space(self) -> Space:
-        """Models are vectors of R^d."""
-        return "ambient"
-
-    @property
-    def weights(self) -> Literal["uniform"]:
-        """1/n, whatever the shards: eq. (1)."""
-        return "uniform"
-
-    @property
-    def needs_everyone(self) -> bool:
-        """A missing half step is a round that was not mixed."""
-        return True
-
-    @property
-    def server_work(self) -> Work:
-        """No map of the geometry."""
-        return Work()
-
-    def initial(self, x: Tensor) -> ServerState:
-        """Every node starts from x, which everybody knows."""
-        n = len(self.network.weights)
-        return ServerState({"x": x.expand(n, *x.shape).clone()})
-
     def down(self, state: ServerState, phase: str) -> PerClient:
         """A row for every node."""
         x = state["x"]
@@ -230,10 +244,6 @@ class OnGraph(ByGraph):
             return PerClient(Point(x))
         others = self.network.others
         return PerClient(neighbourhood(others.shape[1])(x, x[others.to(x.device)]))
-
-    def base(self, state: ServerState, manifold: Manifold) -> Tensor:
-        """Any point: uploads are points themselves."""
-        return state["x"][0]
 
     def step(
         self,

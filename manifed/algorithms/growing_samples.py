@@ -26,15 +26,15 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from manifed.algorithms.gossip import MixingWeights, Network, network
-from manifed.algorithms.interface import Collected, Memory, Phase, ServerState, Space, Work
+from manifed.algorithms.gossip import MixingWeights, ModelOfEachNode, Network, network
+from manifed.algorithms.interface import Collected, Memory, Phase, ServerState, Work
 from manifed.algorithms.payloads import Payload, PerClient, Point
 from manifed.graphs.specs import GraphSpec
 from manifed.manifolds.base import Manifold
 from manifed.oracles.minibatch import WithoutReplacement
 from manifed.oracles.oracle import Draws, Oracle
 from manifed.oracles.query import Query
-from manifed.privacy.events import Event, Frozen, Unsampled
+from manifed.privacy.events import Event, Unsampled
 from manifed.privacy.mechanism import ExampleMechanism
 from manifed.privacy.noise import Stream
 from manifed.privacy.series import Releases
@@ -73,7 +73,7 @@ def moved(releases: Releases, k: int) -> float:
     return float(_moved(frozen, 1 << max(k, 63).bit_length())[k])
 
 
-class GrowingSamples(Frozen):
+class GrowingSamples(ModelOfEachNode):
     """Client and server update in one."""
 
     kind: Literal["growing-samples"] = "growing-samples"
@@ -184,41 +184,12 @@ class GrowingSamples(Frozen):
         return here.update(phase, down, memory, oracle, manifold, draws)
 
     # -- the server --------------------------------------------------------------------------
-    @property
-    def space(self) -> Space:
-        """Models are vectors of R^d."""
-        return "ambient"
-
-    @property
-    def weights(self) -> Literal["uniform"]:
-        """1/n."""
-        return "uniform"
-
-    @property
-    def needs_everyone(self) -> bool:
-        """A missing node breaks the double stochasticity."""
-        return True
-
-    @property
-    def server_work(self) -> Work:
-        """No map of the geometry."""
-        return Work()
-
-    def initial(self, x: Tensor) -> ServerState:
-        """Everybody starts from x, which is public: y_i,0 = x_i,0 needs no noise."""
-        n = len(self.network.weights)
-        return ServerState({"x": x.expand(n, *x.shape).clone()})
-
     def down(self, state: ServerState, phase: str) -> PerClient:
         """Z = A Y, a row for every node."""
         x = state["x"]
         mixing = self.network.mixing.to(x)
         z = (mixing @ x.flatten(1)).reshape(x.shape)
         return PerClient(Point(z) if self.perturbation == "output" else OwnAndMixed(x, z))
-
-    def base(self, state: ServerState, manifold: Manifold) -> Tensor:
-        """Any point: uploads are points themselves."""
-        return state["x"][0]
 
     def step(
         self,
