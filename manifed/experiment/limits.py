@@ -37,6 +37,8 @@ _MANY_EXAMPLES = 1 << 20
 
 AnyTraining = (
     RSGD
+    | ScheduledRSGD
+    | CorrelatedRSGD
     | RSVRG
     | Projected
     | ProjectedPartial

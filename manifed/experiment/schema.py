@@ -9,26 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from manifed.algorithms.correlated import CorrelatedRSGD
-from manifed.algorithms.decor import Decor
-from manifed.algorithms.gossip import Gossip
-from manifed.algorithms.growing_samples import GrowingSamples
 from manifed.algorithms.held_out import PrivateEvaluation, PublicEvaluation
 from manifed.algorithms.interface import ClientUpdate, ServerUpdate
-from manifed.algorithms.log_euclidean import LogEuclidean
-from manifed.algorithms.manifold_gossip import ManifoldGossip
-from manifed.algorithms.masked_mean import MaskedMean
-from manifed.algorithms.noisy_gram import NoisyGram
 from manifed.algorithms.pair_masks import Masking
-from manifed.algorithms.projected import Projected, ProjectedPartial
-from manifed.algorithms.rfedprox import RFedProx
-from manifed.algorithms.rfedsvrg import RFedSVRG
 from manifed.algorithms.rsgd import RSGD
 from manifed.algorithms.rsvrg import RSVRG
-from manifed.algorithms.scheduled import ScheduledRSGD
-from manifed.algorithms.second_moment import SecondMoment
 from manifed.algorithms.tangent_mean import TangentMean
 from manifed.experiment.limits import (
+    AnyTraining,
     check_average,
     check_correlated,
     check_graph,
@@ -54,22 +42,7 @@ from manifed.problems.problem_specs import HyperbolicPredictionSpec, ProblemSour
 from manifed.problems.spec import DataSpec, EqualSpec, PartitionSpec, ProblemSpec, check_pair
 
 Training = Annotated[
-    RSGD
-    | ScheduledRSGD
-    | CorrelatedRSGD
-    | RSVRG
-    | Projected
-    | ProjectedPartial
-    | RFedProx
-    | RFedSVRG
-    | Gossip
-    | Decor
-    | MaskedMean
-    | ManifoldGossip
-    | GrowingSamples
-    | SecondMoment
-    | LogEuclidean
-    | NoisyGram,
+    AnyTraining,
     Field(discriminator="kind"),
     OrPlugin(ClientUpdate, or_both=ServerUpdate),
 ]
