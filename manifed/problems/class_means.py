@@ -22,7 +22,7 @@ from manifed.manifolds.power import Power
 from manifed.problems.base import Examples
 from manifed.problems.finite_sum import FiniteSum, Optimum
 from manifed.problems.geometric_median import directions
-from manifed.problems.records import check_points, require
+from manifed.problems.records import check_points, class_numbers, is_class, require
 
 
 class ClassMeans(FiniteSum):
@@ -42,7 +42,7 @@ class ClassMeans(FiniteSum):
         """Points of the base, and class numbers."""
         require(
             examples["label"],
-            self._has_class(examples),
+            is_class(examples["label"], self.num_classes),
             f"a class number from 0 to {self.num_classes - 1}",
         )
         check_points(self.base, examples["z"])
@@ -64,14 +64,14 @@ class ClassMeans(FiniteSum):
         NaN for a label that is no class, so that such a record counts for nothing, whatever others
         are summed with it.
         """
-        base, has_class = self.base, self._has_class(examples)
+        base, has_class = self.base, is_class(examples["label"], self.num_classes)
         own = self._own(x, examples)
         vectors = -2 * base.logmap(own, examples["z"])
         if self.is_median:
             vectors = directions(-0.5 * vectors, 0.5 * base.norm(own, vectors), base.ndim)
         if not bool(has_class.all()):
             vectors = torch.where(base.expand_scalar(has_class), vectors, torch.nan)
-        label = self._classes(examples).unsqueeze(-1)
+        label = class_numbers(examples["label"], self.num_classes).unsqueeze(-1)
         blocks = label == torch.arange(self.num_classes, device=label.device)
         return InBlocks(base, own, vectors, blocks)
 
@@ -79,11 +79,12 @@ class ClassMeans(FiniteSum):
         """1 where the nearest mean is that of the example's class, else 0, shape ``(..., n)``."""
         ndim = self.base.ndim
         distances = self.base.dist(x.unsqueeze(-2 - ndim), examples["z"].unsqueeze(-1 - ndim))
-        return (distances.argmin(-1) == self._classes(examples)).to(x.dtype)
+        label = class_numbers(examples["label"], self.num_classes)
+        return (distances.argmin(-1) == label).to(x.dtype)
 
     def reference_start(self, examples: Examples, weights: Tensor) -> Tensor:
         """The Fréchet mean of each class; of all examples for a class that has none."""
-        label, means = self._classes(examples), list[Tensor]()
+        label, means = class_numbers(examples["label"], self.num_classes), list[Tensor]()
         for i in range(self.num_classes):
             chosen = label == i if bool((label == i).any()) else torch.ones_like(label).bool()
             means.append(self.base.frechet_mean(examples["z"][chosen], weights[chosen]))
@@ -94,17 +95,9 @@ class ClassMeans(FiniteSum):
         del meta
         return {"distance_to_optimum": float(self.manifold.dist(x, optimum.x))}
 
-    def _has_class(self, examples: Examples) -> Tensor:
-        label = examples["label"]
-        return (label >= 0) & (label < self.num_classes) & (label == label.floor())
-
-    def _classes(self, examples: Examples) -> Tensor:
-        label = examples["label"].nan_to_num(nan=0.0)
-        return label.clamp(0, self.num_classes - 1).long()
-
     def _own(self, x: Tensor, examples: Examples) -> Tensor:
         """X_{y_j} of every example, shape ``(..., n, *point)``."""
-        label, ndim = self._classes(examples), self.base.ndim
+        label, ndim = class_numbers(examples["label"], self.num_classes), self.base.ndim
         lead = torch.broadcast_shapes(x.shape[: -1 - ndim], label.shape[:-1])
         shape = x.shape[-ndim:]
         index = label.reshape(*label.shape, *[1] * ndim).expand(*lead, label.shape[-1], *shape)

@@ -20,7 +20,7 @@ from manifed.manifolds.euclidean import Euclidean
 from manifed.problems.base import Examples
 from manifed.problems.finite_sum import FiniteSum, Optimum, Shards
 from manifed.problems.linear import row_lengths
-from manifed.problems.records import require
+from manifed.problems.records import class_numbers, is_class, require
 
 Activation = Literal["relu", "tanh"]
 
@@ -62,12 +62,13 @@ class MLP(FiniteSum):
     def check_records(self, examples: Examples) -> None:
         """Class numbers."""
         what = f"a class number from 0 to {self.num_classes - 1}"
-        require(examples["label"], self._has_class(examples), what)
+        require(examples["label"], is_class(examples["label"], self.num_classes), what)
 
     def losses(self, x: Tensor, examples: Examples) -> Tensor:
         """Log sum_c exp(score_c) - score of the example's class, shape ``(..., n)``."""
         scores = self._forward(self.layers(x), examples["z"])[1]
-        own = scores.gather(-1, self._classes(examples).expand(scores.shape[:-1]).unsqueeze(-1))
+        label = class_numbers(examples["label"], self.num_classes)
+        own = scores.gather(-1, label.expand(scores.shape[:-1]).unsqueeze(-1))
         return torch.logsumexp(scores, -1) - own.squeeze(-1)
 
     def rgrads(self, x: Tensor, examples: Examples) -> Tensor:
@@ -88,10 +89,10 @@ class MLP(FiniteSum):
         """
         layers, z = self.layers(x), examples["z"]
         units, scores = self._forward(layers, z)
-        label = self._classes(examples).unsqueeze(-1)
+        label = class_numbers(examples["label"], self.num_classes).unsqueeze(-1)
         is_own = label == torch.arange(self.num_classes, device=label.device)
         delta2 = torch.softmax(scores, -1) - is_own.to(scores)
-        has_class = self._has_class(examples).unsqueeze(-1)
+        has_class = is_class(examples["label"], self.num_classes).unsqueeze(-1)
         if not bool(has_class.all()):
             delta2 = torch.where(has_class, delta2, torch.nan)
         slopes = (units > 0).to(units) if self.activation == "relu" else 1 - units.square()
@@ -100,7 +101,7 @@ class MLP(FiniteSum):
     def correct(self, x: Tensor, examples: Examples) -> Tensor:
         """1 where the largest score is that of the example's class, else 0, shape ``(..., n)``."""
         scores = self._forward(self.layers(x), examples["z"])[1]
-        return (scores.argmax(-1) == self._classes(examples)).to(x.dtype)
+        return (scores.argmax(-1) == class_numbers(examples["label"], self.num_classes)).to(x.dtype)
 
     def optimum(self, shards: Shards, weights: Tensor | None = None) -> Optimum:
         """Zero, which bounds every cross-entropy from below; no point of a network attains it.
@@ -116,14 +117,6 @@ class MLP(FiniteSum):
         before = torch.matmul(z, layers.w1.mT) + layers.b1.unsqueeze(-2)
         units = torch.relu(before) if self.activation == "relu" else torch.tanh(before)
         return units, torch.matmul(units, layers.w2.mT) + layers.b2.unsqueeze(-2)
-
-    def _has_class(self, examples: Examples) -> Tensor:
-        label = examples["label"]
-        return (label >= 0) & (label < self.num_classes) & (label == label.floor())
-
-    def _classes(self, examples: Examples) -> Tensor:
-        label = examples["label"].nan_to_num(nan=0.0)
-        return label.clamp(0, self.num_classes - 1).long()
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,16 @@ def require(measure: Tensor, is_valid: Tensor, expected: str) -> None:
     raise InvalidRecord(f"record {index}: expected {expected}, got {float(measure[index]):.6g}")
 
 
+def is_class(label: Tensor, num_classes: int) -> Tensor:
+    """Whether a label is a class number from 0 to ``num_classes`` - 1, shape of ``label``."""
+    return (label >= 0) & (label < num_classes) & (label == label.floor())
+
+
+def class_numbers(label: Tensor, num_classes: int) -> Tensor:
+    """The labels as class numbers; of one that is none, some class: ask `is_class`."""
+    return label.nan_to_num(nan=0.0).clamp(0, num_classes - 1).long()
+
+
 def check_entries(examples: Examples, largest: float) -> None:
     """Refuse entries of one shard that are not finite or larger than ``largest`` in size.
 
