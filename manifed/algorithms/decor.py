@@ -23,17 +23,13 @@ from pydantic import model_validator
 from manifed.algorithms.gossip import OnGraph
 from manifed.algorithms.interface import Collected, Memory, ServerState
 from manifed.algorithms.pair_masks import (
+    SETUP,
     Masking,
-    NeighbourKeys,
     OfferedKey,
-    PairKeys,
 )
 from manifed.algorithms.payloads import Payload, PerClient, Point
 from manifed.manifolds.base import Manifold
 from manifed.oracles.oracle import Draws, Oracle
-from manifed.oracles.query import Query
-from manifed.privacy.masked import MaskedMechanism
-from manifed.privacy.mechanism import ExampleMechanism
 
 
 class Decor(Masking, OnGraph):
@@ -51,11 +47,6 @@ class Decor(Masking, OnGraph):
         return self
 
     # -- the client --------------------------------------------------------------------------
-    def queries(self, mechanism: ExampleMechanism, num_examples: int) -> tuple[Query, ...]:
-        """One masked gradient."""
-        assert isinstance(mechanism, MaskedMechanism)
-        return (Query.masked(mechanism, self.minibatch, num_examples),)
-
     def update(
         self,
         phase: str,
@@ -66,12 +57,8 @@ class Decor(Masking, OnGraph):
         draws: Draws,
     ) -> tuple[Payload, Memory | None]:
         """Algorithm 1 of one node."""
-        if phase == "offer":
-            assert isinstance(memory, PairKeys)
-            return self.offered(memory, draws)
-        if isinstance(down, NeighbourKeys):
-            assert isinstance(memory, PairKeys)
-            return self.agreed(down, memory, draws)
+        if phase in SETUP:
+            return self.set_up(phase, down, memory, draws)
         x = self.mixed_here(down, draws, manifold.ndim)
         shape = manifold.coords_shape(tuple(x.shape[x.dim() - manifold.ndim :]))
         masks, after = self.masked_now(shape, memory, draws)  # line 3

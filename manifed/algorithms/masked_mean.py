@@ -28,14 +28,11 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from manifed.algorithms.interface import Collected, Memory, Phase, ServerState, Space, Work
-from manifed.algorithms.pair_masks import Masking, NeighbourKeys, OfferedKey, PairKeys
+from manifed.algorithms.pair_masks import SETUP, Masking, OfferedKey
 from manifed.algorithms.payloads import Displacement, Down, Layout, Payload, PerClient, Point
 from manifed.errors import RoundFailed
 from manifed.manifolds.base import Manifold, MapChoice
 from manifed.oracles.oracle import Draws, Oracle
-from manifed.oracles.query import Query
-from manifed.privacy.masked import MaskedMechanism
-from manifed.privacy.mechanism import ExampleMechanism
 
 REVEAL = "reveal"
 
@@ -102,11 +99,6 @@ class MaskedMean(Masking):
         """One gradient."""
         return Work(gradients=1)
 
-    def queries(self, mechanism: ExampleMechanism, num_examples: int) -> tuple[Query, ...]:
-        """One masked gradient."""
-        assert isinstance(mechanism, MaskedMechanism)
-        return (Query.masked(mechanism, self.minibatch, num_examples),)
-
     def update(
         self,
         phase: str,
@@ -117,12 +109,8 @@ class MaskedMean(Masking):
         draws: Draws,
     ) -> tuple[Payload, Memory | None]:
         """u_i, or what is to be taken off the sum."""
-        if phase == "offer":
-            assert isinstance(memory, PairKeys)
-            return self.offered(memory, draws)
-        if isinstance(down, NeighbourKeys):
-            assert isinstance(memory, PairKeys)
-            return self.agreed(down, memory, draws)
+        if phase in SETUP:
+            return self.set_up(phase, down, memory, draws)
         assert isinstance(down, Point | Silent)
         x = down.x.detach()
         shape = manifold.coords_shape(tuple(x.shape[x.dim() - manifold.ndim :]))

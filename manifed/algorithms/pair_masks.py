@@ -27,6 +27,8 @@ from manifed.algorithms.interface import Memory, Phase
 from manifed.algorithms.payloads import Layout, Payload, Point
 from manifed.graphs.graph import Graph
 from manifed.oracles.oracle import Draws
+from manifed.oracles.query import Query
+from manifed.privacy.masked import MaskedMechanism
 from manifed.privacy.masks import (
     KEY_BYTES,
     SIGNATURE_BYTES,
@@ -37,9 +39,12 @@ from manifed.privacy.masks import (
     read_signing,
     seeded_pairs,
 )
+from manifed.privacy.mechanism import ExampleMechanism
 from manifed.privacy.noise import EdgeStream, NoiseSource
 
 _SECRET = b"mask secret of a node\0"
+SETUP = ("offer", "agree")
+"""The exchanges before round 1, where there are some."""
 Shape = tuple[int, ...]
 
 
@@ -185,6 +190,16 @@ class Masking(ByGraph):
         said = json.dumps(self.model_dump(mode="json"), sort_keys=True)
         return hashlib.sha256(said.encode()).digest()
 
+    def set_up(
+        self, phase: str, down: Payload, memory: Memory | None, draws: Draws
+    ) -> tuple[Payload, Memory]:
+        """An exchange before round 1: the offer of a key, or agreement on those of all pairs."""
+        assert isinstance(memory, PairKeys)
+        if phase == "offer":
+            return self.offered(memory, draws)
+        assert isinstance(down, NeighbourKeys)
+        return self.agreed(down, memory, draws)
+
     def offered(self, memory: PairKeys, draws: Draws) -> tuple[Payload, Memory]:
         """A fresh secret for this run, and what is told of it.
 
@@ -254,6 +269,11 @@ class Masking(ByGraph):
         return neighbour_keys(most)(x, keys, signatures)
 
     # -- in a round --------------------------------------------------------------------------
+    def queries(self, mechanism: ExampleMechanism, num_examples: int) -> tuple[Query, ...]:
+        """One masked gradient."""
+        assert isinstance(mechanism, MaskedMechanism)
+        return (Query.masked(mechanism, self.minibatch, num_examples),)
+
     def masked_now(
         self,
         shape: Shape,
