@@ -25,8 +25,9 @@ PROBLEMS = {
     "k = 1": "problem={kind='principal-eigenvector'}",
     "k = 2": "problem={kind='kpca',num_components=2,scaling='mean'}",
 }
-MAPS = {"k = 1": "", "k = 2": ",maps='retraction'"}
+MAPS = {"k = 1": {}, "k = 2": {"maps": "retraction"}}
 """Exact logarithms of frames do not converge where the noise of a step is long."""
+COLOURS = ("C3", "C1", "C2", "C0", "C4", "C5", "C6", "C7", "C8")
 STEP = {"k = 1": 1.0, "k = 2": 2.0}
 """Of the problem's step sizes, over those of the eigenvector: its cost is half of theirs."""
 
@@ -53,17 +54,15 @@ class Row:
     @property
     def spread(self) -> float:
         """Standard deviation over seeds."""
-        return float(np.std(self.gaps, ddof=1))
+        return float(np.std(self.gaps, ddof=1)) if len(self.gaps) > 1 else math.nan
 
 
-def gap_of(sets: list[str]) -> float:
+def gap_of(config) -> float:
     """Relative gap of one run in this process, without a folder."""
     from manifed.experiment.assembly import client_side, initial_point, load_shards, plan_of
-    from manifed.experiment.load import load
     from manifed.federation.rounds import run_rounds
     from manifed.federation.stacked import StackedTransport
 
-    config = load(ROOT / "configs" / "best.toml", sets)
     transport = StackedTransport(client_side(config), device="cpu", memory_budget_mb=1024)
     plan = plan_of(config)
     *_, last = run_rounds(
@@ -76,16 +75,21 @@ def gap_of(sets: list[str]) -> float:
     return (float(data.problem.objective(x, data.examples)) - best) / abs(best)
 
 
-def spectrum_of_digits(components: int):
-    """The true spectrum, in the place of the guess."""
+def landscapes(problem: str):
+    """(guessed, with the spectrum of the digits in the place of the guess)."""
     import torch
 
+    from manifed.experiment import planning
     from manifed.experiment.assembly import load_shards
+    from manifed.experiment.guesses import guess_of
     from manifed.experiment.load import load
-    from manifed.experiment.predictions import Spectrum
+    from manifed.experiment.predictions import Components, Spectrum
     from manifed.problems.pca import second_moment
 
-    shards = load_shards(load(ROOT / "configs" / "best.toml")).examples
+    config = load(ROOT / "configs" / "best.toml", [PROBLEMS[problem], "federation.num_rounds=1"])
+    _, shape = planning.public_numbers(config)
+    guess = guess_of(config, 1.0, shape, None).landscape
+    shards = load_shards(config).examples
     found = torch.linalg.eigvalsh(second_moment(shards)).flip(0).clamp_min(0).numpy()
 
     @dataclass(frozen=True)
@@ -95,53 +99,69 @@ def spectrum_of_digits(components: int):
             """As they are."""
             return found
 
-    return Known(len(found), components, 1.0, 2.0)
+        @property
+        def beyond(self):
+            """As they are."""
+            rest = found[self.components :]
+            return rest, np.ones(len(rest))
+
+    components = shape[1] if len(shape) == 2 else 1
+    spectrum = Known(len(found), components, 1.0, 2.0)
+    value = guess.curvature / 2 * spectrum.best
+    return guess, Components(spectrum, guess.curvature, value)
 
 
-def methods(problem: str, epsilon: float) -> Iterator[tuple[str, int, float | None, float, float]]:
-    """(name, rounds, step, predicted, predicted from the true spectrum) of what is compared."""
+def methods(problem: str, epsilon: float) -> Iterator[tuple[str, dict, float, float]]:
+    """(name, table, predicted, predicted from the true spectrum) of what is compared."""
     from manifed.experiment import planning
-    from manifed.experiment.load import load
-    from manifed.experiment.predictions import Spectrum, descent_gap, one_shot_gap
+    from manifed.experiment.load import parse, table_of
+    from manifed.experiment.predictions import Descent
 
     sets = [PROBLEMS[problem], f"privacy.noise.epsilon={epsilon}"]
-    config = load(ROOT / "configs" / "best.toml", sets)
-    options = planning.plan(config, planning.Auto(), planning.MOST_ROUNDS)
-    sizes, shape = planning.public_numbers(config)
-    components = shape[1] if len(shape) == 2 else 1
-    guess, truth = Spectrum(shape[0], components, 1.0, 2.0), spectrum_of_digits(components)
-    curvature = planning.CURVATURE[config.problem.kind]
-    once = {o.training.kind: o.noise_multiplier / math.sqrt(o.num_rounds) for o in options}
-    spread = math.sqrt(sum((n / sum(sizes)) ** 2 / n**2 for n in sizes))
-    descent = next(o for o in options if o.training.kind == "rsgd")
-    rows = [
-        ("quickstart: 30 rounds", 30, 0.5 * STEP[problem]),
-        ("step halved: 30 rounds", 30, 0.25 * STEP[problem]),
-        ("planned descent", descent.num_rounds, descent.training.step_size),
-    ]
-    for name, rounds, step in rows:
-        noise = once["rsgd"] * math.sqrt(rounds) * spread
-        both = (descent_gap(s, noise, step, rounds, curvature) for s in (guess, truth))
-        yield name, rounds, step, *both
-    noise = once["second-moment"] * spread
-    yield "one-shot", 1, None, one_shot_gap(guess, noise), one_shot_gap(truth, noise)
+    table = table_of(ROOT / "configs" / "best.toml", sets)
+    config = parse(planning.stand_in(table))
+    found = {o.name: o for o in planning.plan(config, planning.Auto(), planning.MOST_ROUNDS)}
+    sizes, _ = planning.public_numbers(config)
+    both = landscapes(problem)
+    spread = math.sqrt(len(sizes)) / sum(sizes)
+    once = found["second-moment"].noise_multiplier * spread
+    for name, length in (("quickstart: 30 rounds", 0.5), ("step halved: 30 rounds", 0.25)):
+        step = length * STEP[problem]
+        settings = Descent(np.array([step]), 30)
+        training = {"kind": "rsgd", "step_size": step, "minibatch": {"kind": "full"}}
+        federation = {**table["federation"], "num_rounds": 30}
+        row = {**table, "training": {**training, **MAPS[problem]}, "federation": federation}
+        yield name, row, *(float(one.descent_gaps(settings, once)[0]) for one in both)
+    for name, option in found.items():
+        row = planning.with_option(table, option)
+        if option.name == "second-moment":
+            yield name, row, *(one.one_shot_gap(once) for one in both)
+            continue
+        falls = getattr(option.training, "noise_multipliers", None)
+        settings = Descent(
+            np.array([option.training.step_size]),
+            option.num_rounds,
+            option.momentum or 0.0,
+            1.0 if falls is None else falls.ratio,
+            None if option.average is None else option.average.from_round,
+        )
+        noise = once * option.clip
+        yield name, row, *(float(one.descent_gaps(settings, noise)[0]) for one in both)
 
 
-def measure(seeds: int) -> Iterator[Row]:
+def measure(seeds: int, epsilons: tuple[float, ...] = EPSILONS) -> Iterator[Row]:
     """Every problem, epsilon and method."""
-    for problem, table in PROBLEMS.items():
-        for epsilon in EPSILONS:
-            for name, rounds, step, predicted, informed in methods(problem, epsilon):
-                training = "{kind='second-moment'}"
-                if step is not None:
-                    training = (
-                        f"{{kind='rsgd',step_size={step},minibatch={{kind='full'}}{MAPS[problem]}}}"
-                    )
-                sets = [
-                    table, f"privacy.noise.epsilon={epsilon}", f"training={training}",
-                    f"federation.num_rounds={rounds}",
-                ]  # fmt: skip
-                gaps = tuple(gap_of([*sets, f"federation.seed={s}"]) for s in range(seeds))
+    from manifed.experiment.load import parse
+
+    for problem in PROBLEMS:
+        for epsilon in epsilons:
+            for name, table, predicted, informed in methods(problem, epsilon):
+                federation, step = table["federation"], table["training"].get("step_size")
+                gaps = tuple(
+                    gap_of(parse({**table, "federation": {**federation, "seed": seed}}))
+                    for seed in range(seeds)
+                )
+                rounds = federation["num_rounds"]
                 yield Row(problem, epsilon, name, rounds, step, gaps, predicted, informed)
 
 
@@ -153,9 +173,9 @@ def plot(rows: list[Row], path: Path) -> None:
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(1, len(PROBLEMS), figsize=(10, 4.2), sharey=True)
+    names = list(dict.fromkeys(row.method for row in rows))  # one colour a method in both panels
     for axis, problem in zip(axes, PROBLEMS, strict=True):
-        names = list(dict.fromkeys(row.method for row in rows if row.problem == problem))
-        for name, colour in zip(names, ("C3", "C1", "C0", "C2"), strict=True):
+        for name, colour in zip(names, COLOURS, strict=True):
             mine = [row for row in rows if (row.problem, row.method) == (problem, name)]
             x, y = [r.epsilon for r in mine], [r.mean for r in mine]
             axis.loglog(x, y, "o-", color=colour, label=name, markersize=4)
@@ -166,7 +186,7 @@ def plot(rows: list[Row], path: Path) -> None:
         axis.set_xlabel("epsilon (delta 1e-5)")
         axis.grid(visible=True, which="both", alpha=0.2)
     axes[0].set_ylabel("relative gap")
-    axes[0].legend(fontsize=8, title="measured (dotted: predicted)", title_fontsize=8)
+    axes[0].legend(fontsize=7, title="measured (dotted: predicted)", title_fontsize=7)
     figure.tight_layout()
     figure.savefig(path, dpi=110)
     pyplot.close(figure)
@@ -208,9 +228,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--out", type=Path, help="folder for choosing.md and choosing.png")
     parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--epsilon", type=float, nargs="+", default=EPSILONS)
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
-    rows = list(measure(given.seeds))
+    rows = list(measure(given.seeds, tuple(given.epsilon)))
     text = text_of(rows, given.seeds)
     sys.stdout.write(text)
     if given.out is not None:

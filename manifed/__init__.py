@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING
 from manifed.deferred import defer
 
 if TYPE_CHECKING:
+    from manifed.door import fit
     from manifed.experiment.schema import ClientLevel, ExampleLevel, Multiplier, Target
     from manifed.federation.replies import ReplyPolicy
-    from manifed.runs.fit import Result, Round, federate, fit
+    from manifed.runs.fit import federate
+    from manifed.runs.result import Result, Round
 
 __all__ = [
     "ClientLevel",
@@ -27,7 +29,9 @@ defer("geoopt", ("optim", "samplers"))
 _HOME = {
     "ReplyPolicy": "federation.replies",
     **dict.fromkeys(("ClientLevel", "ExampleLevel", "Multiplier", "Target"), "experiment.schema"),
-    **dict.fromkeys(("Result", "Round", "federate", "fit"), "runs.fit"),
+    **dict.fromkeys(("Result", "Round"), "runs.result"),
+    "federate": "runs.fit",
+    "fit": "door",
 }
 
 

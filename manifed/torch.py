@@ -1,16 +1,18 @@
 """Training a torch module of one's own across sites, privately: the door for its people.
 
-    import manifed.torch
-    found = manifed.torch.fit(model, sites, loss="cross-entropy", rounds=30, step_size=0.5,
-                              privacy=privacy)
+    import manifed
+    found = manifed.fit(model=model, loss="cross-entropy", sites=sites, test=test,
+                        privacy=manifed.ExampleLevel(epsilon=2, delta=1e-5))
     model.load_state_dict(found.state_dict)
+    found.plot(), found.statement
 
-Parameters that are `geoopt.ManifoldParameter`s stay on their manifolds. What is protected, and how,
-is what `privacy` says, as in `manifed.fit`.
+`manifed.fit` with a module is `fit` here. Parameters that are `geoopt.ManifoldParameter`s stay on
+their manifolds. What is protected, and how, is what ``privacy`` says.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,32 +22,23 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from manifed.algorithms.rsgd import RSGD
-from manifed.errors import ConfigError
+from manifed.algorithms.tangent_mean import TangentMean
+from manifed.errors import ConfigError, one_line
+from manifed.federation.stacked import StackedTransport
 from manifed.oracles.minibatch import Poisson
 from manifed.problems.base import Examples
 from manifed.problems.module_problem import Loss, ModuleProblem, NotPrivate, module_problem
-from manifed.runs.fit import Algorithm, Privacy, Result
+from manifed.runs.fit import Algorithm, Privacy
 from manifed.runs.fit import fit as fit_problem
+from manifed.runs.result import Result
 
-__all__ = ["ModuleProblem", "NotPrivate", "Trained", "fit", "load", "module_problem"]
+__all__ = ["ModuleProblem", "NotPrivate", "fit", "load", "module_problem"]
 
 Site = Dataset[Any] | Mapping[str, Tensor] | tuple[Tensor, Tensor]
 """(feature, label) pairs: a data set of them, two tensors, or tensors by those names."""
 
-
-@dataclass(frozen=True)
-class Trained:
-    """What training leaves."""
-
-    state_dict: Mapping[str, Tensor]
-    """For ``model.load_state_dict``."""
-    result: Result
-    """Curves and privacy statement."""
-
-    @property
-    def text(self) -> str:
-        """The privacy statement, one fact a line."""
-        return self.result.text
+Metric = Callable[[Tensor, Tensor], Tensor | float]
+"""(outputs (n, *), labels (n, *)) of all test examples -> one number."""
 
 
 def fit(
@@ -53,15 +46,17 @@ def fit(
     sites: Sequence[Site],
     *,
     loss: str | Loss = "cross-entropy",
-    rounds: int,
+    rounds: int = 30,
     privacy: Privacy = None,
-    step_size: float = 0.1,
+    step_size: float = 1.0,
     local_steps: int = 1,
     batch_size: float = 64.0,
     algorithm: Algorithm | None = None,
+    strategy: TangentMean | None = None,
     test: Site | None = None,
+    metrics: Mapping[str, Metric] | None = None,
     **options: Any,
-) -> Trained:
+) -> Result:
     """Train a copy of ``model`` on the examples of several sites, in this process.
 
     Args:
@@ -72,27 +67,45 @@ def fit(
         privacy: of `manifed.fit`; None protects nobody.
         step_size: of each local step; of Riemannian SGD by retractions, with Poisson batches.
         local_steps: between two rounds.
-        batch_size: expected size of a batch.
+        batch_size: expected size of a batch; a site with fewer examples uses all of them.
         algorithm: another client update, with or without a server update.
+        strategy: the server's part where ``algorithm`` is None: Adam, momentum, an average, step
+            sizes by the round; None is the plain tangent mean.
         test: public examples; "test_loss" and "test_accuracy" stand in the curves.
-        options: further arguments of `manifed.fit`.
+        metrics: further columns of the curves: functions of outputs and labels of ``test``.
+        options: further arguments of `manifed.fit`. The default of ``transport`` takes a whole
+            cohort in one call.
 
     Raises:
         NotPrivate: the model lets examples meet.
-        ConfigError: sites without examples, parts that do not go together.
+        ConfigError: sites without examples, parts that do not go together, a function of one's own
+            that raises.
     """
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"model: expected a torch.nn.Module, got {type(model).__name__}")
+    if metrics and test is None:
+        raise ConfigError("metrics: are functions of public test examples, got none; give test=")
     problem = module_problem(model, loss)
-    if algorithm is None:
-        batch = Poisson(batch_size=batch_size)
-        algorithm = RSGD(
-            step_size=step_size, local_steps=local_steps, minibatch=batch, maps="retraction"
-        )
     shards = [examples_of(site, f"sites[{i}]") for i, site in enumerate(sites)]
+    if not shards:
+        raise ConfigError("sites: expected the examples of at least one site, got none")
+    if algorithm is not None and strategy is not None:
+        raise ConfigError("strategy: goes with algorithm=None; give (algorithm, strategy) instead")
+    if algorithm is None:
+        client = RSGD(
+            step_size=step_size,
+            local_steps=local_steps,
+            minibatch=Poisson(batch_size=min(batch_size, *(float(len(s)) for s in shards))),
+            maps="retraction",
+        )
+        algorithm = (client, strategy or TangentMean())
     if test is not None:
-        options["evaluate"] = judged_on(problem, examples_of(test, "test"))
+        options["is_evaluation_public"] = True
+        options["evaluate"] = judged_on(problem, examples_of(test, "test"), metrics or {})
     options.setdefault("start", problem.start)
-    result = fit_problem(problem, shards, algorithm, rounds=rounds, privacy=privacy, **options)
-    return Trained(problem.state_dict(result.model), result)
+    options.setdefault("transport", partial(StackedTransport, device="cpu", memory_budget_mb=1024))
+    found = fit_problem(problem, shards, algorithm, rounds=rounds, privacy=privacy, **options)
+    return replace(found, state_dict=problem.state_dict(found.model))
 
 
 def examples_of(site: Site, name: str) -> Examples:
@@ -136,16 +149,32 @@ def _columns(site: Dataset[Any], name: str) -> tuple[Tensor, Tensor]:
 
 
 def judged_on(
-    problem: ModuleProblem, examples: Examples
+    problem: ModuleProblem, examples: Examples, metrics: Mapping[str, Metric]
 ) -> Callable[[Tensor], Mapping[str, float]]:
-    """What ``evaluate`` of `manifed.fit` takes: loss and accuracy on public examples."""
+    """What ``evaluate`` of `manifed.fit` takes: loss, accuracy and metrics on public examples."""
 
     def judge(x: Tensor) -> Mapping[str, float]:
         right = problem.correct(x, examples)
         row = {"test_loss": float(problem.losses(x, examples).mean())}
-        return row if right is None else row | {"test_accuracy": float(right.mean())}
+        if right is not None:
+            row["test_accuracy"] = float(right.mean())
+        if metrics:
+            outputs = problem.outputs(x, examples)
+            row |= {k: _measured(k, m, outputs, examples["label"]) for k, m in metrics.items()}
+        return row
 
     return judge
+
+
+def _measured(name: str, metric: Metric, outputs: Tensor, labels: Tensor) -> float:
+    try:
+        return float(metric(outputs, labels))
+    except Exception as error:
+        said = one_line(f"{type(error).__name__}: {error}", 200)
+        raise ConfigError(
+            f"metrics[{name!r}]: expected one number of outputs {tuple(outputs.shape)} and labels "
+            f"{tuple(labels.shape)}, got {said}"
+        ) from None
 
 
 def load(run_dir: str | Path, model: nn.Module) -> dict[str, Tensor]:

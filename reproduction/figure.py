@@ -3,11 +3,13 @@
     python -m reproduction.figure 000-1 [--seeds 3] [--out runs/000-1] [--set A.B=VALUE]
     python -m reproduction.figure 003-3a_lognormal
     python -m reproduction.figure 004-1a [--epsilons 3 10]
+    python -m reproduction.figure 002-1
 
 PriRFed's figures have panels: 000-1, 000-1-regime, 000-2, 000-2-digits, 000-2-regime, 000-3,
 000-3-regime, 000-4, 000-5, 000-5-tree, 000-6, 000-6-tree; 000-2, 000-5 and 000-6 need MANIFED_DATA.
 DECOR's Figure 1 has budgets on its axis: 004-1a, 004-1b, 004-1c (the last two need MANIFED_DATA),
 004-1b-breast-cancer, 004-1c-digits; 004-2 and 004-3 are curves of the accountant, and run nothing.
+Growing samples, 002-1 to 002-5, are made in plain numpy or torch, and take no seeds.
 Any other name stands for the configs that begin with it, configs/experiments/NAME_*.toml with _ for
 -, drawn as `manifed report` does. A run that is already finished in the folder is kept, so an
 interrupted command goes on where it stopped.
@@ -32,7 +34,7 @@ from manifed.experiment.assembly import load_shards
 from manifed.experiment.load import load, parse
 from manifed.runs.report.figures import COLORS, STYLE, draw, draw_axes
 from manifed.runs.report.runs import Curve, Run, curves_of
-from reproduction import decor_curves, decor_figure_1
+from reproduction import decor_curves, decor_figure_1, time_varying_figures
 from reproduction.experiments import EXPERIMENTS
 from reproduction.run_folders import run_of
 
@@ -122,6 +124,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     panels, out = PANELS.get(given.figure), given.out or Path("runs") / given.figure
     seeds = range(given.seeds or (3 if panels else 1))
     try:
+        if given.figure in time_varying_figures.FIGURES:
+            return _said(time_varying_figures.draw(given.figure, out))
         if given.figure.startswith("004-"):
             return _said(_of_decor(given, seeds, out))
         names = configs_of(given.figure)

@@ -70,7 +70,9 @@ def mixed(weights: Array, models: Array) -> Array:
     return np.einsum("ij,...jd->...id", weights, models)
 
 
-def output_step(x: Array, z: Array, gradients: Array, step_size: float, mixing: float) -> Array:
+def output_step(
+    x: Array, z: Array, gradients: Array, step_size: float | Array, mixing: float | Array
+) -> Array:
     """(1 - beta) x + beta z - alpha g with z = sum_j a_ij (x_j + n_j), eq. (3)."""
     return (1 - mixing) * x + mixing * z - step_size * gradients
 

@@ -6,6 +6,8 @@ from manifed.algorithms.growing_samples import GrowingSamples
 from manifed.algorithms.manifold_gossip import ManifoldGossip
 from manifed.algorithms.projected import Projected, ProjectedPartial
 from manifed.algorithms.rfedsvrg import RFedSVRG
+from manifed.algorithms.scheduled import ScheduledProjected
+from manifed.algorithms.stationary_decor import StationaryDecor
 from manifed.flower import strategy
 from manifed.flower.strategy import ManifoldStrategy, settings_of
 from manifed.runs.driver import Job
@@ -23,11 +25,12 @@ def strategy_of(job: Job) -> ManifoldStrategy:
     """
     update, server, plan = job.config.training, job.config.server_update, job.plan
     settings = settings_of(job)
-    if type(server) is Projected:
+    if type(server) is Projected or type(server) is ScheduledProjected:
         return ProjectionMean(plan.manifold, server, **settings)
     if (
         type(server) is gossip.Gossip
         or type(server) is Decor
+        or type(server) is StationaryDecor
         or type(server) is GrowingSamples
         or type(server) is ManifoldGossip
     ):

@@ -9,16 +9,15 @@ step_size / (1 + t / decay_rounds).
 Invariant: v_ij = -v_ji, fresh in every round and attempt, so that masks vanish in the mean of all
 models, to the rounding of float64.
 
-With privacy.unit = "client" the whole gradient of a node is clipped; with "example" each example's
-is, and their mean is taken. Who pays what against whom is `manifed.privacy.masked`: a star's server
-sees every message, so it is the eavesdropper (adversary I). Without masks (mask_stddev = 0) this is
-the paper's LDP baseline. The public code draws masks once and uses them in every round in two of
-its three tasks, which hides nothing (spec 004 §7-D1); here they are fresh.
+With privacy.unit = "client" the whole gradient of a node is clipped (of several local steps their
+sum, which the paper has not); with "example" each example's is, and their mean is taken. Who pays
+what against whom is `manifed.privacy.masked`: a star's server sees every message, so it is the
+eavesdropper (adversary I). Without masks (mask_stddev = 0) this is the paper's LDP baseline. The
+public code draws masks once and uses them in every round in two of its three tasks, which hides
+nothing (spec 004 §7-D1); here they are fresh.
 """
 
 from typing import Literal
-
-from pydantic import model_validator
 
 from manifed.algorithms.gossip import OnGraph
 from manifed.algorithms.interface import Collected, Memory, ServerState
@@ -37,15 +36,6 @@ class Decor(Masking, OnGraph):
 
     kind: Literal["decor"] = "decor"
 
-    @model_validator(mode="after")
-    def _takes_one_step(self) -> "Decor":
-        if self.local_steps != 1:
-            raise ValueError(
-                f"training.local_steps: expected 1 with 'decor', whose one gradient a round is "
-                f"masked, got {self.local_steps}"
-            )
-        return self
-
     # -- the client --------------------------------------------------------------------------
     def update(
         self,
@@ -62,8 +52,12 @@ class Decor(Masking, OnGraph):
         x = self.mixed_here(down, draws, manifold.ndim)
         shape = manifold.coords_shape(tuple(x.shape[x.dim() - manifold.ndim :]))
         masks, after = self.masked_now(shape, memory, draws)  # line 3
-        g = oracle.gradient(x, masks=masks)  # lines 2-4, (3)
-        return Point(x - self.step_size_in(draws.server_round) * g), after  # lines 5-6
+        eta = self.step_size_in(draws.server_round)
+        if self.local_steps == 1:
+            g = oracle.gradient(x, masks=masks)  # lines 2-4, (3)
+        else:
+            g = oracle.along(x, eta, self.local_steps, masks=masks)
+        return Point(x - eta * g), after  # lines 5-6
 
     # -- the server --------------------------------------------------------------------------
     def down(self, state: ServerState, phase: str) -> PerClient:

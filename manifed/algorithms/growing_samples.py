@@ -10,18 +10,20 @@ node, A the mixing matrix, y_i,k = x_i,k + n_i,k what Algorithm 1 shows, z_i,k =
 y_i,k+1. ``"gradient"`` (Algorithm 2): it sends x_i,k+1, whose gradient was noised. The server
 mixes: it sees what everybody who listens sees.
 
-Mode "rigorous": the mechanism clips every gradient to S and draws Gaussian noise of deviation
-sigma_k z 2 S, z its noise multiplier; a round is charged Delta over that, Delta by the recursion
-of `manifed.privacy.series` (corrected, Lipschitz-aware). Mode "paper": nothing is clipped, Laplace
-noise of scale sigma_k is drawn here, C is taken on trust, and nothing is promised.
+Mode "rigorous": the mechanism clips every gradient to S and draws noise of sigma_k z 2 S, z its
+noise multiplier: Gaussian noise of that deviation with an L2 clip, Laplace noise of that scale with
+an L1 clip. A round is charged Delta over that, Delta by the recursion of `manifed.privacy.series`
+(corrected, Lipschitz-aware). Mode "paper": nothing is clipped, Laplace noise of scale sigma_k is
+drawn here, C is taken on trust, and nothing is promised.
 
 Invariant: nothing that a node computes from its records leaves it without noise.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Literal, cast
 
+import numpy as np
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor
@@ -67,6 +69,18 @@ def _moved(releases: Releases, rounds: int) -> Array:
     return releases.sensitivities(rounds)
 
 
+@lru_cache(maxsize=64)
+def _used(schedules: TimeVarying, rounds: int) -> Array:
+    k = np.arange(rounds, dtype=np.float64)
+    return np.concatenate([[0.0], np.cumsum(schedules.sizes(k))])
+
+
+def used(schedules: TimeVarying, k: int) -> int:
+    """How many samples the rounds before k = 0, 1, ... take; exact up to 2^53."""
+    frozen = cast("Any", schedules)  # so pydantic hashes it
+    return int(_used(frozen, 1 << max(k, 63).bit_length())[k])
+
+
 def moved(releases: Releases, k: int) -> float:
     """The k-th of the sensitivities, k = 0, 1, ...; computed in blocks that double."""
     frozen = cast("Any", releases)  # so pydantic hashes it
@@ -87,11 +101,15 @@ class GrowingSamples(ModelOfEachNode):
     """Where Algorithm 1 takes gradients: at x_i,k, which is hidden, or at z_i,k, which everybody
     sees and which needs no Lipschitz constant (not in the paper)."""
     lipschitz: float | None = Field(default=None, ge=0)
-    """Of an example's gradient in L2: a premise of the price with grad_point = "own", which nothing
-    enforces. Clipping to a ball does not raise it."""
+    """Of an example's gradient in L2, for grad_point = "own", whose price it enters; enforced: a
+    record that can be steeper counts as zero. Clipping to an L2 ball does not raise it."""
+    samples: Literal["subsets", "in-order"] | None = None
+    """Which records a round takes: a fresh random subset (None, too), or the next gamma_k in the
+    order in which they lie, so that each is used once, as of a stream that was recorded."""
     on_exhausted: Literal["stop", "recycle"] = "stop"
-    """When gamma_k is more than a node has: end, or go on with all it has, and lose what growth
-    gives: the total epsilon then grows without bound."""
+    """When gamma_k is more than a node has (of samples "in-order": has left): end, or go on with
+    all it has (begin again), and lose what growth gives: the total epsilon then grows without
+    bound."""
     graph: GraphSpec
     graph_seed: int = Field(default=0, ge=0)
     num_nodes: int | None = Field(default=None, ge=1, lt=1 << 20)
@@ -249,16 +267,18 @@ class Iteration:
             ValueError: gamma_k is more than ``num_examples``, and the rule is to stop.
         """
         table, size = self.table, self.minibatch.batch_size
-        if size > num_examples and table.on_exhausted == "stop":
+        first = used(table.schedules, self.k) if table.samples == "in-order" else None
+        if (first or 0) + size > num_examples and table.on_exhausted == "stop":
+            before = f" after {first} that were used" if first else ""
             raise ValueError(
-                f"training.schedules.sample_size: round {self.k + 1} takes {size} examples, and a "
-                f"client has {num_examples}; set fewer federation.num_rounds, or "
+                f"training.schedules.sample_size: round {self.k + 1} takes {size} examples{before}"
+                f", and a client has {num_examples}; set fewer federation.num_rounds, or "
                 "training.on_exhausted = 'recycle', whose total epsilon has no bound"
             )
         is_output = table.perturbation == "output"
         asked = Query.of(mechanism, self.minibatch, num_examples)
         if asked.clip is None:
-            return (asked,)
+            return (replace(asked, first=first),)
         whole = mechanism.sensitivity(asked.clip, 1.0)  # C
         scale = table.schedules.noise_scale(self.k + is_output)
         return (
@@ -268,12 +288,13 @@ class Iteration:
                 sensitivity=whole * moved(table.priced(num_examples), self.k),
                 stddev=mechanism.stddev(whole, num_examples) * scale,
                 drawn=None if is_output else mechanism.stddev(whole, num_examples) * scale,
-                count=1, needs_exact_size=True,
+                count=1, needs_exact_size=True, lipschitz=table.lipschitz,
+                first=first,
             ),
         )  # fmt: skip
 
     def releases(self, mechanism: ExampleMechanism, num_examples: int) -> tuple[Event, ...]:
-        """One Gaussian release; that batches are drawn at random is not counted on."""
+        """One release; that batches are drawn at random is not counted on."""
         (query,) = self.queries(mechanism, num_examples)
         return tuple(one.model_copy(update={"sampling": Unsampled()}) for one in query.release())
 
@@ -306,11 +327,6 @@ class Iteration:
         """Laplace noise of scale sigma_k in mode "paper", shape of x; else 0."""
         if self.table.mode != "paper":
             return 0.0
-        return laplace(x, draws, self.table.schedules.noise_scale(k))
-
-
-def laplace(x: Tensor, draws: Draws, scale: float) -> Tensor:
-    """Laplace draws of that scale, of the shape of ``x``, by the inverse of their distribution."""
-    lead = 0 if isinstance(draws.partition, int) else 1
-    u = draws.uniforms(tuple(x.shape[lead:]), Stream.GRADIENT_NOISE, 0) - 0.5
-    return (-scale * u.sign() * torch.log1p(-2 * u.abs())).to(x.dtype)
+        lead = 0 if isinstance(draws.partition, int) else 1
+        drawn = draws.laplaces(tuple(x.shape[lead:]), Stream.GRADIENT_NOISE, 0)
+        return (self.table.schedules.noise_scale(k) * drawn).to(x.dtype)

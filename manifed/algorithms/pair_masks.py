@@ -13,7 +13,7 @@ messages, and their difference would hold none.
 import hashlib
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -208,17 +208,21 @@ class Masking(ByGraph):
         """
         if bool(memory.used.any()):
             raise MaskUsed("Expected keys to be offered before masks were used, got it after")
-        return _of_each(draws, lambda node: self._offered(node, draws.source))
+        rows = {node: row for row, node in enumerate(_nodes(draws))}
 
-    def _offered(self, node: int, source: NoiseSource) -> tuple[Payload, Memory]:
+        def one(node: int) -> tuple[Payload, Memory]:
+            mine = memory if isinstance(draws.partition, int) else memory.take(rows[node])
+            return self._offered(node, mine, draws.source)
+
+        return _of_each(draws, one)
+
+    def _offered(self, node: int, mine: PairKeys, source: NoiseSource) -> tuple[Payload, Memory]:
         secret = source.derive(_SECRET + node.to_bytes(4, "big")).key
         offer = self._agreement(node, secret).offer()
         up = OfferedKey(
             _tensor(offer.public), _tensor(offer.signature.ljust(SIGNATURE_BYTES, b"\0"))
         )
-        blank = self.initial_memory(up.public)
-        assert isinstance(blank, PairKeys)
-        return up, PairKeys(_tensor(secret), blank.pairs, blank.used)
+        return up, replace(mine, secret=_tensor(secret), pairs=torch.zeros_like(mine.pairs))
 
     def agreed(self, down: NeighbourKeys, memory: PairKeys, draws: Draws) -> tuple[Payload, Memory]:
         """The key of every pair.
@@ -245,7 +249,7 @@ class Masking(ByGraph):
         for place, j in enumerate(self.secret_graph.neighbors[node]):
             offer = Offer(j, _bytes(down.public[place]), _bytes(down.signature[place]))
             pairs[place] = _tensor(mine.source(offer, draws.source.precision).key)
-        return PairKeys(memory.secret, pairs, memory.used)
+        return replace(memory, pairs=pairs)
 
     def _agreement(self, node: int, secret: bytes) -> Agreement:
         """This node's side; its files are read before round 1 alone."""
@@ -289,16 +293,19 @@ class Masking(ByGraph):
             MaskUsed: the masks of this round and attempt, or of a later one, were used.
             ValueError: seeded masks beside noise from the operating system.
         """
-        now = draws.server_round, draws.attempt
+        drawn = self.drawn(shape, memory, draws, dropped)
         if self.pair_keys == "seeded":
-            if draws.source.is_release:
-                raise ValueError(
-                    "training.pair_keys: expected 'exchanged' with privacy.noise_source = 'os', "
-                    "got 'seeded': masks that anybody can compute hide nothing"
-                )
-            return self._seeded(shape, draws, dropped).to(draws.device), memory
+            return drawn, memory
         assert isinstance(memory, PairKeys)
-        nodes = _nodes(draws)
+        return drawn, replace(memory, used=self.used_now(memory, draws, dropped))
+
+    def used_now(
+        self, memory: PairKeys, draws: Draws, dropped: frozenset[int] | None = None
+    ) -> Tensor:
+        """What ``used`` is after this question; errors as `masked_now`."""
+        if self.pair_keys == "seeded":
+            return memory.used
+        now = draws.server_round, draws.attempt
         used = memory.used.reshape(-1, 3).tolist()
         if dropped is None and any(now <= (last[0], last[1]) for last in used):
             raise MaskUsed(
@@ -310,13 +317,37 @@ class Masking(ByGraph):
                 f"Expected masks of {now} to be revealed once and after they were used, got a "
                 f"question after {used[0]}"
             )
+        return torch.tensor([*now, int(dropped is not None)]).expand(memory.used.shape).clone()
+
+    def drawn(
+        self,
+        shape: Shape,
+        memory: Memory | None,
+        draws: Draws,
+        dropped: frozenset[int] | None = None,
+        step: int = 0,
+    ) -> Tensor:
+        """`masked_now` without the question whether they were used; ``step`` tells streams apart.
+
+        Raises:
+            ValueError: seeded masks beside noise from the operating system.
+        """
+        if self.pair_keys == "seeded":
+            if draws.source.is_release:
+                raise ValueError(
+                    "training.pair_keys: expected 'exchanged' with privacy.noise_source = 'os', "
+                    "got 'seeded': masks that anybody can compute hide nothing"
+                )
+            return self._seeded(shape, draws, dropped, step).to(draws.device)
+        assert isinstance(memory, PairKeys)
+        nodes = _nodes(draws)
         pairs = memory.pairs.reshape(len(nodes), -1, KEY_BYTES)
-        drawn = [
-            self._of_pairs(i, pairs[row], shape, draws, dropped) for row, i in enumerate(nodes)
+        each = [
+            self._of_pairs(i, pairs[row], shape, draws, dropped, step)
+            for row, i in enumerate(nodes)
         ]
-        found = drawn[0] if isinstance(draws.partition, int) else torch.stack(drawn)
-        after = torch.tensor([*now, int(dropped is not None)]).expand(memory.used.shape).clone()
-        return found.to(draws.device), PairKeys(memory.secret, memory.pairs, after)
+        found = each[0] if isinstance(draws.partition, int) else torch.stack(each)
+        return found.to(draws.device)
 
     def _of_pairs(
         self,
@@ -325,6 +356,7 @@ class Masking(ByGraph):
         shape: Shape,
         draws: Draws,
         dropped: frozenset[int] | None = None,
+        step: int = 0,
     ) -> Tensor:
         is_release, precision = draws.source.is_release, draws.source.precision
         near = len(self.secret_graph.neighbors[node])
@@ -338,35 +370,39 @@ class Masking(ByGraph):
             for place, j in enumerate(self.secret_graph.neighbors[node])
             if dropped is None or j in dropped
         }
-        return masks(sources, node, shape, **_when(draws))
+        return masks(sources, node, shape, step=step, **_when(draws))
 
-    def _seeded(self, shape: Shape, draws: Draws, dropped: frozenset[int] | None = None) -> Tensor:
+    def _seeded(
+        self, shape: Shape, draws: Draws, dropped: frozenset[int] | None = None, step: int = 0
+    ) -> Tensor:
         source, graph = seeded_pairs(draws.source), self.secret_graph
         if isinstance(draws.partition, int):
             near = graph.neighbors[draws.partition]
             near = [j for j in near if dropped is None or j in dropped]
             sources = dict.fromkeys(near, source)
-            return masks(sources, draws.partition, shape, **_when(draws))
+            return masks(sources, draws.partition, shape, step=step, **_when(draws))
         edges, ends = _edges_at(graph, draws.partition, dropped)
         total = torch.zeros(graph.num_nodes, *shape, dtype=torch.float64)
         if edges:
             drawn = source.edge_normals(
-                shape, stream=EdgeStream.PAIR_NOISE, edge=edges, **_when(draws)
+                shape, stream=EdgeStream.PAIR_NOISE, edge=edges, step=step, **_when(draws)
             )
             total.index_add_(0, ends[:, 0], drawn).index_add_(0, ends[:, 1], drawn, alpha=-1)
+        if draws.partition == tuple(range(graph.num_nodes)):
+            return total
         return total[list(draws.partition)]
 
 
 @lru_cache(maxsize=16)
 def _edges_at(
     graph: Graph, nodes: tuple[int, ...], dropped: frozenset[int] | None
-) -> tuple[list[tuple[int, int]], Tensor]:
+) -> tuple[tuple[tuple[int, int], ...], Tensor]:
     """The edges that touch one of the nodes, and one of those that dropped; their ends (E, 2)."""
     mine = set(nodes)
     edges = [edge for edge in graph.edges if edge[0] in mine or edge[1] in mine]
     if dropped is not None:
         edges = [edge for edge in edges if edge[0] in dropped or edge[1] in dropped]
-    return edges, torch.tensor(edges, dtype=torch.int64).reshape(-1, 2)
+    return tuple(edges), torch.tensor(edges, dtype=torch.int64).reshape(-1, 2)
 
 
 def _when(draws: Draws) -> dict[str, int]:

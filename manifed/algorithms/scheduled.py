@@ -1,9 +1,10 @@
-"""Riemannian SGD whose step, noise and batch change with the round, by public rules.
+"""Riemannian SGD and projected steps whose step, noise and batch change with the round, by rules.
 
 Round r of `ScheduledRSGD` is Algorithm 2 of PriRFed (manifed/algorithms/rsgd.py) with step size
 step_size * s_r, noise multiplier z * z_r and expected batch batch_size * b_r, where s, z_r and b
 are the schedules of a config and z is the multiplier that the mechanism has: the config's own, or
-the least one with which the *whole* schedule meets a target.
+the least one with which the *whole* schedule meets a target. `ScheduledProjected` is Algorithm 1 of
+projected federated learning (manifed/algorithms/projected.py) with the same schedules.
 
 Composition is exact: each round is charged as its own release. Without sampling that is one
 Gaussian release of mu^2 = sum_r 1 / (z z_r)^2 (Dong, Roth, Su: Gaussian Differential Privacy,
@@ -14,20 +15,61 @@ Which noise is best for the last iterate of x <- x - s (h (x - x*) + noise): its
 sum_r a_r noise_r with a_r = s (1 - s h)^(T - r), and by Cauchy and Schwarz
 sum_r a_r^2 z_r^2 * sum_r z_r^-2 >= (sum_r |a_r|)^2, with equality for z_r proportional to
 |a_r|^(-1/2): geometric noise of ratio (1 - s h)^(1/2).
+
+Rounds without end: sum_r z_r^-2 is finite for z_r = r^zeta, zeta > 1/2, and where b_r grows at
+least as fast the noise of the mean does not grow (docs/growing_manifolds.md).
 """
 
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
+from torch import Tensor
 
+from manifed.algorithms.projected import Drift, Projected
 from manifed.algorithms.rsgd import RSGD
-from manifed.oracles.minibatch import Minibatch, Poisson
+from manifed.oracles.minibatch import Full, Minibatch, Poisson, WithoutReplacement
 from manifed.oracles.query import Query
+from manifed.privacy.events import Frozen
 from manifed.privacy.mechanism import ExampleMechanism
-from manifed.schedules.schedule import AnySchedule
+from manifed.schedules.schedule import AnySchedule, factor_of, whole_number
 
-LARGEST_FACTOR = 1e9
-"""Of a schedule in any round; the smallest is one over it."""
+
+class Schedules(Frozen):
+    """Schedules of k = r - 1; each is a factor on what the config says, and None is 1."""
+
+    step_sizes: AnySchedule | None = None
+    noise_multipliers: AnySchedule | None = None
+    batch_sizes: AnySchedule | None = None
+
+    def step_factor(self, server_round: int) -> float:
+        """s_r."""
+        return factor_of("training.step_sizes", self.step_sizes, server_round)
+
+    def noise_factor(self, server_round: int) -> float:
+        """z_r."""
+        return factor_of("training.noise_multipliers", self.noise_multipliers, server_round)
+
+    def batch(self, first: Minibatch, server_round: int) -> Minibatch:
+        """``first`` with b_r times its size; rounded up where batches are subsets."""
+        factor = factor_of("training.batch_sizes", self.batch_sizes, server_round)
+        if isinstance(first, Full):
+            return first
+        size = first.batch_size * factor
+        if isinstance(first, Poisson):
+            return Poisson(batch_size=size)
+        return WithoutReplacement(batch_size=whole_number(size))
+
+    def check_batches(self, first: Minibatch) -> None:
+        """Refuse to schedule the size of full batches.
+
+        Raises:
+            ValueError: naming what has a size.
+        """
+        if self.batch_sizes is not None and isinstance(first, Full):
+            raise ValueError(
+                "training.batch_sizes: goes with training.minibatch.kind = 'poisson' or "
+                f"'without-replacement', got {first.kind!r}"
+            )
 
 
 class ScaledRSGD(RSGD):
@@ -40,22 +82,15 @@ class ScaledRSGD(RSGD):
         return super().queries(mechanism.scaled(self.noise_factor), num_examples)
 
 
-class ScheduledRSGD(RSGD):
-    """RSGD by schedules of k = r - 1; each is a factor on what the config says, and None is 1."""
+class ScheduledRSGD(RSGD, Schedules):
+    """RSGD by schedules."""
 
     # frozen, so another literal in the place of the base's is sound
     kind: Literal["scheduled-rsgd"] = "scheduled-rsgd"  # pyright: ignore[reportIncompatibleVariableOverride]
-    step_sizes: AnySchedule | None = None
-    noise_multipliers: AnySchedule | None = None
-    batch_sizes: AnySchedule | None = None
 
     @model_validator(mode="after")
-    def _grows_poisson_batches(self) -> Self:
-        if self.batch_sizes is not None and self.minibatch.kind != "poisson":
-            raise ValueError(
-                "training.batch_sizes: goes with training.minibatch.kind = 'poisson', got "
-                f"{self.minibatch.kind!r}"
-            )
+    def _has_batches_to_grow(self) -> Self:
+        self.check_batches(self.minibatch)
         return self
 
     def in_round(self, server_round: int) -> ScaledRSGD:
@@ -65,29 +100,56 @@ class ScheduledRSGD(RSGD):
             ValueError: for a factor beyond 1e9, or below one over it.
         """
         return ScaledRSGD(
-            step_size=self.step_size * _factor("step_sizes", self.step_sizes, server_round),
+            step_size=self.step_size * self.step_factor(server_round),
             local_steps=self.local_steps,
-            minibatch=self._minibatch(server_round),
+            minibatch=self.batch(self.minibatch, server_round),
             output=self.output,
             maps=self.maps,
-            noise_factor=_factor("noise_multipliers", self.noise_multipliers, server_round),
+            noise_factor=self.noise_factor(server_round),
         )
 
-    def _minibatch(self, server_round: int) -> Minibatch:
-        if self.batch_sizes is None:
-            return self.minibatch
-        assert isinstance(self.minibatch, Poisson)
-        factor = _factor("batch_sizes", self.batch_sizes, server_round)
-        return Poisson(batch_size=self.minibatch.batch_size * factor)
+
+class ScaledProjected(Projected):
+    """Projected steps with scaled noise, after a round whose step size was another one."""
+
+    noise_factor: float = Field(default=1.0, gt=0)
+    last_step_size: float = Field(gt=0)
+    """Eta of the round before, by which line 17 undoes that round's step."""
+
+    def queries(self, mechanism: ExampleMechanism, num_examples: int) -> tuple[Query, ...]:
+        """``local_steps`` gradients, drawn and charged with the scaled noise."""
+        return super().queries(mechanism.scaled(self.noise_factor), num_examples)
+
+    def correction(self, x: Tensor, memory: Drift) -> Tensor:
+        """c_i^r by line 17, which is about the round before."""
+        last = self.model_copy(update={"step_size": self.last_step_size})
+        return super(ScaledProjected, last).correction(x, memory)
 
 
-def _factor(field: str, rule: AnySchedule | None, server_round: int) -> float:
-    if rule is None:
-        return 1.0
-    factor = rule(server_round - 1)
-    if not 1 / LARGEST_FACTOR <= factor <= LARGEST_FACTOR:
-        raise ValueError(
-            f"training.{field}: expected factors between {1 / LARGEST_FACTOR:g} and "
-            f"{LARGEST_FACTOR:g}, got {factor:g} in round {server_round}"
+class ScheduledProjected(Projected, Schedules):
+    """Projected federated learning with drift correction, by schedules."""
+
+    # frozen, so another literal in the place of the base's is sound
+    kind: Literal["scheduled-projected"] = "scheduled-projected"  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    @model_validator(mode="after")
+    def _has_batches_to_grow(self) -> Self:
+        self.check_batches(self.minibatch)
+        return self
+
+    def in_round(self, server_round: int) -> ScaledProjected:
+        """Algorithm 1 as it is run, and charged, in a round.
+
+        Raises:
+            ValueError: for a factor beyond 1e9, or below one over it.
+        """
+        return ScaledProjected(
+            step_size=self.step_size * self.step_factor(server_round),
+            last_step_size=self.step_size * self.step_factor(max(1, server_round - 1)),
+            local_steps=self.local_steps,
+            minibatch=self.batch(self.minibatch, server_round),
+            server_step_size=self.server_step_size,
+            tube_radius=self.tube_radius,
+            upload=self.upload,
+            noise_factor=self.noise_factor(server_round),
         )
-    return factor

@@ -14,6 +14,8 @@ Beyond the paper, and from released points alone, so that it costs no privacy: `
 an average of the iterates (manifed/algorithms/averaging.py); ``momentum`` moves along
     m^(t) = u^(t) + momentum * Tr_{x^(t-1) -> x^(t)}(m^(t-1)),   u^(t) the tangent mean,
 heavy-ball momentum carried between tangent spaces; m^(t) state["momentum"], kept at x^(t+1).
+``adam`` takes its steps (manifed/algorithms/adam.py); ``server_step_sizes`` changes their size with
+the round, by a public rule.
 """
 
 from dataclasses import asdict
@@ -23,12 +25,14 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
+from manifed.algorithms.adam import Adam
 from manifed.algorithms.averaging import Average
 from manifed.algorithms.interface import Collected, ServerState, Space, Work
 from manifed.algorithms.payloads import Payload, Point
 from manifed.manifolds.base import Manifold, MapChoice
 from manifed.manifolds.defects import DRIFT
 from manifed.privacy.events import Frozen
+from manifed.schedules.schedule import AnySchedule, factor_of
 
 
 def tangent_mean(
@@ -52,13 +56,23 @@ class TangentMean(Frozen):
     """The model is this average of the iterates; None: the last iterate."""
     momentum: float | None = Field(default=None, gt=0, lt=1)
     """None: no momentum."""
+    adam: Adam | None = None
+    """None: steps along the tangent mean itself."""
+    server_step_sizes: AnySchedule | None = None
+    """A factor on ``server_step_size``, by k = server_round - 1; None is 1."""
 
     @model_validator(mode="after")
     def _is_option_1(self) -> "TangentMean":
-        if self.output_rule == "uniform" and not (self.average is None and self.momentum is None):
+        beyond = (self.average, self.momentum, self.adam, self.server_step_sizes)
+        if self.output_rule == "uniform" and any(one is not None for one in beyond):
             raise ValueError(
                 "strategy.output_rule: 'uniform' (Option 2) returns one iterate of plain steps, "
-                "got it with strategy.average or strategy.momentum; use 'last'"
+                "got it with strategy.average, momentum, adam or server_step_sizes; use 'last'"
+            )
+        if self.adam is not None and self.momentum is not None:
+            raise ValueError(
+                "strategy.adam: has momentum of its own (first_decay), got it with "
+                "strategy.momentum; remove one"
             )
         return self
 
@@ -73,10 +87,12 @@ class TangentMean(Frozen):
         return False
 
     def initial(self, x: Tensor) -> ServerState:
-        """The broadcast point, and the drawn output; the average and m where they are asked for."""
+        """The broadcast point, the drawn output, and what average, momentum or Adam carry."""
         state = ServerState({"x": x, "output": x})
         if self.average is not None:
             state = state.replace(**self.average.initial(x))
+        if self.adam is not None:
+            state = state.replace(**self.adam.initial(x))
         return state if self.momentum is None else state.replace(momentum=torch.zeros_like(x))
 
     def down(self, state: ServerState, phase: str) -> Payload:
@@ -96,11 +112,16 @@ class TangentMean(Frozen):
         manifold: Manifold,
     ) -> ServerState:
         """Lines 10, 12 and 13."""
-        start, size, maps = state["x"], self.server_step_size, self.maps or "exact"
+        start, size, maps = state["x"], self._size(server_round), self.maps or "exact"
         mean, carried = collected.mean["u"], dict[str, Tensor]()
         if self.momentum is not None:
             mean = mean + self.momentum * state["momentum"]
+        if self.adam is not None:
+            carried = self.adam.moments(state, mean, manifold)
+            mean = self.adam.direction(carried)
         x = tangent_mean(start, mean, size, manifold, maps)  # line 10
+        if self.adam is not None:
+            carried["first"] = manifold.maps(maps).transport(start, x, carried["first"])
         if self.momentum is not None:
             carried["momentum"] = manifold.maps(maps).transport(start, x, mean)
         candidate = x
@@ -114,12 +135,18 @@ class TangentMean(Frozen):
             raise ArithmeticError("Expected an iterate on the manifold, got another")
         return self.average.include(after, server_round, manifold, maps)
 
+    def _size(self, server_round: int) -> float:
+        if self.server_step_sizes is None:
+            return self.server_step_size
+        field = "strategy.server_step_sizes"
+        return self.server_step_size * factor_of(field, self.server_step_sizes, server_round)
+
     @property
     def server_work(self) -> Work:
         """One step (and one for a drawn iterate, where the clients send one), and the average's."""
         maps = self.maps or "exact"
         extra = Work() if self.average is None else self.average.work(maps)
-        transports = 0 if self.momentum is None else 1
+        transports = 0 if self.momentum is None and self.adam is None else 1
         mine = Work.of_moves(maps, 1, 0, transports=transports)
         return Work(**{key: value + asdict(extra)[key] for key, value in asdict(mine).items()})
 

@@ -259,8 +259,10 @@ class MasksUsedTwice(Decor):
         shape: tuple[int, ...],
         draws: Draws,
         dropped: frozenset[int] | None = None,
+        step: int = 0,
     ) -> Tensor:
-        return super()._of_pairs(node, pairs, shape, replace(draws, server_round=1), dropped)
+        always = replace(draws, server_round=1)
+        return super()._of_pairs(node, pairs, shape, always, dropped, step)
 
 
 def masked_faults(source: NoiseSource) -> list[Audited]:

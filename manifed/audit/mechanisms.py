@@ -20,6 +20,7 @@ from manifed.audit.client_attacks import (
     direction,
 )
 from manifed.audit.correlated_attacks import CorrelatedAttack
+from manifed.audit.coupled_attacks import one_state, shipped_coupling
 from manifed.audit.server_attacks import ClientAttack, ParticipationAttack
 from manifed.audit.statistic_attacks import MomentAttack
 from manifed.oracles.minibatch import Full, Poisson, WithoutReplacement
@@ -122,6 +123,7 @@ def example_mechanisms(source: NoiseSource) -> list[Audited]:
     return [
         *audited,
         Audited("correlated-8-rounds", correlated, correlated.claim, 20000, how),
+        shipped_coupling(source),
     ]
 
 
@@ -240,7 +242,8 @@ def planted_faults(source: NoiseSource) -> list[Audited]:
         ("one-step-not-charged", two_steps, price(rgd)),
         ("correlated-one-participation", correlated, correlated.claim_of_one),
     ]
-    return [Audited(name, attack, claim, 20000, "as shipped") for name, attack, claim in rows]
+    found = [Audited(name, attack, claim, 20000, "as shipped") for name, attack, claim in rows]
+    return [*found, one_state(source)]
 
 
 # -- a published calibration that fails -------------------------------------------------------

@@ -8,6 +8,7 @@ from manifed.algorithms.one_shot import OneShot
 from manifed.algorithms.second_moment import SecondMoment
 from manifed.audit.attack import Attack, Audited
 from manifed.audit.client_attacks import SHORT_STEP, ExampleAttack
+from manifed.audit.coupled_attacks import audited_coupling
 from manifed.audit.mechanisms import price
 from manifed.audit.own_problem import OwnProblemAttack
 from manifed.audit.server_attacks import ClientAttack
@@ -57,10 +58,15 @@ def attacks_of(config: Experiment, trials: int) -> list[Audited]:
     shorter and a longer one; the last replaces problem and data by the worst case. Of data that
     every site has at home none is opened: a shard of made-up records stands for the smallest.
 
+    Growing samples are attacked from round 1 on, by coupled streams; their mode "paper", which
+    protects nobody, is held to what the paper claims.
+
     Raises:
         ConfigError: when nothing is private, or a round has more than one upload.
     """
     source = NoiseSource.from_seed(config.federation.seed)
+    if isinstance(config.training, GrowingSamples):
+        return [_of_streams(config, config.training, source, trials)]
     if config.privacy.kind == "none":
         raise ConfigError("privacy.kind: nothing to audit, got 'none'")
     if config.privacy.kind == "client-level":
@@ -74,11 +80,6 @@ def attacks_of(config: Experiment, trials: int) -> list[Audited]:
         raise ConfigError(
             "training.kind: the audit runs this library's algorithms at several step sizes, got "
             f"{config.training.kind!r}"
-        )
-    if isinstance(config.training, GrowingSamples):
-        raise ConfigError(
-            "training.kind: the audit takes one round's own upload and 'growing-samples' mixes "
-            "models; the coupled runs of `python -m reproduction 002-18` attack it"
         )
     facts = facts_of(config)
     mechanism = example_mechanism(config, facts.sizes)
@@ -145,6 +146,25 @@ def _of_one_shot(
     if isinstance(training, SecondMoment):
         rows.append(("worst case: canary statistic at the clip norm, all others zero", worst))
     return [Audited(config.name, attack, price(worst), trials, how) for how, attack in rows]
+
+
+def _of_streams(
+    config: Experiment,
+    training: GrowingSamples,
+    source: NoiseSource,
+    trials: int,
+) -> Audited:
+    """Coupled streams through a node's client updates, from round 1 on.
+
+    Raises:
+        ConfigError: when nothing is private and the mode is not "paper".
+    """
+    rounds, mechanism = config.federation.num_rounds, None
+    if training.mode != "paper":
+        if config.privacy.kind == "none":
+            raise ConfigError("privacy.kind: nothing to audit, got 'none'")
+        mechanism = example_mechanism(config, facts_of(config).sizes)
+    return audited_coupling(config.name, training, mechanism, rounds, source, trials)
 
 
 def _of_server(config: Experiment, source: NoiseSource, trials: int) -> Audited:

@@ -60,6 +60,7 @@ class Masked(ProblemBase):
     def __init__(self, inner: Problem) -> None:
         self.inner = inner
         self.manifold = inner.manifold
+        self.needs_keys = inner.needs_keys
 
     @property
     def sufficient_statistic(self) -> "Masked | None":
@@ -123,6 +124,7 @@ class OwnProblemAttack:
     def _canaries(self) -> Iterator[dict[str, Tensor]]:
         """Records to put in the last place, without a leading dimension."""
         norms = self.problem.gradients(self.x, self.shard).norms
+        norms = norms.reshape(-1, norms.shape[-1]).amax(0)  # of the longest of a record's groups
         stored = self.shard.tensors
         for row in norms.argsort(descending=True)[:_AT_HAND].tolist():
             record = {key: t[row] for key, t in stored.items() if key != "squared_norm"}

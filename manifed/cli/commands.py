@@ -21,6 +21,7 @@ from manifed.cli.options import (
 )
 from manifed.cli.plan import plan
 from manifed.cli.site import site
+from manifed.cli.sweep import sweep
 from manifed.errors import ConfigError
 
 AUTHENTICITY = {
@@ -52,6 +53,7 @@ def register(app: typer.Typer) -> None:
     app.command("plan")(plan)
     app.command("report")(report)
     app.command("site")(site)
+    app.command("sweep")(sweep)
 
 
 _MOST = 10**9

@@ -37,8 +37,27 @@ app = typer.Typer(
     help="Federated learning on Riemannian manifolds with differential privacy.",
     no_args_is_help=True,
     add_completion=False,
+    suggest_commands=False,  # click suggests already
     pretty_exceptions_enable=False,
 )
+
+
+def _version(is_asked: bool) -> None:
+    if is_asked:
+        from importlib.metadata import version
+
+        sys.stdout.write(f"manifed {version('manifed')}\n")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", is_eager=True, callback=_version, help="Print it and exit."),
+    ] = False,
+) -> None:
+    """Federated learning on Riemannian manifolds with differential privacy."""
 
 
 @app.command()

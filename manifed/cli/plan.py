@@ -2,7 +2,7 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -24,6 +24,10 @@ def plan(
     out: Annotated[
         Path | None, typer.Option("--out", help="Where the config of the best method is written.")
     ] = None,
+    trials: Annotated[
+        float | None,
+        typer.Option("--trials", min=1, help="Price the best of so many runs on average."),
+    ] = None,
     data_dir: DataDir = None,
     as_json: Json = False,
 ) -> None:
@@ -36,27 +40,42 @@ def plan(
         auto_of,
         most_rounds,
         plan,
+        search_cost,
         stand_in,
         with_option,
     )
+    from manifed.privacy.tuning import Search
 
-    def options() -> tuple[dict[str, object], list[Option]]:
+    def options() -> tuple[dict[str, Any], list[Option]]:
         table = table_of(config, tuple(sets or ()))
         auto, rounds = auto_of(table), most_rounds(table)
         return table, plan(parse(stand_in(table)), auto, rounds)
 
     table, found = guarded(options, fail)
-    sys.stdout.write("method         predicted gap  rounds  step      multiplier  numbers up\n")
+    sys.stdout.write(
+        "method                          predicted gap  rounds  step      multiplier  numbers up\n"
+    )
     for option in found:
         step = option.settings().get("step_size")
+        gap = "unknown" if option.gap is None else format(option.gap, ".3g")
         sys.stdout.write(
-            f"{option.training.kind:14s} {option.gap:<14.3g} {option.num_rounds:<7d} "
+            f"{option.name:31s} {gap:14s} {option.num_rounds:<7d} "
             f"{'-' if step is None else format(step, 'g'):9s} {option.noise_multiplier:<11.4g} "
             f"{option.numbers_up}\n"
         )
+    kind = table["problem"]["kind"]
     sys.stdout.write(
-        "gap: (f(x) - f*) / |f*|, a mean over runs, for a guessed spectrum (training.decay)\n"
+        f"nothing is predicted for problem.kind = {kind!r}: the safe default (docs/choosing.md)\n"
+        if found[0].gap is None
+        else "gap: (f(x) - f*) / |f*|, a mean over runs, for a guessed problem (docs/choosing.md)\n"
     )
+    if trials is not None:
+        best = with_option(table, found[0])
+        cost = guarded(lambda: search_cost(parse(best), Search(mean=trials)), fail)
+        sys.stdout.write(
+            f"best of K runs of the first, K geometric of mean {trials:g}: epsilon {cost:.4g} at "
+            "the config's delta (Papernot and Steinke 2022)\n"
+        )
     if out is not None:
         guarded(lambda: save(parse(with_option(table, found[0])), out), fail)
         sys.stdout.write(f"config: {out}\n")
@@ -65,7 +84,10 @@ def plan(
             {
                 "methods": [
                     {
+                        "method": option.name,
                         "training": option.settings(),
+                        "strategy": option.strategy(),
+                        "l2_norm_clip": option.clip,
                         "num_rounds": option.num_rounds,
                         "noise_multiplier": option.noise_multiplier,
                         "numbers_up": option.numbers_up,

@@ -12,12 +12,14 @@ from manifed.algorithms.noisy_gram import NoisyGram
 from manifed.algorithms.one_shot import OneShot
 from manifed.algorithms.pair_masks import Masking
 from manifed.algorithms.projected import Projected, ProjectedPartial, Projecting, reach
+from manifed.algorithms.rfedags import RFedAGS
 from manifed.algorithms.rfedprox import RFedProx
 from manifed.algorithms.rfedsvrg import RFedSVRG
 from manifed.algorithms.rsgd import RSGD
 from manifed.algorithms.rsvrg import RSVRG
-from manifed.algorithms.scheduled import ScheduledRSGD
+from manifed.algorithms.scheduled import ScheduledProjected, ScheduledRSGD, Schedules
 from manifed.algorithms.second_moment import SecondMoment
+from manifed.algorithms.stationary_decor import StationaryDecor
 from manifed.algorithms.tangent_mean import TangentMean
 from manifed.experiment.plugins import is_plugin
 from manifed.federation.cohorts import Cohort
@@ -31,6 +33,7 @@ from manifed.privacy.mechanism import ExampleMechanism, RelativeNoise
 from manifed.privacy.noise import BITS
 from manifed.problems.base import Problem
 from manifed.problems.least_squares import LeastSquares
+from manifed.problems.linear_model import LinearModel
 
 _MANY_EXAMPLES = 1 << 20
 """A shard so large that a minibatch is a proper part of it."""
@@ -41,11 +44,14 @@ AnyTraining = (
     | CorrelatedRSGD
     | RSVRG
     | Projected
+    | ScheduledProjected
     | ProjectedPartial
     | RFedProx
+    | RFedAGS
     | RFedSVRG
     | Gossip
     | Decor
+    | StationaryDecor
     | MaskedMean
     | ManifoldGossip
     | GrowingSamples
@@ -143,6 +149,44 @@ def check_average(server: ServerUpdate, num_rounds: int, manifold: Manifold) -> 
         )
 
 
+def check_participation(
+    training: ClientUpdate, privacy_kind: str, cohort: Cohort, num_clients: int
+) -> None:
+    """Refuse probabilities or weights of other clients, or that a price does not allow.
+
+    Raises:
+        ValueError: naming field, value and what is expected.
+    """
+    if not isinstance(training, RFedAGS):
+        return
+    given, weights = training.participation, training.client_weights
+    for field, found in (("participation", given), ("client_weights", weights)):
+        if isinstance(found, tuple) and len(found) != num_clients:
+            raise ValueError(
+                f"training.{field}: expected one for each of federation.num_clients = "
+                f"{num_clients}, got {len(found)}"
+            )
+    rate = cohort.rate(num_clients)
+    most = max(given) if isinstance(given, tuple) else given or 0.0
+    if most > rate * (1 + 1e-9):
+        raise ValueError(
+            f"training.participation: expected at most {rate:g}, with which federation.cohort asks "
+            f"a client, got {most:g}"
+        )
+    if privacy_kind == "client-level" and (given is not None or weights is not None):
+        raise ValueError(
+            "training.participation, training.client_weights: with privacy.kind = 'client-level' "
+            "the mechanism divides by the expected size of the cohort, expected neither; remove "
+            "them"
+        )
+    if privacy_kind == "example-level" and cohort.kind != "all" and given is None:
+        raise ValueError(
+            "training.participation: required with privacy.kind = 'example-level' and drawn "
+            f"cohorts ({cohort.kind!r}), got none: an estimate carries who took part into later "
+            f"rounds, which nothing prices; give {rate:g} or less"
+        )
+
+
 def check_graph(training: AnyTraining, num_clients: int) -> None:
     """Refuse a graph that there is not, or of other nodes than the clients.
 
@@ -223,7 +267,11 @@ def check_correlated(training: ClientUpdate, privacy_kind: str, cohort: Cohort) 
 
 
 def check_masks(
-    training: ClientUpdate, noise_source: str, coalition: tuple[int, ...], cohort: Cohort
+    training: ClientUpdate,
+    noise_source: str,
+    coalition: tuple[int, ...],
+    cohort: Cohort,
+    unit: str = "client",
 ) -> None:
     """Refuse correlated noise where nothing adds masks, or masks that would hide nothing.
 
@@ -245,11 +293,45 @@ def check_masks(
             "training.pair_keys: expected 'exchanged' with privacy.noise_source = 'os', got "
             f"{training.pair_keys!r}: masks that anybody can compute hide nothing"
         )
+    if isinstance(training, Decor) and training.local_steps > 1 and unit != "client":
+        raise ValueError(
+            f"training.local_steps: expected 1 with privacy.unit = {unit!r}, got "
+            f"{training.local_steps}: a round is one release, and only with unit = 'client' the "
+            "sum of all its steps is clipped"
+        )
     most = training.secret_graph.num_nodes
     if coalition and not (len(set(coalition)) == len(coalition) < most and max(coalition) < most):
         raise ValueError(
             f"privacy.coalition: expected different nodes of 0..{most - 1}, not all of them, got "
             f"{list(coalition)}"
+        )
+
+
+def check_streams(
+    training: ClientUpdate, *, is_found: bool, on_failure: str, relation_unit: str
+) -> None:
+    """Refuse what noise that goes on from round to round is not priced for.
+
+    Raises:
+        ValueError: naming field, value and what to use.
+    """
+    if not isinstance(training, StationaryDecor):
+        return
+    if is_found:
+        raise ValueError(
+            "privacy.target: finds white noise only; with training.kind = 'stationary-decor' give "
+            "noise_stddev and mask_stddev (manifed.privacy.stationary_design finds both)"
+        )
+    if on_failure == "retry":
+        raise ValueError(
+            "federation.replies.on_failure: 'retry' would put two messages on one noise with "
+            "training.kind = 'stationary-decor'; use 'abort'"
+        )
+    if training.minibatch.kind != "full":
+        raise ValueError(
+            f"training.minibatch.kind: expected 'full' with training.kind = 'stationary-decor', "
+            f"got {training.minibatch.kind!r}: rounds share noise, so sampling {relation_unit}s "
+            "amplifies nothing"
         )
 
 
@@ -260,7 +342,7 @@ def check_private(training: ClientUpdate, privacy_kind: str, noise_kind: str) ->
         ValueError: naming what works instead.
     """
     is_client_level = privacy_kind == "client-level"
-    if is_client_level and isinstance(training, ScheduledRSGD) and training.noise_multipliers:
+    if is_client_level and isinstance(training, Schedules) and training.noise_multipliers:
         raise ValueError(
             "training.noise_multipliers: scales the noise of clients, and with privacy.kind = "
             "'client-level' the server adds it; remove it, or use 'example-level'"
@@ -309,6 +391,40 @@ def check_growing(training: GrowingSamples) -> None:
         raise ValueError(
             "training.lipschitz: required with grad_point = 'own', whose price it enters, got "
             "none; use grad_point = 'mixed', or perturbation = 'gradient'"
+        )
+
+
+def check_steepness(training: ClientUpdate, problem: Problem, kind: str) -> None:
+    """Refuse a Lipschitz constant that no record is held to.
+
+    Raises:
+        ValueError: naming the problems whose records are, and what needs none.
+    """
+    is_asked = isinstance(training, GrowingSamples) and training.lipschitz is not None
+    if is_asked and not isinstance(problem, LinearModel):
+        raise ValueError(
+            "training.lipschitz: records are held to it with problem.kind = 'least-squares' and "
+            f"'logistic', got {kind!r}; use training.grad_point = 'mixed'"
+        )
+
+
+def check_laplace(training: ClientUpdate, l1_norm_clip: float | None) -> None:
+    """Refuse Laplace noise where no price is known, or where an L1 clip changes steepness.
+
+    Raises:
+        ValueError: naming field, value and what to use instead.
+    """
+    if l1_norm_clip is None:
+        return
+    if not isinstance(training, GrowingSamples):
+        raise ValueError(
+            "privacy.l1_norm_clip: Laplace noise is drawn by training.kind = 'growing-samples', "
+            f"got {training.kind!r}; use l2_norm_clip"
+        )
+    if training.lipschitz is not None:
+        raise ValueError(
+            "training.lipschitz: a clip in L1 can part two gradients twice as far as they were, "
+            "which is not priced; use grad_point = 'mixed', or privacy.l2_norm_clip"
         )
 
 
@@ -383,7 +499,7 @@ def check_limits(
         return
     if is_plugin(training.kind) or isinstance(training, GrowingSamples):
         return  # its draws are refused when they pass the bound
-    if isinstance(training, ScheduledRSGD):
+    if isinstance(training, ScheduledRSGD | ScheduledProjected):
         for server_round in (1, num_rounds):  # every schedule is monotone
             training.in_round(server_round)
     if isinstance(training, RSVRG):

@@ -26,10 +26,17 @@ _NOT_IN_THE_HASH = ("output", "engine", "description")
 """How and where a run happens; two runs that differ only there are the same experiment."""
 _LATER = (
     ("federation", "num_examples"),
+    ("federation", "reserve_rounds"),
     ("privacy", "noise", "noise_multiplier"),
+    ("privacy", "l1_norm_clip"),
+    ("training", "samples"),
     ("strategy", "average"),
     ("strategy", "momentum"),
+    ("strategy", "adam"),
+    ("strategy", "server_step_sizes"),
     ("data", "has_labels"),
+    ("problem", "clip_shares"),
+    ("problem", "compute"),
 )
 """Fields that came later: left at None they change no hash."""
 
@@ -144,8 +151,10 @@ def _read(path: Path) -> dict[str, Any]:
             )
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
+        beside = nearest(path.name, (other.name for other in path.parent.glob("*.toml")))
+        hint = "" if beside is None else f"; did you mean {str(path.with_name(beside))!r}?"
         raise ConfigError(
-            f"Expected a config file, got {str(path)!r}, which does not exist"
+            f"Expected a config file, got {str(path)!r}, which does not exist{hint}"
         ) from None
     except (OSError, UnicodeDecodeError, ValueError) as error:
         raise ConfigError(f"Expected a readable config file, got {str(path)!r}: {error}") from None

@@ -1,71 +1,49 @@
 """Which method to take for a budget, from public numbers alone; nothing is opened or accounted.
 
 ``training = { kind = "auto" }`` is resolved here, when a config is read: every method that serves
-the problem is predicted at its best settings (`predictions.py`), and the one of the least gap is
-written into the config in its place. What is hashed, approved and run is that resolved config.
+the problem (`options.py`) is predicted at its best settings (`predictions.py`), and the one of the
+least gap is written into the config in its place. What is hashed, approved and run is that resolved
+config.
 
-Public are the dimension, the clients, their N_i, the clip and the budget; the spectrum is a guess,
-one for all data sets: rows as long as the clip allows, eigenvalues falling as i^-2. Who knows
-better says so in ``training.decay``.
+Public are the dimension, the clients, their N_i, the clip and the budget; what the problem looks
+like is a guess, one a problem kind for all data sets (`guesses.py`). Who knows better says so in
+``training.decay``. Where there is no guess a safe default is taken (`options.safe`).
 """
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from functools import reduce
 from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
-from manifed.algorithms.rsgd import RSGD
-from manifed.algorithms.second_moment import SecondMoment
 from manifed.errors import ConfigError
-from manifed.experiment.predictions import Spectrum, descent_gap, one_shot_gap
+from manifed.experiment.guesses import guess_of
+from manifed.experiment.options import Option, descents, releases
 from manifed.experiment.privacy import Sizes, example_mechanism
 from manifed.experiment.schema import Experiment
-from manifed.manifolds.base import MapChoice
-from manifed.manifolds.symmetric import packed_size
-from manifed.oracles.minibatch import Full
+from manifed.federation.client import releases_in
+from manifed.privacy import tuning
 from manifed.privacy.events import Frozen
+from manifed.privacy.tuning import Search
 from manifed.problems.dataset import SiteData
 from manifed.problems.federation import data_folder, shards
 from manifed.problems.problem_specs import NUM_EXAMPLES
 
 MOST_ROUNDS = 100
 """Uploads of a client that a plan may ask for; ``federation.num_rounds`` says another number."""
-_ROUNDS = (1, 2, 3, 5, 8, 12, 20, 30, 50, 80, 120, 200, 300, 500)
-_STEPS = (0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0)
-"""In units of one over the largest curvature of the guess."""
-CURVATURE = {"principal-eigenvector": 2.0, "kpca": 1.0}
-"""Of f in the direction from component i to j, over l_i - l_j."""
+_TIE = 1.05
+"""Ratio of predicted gaps that tells nothing."""
 
 
 class Auto(Frozen):
     """``training.kind = "auto"``: what the planner takes for granted."""
 
     kind: Literal["auto"] = "auto"
-    decay: float = Field(default=2.0, gt=0, le=20)
-    """Public guess: eigenvalues of the second moment fall as i^-decay."""
-
-
-@dataclass(frozen=True)
-class Option:
-    """A method at its best settings, and what it is predicted to give."""
-
-    training: SecondMoment | RSGD
-    num_rounds: int
-    noise_multiplier: float
-    numbers_up: int
-    """Of one client, over the run."""
-    gap: float
-    """Predicted (f(x) - f*) / |f*|."""
-
-    def settings(self) -> dict[str, Any]:
-        """The table ``training`` that runs it."""
-        if isinstance(self.training, SecondMoment):
-            return {"kind": self.training.kind}
-        step = self.training.step_size
-        table = {"kind": "rsgd", "step_size": step, "minibatch": {"kind": "full"}}
-        return table if self.training.maps == "exact" else {**table, "maps": self.training.maps}
+    decay: float | None = Field(default=None, gt=0, le=20)
+    """Public guess: eigenvalues of the second moment fall as i^-decay; None: by problem kind."""
+    numbers_up: int | None = Field(default=None, ge=1)
+    """Most numbers that a client may upload over the run; None: any."""
 
 
 def is_auto(table: Mapping[str, Any]) -> bool:
@@ -77,8 +55,10 @@ def is_auto(table: Mapping[str, Any]) -> bool:
 def stand_in(table: Mapping[str, Any]) -> dict[str, Any]:
     """The table with a method in place of "auto" that fits wherever one of the plan's does."""
     kept = {key: value for key, value in table.items() if key != "strategy"} | {
-        "training": {"kind": "rsgd", "step_size": 1.0, "minibatch": {"kind": "full"}}
-    }
+        "training": {
+            "kind": "rsgd", "step_size": 1.0, "minibatch": {"kind": "full"}, "maps": "retraction",
+        }
+    }  # fmt: skip
     federation = table.get("federation")
     if isinstance(federation, Mapping):
         kept["federation"] = {**federation, "num_rounds": 1}
@@ -95,10 +75,13 @@ def resolved(table: Mapping[str, Any], config: Experiment) -> dict[str, Any]:
 
 
 def with_option(table: Mapping[str, Any], option: Option) -> dict[str, Any]:
-    """The table with a method and its rounds, without a server update of another method."""
+    """The table with a method, its rounds, its clip and its own server update."""
     federation = {**table["federation"], "num_rounds": option.num_rounds}
+    privacy = {**table["privacy"], "l2_norm_clip": option.clip}
     kept = {key: value for key, value in table.items() if key != "strategy"}
-    return {**kept, "training": option.settings(), "federation": federation}
+    kept |= {"training": option.settings(), "federation": federation, "privacy": privacy}
+    strategy = option.strategy()
+    return kept if strategy is None else {**kept, "strategy": strategy}
 
 
 def auto_of(table: Mapping[str, Any]) -> Auto:
@@ -116,6 +99,37 @@ def auto_of(table: Mapping[str, Any]) -> Auto:
         where = ".".join(str(part) for part in first["loc"])
         got = "" if first["type"] == "extra_forbidden" else f", got {first.get('input')!r}"
         raise ConfigError(f"training.{where}: {first['msg']}{got}") from None
+
+
+def search_cost(config: Experiment, search: Search) -> float:
+    """Epsilon of the best of K runs of such a config, K by a public law, scores included.
+
+    The settings of the runs may differ in what changes no release: steps, averages, starts.
+
+    Raises:
+        ConfigError: no noise, or a score that no release pays for.
+    """
+    privacy, held = config.privacy, config.evaluation
+    if privacy.kind != "example-level" or privacy.noise.kind != "target":
+        raise ConfigError(
+            "privacy.kind: a search is priced for 'example-level' with a target, got "
+            f"{privacy.kind!r}"
+        )
+    if held.kind != "private":
+        raise ConfigError(
+            "evaluation.kind: the best of several runs is chosen by a score, which each run must "
+            f"release under noise: expected 'private', got {held.kind!r}"
+        )
+    sizes, _ = public_numbers(config)
+    mechanism, rounds = example_mechanism(config, sizes), range(1, config.federation.num_rounds + 1)
+    return max(
+        tuning.epsilon(
+            (e for r in rounds for e in releases_in(r, config.training, held, mechanism, size)),
+            search,
+            privacy.noise.delta,
+        )
+        for size in set(sizes)
+    )
 
 
 def most_rounds(table: Mapping[str, Any]) -> int:
@@ -137,59 +151,54 @@ def most_rounds(table: Mapping[str, Any]) -> int:
 def plan(config: Experiment, auto: Auto, rounds: int) -> list[Option]:
     """The best settings of every method for the problem and budget of ``config``, best first.
 
+    Where no guess is made for the problem: the safe default alone. Of several principal components
+    the release comes first where it may be sent: how fast a descent parts them rests on the spacing
+    of the spectrum, which no public guess knows.
+
     Raises:
-        ConfigError: for a problem, privacy or cohort that nothing is predicted for.
+        ConfigError: for a privacy or cohort that nothing is predicted for, or an upload of which
+            ``auto.numbers_up`` allows none.
     """
     _check(config)
     sizes, shape = public_numbers(config)
     privacy = config.privacy
     assert privacy.kind == "example-level"
-    components = shape[1] if len(shape) == 2 else 1
-    if components >= shape[0]:
+    if config.problem.kind == "kpca" and shape[1] >= shape[0]:
         raise ConfigError(
             f"problem.num_components: a plan needs fewer than the {shape[0]} columns, got "
-            f"{components}"
+            f"{shape[1]}"
         )
-    spectrum = Spectrum(shape[0], components, privacy.l2_norm_clip, auto.decay)
-    once = config.model_copy(update={"training": SecondMoment()})
-    price, stddev = _noise(once, sizes)
-    found = [
-        Option(SecondMoment(), 1, price, packed_size(shape[0]), one_shot_gap(spectrum, stddev)),
-        min(_descents(config, spectrum, sizes, shape, rounds), key=lambda option: option.gap),
-    ]
-    return sorted(found, key=lambda option: option.gap)
+    most = min(rounds, (auto.numbers_up or math.inf) // math.prod(shape))
+    guess = guess_of(config, privacy.l2_norm_clip, shape, auto.decay)
+    found = dict[str, Option]()
+    for option in [*releases(config, guess, sizes, shape), *descents(
+        config, guess, sizes, shape, int(most)
+    )]:  # fmt: skip
+        if auto.numbers_up is not None and option.numbers_up > auto.numbers_up:
+            continue
+        known = found.get(option.name)
+        found[option.name] = option if known is None else _better(known, option)
+    if not found:
+        raise ConfigError(
+            f"training.numbers_up: expected at least {math.prod(shape)}, one upload of a model's "
+            f"size, got {auto.numbers_up}"
+        )
+    trusted = [option for option in found.values() if option.training.kind == "second-moment"]
+    if config.problem.kind != "kpca" or shape[1] == 1:
+        trusted = []  # of one component all predictions are; of several, that of the release alone
+    best = reduce(_better, trusted or found.values())
+    return [best, *sorted((o for o in found.values() if o is not best), key=_gap)]
 
 
-def _descents(
-    config: Experiment, spectrum: Spectrum, sizes: Sizes, shape: tuple[int, ...], rounds: int
-) -> Iterator[Option]:
-    """Full-batch descent for every number of rounds and step size that is tried."""
-    curvature = CURVATURE[config.problem.kind]
-    sharpest = curvature * float(spectrum.gaps.max())
-    one = config.model_copy(update={"training": RSGD(step_size=1.0, minibatch=Full())})
-    price, stddev = _noise(one, sizes)
-    # exact logarithms of frames do not converge where the noise of a step is long
-    maps: MapChoice = "exact" if len(shape) == 1 else "retraction"
-    for count in sorted({min(count, rounds) for count in _ROUNDS}):
-        root = math.sqrt(count)  # T full-batch Gaussians of multiplier m sqrt(T) are one of m
-        for share in _STEPS:
-            step = float(f"{share / sharpest:.3g}")
-            gap = descent_gap(spectrum, root * stddev, step, count, curvature)
-            training = RSGD(step_size=step, minibatch=Full(), maps=maps)
-            yield Option(training, count, root * price, count * math.prod(shape), gap)
+def _gap(option: Option) -> float:
+    return math.inf if option.gap is None else option.gap
 
 
-def _noise(config: Experiment, sizes: Sizes) -> tuple[float, float]:
-    """(multiplier, deviation in every coordinate of the weighted mean) of one full-batch round."""
-    once = config.federation.model_copy(update={"num_rounds": 1})
-    config = config.model_copy(update={"federation": once})
-    mechanism = example_mechanism(config, sizes)
-    total = sum(sizes)
-    variance = sum(
-        (size / total * config.training.queries(mechanism, size)[0].stddev) ** 2 for size in sizes
-    )
-    (release,) = config.training.releases(mechanism, sizes[0])
-    return release.noise_multiplier, math.sqrt(variance)
+def _better(one: Option, other: Option) -> Option:
+    """The one of the smaller gap; where that is a matter of rounding, the one that sends less."""
+    low, high = sorted((one, other), key=_gap)
+    is_tie = _gap(high) <= _TIE * _gap(low)
+    return min(low, high, key=lambda option: option.numbers_up) if is_tie else low
 
 
 def public_numbers(config: Experiment) -> tuple[Sizes, tuple[int, ...]]:
@@ -234,9 +243,4 @@ def _check(config: Experiment) -> None:
         raise ConfigError(
             f"training.kind: 'auto' plans for federation.cohort.kind = 'all', got {cohort.kind!r}; "
             "name a method"
-        )
-    if config.problem.kind not in CURVATURE:
-        raise ConfigError(
-            f"training.kind: 'auto' plans for problem.kind = {' or '.join(map(repr, CURVATURE))}, "
-            f"got {config.problem.kind!r}; name a method"
         )

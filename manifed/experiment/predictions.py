@@ -1,26 +1,39 @@
-r"""What a method's answer will cost, from public numbers alone: principal components under noise.
+r"""What a method's answer will cost, from public numbers alone: errors of linear systems in noise.
 
-Symbols: l_1 >= ... >= l_d the spectrum of the second moment A (a public guess), k components; the
-gap is (f(x) - f*) / |f*|, where f = -tr(X^T A X) up to a constant factor. For i <= k < j let
-g_ij = l_i - l_j and t_ij^2 the squared tangent of the angle by which direction j leaks into
-component i; then the gap is sum_ij g_ij t_ij^2 / (1 + sum_j t_ij^2) / sum_i l_i, and a component
-that is lost altogether counts as a typical direction beyond k.
+A method is seen at the optimum of a landscape, where it is linear. Symbols: h_j the curvatures of f
+by direction; s the standard deviation, in every coordinate, of the mean of one round that has the
+whole budget; eta the step, beta the momentum, T the rounds; z_r proportional to the noise of round
+r, which then has the deviation s z_r sqrt(sum_u z_u^-2); w_u the weights of the average, sum 1.
 
-* One noised second moment, A + E with E_ij of variance s^2 / 2 beside the diagonal: first-order
-  perturbation gives t_ij = E_ij / g_ij. sum_j t_ij^2 is the squared sine up to the noise at which
-  the component drowns (the transition of a spiked matrix, Baik, Ben Arous, Peche 2005).
-* T steps of size eta along gradients with noise of standard deviation t in every tangent
-  coordinate: linearised at the optimum with curvatures h_ij = c g_ij, c = 2 for an eigenvector of
-  -x^T A x and 1 for -1/2 tr(X^T A X), the start decays as a power iteration, by (1 + eta h)^-T, and
-  noise settles at eta^2 t^2 (1 - r^{2T}) / (1 - r^2), r = 1 - eta h. A random start has
-  t_ij = z_j / z_i for independent normals; the mean over z_i is taken, because the few starts that
-  lie almost across the component decide it.
+* Descent: x_r = x_{r-1} + d_r, d_r = beta d_{r-1} - eta (h x_{r-1} + noise_r). Of sum_u w_u x_u the
+  share a_r of noise_r and the share of the start follow from the adjoint recursion, from T down:
+  S_r = w_r + S_{r+1} - eta h D_{r+1}, D_r = S_r + beta D_{r+1}, a_r = eta D_r. So the variance is
+  s^2 sum_r a_r^2 z_r^2 sum_r z_r^-2.
+* `Flat` (means of points, linear models): f - f* = 1/2 sum_j h_j error_j^2.
+* `Spectrum` (principal components): l_1 >= ... >= l_d a spectrum, k components. For i <= k < j let
+  g_ij = l_i - l_j and t_ij^2 the squared tangent of the angle by which direction j leaks into
+  component i; then f - f* is proportional to sum_ij g_ij t_ij^2, and a component that is lost
+  altogether counts as a typical direction beyond k. One noised second moment has t_ij = E_ij / g_ij
+  to first order. sum_j t_ij^2 is the squared sine up to the noise at which the component drowns
+  (the transition of a spiked matrix, Baik, Ben Arous, Peche 2005); with steps of noise it is
+  the same: the overlap c obeys dc = eta h c (1 - c^2) - c L^2 / 2 for steps of noise of length L,
+  whose rest is 1 - c^2 = L^2 / (2 eta h), what settles in the linear system. An average of
+  iterates of overlap c leaks as if its noise were 1 / c times as large. The start decays as a
+  power iteration, by 1 / (1 + eta h) a round; a random one has t_ij = z_j / z_i for independent
+  normals, and the mean over z_i is taken, because the few starts that lie almost across the
+  component decide it.
+* A solve of a noised Gram matrix A + E, with eigenvalues raised to a floor, has in the eigenvector
+  j of A an error of variance (1 + |x*|^2) s^2 / 2 / max(l_j, floor)^2, and shrinks x*_j by
+  l_j / max(l_j, floor).
 
 These are predictions of means. They are as good as the guess: docs/choosing.md has the measured
 gaps beside them.
 """
 
+import itertools
+import math
 from dataclasses import dataclass
+from functools import cached_property
 from statistics import NormalDist
 
 import numpy as np
@@ -28,8 +41,107 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 
-_STARTS = tuple(NormalDist().inv_cdf(1 - (n + 0.5) / 100) for n in range(50))
+_STARTS = np.array([NormalDist().inv_cdf(1 - (n + 0.5) / 100) for n in range(50)])
 """|z_i| of starts that are equally likely."""
+_DROWNED = 0.9
+"""Squared sine from which on an iterate says next to nothing."""
+_LOST = 1e100
+"""Squared tangent where nothing settles."""
+_APART, _TOGETHER = 40, 24
+"""Directions beyond the components that are followed one by one, and groups of all others."""
+
+
+@dataclass(frozen=True)
+class Descent:
+    """Settings of a descent, as the linear system sees them; steps of shape (n,)."""
+
+    step_sizes: Array
+    num_rounds: int
+    momentum: float = 0.0
+    noise_ratio: float = 1.0
+    """z_r = ratio^r; iterates of an average are weighted by its inverse square."""
+    from_round: int | None = None
+    """The first iterate of the average; None: the last iterate is the model."""
+
+    @property
+    def weights(self) -> Array:
+        """w_0, ..., w_T."""
+        rounds = np.arange(self.num_rounds + 1, dtype=np.float64)
+        first = self.num_rounds if self.from_round is None else self.from_round
+        found: Array = np.where(rounds >= first, self.noise_ratio ** (-2 * (rounds - first)), 0.0)
+        return found / found.sum()
+
+    @property
+    def noise(self) -> Array:
+        """Standard deviation of the noise of rounds 1, ..., T at s = 1."""
+        z: Array = self.noise_ratio ** np.arange(1, self.num_rounds + 1, dtype=np.float64)
+        return z * math.sqrt(float((z**-2).sum()))
+
+    def errors(
+        self, curvature: Array, pull: Array | None = None, first: Array | None = None
+    ) -> tuple[Array, Array]:
+        """(variance at s = 1, share of the start squared), each (n, *curvature.shape).
+
+        ``pull``: eta h of the approach, of the shape of the answer; None: that of the noise.
+        ``first``: rounds (n,) before which all is forgotten, so that the start is there.
+        Infinite where steps are so long that nothing converges.
+        """
+        axes = tuple(range(1, curvature.ndim + 1))
+        eta = np.expand_dims(self.step_sizes, axes)
+        bend, beta = eta * curvature, self.momentum
+        begin = np.zeros(len(self.step_sizes)) if first is None else first
+        noise = self.noise**2 * (np.arange(self.num_rounds) >= begin[:, None])
+        variance, _ = self._backwards(bend, noise, begin)
+        _, start = self._backwards(bend if pull is None else pull, np.zeros_like(noise), begin)
+        is_lost = ~((bend > 0) & (bend < 2 * (1 + beta)))
+        return np.where(is_lost, np.inf, eta**2 * variance), np.where(is_lost, np.inf, start**2)
+
+    def _backwards(self, bend: Array, noise: Array, first: Array) -> tuple[Array, Array]:
+        """(sum_r noise_r D_r^2, S_first); noise (n, T)."""
+        axes, weights = tuple(range(1, bend.ndim)), self.weights
+        total, velocity = np.zeros_like(bend), np.zeros_like(bend)
+        position = np.full_like(bend, weights[-1])
+        start = position
+        for r in range(self.num_rounds, 0, -1):
+            velocity = position + self.momentum * velocity
+            total = total + np.expand_dims(noise[:, r - 1], axes) * velocity**2
+            position = weights[r - 1] + position - bend * velocity
+            start = np.where(np.expand_dims(first <= r - 1, axes), position, start)
+        return total, start
+
+
+@dataclass(frozen=True)
+class Flat:
+    """A minimum with these curvatures (m,), so far from the start, of this value."""
+
+    curvature: Array
+    away: Array
+    """Squared distance of the start by direction, (m,)."""
+    value: float
+    """|f*|."""
+
+    @property
+    def sharpest(self) -> float:
+        """The largest curvature."""
+        return float(self.curvature.max())
+
+    def descent_gaps(self, descent: Descent, stddev: float) -> Array:
+        """(f - f*) / |f*| of every step size."""
+        variance, start = descent.errors(self.curvature)
+        return self._gap(stddev**2 * variance + start * self.away)
+
+    def solved_gap(self, stddev: float, floor: float, bias: float = 0.0) -> float:
+        """Of the solution of a noised Gram matrix whose eigenvalues ``curvature`` are."""
+        believed = np.maximum(self.curvature, floor)
+        noise = stddev**2 / 2 * (1 + self.away.sum()) / believed**2
+        return float(self._gap(noise + self.away * (1 - self.curvature / believed) ** 2)) + bias
+
+    def shifted_gap(self, stddev: float) -> float:
+        """Of the optimum with this deviation in every coordinate."""
+        return float(self._gap(np.full_like(self.curvature, stddev**2)))
+
+    def _gap(self, squares: Array) -> Array:
+        return 0.5 * (self.curvature * squares).sum(-1) / self.value
 
 
 @dataclass(frozen=True)
@@ -47,11 +159,23 @@ class Spectrum:
         powers = np.arange(1, self.dimension + 1, dtype=np.float64) ** -self.decay
         return self.trace * powers / powers.sum()
 
-    @property
+    @cached_property
+    def beyond(self) -> tuple[Array, Array]:
+        """(l_j beyond the components, how many each stands for): the last ones in groups."""
+        near, rest = np.split(self.values[self.components :], [1])
+        if len(rest) <= _APART + _TOGETHER:
+            return np.append(near, rest), np.ones(len(rest) + 1)
+        edges = np.unique(np.geomspace(_APART, len(rest), _TOGETHER + 1).round().astype(int))
+        groups = [rest[a:b] for a, b in itertools.pairwise(edges)]
+        means = np.array([group.mean() for group in groups])
+        counts = np.array([float(len(group)) for group in groups])
+        values = np.concatenate([near, rest[:_APART], means])
+        return values, np.concatenate([np.ones(1 + _APART), counts])
+
+    @cached_property
     def gaps(self) -> Array:
-        """l_i - l_j for i <= k < j, shape (k, d - k)."""
-        values = self.values
-        return values[: self.components, None] - values[None, self.components :]
+        """l_i - l_j for i <= k < j, shape (k, groups)."""
+        return self.values[: self.components, None] - self.beyond[0][None]
 
     @property
     def best(self) -> float:
@@ -59,27 +183,57 @@ class Spectrum:
         return float(self.values[: self.components].sum())
 
 
-def one_shot_gap(spectrum: Spectrum, stddev: float) -> float:
-    """Of the leading eigenvectors of A + E, E with this deviation in coordinates of Sym(d)."""
-    gaps = spectrum.gaps
-    leaks = stddev**2 / 2 / gaps**2
-    total = leaks.sum(1, keepdims=True)
-    return float((gaps * leaks / np.maximum(total, 1.0)).sum()) / spectrum.best
+@dataclass(frozen=True)
+class Components:
+    """f = -c / 2 tr(X^T A X) or what differs from it by a constant, A of a guessed spectrum."""
 
+    spectrum: Spectrum
+    curvature: float
+    """c: of f in the direction from component i to j, over l_i - l_j."""
+    value: float
+    """|f*|."""
 
-def descent_gap(
-    spectrum: Spectrum, stddev: float, step_size: float, num_rounds: int, curvature: float
-) -> float:
-    """Of so many steps along gradients with this deviation in every tangent coordinate."""
-    gaps = spectrum.gaps
-    bend = step_size * curvature * gaps
-    shrink = (1 - bend) ** 2
-    if bool((shrink >= 1).any()):
-        return float("inf")
-    settled = (step_size * stddev) ** 2 * (1 - shrink**num_rounds) / (1 - shrink)
-    decay = (1 + bend) ** (-2.0 * num_rounds)
-    means: list[float] = []
-    for z in _STARTS:
-        leaks = decay / z**2 + settled
-        means.append(float((gaps * leaks / (1 + leaks.sum(1, keepdims=True))).sum()))
-    return float(np.mean(means)) / spectrum.best
+    @property
+    def sharpest(self) -> float:
+        """The largest curvature."""
+        return self.curvature * float(self.spectrum.gaps.max())
+
+    def one_shot_gap(self, stddev: float) -> float:
+        """Of the leading eigenvectors of A + E, E with this deviation in coordinates of Sym(d)."""
+        return float(self._gap(stddev**2 / 2 / self.spectrum.gaps**2))
+
+    def descent_gaps(self, descent: Descent, stddev: float) -> Array:
+        """(f - f*) / |f*| of every step size; shape (n,)."""
+        curvature = self.curvature * self.spectrum.gaps
+        bends = descent.step_sizes[:, None, None] * curvature
+        drowned = self._settled(descent, bends, stddev)
+        # iterates before the noise is small enough are as good as random ones
+        is_drowned = drowned.max(-1) > _DROWNED
+        first = np.where(is_drowned.any(-1), descent.num_rounds - is_drowned[:, ::-1].argmax(-1), 0)
+        first = np.minimum(first, descent.num_rounds - 1)
+        variance, start = descent.errors(curvature, bends / (1 + bends), first)
+        with np.errstate(invalid="ignore"):  # no noise, and steps with which nothing converges
+            leaks = stddev**2 * variance
+        if descent.from_round is not None:  # of an average: its iterates overlap less
+            from_first = drowned[:, max(descent.from_round, 1) - 1]
+            leaks = leaks / np.maximum(1 - from_first, 1e-9)[..., None]
+        return np.stack([self._gap(leaks + start / z**2) for z in _STARTS]).mean(0)
+
+    def _settled(self, descent: Descent, bends: Array, stddev: float) -> Array:
+        """sum_j t_ij^2 where noise of each round's size has settled, shape (n, T, k)."""
+        beta = descent.momentum
+        with np.errstate(divide="ignore"):
+            shape = (1 + beta) / ((1 - beta) * bends * (2 * (1 + beta) - bends))
+        shape = np.where((bends > 0) & (bends < 2 * (1 + beta)), shape, _LOST)
+        each = (self.spectrum.beyond[1] * shape).sum(-1)  # (n, k)
+        length = (descent.step_sizes[:, None] * stddev * descent.noise) ** 2  # (n, T)
+        return length[..., None] * each[:, None]
+
+    def _gap(self, leaks: Array) -> Array:
+        """By squared tangents (..., k, groups)."""
+        counts = self.spectrum.beyond[1]
+        drowned = (counts * leaks).sum(-1, keepdims=True)
+        with np.errstate(invalid="ignore"):
+            inside = counts * self.spectrum.gaps * leaks / np.maximum(drowned, 1.0)
+        found = inside.sum((-2, -1)) * self.curvature / 2 / self.value
+        return np.where(np.isnan(found), np.inf, found)

@@ -17,6 +17,7 @@ from manifed.algorithms.one_shot import OneShot
 from manifed.algorithms.pair_masks import Masking
 from manifed.algorithms.rsgd import RSGD
 from manifed.algorithms.rsvrg import RSVRG
+from manifed.algorithms.stationary_decor import StationaryDecor
 from manifed.algorithms.tangent_mean import TangentMean
 from manifed.errors import ConfigError
 from manifed.experiment.evaluation import oracle_is_on
@@ -34,6 +35,7 @@ from manifed.privacy.adversaries import (
     Adversary,
     named,
 )
+from manifed.privacy.blocks import Block, blocks
 from manifed.privacy.calibration import least_multiplier
 from manifed.privacy.charges import ClientReleases, Terms
 from manifed.privacy.events import Event, MaskedRelease, PrivacyUnit, repeated
@@ -83,6 +85,7 @@ def example_mechanism(config: Setting, sizes: Sizes) -> ExampleMechanism:
     bare = ExampleMechanism(
         l2_norm_clip=clips[0],
         correction_l2_norm_clip=clips[1],
+        l1_norm_clip=privacy.l1_norm_clip,
         neighboring_relation=privacy.neighboring_relation,
     )
     rule = privacy.noise
@@ -93,7 +96,7 @@ def example_mechanism(config: Setting, sizes: Sizes) -> ExampleMechanism:
         _check_delta(rule.delta, sum(sizes), "privacy.noise.delta", "examples")
     multiplier = rule.noise_multiplier
     if rule.kind == "target" and multiplier is None:
-        multiplier = max(_calibrated(config, bare, size, rule) for size in sorted(set(sizes)))
+        multiplier = max(_calibrated(config, bare, size, sizes, rule) for size in set(sizes))
     assert multiplier is not None
     return bare.model_copy(update={"noise": RelativeNoise(multiplier=multiplier)})
 
@@ -118,7 +121,9 @@ def _masked_mechanism(config: Setting, privacy: CorrelatedNoise, sizes: Sizes) -
         noise=AbsoluteNoise(value=noise.sigma_cdp),
         unit=privacy.unit,
         mask_stddev=noise.sigma_cor,
-        hidden=Hidden.of(graph, noise, privacy.collusion, privacy.coalition),
+        hidden=training.hidden(noise, privacy.collusion, privacy.coalition)
+        if isinstance(training, StationaryDecor)
+        else Hidden.of(graph, noise, privacy.collusion, privacy.coalition),
     )
 
 
@@ -209,16 +214,18 @@ def _published(config: Setting, privacy: ExampleLevel) -> float:
     return bound * root / rule.local_epsilon
 
 
-def _calibrated(config: Setting, bare: ExampleMechanism, size: int, rule: Target) -> float:
+def _calibrated(
+    config: Setting, bare: ExampleMechanism, size: int, sizes: Sizes, rule: Target
+) -> float:
     federation = config.federation
     rate = federation.cohort.rate(federation.num_clients)
 
     def draw(multiplier: float) -> Draw | Schedule:
         mechanism = bare.model_copy(update={"noise": RelativeNoise(multiplier=multiplier)})
         if is_scheduled(config):
-            rounds = range(1, federation.num_rounds + 1)
-            run = tuple(_releases(config, mechanism, size, r) for r in rounds)
-            return Schedule(frozenset({run}), rate, attempts_of(config))
+            lines = blocks_of(config, tuple(sorted(set(sizes))))
+            run = tuple(_charged(config, mechanism, size, block) for block in lines)
+            return Schedule(frozenset({run}), rate, attempts_of(config), lengths_of(config, lines))
         return Draw(rate, frozenset({_releases(config, mechanism, size, 1)}))
 
     return _search(draw, named(rule.adversary), federation.num_rounds, rule)
@@ -271,11 +278,12 @@ def promise_of(config: Setting, sizes: Sizes) -> Promise:
         terms = Terms(population=federation.num_clients)
         facts = {"kind": "none", "noise_source": None}
         return Promise(terms, Filter(Draw.of(terms), planned_draws(config)), facts=facts)
-    terms, schedule = _terms(config, sizes), _schedule(config, sizes)
+    schedule, lengths = _schedule(config, sizes)
+    terms = schedule[0] if schedule else _terms(config, sizes)
     _check_reporting_delta(config, sizes)
     promise = Promise(
         terms,
-        filter_of(config, terms, schedule),
+        filter_of(config, terms, schedule, lengths),
         _adversaries(config),
         delta,
         {
@@ -294,6 +302,7 @@ def promise_of(config: Setting, sizes: Sizes) -> Promise:
         has_oracle=oracle_is_on(config),
         claim=_claim(config),
         schedule=schedule,
+        lengths=lengths,
         attempts=attempts_of(config),
         after_dropout=partial(_after_dropout, config, sizes)
         if isinstance(config.training, MaskedMean)
@@ -322,11 +331,57 @@ def unit_of(config: Setting) -> PrivacyUnit:
     return "client" if privacy.kind == "client-level" else "example"
 
 
-def _schedule(config: Setting, sizes: Sizes) -> tuple[Terms, ...]:
-    """The terms of every round where releases depend on it; else ()."""
+def _schedule(config: Setting, sizes: Sizes) -> tuple[tuple[Terms, ...], tuple[int, ...]]:
+    """The terms of every block of rounds where releases depend on the round, and its length."""
     if config.privacy.kind != "example-level" or not is_scheduled(config):
+        return (), ()
+    blocks = blocks_of(config, tuple(sorted(set(sizes))))
+    return tuple(_terms(config, sizes, block) for block in blocks), lengths_of(config, blocks)
+
+
+def lengths_of(config: Setting, blocks: tuple[Block, ...]) -> tuple[int, ...]:
+    """How many rounds each block has; () where rounds are reserved one by one."""
+    if not may_reserve(config):
         return ()
-    return tuple(_terms(config, sizes, r) for r in range(1, config.federation.num_rounds + 1))
+    return tuple(block.last - block.first + 1 for block in blocks)
+
+
+def may_reserve(config: Setting) -> bool:
+    """Whether rounds that cost different amounts are reserved together: with everybody in each."""
+    federation = config.federation
+    rate = federation.cohort.rate(federation.num_clients)
+    return (federation.reserve_rounds or 1) > 1 and rate >= 1
+
+
+@lru_cache(maxsize=16)
+def blocks_of(config: Setting, sizes: Sizes) -> tuple[Block, ...]:
+    """The rounds that one line of the ledger pays for, of clients of these sizes.
+
+    Each is charged as its dearest round. Which that is does not depend on how much noise there is:
+    it is a multiple of every round's sensitivity.
+    """
+    rounds = config.federation.num_rounds
+    if not may_reserve(config):
+        return tuple(Block(r, r, {}) for r in range(1, rounds + 1))
+    assert config.privacy.kind == "example-level"
+    unit = ExampleMechanism(
+        l2_norm_clip=config.privacy.l2_norm_clip,
+        correction_l2_norm_clip=config.privacy.correction_l2_norm_clip,
+        l1_norm_clip=config.privacy.l1_norm_clip,
+        neighboring_relation=config.privacy.neighboring_relation,
+        noise=RelativeNoise(multiplier=1.0),
+    )
+    each = (
+        {size: _releases(config, unit, size, r) for size in sizes} for r in range(1, rounds + 1)
+    )
+    return tuple(blocks(each, config.federation.reserve_rounds or 1))
+
+
+def _charged(
+    config: Setting, mechanism: ExampleMechanism, size: int, block: Block
+) -> tuple[Event, ...]:
+    """What a client with so many examples is charged in every round of a block."""
+    return block.charged(size, lambda r: _releases(config, mechanism, size, r))
 
 
 def is_scheduled(config: Setting) -> bool:
@@ -343,7 +398,7 @@ def _releases(
     return releases_in(server_round, config.training, held, mechanism, size)
 
 
-def _terms(config: Setting, sizes: Sizes, server_round: int = 1) -> Terms:
+def _terms(config: Setting, sizes: Sizes, block: Block | None = None) -> Terms:
     """Who releases what, and how cohorts are drawn; clients that release alike stand together."""
     federation, mechanism = config.federation, example_mechanism(config, sizes)
     by_size: dict[int, list[int]] = {}
@@ -352,7 +407,7 @@ def _terms(config: Setting, sizes: Sizes, server_round: int = 1) -> Terms:
     clients = (
         ClientReleases(
             partitions=tuple(owners),
-            releases=_releases(config, mechanism, size, server_round),
+            releases=_charged(config, mechanism, size, block or Block(1, 1, {})),
         )
         for size, owners in by_size.items()
     )
@@ -401,14 +456,22 @@ def _after_dropout(config: Setting, sizes: Sizes, dropped: tuple[int, ...]) -> T
     return Terms(population=graph.num_nodes, updates=tuple(updates))
 
 
-def filter_of(config: Setting, terms: Terms, schedule: tuple[Terms, ...] = ()) -> Filter:
+def filter_of(
+    config: Setting,
+    terms: Terms,
+    schedule: tuple[Terms, ...] = (),
+    lengths: tuple[int, ...] = (),
+) -> Filter:
     """The filter of a config over what its ledger's terms say is released."""
     target = _target(config)
     calibration = None if target is None else Calibration(target, _calibrated_draws(config))
     if not schedule:
         most, draw = planned_draws(config), Draw.of(terms)
     else:
-        most, draw = config.federation.num_rounds, Schedule.of(schedule, attempts_of(config))
+        most, draw = (
+            config.federation.num_rounds,
+            Schedule.of(schedule, attempts_of(config), lengths),
+        )
     return Filter(draw, most, budget_of(config), calibration)
 
 
@@ -520,6 +583,8 @@ def _mechanism_text(config: Setting, terms: Terms, *, is_scheduled: bool) -> str
     if isinstance(config.training, Masking):
         return _masked_text(config.training, terms)
     space = "Gaussian on the statistic of" if isinstance(config.training, OneShot) else None
+    if any(r.kind == "laplace" for client in terms.updates for r in client.releases):
+        space = "Laplace in every coordinate, gradients clipped in L1, at"
     premise = _premise_text(config.training)
     return (
         f"{space or 'tangent Gaussian at'} each client; {'; '.join(sorted(shown))}{when}{premise}"
@@ -527,12 +592,12 @@ def _mechanism_text(config: Setting, terms: Terms, *, is_scheduled: bool) -> str
 
 
 def _premise_text(training: ClientUpdate) -> str:
-    """What a price takes for granted and no clip enforces."""
+    """What a client does to its records beside the clip."""
     if not isinstance(training, GrowingSamples) or training.lipschitz is None:
         return ""
     return (
-        "; PREMISE, which nothing checks: for every record that there could be, gradients are "
-        f"Lipschitz with constant {training.lipschitz:g}"
+        "; records whose gradient is not Lipschitz with constant "
+        f"{training.lipschitz:g} count as zero"
     )
 
 
@@ -578,6 +643,8 @@ def _held_out_text(config: Setting) -> str:
 def _kept_noise(config: Setting) -> dict[str, str | None]:
     """What a client keeps of its noise, for the statement; nothing where draws are forgotten."""
     training = config.training
+    if isinstance(training, StationaryDecor):
+        return {"kept_noise": "the states of its streams, on which the next round's noise depends"}
     if not isinstance(training, CorrelatedRSGD):
         return {}
     last = training.correlation.bands - 1

@@ -20,13 +20,17 @@ from manifed.experiment.limits import (
     check_average,
     check_correlated,
     check_graph,
+    check_laplace,
     check_limits,
     check_manifold,
     check_masks,
+    check_participation,
     check_private,
     check_sampling,
     check_statistic,
+    check_steepness,
     check_strategy,
+    check_streams,
     server_update,
 )
 from manifed.experiment.plugins import OrPlugin, says_nothing_of_mixing
@@ -92,12 +96,47 @@ class NoPrivacy(Frozen):
     correction_l2_norm_clip: float | None = Field(default=None, gt=0)
 
 
-class ExampleLevel(Frozen):
-    """Every example is protected: clients clip and noise their gradients."""
+class Protection(Frozen):
+    """What a short form makes of ``epsilon`` and ``delta``: a release under a target."""
+
+    if TYPE_CHECKING:  # a type checker cannot see the short form
+
+        def __init__(self, **fields: Any) -> None: ...
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short_form(cls, table: Any) -> Any:
+        """``epsilon`` and ``delta`` alone: noise for that target, keyed by the operating system.
+
+        The clip is 1 where none is given: of the gradient of an example, or of an upload.
+        """
+        if not isinstance(table, dict) or "epsilon" not in table:
+            return table
+        rest = {key: value for key, value in table.items() if key not in ("epsilon", "delta")}
+        if "noise" in rest or table.get("delta") is None:
+            raise ValueError(
+                "privacy.epsilon: the short form is epsilon with delta and without noise, got "
+                f"{sorted(table)}; say more with noise = Target(...)"
+            )
+        for key in ("epsilon", "delta"):
+            if isinstance(table[key], bool) or not isinstance(table[key], int | float):
+                raise ValueError(f"privacy.{key}: expected a number, got {table[key]!r}")
+        noise = Target(epsilon=table["epsilon"], delta=table["delta"])
+        return {"l2_norm_clip": 1.0, "noise_source": "os", **rest, "noise": noise}
+
+
+class ExampleLevel(Protection):
+    """Every example is protected: clients clip and noise their gradients.
+
+    ``ExampleLevel(epsilon=2, delta=1e-5)`` is short for a release under that target.
+    """
 
     kind: Literal["example-level"] = "example-level"
     l2_norm_clip: float = Field(gt=0)
     correction_l2_norm_clip: float | None = Field(default=None, gt=0)
+    l1_norm_clip: float | None = Field(default=None, gt=0)
+    """Clip in L1 and draw Laplace noise (``training.kind = "growing-samples"``); it takes the place
+    of ``l2_norm_clip``, which it bounds."""
     neighboring_relation: NeighboringRelation = "add-or-remove"
     noise: Noise
     delta: float | None = Field(default=None, gt=0, lt=1)
@@ -108,9 +147,25 @@ class ExampleLevel(Frozen):
     max_epsilon: float | None = Field(default=None, gt=0)
     """Budget; None: a target's own epsilon, else none. When a run stops: privacy/filter.py."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _bounds_both_norms(cls, table: Any) -> Any:
+        if not isinstance(table, dict) or table.get("l1_norm_clip") is None:
+            return table
+        length = table["l1_norm_clip"]
+        if table.get("l2_norm_clip", length) != length:
+            raise ValueError(
+                f"privacy.l2_norm_clip: l1_norm_clip = {length} takes its place, got "
+                f"{table['l2_norm_clip']}; leave it out"
+            )
+        return {**table, "l2_norm_clip": length}
 
-class ClientLevel(Frozen):
-    """Every client is protected: uploads are clipped and the server's average is noised."""
+
+class ClientLevel(Protection):
+    """Every client is protected: uploads are clipped and the server's average is noised.
+
+    ``ClientLevel(epsilon=2, delta=1e-5)`` is short for a release under that target.
+    """
 
     kind: Literal["client-level"] = "client-level"
     l2_norm_clip: float = Field(gt=0)
@@ -205,7 +260,7 @@ Privacy = Annotated[
 
 LARGEST_MASK = 1e8
 """In units of a node's own noise, which float64 rounds beside its masks."""
-MASKED = ("decor", "masked-mean")
+MASKED = ("decor", "masked-mean", "stationary-decor")
 """Kinds of training that mask what they send."""
 MOST_EXAMPLES = 10**12
 """N_i that is declared: more is refused before anything is priced."""
@@ -221,6 +276,10 @@ class Federation(Frozen):
     partition: Annotated[PartitionSpec, OrPlugin(PartitionRule)] = Field(default_factory=EqualSpec)
     cohort: Cohort = Everyone()
     replies: ReplyPolicy = ReplyPolicy()
+    reserve_rounds: Annotated[int, Field(ge=1)] | None = None
+    """Rounds that one line of the ledger pays for before their messages leave; None: one. A crash
+    then counts up to so many, for everybody; where rounds cost different amounts, each counts as
+    the dearest of its line, by at most 1 % of noise."""
     num_examples: tuple[Annotated[int, Field(ge=1, le=MOST_EXAMPLES)], ...] | None = None
     """N_i, public constants, with data that every site has at home; None: each site declares its
     own (``num-examples`` of its node config)."""
@@ -360,10 +419,12 @@ class Experiment(Frozen):
             max_attempts=self.federation.replies.max_attempts,
         )
         check_graph(self.training, clients)
+        check_participation(self.training, self.privacy.kind, cohort, clients)
         check_strategy(self.training, self.strategy, cohort)
         problem = self.problem.build()
         check_manifold(self.training, problem.manifold)
         check_statistic(self.training, problem, self.problem.kind)
+        check_steepness(self.training, problem, self.problem.kind)
         check_average(self.server_update, self.federation.num_rounds, problem.manifold)
         self._check_output_rules()
         self._check_privacy()
@@ -482,7 +543,14 @@ class Experiment(Frozen):
         check_private(training, privacy.kind, privacy.noise.kind)
         check_correlated(training, privacy.kind, self.federation.cohort)
         if privacy.kind == "correlated":
-            check_masks(training, privacy.noise_source, privacy.coalition, self.federation.cohort)
+            cohort = self.federation.cohort
+            check_masks(training, privacy.noise_source, privacy.coalition, cohort, privacy.unit)
+            check_streams(
+                training,
+                is_found=privacy.target is not None,
+                on_failure=self.federation.replies.on_failure,
+                relation_unit=privacy.unit,
+            )
         if (mixed := self._mixes_records()) is not None:
             raise ValueError(mixed)
         if privacy.kind == "client-level":
@@ -498,6 +566,7 @@ class Experiment(Frozen):
                 check_sampling(training, privacy.neighboring_relation, privacy.l2_norm_clip)
             return
         check_sampling(training, privacy.neighboring_relation, privacy.l2_norm_clip)
+        check_laplace(training, privacy.l1_norm_clip)
         if (
             isinstance(self.problem, HyperbolicPredictionSpec)
             and isinstance(self.data, SiteData)

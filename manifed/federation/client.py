@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from weakref import ReferenceType, ref
 
 import torch
 from geoopt import ManifoldTensor
@@ -28,7 +29,7 @@ from manifed.algorithms.payloads import Payload, Point
 from manifed.federation.header import BadMessage, Header
 from manifed.federation.memory import Kept, remembered
 from manifed.manifolds.base import Manifold, as_point, as_tangent
-from manifed.oracles.oracle import Draws, Oracle
+from manifed.oracles.oracle import Answers, Draws, Oracle
 from manifed.oracles.query import UNNOISED, Query
 from manifed.privacy.events import Event
 from manifed.privacy.mechanism import ExampleMechanism
@@ -108,6 +109,29 @@ class ClientSetup:
         return self._queries[num_examples]
 
     @cached_property
+    def _last(self) -> "list[tuple[tuple[object, ...], ReferenceType[Examples], Answers]]":
+        return []
+
+    def oracle(self, examples: Examples, num_examples: tuple[int, ...], draws: Draws) -> Oracle:
+        """The oracle of one update; ``num_examples`` are the public sizes of all its clients.
+
+        What it knows before it is asked is that of the last update, where the records and sizes
+        are those of the last one: a cohort of everybody.
+
+        Raises:
+            WrongSize: as `Oracle`.
+        """
+        key = (num_examples, isinstance(draws.partition, int), draws.device)
+        for known, records, answers in self._last:
+            if known == key and records() is examples:
+                return Oracle(self.problem, examples, answers, draws)
+        sizes = [self.trained_on(size) for size in num_examples]
+        asked = {n: self.queries(n) for n in set(sizes)}
+        answers = Answers.of(self.problem, examples, [asked[n] for n in sizes], draws)
+        self._last[:] = [(key, ref(examples), answers)]
+        return Oracle(self.problem, examples, answers, draws)
+
+    @cached_property
     def _phases(self) -> tuple[Phase, ...]:
         own = (*self.training.phases, *setup_phases_of(self.training))
         return own if self.evaluation is None else (*own, EVALUATE)
@@ -173,13 +197,11 @@ def run_update(
     draws = Draws(source, seat.partition, seat.server_round, seat.attempt, index, device)
     if phase is EVALUATE:
         return _evaluated(setup, seat, down, examples, draws)
-    given = (num_examples,) if isinstance(num_examples, int) else num_examples
-    sizes = [setup.trained_on(size) for size in given]
-    asked = {n: setup.queries(n) for n in set(sizes)}
-    oracle = Oracle(setup.problem, examples, [asked[n] for n in sizes], draws)
+    given = (num_examples,) if isinstance(num_examples, int) else tuple(num_examples)
+    oracle = setup.oracle(examples, given, draws)
     placed, base = _placed(phase, down, oracle.manifold)
     up, after = setup.training.update(seat.phase, placed, memory, oracle, oracle.manifold, draws)
-    charged = setup.charged(min(sizes))
+    charged = setup.charged(setup.trained_on(min(given)))
     if charged is not None and seat.server_round == 0:
         charged = Counter()  # the exchanges before round 1 are charged nothing
     if charged is not None:

@@ -2,11 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from torch import Tensor
 
 from manifed.algorithms.held_out import EVALUATE, PrivateEvaluation
-from manifed.algorithms.interface import Phase, ServerState, ServerUpdate
+from manifed.algorithms.interface import MayDisclose, Phase, ServerState, ServerUpdate
 from manifed.federation.cohorts import Cohort, Everyone
 from manifed.federation.replies import Failure, ReplyPolicy
 from manifed.manifolds.base import Manifold
@@ -68,7 +69,13 @@ class Plan:
             evaluation=None,
         )
 
-    @property
+    @cached_property
+    def discloser(self) -> MayDisclose | None:
+        """The server update, where some of its exchanges are made only where they are needed."""
+        server: object = self.server_update
+        return server if isinstance(server, MayDisclose) else None
+
+    @cached_property
     def num_clients(self) -> int:
         """Number of partitions."""
         return len(self.num_examples)

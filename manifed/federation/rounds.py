@@ -12,6 +12,7 @@ of `Rules`; a strategy may have its own.
 """
 
 import logging
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -19,7 +20,7 @@ import torch
 from torch import Tensor
 
 from manifed.algorithms.held_out import EVALUATE
-from manifed.algorithms.interface import Collected, MayDisclose, Phase, ServerState
+from manifed.algorithms.interface import Collected, Phase, ServerState
 from manifed.algorithms.payloads import Down, PerClient, Point
 from manifed.errors import BudgetExhausted, ConfigError, RoundFailed
 from manifed.federation.aggregation import Mean, ServerDraws, only_field, weighted_mean
@@ -203,8 +204,8 @@ class Attempt:
     @property
     def disclosed(self) -> tuple[int, ...]:
         """Whose masks the next exchange discloses."""
-        server = self.plan.server_update
-        if self.phase is EVALUATE or not isinstance(server, MayDisclose):
+        server = self.plan.discloser
+        if server is None or self.phase is EVALUATE:
             return ()
         return server.disclosed(self.state, self.name)
 
@@ -352,8 +353,8 @@ def after(now: Attempt, replies: Replies) -> Attempt:
 
 def _next_due(now: Attempt, state: ServerState) -> int:
     """The next exchange that takes place in this state."""
-    server, index = now.plan.server_update, now.index + 1
-    if isinstance(server, MayDisclose):
+    server, index = now.plan.discloser, now.index + 1
+    if server is not None:
         while index < len(now.phases) and now.phases[index] is not EVALUATE:
             if server.is_due(state, now.phases[index].name):
                 break
@@ -364,8 +365,9 @@ def _next_due(now: Attempt, state: ServerState) -> int:
 def report_of(now: Attempt, seen: Traffic) -> RoundReport:
     """The report of a round whose last exchange is done."""
     origins = _origins(now.plan, seen)
-    used = tuple(i for i in now.asked if i not in now.failures)
-    failures = {**seen.failures, **now.failures}
+    lost = now.failures
+    used = tuple(i for i in now.asked if i not in lost) if lost else now.asked
+    failures = {**seen.failures, **lost}
     return RoundReport(
         now.server_round, now.state, used, failures, seen.bytes_down, seen.bytes_up, origins,
         now.held_out,
@@ -475,7 +477,8 @@ def _usable(state: ServerState, plan: Plan, server_round: int) -> ServerState:
         if not tensor.is_floating_point():
             continue
         bound = LARGEST[tensor.dtype]
-        if not bool((tensor.abs() <= bound).all()):
+        is_short = float(torch.linalg.vector_norm(tensor)) <= bound  # its squares may overflow
+        if not is_short and not bool((tensor.abs() <= bound).all()):
             bad = int((~(tensor.abs() <= bound)).sum())
             raise BadState(
                 f"Round {server_round}: Expected a finite state after the server update, got "
@@ -483,6 +486,8 @@ def _usable(state: ServerState, plan: Plan, server_round: int) -> ServerState:
                 f"{kept}"
             )
     model = plan.server_update.model(state, plan.manifold)
+    if plan.manifold.is_whole_space and math.isfinite(float(model.sum())):
+        return state
     bound = DRIFT[model.dtype]
     defect = float(plan.manifold.membership_defect(model))
     if not defect <= bound:

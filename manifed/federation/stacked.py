@@ -62,6 +62,10 @@ def _upload_size(side: ClientSide, phase: Phase) -> int:
     return max(math.prod(shape) * dtype.itemsize for shape, dtype in layout)
 
 
+def _public_sizes(side: ClientSide) -> tuple[int, ...]:
+    return tuple(side.public_size(i) for i in range(len(side.shards)))
+
+
 class StackedTransport:
     """Runs cohorts of one client side; keeps the stacked shards and the stacked memory."""
 
@@ -74,8 +78,11 @@ class StackedTransport:
         self._side, self._device = side, device
         self.chunk_size = _clients_at_a_time(side, device, memory_budget_mb)
         self._stacked = Examples.stack(list(side.shards)).to(device)
+        self._everybody = tuple(range(len(side.shards)))
         held = list(side.hold_outs)
         self._held = Examples.stack(held).to(device) if held else self._stacked
+        training, self._sizes = side.setup.training, _public_sizes(side)
+        self._has_setup, self._lasts = bool(setup_phases_of(training)), remembers_setup(training)
         self._memory: Memory | None = None
         self._tags: dict[int, tuple[int, int]] = {}
 
@@ -93,7 +100,9 @@ class StackedTransport:
     ) -> Replies:
         """As `Transport.exchange`; a stack that fails is tried again client by client."""
         failures = _refusals(phase, down, partitions, self._side.setup.manifold)
-        rows = [row for row, i in enumerate(partitions) if i not in failures]
+        rows = list(range(len(partitions)))
+        if failures:
+            rows = [row for row in rows if partitions[row] not in failures]
         done, whole = (
             _Uploads(len(rows)),
             _Asked(header, down, partitions, last_accepted, self._side.turn_source()),
@@ -114,7 +123,9 @@ class StackedTransport:
     def _chunk_or_singles(
         self, whole: "_Asked", rows: list[int], done: "_Uploads", failures: dict[int, Failure]
     ) -> None:
-        chunk = tuple(whole.partitions[row] for row in rows)
+        chunk = whole.partitions
+        if len(rows) < len(chunk):
+            chunk = tuple(chunk[row] for row in rows)
         try:
             done.add(chunk, self._run(whole, rows, chunk))
         except Exception as error:
@@ -125,12 +136,13 @@ class StackedTransport:
                 self._chunk_or_singles(whole, [row], done, failures)
 
     def _run(self, whole: "_Asked", at: list[int], chunk: tuple[int, ...]) -> Payload:
-        side, header, rows = self._side, whole.header, self._rows(chunk)
-        is_evaluation = header.phase == EVALUATE.name
-        examples = (self._held if is_evaluation else self._stacked).of_clients(rows)
+        side, header, sizes = self._side, whole.header, self._sizes
+        examples = self._held if header.phase == EVALUATE.name else self._stacked
+        if chunk != self._everybody:
+            examples = examples.of_clients(self._rows(chunk))
+            sizes = tuple(sizes[i] for i in chunk)
         down = _spread(whole.down, at).to(self._device)
         memory = self._remember(whole, down, chunk)
-        sizes = [self._side.public_size(i) for i in chunk]
         seat = Seat(chunk, header.server_round, header.attempt, header.phase)
         made = run_update(
             side.setup, seat, down, memory, examples, sizes, whole.source, self._device
@@ -149,16 +161,15 @@ class StackedTransport:
     def _remember(self, whole: "_Asked", down: Payload, chunk: tuple[int, ...]) -> Memory | None:
         x: Tensor = next(iter(down.tensors().values()))
         training = self._side.setup.training
-        if setup_phases_of(training):  # what it learns there need not look like a point
+        if self._has_setup:  # what it learns there need not look like a point
             each = [training.initial_memory(row) for row in x]
             blank = each[0] and type(each[0]).stack([one for one in each if one])
         else:
             blank = training.initial_memory(x)
         if blank is None or self._memory is None:
             return blank
-        lasts = remembers_setup(training)
         valid = [
-            i in self._tags and (lasts or whole.header_of(i).continues(*self._tags[i]))
+            i in self._tags and (self._lasts or whole.header_of(i).continues(*self._tags[i]))
             for i in chunk
         ]
         rows = self._rows(chunk)
@@ -225,7 +236,8 @@ def _refusals(
 def _spread(down: Down, rows: list[int]) -> Payload:
     """What goes down to the clients of ``rows``, stacked."""
     if isinstance(down, PerClient):
-        return down.rows.take(torch.tensor(rows))
+        is_whole = len(rows) == next(iter(down.rows.tensors().values())).shape[0]
+        return down.rows if is_whole else down.rows.take(torch.tensor(rows))
     return type(down)(*[t.expand(len(rows), *t.shape) for t in down.tensors().values()])
 
 
@@ -239,11 +251,15 @@ class _Uploads:
 
     def add(self, partitions: Sequence[int], uploads: Payload) -> None:
         """The next rows."""
+        plain = {name: t.as_subclass(Tensor) for name, t in uploads.tensors().items()}
+        if len(partitions) == self._capacity:  # one chunk holds all
+            self._block, self.partitions = type(uploads)(*plain.values()), list(partitions)
+            return
         if self._block is None:
-            rows = [t.new_empty(self._capacity, *t.shape[1:]) for t in uploads.tensors().values()]
+            rows = [t.new_empty(self._capacity, *t.shape[1:]) for t in plain.values()]
             self._block = type(uploads)(*rows)
         begin = len(self.partitions)
-        for name, tensor in uploads.tensors().items():
+        for name, tensor in plain.items():
             self._block.tensors()[name][begin : begin + len(partitions)] = tensor
         self.partitions += partitions
 
@@ -252,4 +268,6 @@ class _Uploads:
         if self._block is None:
             return None
         count = len(self.partitions)
+        if count == self._capacity:
+            return self._block
         return type(self._block)(*[t[:count] for t in self._block.tensors().values()])

@@ -83,7 +83,7 @@ def _fits(expected: Expectation, name: str, stacked: Tensor) -> Tensor:
     if not stacked.is_floating_point():
         return torch.full((stacked.shape[0],), place == "any", device=stacked.device)
     is_sane = torch.linalg.vector_norm(stacked.flatten(1), dim=1) <= LARGEST[stacked.dtype]
-    if place in ("ambient", "any"):
+    if place in ("ambient", "any") or expected.manifold.is_whole_space:
         return is_sane
     if place == "point":
         defect = expected.manifold.membership_defect(stacked)

@@ -64,6 +64,8 @@ class Manifold(geoopt.Manifold):
     """Whether ``transp(x, y, ·)`` is a linear isometry T_xM -> T_yM."""
     is_transp_parallel: bool = True
     """Whether it is parallel transport along the minimising geodesic."""
+    is_whole_space: bool = False
+    """Whether every finite array is a point, and every other one a tangent vector there."""
     reach: float | None = None
     """P_M is single valued at distances below it: the constant of proximal smoothness, Zhang, Hu,
     So, Johansson (2024), Definition 2.2. None: no submanifold with the metric of its ambient space.
@@ -236,13 +238,24 @@ class Manifold(geoopt.Manifold):
         """
         norms = self.norm(x, u)
         low, high = SAFE_NORMS if norms.dtype == torch.float64 else SAFE_NORMS_OF_SHORTER
-        is_safe = (norms > low) & (norms < high)
-        if not bool(is_safe.all()):
+        if not _lie_between(norms, low, high):
+            is_safe = (norms > low) & (norms < high)
             scale = u.abs().amax(self.point_dims(), keepdim=True)
             scale = torch.where(scale > 0, scale, 1.0)
             scaled = self.norm(x, u / scale) * scale.squeeze(self.point_dims())
             norms = torch.where(is_safe, norms, scaled)
-        return norms * (1.0 + self.norm_slack(x))
+        slack = self.norm_slack(x)
+        return norms if isinstance(slack, float) and slack == 0.0 else norms * (1.0 + slack)
+
+    def coordinate_squares(self, x: Tensor, u: Tensor) -> Tensor:
+        """Squares of u's coordinates, as far as the geometry tells them apart, of u's shape.
+
+        On a curved manifold no basis is better than another: every entry holds the mean square of a
+        coordinate of its point, |u|_x^2 / dim, which isometries do not change.
+        """
+        shape: Any = u.shape[u.dim() - self.ndim :]
+        mean = self.inner(x, u) / self.dim(shape)
+        return mean.reshape(*mean.shape, *[1] * self.ndim).expand(u.shape)
 
     def norm_slack(self, x: Tensor) -> Tensor | float:
         """Relative rounding error of a norm at x beyond dim * eps, shape ``(...,)`` or a number.
@@ -388,6 +401,14 @@ class TangentTensor(ManifoldTensor):
     def manifold(self) -> TangentSpace:  # pyright: ignore[reportIncompatibleVariableOverride]  lazy
         """Where it lies."""
         return TangentSpace(self.at)
+
+
+def _lie_between(norms: Tensor, low: float, high: float) -> bool:
+    """Whether all norms do; False where one is NaN."""
+    if norms.numel() == 0:
+        return True
+    least, most = torch.aminmax(norms)
+    return low < float(least) and float(most) < high
 
 
 def as_point(x: Tensor, manifold: Manifold) -> ManifoldTensor:

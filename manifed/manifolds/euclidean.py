@@ -22,6 +22,7 @@ class Euclidean(Manifold):
     name = "Euclidean"
     reversible = True
     reach = math.inf
+    is_whole_space = True
 
     def __init__(self, ndim: int = 1) -> None:
         super().__init__()
@@ -37,9 +38,14 @@ class Euclidean(Manifold):
         """The number of entries."""
         return torch.Size(shape).numel()
 
+    def coordinate_squares(self, x: Tensor, u: Tensor) -> Tensor:
+        """The squares of the entries."""
+        del x
+        return u.square()
+
     def from_coords(self, x: Tensor, c: Tensor) -> Tensor:
         """The coordinates themselves."""
-        return c.expand(torch.broadcast_shapes(x.shape, c.shape))
+        return c if x.shape == c.shape else c.expand(torch.broadcast_shapes(x.shape, c.shape))
 
     def projx(self, x: Tensor) -> Tensor:
         """The point itself."""

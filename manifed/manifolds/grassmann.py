@@ -71,8 +71,7 @@ class Grassmann(FrobeniusManifold):
     # -- metric ------------------------------------------------------------------------------
     def dist(self, x: Tensor, y: Tensor, *, keepdim: bool = False) -> Tensor:
         """The norm of the principal angles atan2(s, c), accurate at 0 and pi/2."""
-        angles, *_ = _principal(x, y)
-        return torch.linalg.vector_norm(angles, dim=(-2, -1), keepdim=keepdim)
+        return torch.linalg.vector_norm(_angles(x, y), dim=(-2, -1), keepdim=keepdim)
 
     # -- geodesics ---------------------------------------------------------------------------
     def expmap(self, x: Tensor, u: Tensor) -> Tensor:
@@ -144,6 +143,22 @@ def _cosine_and_sinc(gram: Tensor) -> tuple[Tensor, Tensor]:
 def _function(v: Tensor, values: Tensor) -> Tensor:
     """V diag(values) V^T."""
     return (v * values.unsqueeze(-2)) @ v.mT
+
+
+def _angles(x: Tensor, y: Tensor) -> Tensor:
+    """The principal angles alone, shape (..., 1, k), without the vectors.
+
+    Cosines are singular values of y^T x, sines the roots of the eigenvalues of H^T H with
+    H = (I - x x^T) y: an eigenvalue is wrong by eps times the largest, and so is their sum, so the
+    norm of all angles keeps its digits though a small angle beside large ones does not.
+    """
+    if x.requires_grad or y.requires_grad:
+        return _principal(x, y)[0]
+    overlap = x.mT @ y
+    cosines = torch.linalg.svdvals(overlap)
+    height = minus_product(y, x, overlap)
+    squares = torch.linalg.eigvalsh(height.mT @ height)  # ascending, as cosines descend
+    return torch.atan2(squares.clamp_min(0.0).sqrt(), cosines).unsqueeze(-2)
 
 
 def _principal(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:

@@ -57,9 +57,16 @@ def identity_like(a: Tensor) -> Tensor:
 
 
 def minus_product(c: Tensor, x: Tensor, s: Tensor, scale: float = 1.0) -> Tensor:
-    """The difference c - scale x s, shape (..., n, k) of x s; one large temporary, none changed."""
-    if c.dim() == 2 and s.dim() == 2 and x.dim() == 2:
+    """The difference c - scale x s, shape (..., n, k) of x s; one large temporary, none changed.
+
+    A stack keeps the storage order of ``c``: a sum of two orders costs more than both products.
+    """
+    if c.dim() == s.dim() == x.dim() == 2:
         return torch.addmm(c, x, s, alpha=-scale)
+    if c.dim() == s.dim() == x.dim() == 3 and len(c) == len(s) == len(x):
+        if c.stride(-2) == 1:
+            return torch.baddbmm(c.mT, s.mT, x.mT, alpha=-scale).mT
+        return torch.baddbmm(c, x, s, alpha=-scale)
     return (x @ (s * -scale)).add_(c)
 
 

@@ -76,6 +76,10 @@ class Power(Manifold):
         """The base's."""
         return self.base.projected(x, y, v)
 
+    def coordinate_squares(self, x: Tensor, u: Tensor) -> Tensor:
+        """The base's: each point by itself."""
+        return self.base.coordinate_squares(x, u)
+
     def from_coords(self, x: Tensor, c: Tensor) -> Tensor:
         """The base's, with independent coordinates."""
         return self.base.from_coords(x, c)

@@ -187,6 +187,10 @@ class Product(Manifold):
         """``tangent_part`` on every factor."""
         return self._packed(lambda m, a, b: m.tangent_part(a, b), x, u)
 
+    def coordinate_squares(self, x: Tensor, u: Tensor) -> Tensor:
+        """``coordinate_squares`` on every factor."""
+        return self._packed(lambda m, a, b: m.coordinate_squares(a, b), x, u)
+
     def dist(self, x: Tensor, y: Tensor, *, keepdim: bool = False) -> Tensor:
         """The root of the sum of the factors' squared distances, shape ``(...)``."""
         values = torch.stack(self._each(lambda m, a, b: m.dist(a, b), x, y))

@@ -5,8 +5,10 @@
 sum by one clipped gradient. The oracle draws from the very `Sampling` that is charged.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
+import numpy as np
+import numpy.typing as npt
 from pydantic import Field
 
 from manifed.privacy.events import (
@@ -16,6 +18,8 @@ from manifed.privacy.events import (
     Sampling,
     Unsampled,
 )
+
+Array = npt.NDArray[Any]
 
 
 class Full(Frozen):
@@ -66,3 +70,42 @@ class WithoutReplacement(Frozen):
 
 
 Minibatch = Annotated[Full | Poisson | WithoutReplacement, Field(discriminator="kind")]
+
+
+# -- which rows are in a batch ------------------------------------------------------------------
+def rows_of(chosen: Array) -> tuple[Array, Array] | None:
+    """Positions (..., b) of what is ``chosen`` (..., n), ascending, and weights of 0 and 1.
+
+    b is the largest batch of the cohort; shorter ones repeat their last row with weight 0. None
+    where that would be more than half of the rows: no row is left out then.
+    """
+    counts = np.count_nonzero(chosen, axis=-1)
+    size = max(int(counts.max()), 1)
+    if 2 * size > chosen.shape[-1]:
+        return None
+    found = np.flatnonzero(chosen) % chosen.shape[-1]
+    if not len(found):
+        found = np.zeros(1, dtype=np.int64)
+    slot, count = np.arange(size), counts[..., None]
+    first = (np.cumsum(counts) - counts).reshape(counts.shape)[..., None]
+    places = np.clip(first + np.minimum(slot, count - 1), 0, len(found) - 1)
+    return found[places], (slot < count).astype(np.float64)
+
+
+def rows_of_least(words: Array, present: Array, size: int) -> tuple[Array, Array]:
+    """Positions (..., size), ascending, of the least of i.i.d. words (..., n), and weights.
+
+    A uniform subset of the rows that are ``present``; where those are fewer, all of them and others
+    with weight 0. Of one client only words near enough to zero are looked at: about ``size`` with
+    eight standard deviations, and all of them where that was too few.
+    """
+    keys = np.where(present, words >> np.uint64(1), np.uint64(1 << 63))
+    positions = None
+    if keys.ndim == 1 and 4 * (near := size + 8 * (size**0.5 + 1)) < len(keys):
+        few = np.flatnonzero(keys < np.uint64(near / len(keys) * 2.0**63))
+        if len(few) >= size:
+            positions = few[np.argpartition(keys[few], size - 1)[:size]]
+    if positions is None:
+        positions = np.argpartition(keys, size - 1, axis=-1)[..., :size]
+    positions = np.sort(positions, axis=-1)
+    return positions, np.take_along_axis(present, positions, axis=-1).astype(np.float64)

@@ -9,19 +9,27 @@ test can tie what was drawn to what was charged.
 Everything here serves one client and a stacked cohort, with a leading dimension C.
 """
 
+import logging
+import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
 
 from manifed.manifolds.base import Manifold
+from manifed.oracles.minibatch import Array, rows_of, rows_of_least
 from manifed.oracles.query import UNNOISED, Query, WrongSize
 from manifed.oracles.salvage import Points, salvaged
+from manifed.privacy import laplace
 from manifed.privacy.clipping import clip_factors, clipped
 from manifed.privacy.noise import NoiseSource, Stream
-from manifed.problems.base import Examples, Problem
+from manifed.problems.base import KEY, Examples, Problem
+from manifed.problems.linear_model import LinearModel
+
+log = logging.getLogger("manifed")
 
 LARGEST_BESIDE_NOISE = 1e9
 """An entry this many standard deviations long is rounded by 1e-7 of one."""
@@ -77,6 +85,38 @@ class Draws:
             step=self._step(step),
         ).to(self.device)
 
+    def coins(self, count: int, rate: float | Tensor, step: int) -> Tensor:
+        """Which rows a Poisson batch takes, bool, shape ``(count,)`` or ``(C, count)``, on the CPU.
+
+        ``rate`` is a number or (C, 1).
+        """
+        return self.source.coins(
+            count,
+            rate.numpy(force=True) if isinstance(rate, Tensor) else rate,
+            stream=Stream.MINIBATCH,
+            partition=self.partition,
+            server_round=self.server_round,
+            attempt=self.attempt,
+            step=self._step(step),
+        )
+
+    def words(self, count: int, step: int) -> Array:
+        """The keys of a subset, uint64, of the same shapes."""
+        return self.source.words(
+            count,
+            stream=Stream.MINIBATCH,
+            partition=self.partition,
+            server_round=self.server_round,
+            attempt=self.attempt,
+            step=self._step(step),
+        )
+
+    def laplaces(self, shape: Sequence[int], stream: Stream, step: int) -> Tensor:
+        """Laplace draws of scale 1, shape ``shape`` or ``(C, *shape)``, float64."""
+        if self.source.precision == "summed":
+            return laplace.of_normals(self.normals((4, *shape), stream, step), -1 - len(shape))
+        return laplace.of_uniforms(self.uniforms(shape, stream, step))
+
     def index(self, count: int, step: int = 0) -> Tensor:
         """A uniform index in 0..count-1, shape () or (C,): Option 2 of Algorithms 2 and 3."""
         drawn = self.uniforms((1,), Stream.ITERATE_CHOICE, step)[..., 0]
@@ -128,24 +168,57 @@ class Asked:
             return stddev
         return stddev.reshape(-1, *[1] * ndim)
 
+    def in_order(self, rows: Tensor) -> Batch:
+        """The rows from the query's first on, of shards of ``rows`` (...), each at most once."""
+        assert self.query.first is not None
+        steps = torch.arange(self.subset, device=rows.device)
+        positions = (self.query.first + steps) % rows.unsqueeze(-1).clamp_min(1)
+        return positions, (steps < rows.unsqueeze(-1)).to(torch.float64)
+
     def batch(self, present: Tensor, draws: Draws, step: int) -> Batch:
         """A batch drawn as it is charged; ``present`` (..., n) holds for what is no padding."""
         longest, scheme = present.shape[-1], self.query.sampling.kind
         if scheme == "unsampled":
             return None, present.to(torch.float64)
-        uniforms = draws.uniforms((longest,), Stream.MINIBATCH, step)
         if scheme == "poisson":
-            chosen = (uniforms < self.rate) & present
-            size = max(int(chosen.sum(-1).max()), 1)  # that of the largest batch of a cohort
-            if 2 * size > longest:
-                return None, chosen.to(torch.float64)
-            weights, positions = torch.topk(chosen.to(torch.float64), size, dim=-1, sorted=False)
-            return positions, weights
-        # the positions of the smallest of i.i.d. uniforms
-        keys, positions = torch.topk(
-            uniforms.masked_fill(~present, 2.0), self.subset, dim=-1, largest=False, sorted=False
+            chosen = draws.coins(longest, self.rate, step) & present.cpu()
+            rows = rows_of(chosen.numpy())
+            if rows is None:
+                return None, chosen.to(draws.device, torch.float64)
+        else:
+            words = draws.words(longest, step)
+            rows = rows_of_least(words, present.numpy(force=True), self.subset)
+        positions, weights = rows
+        return (
+            torch.as_tensor(positions, device=draws.device),
+            torch.as_tensor(weights, device=draws.device),
         )
-        return positions, (keys < 1.5).to(torch.float64)
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What an oracle knows before it is asked: nothing of a round, so it may serve in many."""
+
+    present: Tensor
+    """Which rows are no padding, (..., n)."""
+    asked: Mapping[str, Asked]
+    """By label."""
+    whole: dict[str, Batch]
+    """By label, where nothing is drawn: all rows, once they were asked for."""
+
+    @staticmethod
+    def of(
+        problem: Problem, examples: Examples, queries: Sequence[Sequence[Query]], draws: Draws
+    ) -> "Answers":
+        """For the queries of each client, in the order of the cohort.
+
+        Raises:
+            WrongSize: as `Oracle`.
+        """
+        present = _present(examples, queries, draws)
+        rows = zip(*queries, strict=True)
+        asked = {row[0].label: Asked.of(row, problem.manifold.ndim, draws) for row in rows}
+        return Answers(present, asked, {})
 
 
 class Oracle:
@@ -155,10 +228,10 @@ class Oracle:
         self,
         problem: Problem,
         examples: Examples,
-        queries: Sequence[Sequence[Query]],
+        queries: "Sequence[Sequence[Query]] | Answers",
         draws: Draws,
     ) -> None:
-        """``queries`` are those of each client, in the order of the cohort.
+        """``queries`` are those of each client, in the order of the cohort, or their `Answers`.
 
         Rates, normalisers and noise are theirs, from public sizes. How many rows there really are
         decides what can be drawn, and nothing else.
@@ -170,14 +243,11 @@ class Oracle:
         self.manifold = problem.manifold
         self.queries: Counter[str] = Counter()
         self._examples = examples
-        self._present = _present(examples, queries, draws)
-        self._asked = {
-            row[0].label: Asked.of(row, self.manifold.ndim, draws)
-            for row in zip(*queries, strict=True)
-        }
+        if not isinstance(queries, Answers):
+            queries = Answers.of(problem, examples, queries, draws)
+        self._present, self._asked, self._whole = queries.present, queries.asked, queries.whole
         self._draws = draws
         self._step = 0
-        self._whole: dict[str, Batch] = {}
 
     def gradient(
         self, x: Tensor, label: str = "gradient", *, masks: Tensor | None = None
@@ -194,7 +264,9 @@ class Oracle:
         """
         return self._answer(gradient_sum, label, x.detach(), masks=masks)
 
-    def correlated(self, x: Tensor, past: Tensor, label: str = "gradient") -> tuple[Tensor, Tensor]:
+    def correlated(
+        self, x: Tensor, past: Tensor, label: str = "gradient", *, masks: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """`gradient` with the noise stddev * from_coords(x, z + past), and the fresh normals z.
 
         ``past`` (..., *coords), float64, is a combination of normals of earlier rounds. They and z
@@ -202,11 +274,35 @@ class Oracle:
         """
         base = x.detach()
         if self._asked[label].stddev is None:
-            return self._answer(gradient_sum, label, base), torch.zeros_like(past)
+            return self._answer(gradient_sum, label, base, masks=masks), torch.zeros_like(past)
         shape = tuple(x.shape[x.dim() - self.manifold.ndim :])
         coords = self.manifold.coords_shape(shape)
         z = self._draws.normals(coords, Stream.GRADIENT_NOISE, self._step)
-        return self._answer(gradient_sum, label, base, normals=z + past), z
+        return self._answer(gradient_sum, label, base, normals=z + past, masks=masks), z
+
+    def along(
+        self, x: Tensor, step_size: float, steps: int, label: str = "gradient", *, masks: Tensor
+    ) -> Tensor:
+        """clip(g_1 + ... + g_steps) + masks + noise, g_k the gradients along so many steps from x.
+
+        None of them leaves: the whole sum is clipped, so replacing a client moves it by two bounds
+        whatever its steps were. Of one step it is `gradient`. Guarantees as `gradient`.
+
+        Raises:
+            ValueError: where no client is the unit, or on a curved manifold.
+        """
+        asked = self._asked[label]
+        if asked.query.whole_clip is None or not self.manifold.is_whole_space:
+            raise ValueError(
+                f"Expected a query {label!r} of whole clients on R^d for several steps under one "
+                f"clip, got one of examples or on {self.manifold.name}"
+            )
+        base = x.detach()
+        total = self._mean(gradient_sum, asked, (base,), self.problem)
+        for _ in range(steps - 1):
+            here = (base - step_size * total).to(base.dtype)
+            total = total + self._mean(gradient_sum, asked, (here,), self.problem)
+        return self._released(asked, base, total, self.problem.manifold, masks, None)
 
     def masking(self, x: Tensor, masks: Tensor, label: str = "gradient") -> Tensor:
         """What `gradient` adds for these masks, as a vector at x; of no record."""
@@ -263,7 +359,7 @@ class Oracle:
                 f"noise {least:.3g}, got {largest:.3g}: float64 would round the noise away"
             )
         self.queries[label] += 1
-        return (x + asked.charged * self._noise(x, self.manifold)).to(x.dtype)
+        return (x + asked.charged * self._noise(asked, x, self.manifold)).to(x.dtype)
 
     def carried(self, anchor: Tensor, x: Tensor, mean: Tensor, label: str = "reference") -> Tensor:
         """The answer of a query at the anchor, transported to x.
@@ -294,11 +390,16 @@ class Oracle:
         is_drawn = asked.query.sampling.kind != "unsampled"
         whole = None if is_drawn else self._whole.get(asked.query.label)
         if whole is None:
-            positions, chosen = asked.batch(self._present, self._draws, self._step)
+            positions, chosen = self._drawn(asked)
             whole = positions, chosen / asked.size
-        if not is_drawn:
-            self._whole[asked.query.label] = whole
+            if not is_drawn:
+                self._whole[asked.query.label] = whole
         return whole
+
+    def _drawn(self, asked: Asked) -> Batch:
+        if asked.query.first is None:
+            return asked.batch(self._present, self._draws, self._step)
+        return asked.in_order(self._present.sum(-1))
 
     def _answer(
         self,
@@ -314,25 +415,47 @@ class Oracle:
         ``normals`` are those of the noise; None draws fresh ones.
         """
         asked, problem = self._asked[label], problem or self.problem
+        mean = self._mean(rule, asked, points, problem)
+        return self._released(asked, points[0], mean, problem.manifold, masks, normals)
+
+    def _mean(
+        self, rule: "Rule", asked: Asked, points: tuple[Tensor, ...], problem: Problem
+    ) -> Tensor:
+        """Of a fresh batch, before noise and before a whole mean is clipped."""
         positions, weights = self._batch(asked)
         self._step += 1
-        examples = self._examples if positions is None else self._examples.take(positions)
+        whole = self._keyed() if problem.needs_keys else self._examples
+        examples = whole if positions is None else whole.take(positions)
         if asked.query.clip is None and asked.query.whole_clip is None:
-            mean = rule(problem, asked.query, points, examples, weights.to(points[0].dtype))
-        else:
-            mean = sum_of_good(rule, problem, asked.query, points, examples, weights)
+            return rule(problem, asked.query, points, examples, weights.to(points[0].dtype))
+        return sum_of_good(rule, problem, asked.query, points, examples, weights)
+
+    def _released(
+        self,
+        asked: Asked,
+        x: Tensor,
+        mean: Tensor,
+        manifold: Manifold,
+        masks: Tensor | None,
+        normals: Tensor | None,
+    ) -> Tensor:
+        """The mean at x, clipped where a client is the unit, with its masks and its noise."""
         if asked.query.whole_clip is not None:
-            base = points[0].to(torch.float64)
-            mean = clip_each(problem.manifold, base, mean, asked.query.whole_clip)
+            mean = clip_each(manifold, x.to(torch.float64), mean, asked.query.whole_clip)
         if masks is None and asked.query.mask_stddev > 0:
             raise ValueError(
                 f"Expected masks with the answer {asked.query.label!r}, which is charged as masked "
                 f"with {asked.query.mask_stddev:g}, got none"
             )
         if masks is not None:
-            masking = problem.manifold.from_coords(points[0].to(masks.dtype), masks)
+            masking = manifold.from_coords(x.to(masks.dtype), masks)
             mean = mean + asked.query.mask_stddev * masking
-        return self._noised(points[0], mean, asked, problem.manifold, normals)
+        return self._noised(x, mean, asked, manifold, normals)
+
+    def _keyed(self) -> Examples:
+        """The examples with a fresh uniform each, by its place in the shard and by the step."""
+        uniforms = self._draws.uniforms((len(self._examples),), Stream.DROPOUT, self._step - 1)
+        return self._examples.beside(KEY, uniforms)
 
     def _noised(
         self, x: Tensor, mean: Tensor, asked: Asked, manifold: Manifold, normals: Tensor | None
@@ -341,13 +464,17 @@ class Oracle:
         self.queries[asked.query.label + ("" if is_noised else UNNOISED)] += 1
         if asked.stddev is None:
             return narrowed(mean, x.dtype)
-        noise = self._noise(x, manifold, normals)
+        noise = self._noise(asked, x, manifold, normals)
         return (mean + asked.stddev_for(manifold.ndim) * noise).to(x.dtype)
 
-    def _noise(self, x: Tensor, manifold: Manifold, normals: Tensor | None = None) -> Tensor:
-        """N_x(0, 1): that of ``normals``, else of the last step."""
+    def _noise(
+        self, asked: Asked, x: Tensor, manifold: Manifold, normals: Tensor | None = None
+    ) -> Tensor:
+        """N_x(0, 1), or Laplace noise of scale 1: that of ``normals``, else of the last step."""
+        shape = tuple(x.shape[x.dim() - manifold.ndim :])
+        if asked.query.mechanism.l1_norm_clip is not None:
+            return self._draws.laplaces(shape, Stream.GRADIENT_NOISE, self._step - 1)
         if normals is None:
-            shape = tuple(x.shape[x.dim() - manifold.ndim :])
             normals = self._draws.normals(
                 manifold.coords_shape(shape), Stream.GRADIENT_NOISE, self._step - 1
             )
@@ -356,9 +483,8 @@ class Oracle:
 
 def _present(examples: Examples, queries: Sequence[Sequence[Query]], draws: Draws) -> Tensor:
     """Which rows are no padding, shape (..., n)."""
-    n = examples.size
     lead = () if isinstance(draws.partition, int) else (len(draws.partition),)
-    rows = torch.tensor(n) if examples.counts is None else examples.counts
+    rows = torch.tensor(examples.size) if examples.counts is None else examples.counts
     rows = rows.to(draws.device).expand(lead)
     if any(query.needs_exact_size for each in queries[:1] for query in each):
         public = [each[0].num_examples for each in queries]
@@ -370,7 +496,7 @@ def _present(examples: Examples, queries: Sequence[Sequence[Query]], draws: Draw
                     "many: declare what is there, or use 'add-or-remove' with full or Poisson "
                     "batches"
                 )
-    return torch.arange(n, device=draws.device) < rows.unsqueeze(-1)
+    return torch.arange(examples.size, device=draws.device) < rows.unsqueeze(-1)
 
 
 # -- sums of clipped vectors -----------------------------------------------------------------
@@ -383,11 +509,28 @@ def gradient_sum(
 ) -> Tensor:
     """v_j = clip(grad f_j(x)), in the problem's own products."""
     (x,) = points
+    if query.clip is not None and query.mechanism.l1_norm_clip is not None:
+        return sum_in_l1(problem, query.clip, x, examples, weights)
+    if query.lipschitz is not None:
+        assert isinstance(problem, LinearModel)  # the config's checks
+        weights = torch.where(problem.curvatures(examples) <= query.lipschitz, weights, 0.0)
     each = problem.gradients(x, examples)
     if query.clip is None:
         return each.sum(weights)
     total = each.sum(weights * clip_factors(each.norms, query.clip))
     return problem.manifold.tangent_part(x, total)
+
+
+def sum_in_l1(
+    problem: Problem, clip: float, x: Tensor, examples: Examples, weights: Tensor
+) -> Tensor:
+    """The same on R^d with v_j = grad f_j(x) scaled to an L1 norm of at most ``clip``.
+
+    Rounding shortens a computed sum of d absolute values by less than d ulps of itself.
+    """
+    vectors = problem.rgrads(x, examples)
+    norms = vectors.abs().sum(-1) * (1 + vectors.shape[-1] * torch.finfo(vectors.dtype).eps)
+    return (weights.unsqueeze(-1) * clipped(vectors, norms, clip)).sum(-2)
 
 
 def correction_sum(
@@ -425,23 +568,42 @@ def sum_of_good(
     whatever the type of the points: a shorter type rounds what is released (`narrowed`), never what
     noise is added to.
     """
+    alive = False
 
     def attempt(points: Points, examples: Examples, weights: Tensor) -> Tensor | None:
         """The sum, or None where a kernel fails or the result is not finite."""
+        nonlocal alive
         try:
             total = rule(problem, query, points, examples, weights)
         # torch exports the error from C, out of the sight of pyright
         except (torch.linalg.LinAlgError, ArithmeticError):  # pyright: ignore[reportPrivateImportUsage]
             return None
-        return total if bool(torch.isfinite(total).all()) else None
+        # a finite sum has finite summands; one that is not may have overflowed
+        is_finite = math.isfinite(float(total.sum())) or bool(torch.isfinite(total).all())
+        if not is_finite:
+            return None
+        alive = True
+        return total
 
     if points[0].dtype != torch.float64:
         points = tuple(p.to(torch.float64) for p in points)
         examples, weights = examples.to(torch.float64), weights.to(torch.float64)
     total = attempt(points, examples, weights)
     if total is None:
-        return salvaged(attempt, problem.manifold, points, examples, weights)
+        total = salvaged(attempt, problem.manifold, points, examples, weights)
+        if not alive and bool(weights.any()):
+            say_that_nothing_counts(type(problem).__name__)
     return total
+
+
+@cache
+def say_that_nothing_counts(name: str) -> None:
+    """One line in this process's own log, never in a message: it depends on the records."""
+    log.warning(
+        "%s: no record of a batch has a finite gradient at the point that came down, so the answer "
+        "is noise alone; check features, labels and the model on a few records of this site",
+        name,
+    )
 
 
 def narrowed(total: Tensor, dtype: torch.dtype) -> Tensor:

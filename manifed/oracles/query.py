@@ -50,6 +50,11 @@ class Query:
     """
     whole_clip: float | None = None
     """Bound of the mean itself, where a client is the unit; None: the mean is not clipped."""
+    first: int | None = None
+    """The row at which the batch begins, where rows are used in their order, and then from the
+    start; None: the batch is drawn."""
+    lipschitz: float | None = None
+    """A record whose gradient can be steeper counts as zero; None: any may be as it likes."""
     mask_stddev: float = 0.0
     """What masks of unit deviation are multiplied by before they are added to an answer."""
 

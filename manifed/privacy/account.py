@@ -120,7 +120,9 @@ class Account:
         def torn() -> dict[str, Any]:
             mine = terms if terms_of is None else terms_of(resumed_at)
             own = None if odometer.terms == mine else mine
-            last = resumed_at + (block if terms_of is None else 1) - 1
+            last = resumed_at + block - 1
+            while terms_of is not None and last > resumed_at and terms_of(last) != mine:
+                last -= 1
             if last_round is not None:
                 last = max(resumed_at, min(last, last_round))
             attempt = odometer.attempts(resumed_at)
@@ -278,8 +280,9 @@ class Account:
 
     def _consumption(self, *, is_open: bool = False) -> Consumption:
         assert self._before is not None
-        is_block = self._before.last > self._before.first
-        named = tuple(self._done) if is_block else None
+        bound = self._before.cohort
+        is_all = all(np.array_equal(cohort, bound) for cohort in self._done)
+        named = None if is_all else tuple(self._done)
         return Consumption(self._next - 1, named, is_open)
 
     def _is_reserved(self, server_round: int, attempt: int, cohort_attempt: int | None) -> bool:
@@ -313,11 +316,24 @@ class Account:
             if self._terms_of(last + 1) != mine:
                 break
             if self._allowed is not None and isinstance(self._allowed.draw, Schedule):
-                break  # each round is asked for alone
-            if self._allowed is not None and not self._allowed.pays(drawn + last + 1 - first):
+                if not self._allowed.draw.lengths:
+                    break  # each round is asked for alone
+            elif self._allowed is not None and not self._allowed.pays(drawn + last + 1 - first):
                 break
             last += 1
+        if last > first and not self._is_paid(first, last, attempt):
+            return first  # near the end of a budget round by round
         return last
+
+    def _is_paid(self, first: int, last: int, attempt: int) -> bool:
+        """Whether the budget pays a block of a schedule whole."""
+        allowed = self._allowed
+        if allowed is None or not isinstance(allowed.draw, Schedule):
+            return True
+        everybody, terms = np.arange(self._population), self._terms_of(first)
+        consumed = None if self._before is None else self._consumption()
+        block = Reservation(first, last, attempt, everybody, consumed=consumed, terms=terms)
+        return allowed.pays(allowed.made(self.odometer.after(block)))
 
     def _check_schedule(self, allowed: Filter, reservation: Reservation) -> None:
         """`_check_budget` where it matters which round is drawn once more."""
@@ -400,10 +416,13 @@ def opened(
     *,
     last_round: int,
     header: Mapping[str, Any],
+    block: int = 1,
     resumed_at: int | None = None,
     anchors: Iterable[Head] = (),
 ) -> Generator[Account, None, None]:
     """Hold the ledger of a run; on a resumed run everything in it counts as spent.
+
+    One line pays for up to ``block`` rounds; where masks may be disclosed, for one.
 
     A last line that a crash tore is charged as if it had invited everybody. At the end, also after
     an error, it is written which reserved rounds were run.
@@ -413,6 +432,7 @@ def opened(
         LedgerDamaged: as `Ledger.recover`.
     """
     terms, allowed, key = promise.terms, promise.filter, ledger_key()
+    block = 1 if promise.after_dropout is not None else block
     terms_of = promise.terms_of if promise.schedule else None
     if resumed_at is None:
         ledger = Ledger.create(path, header, key=key)
@@ -421,6 +441,7 @@ def opened(
             Odometer(),
             terms,
             allowed=allowed,
+            block=block,
             last_round=last_round,
             terms_of=terms_of,
             planned=promise.plan,
@@ -433,6 +454,7 @@ def opened(
             key=key,
             anchors=anchors,
             allowed=allowed,
+            block=block,
             last_round=last_round,
             terms_of=terms_of,
             planned=promise.plan,

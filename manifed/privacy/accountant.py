@@ -4,7 +4,8 @@
 sampling of the releases  neighbouring relation bound
 ========================= ===================== ================================================
 unsampled Gaussian        either                exact: Gaussian differential privacy
-Laplace (and unsampled)   either                privacy loss distribution, rounded up; pure
+Laplace (and unsampled)   either                privacy loss distribution, rounded up; Rényi
+                                                where more than 32 scales differ; pure
                                                 epsilon where it is all
 Poisson (and these)       add-or-remove         privacy loss distribution, rounded up; coins
                                                 revealed where all rates are below 1e-6
@@ -29,7 +30,7 @@ multiplier 0 for an infinite epsilon, and nothing released for 0.
 import math
 from collections.abc import Iterable
 from functools import lru_cache
-from typing import Any
+from typing import Any, Final
 
 from manifed.privacy import gaussian, rare, renyi
 from manifed.privacy.composition import Composition, NoValidBound, compose, grid_interval
@@ -93,7 +94,13 @@ def epsilon_of(total: Composition, delta: float) -> float:
     return min(_rounded_epsilon(total, delta), total.pure_epsilon)
 
 
+_MOST_LAPLACE: Final = 32
+"""Different Laplace releases that are put on a grid; more are priced by their Rényi divergences."""
+
+
 def _rounded_epsilon(total: Composition, delta: float) -> float:
+    if len(total.laplace) > _MOST_LAPLACE:
+        return renyi.epsilon(renyi.curve(total), delta)
     if rare.is_rare(total.poisson):
         if total.laplace:  # no closed form, and a grid for such rates would be too long
             return renyi.epsilon(renyi.curve(total), delta)
@@ -120,6 +127,8 @@ def _delta(total: Composition, epsilon: float) -> float:
 
 
 def _rounded_delta(total: Composition, epsilon: float) -> float:
+    if len(total.laplace) > _MOST_LAPLACE:
+        return renyi.delta(renyi.curve(total), epsilon)
     if rare.is_rare(total.poisson):
         if total.laplace:
             return renyi.delta(renyi.curve(total), epsilon)

@@ -42,6 +42,7 @@ from manifed.privacy.adversaries import Adversary
 from manifed.privacy.charges import Releases, Terms
 from manifed.privacy.events import Unsampled, repeated, seen_by
 from manifed.privacy.odometer import Odometer
+from manifed.privacy.tally import stretched
 
 
 @dataclass(frozen=True)
@@ -76,17 +77,32 @@ class Schedule:
     participation_probability: float = 1.0
     attempts: int = 1
     """The most of one round, crashes aside."""
+    lengths: tuple[int, ...] = ()
+    """How many rounds each release of a run stands for, where everybody is in each; () for one.
+    Counts, here and in `slots`, are then of all attempts of these rounds."""
+
+    def __post_init__(self) -> None:
+        """Refuse stretches of rounds whose cohorts are drawn: it matters how often each was."""
+        if self.lengths and self.participation_probability < 1:
+            raise ValueError(
+                "Expected rounds one by one where cohorts are drawn, got stretches of them"
+            )
 
     @classmethod
-    def of(cls, rounds: Sequence[Terms], attempts: int = 1) -> "Schedule":
-        """The schedule of the terms of rounds 1, 2, ..., with so many attempts each at most."""
+    def of(
+        cls, rounds: Sequence[Terms], attempts: int = 1, lengths: tuple[int, ...] = ()
+    ) -> "Schedule":
+        """The schedule of the terms of rounds 1, 2, ..., with so many attempts each at most.
+
+        With ``lengths`` the terms are of stretches of rounds.
+        """
         by_client: dict[int, list[Releases]] = {}
         for terms in rounds:
             said = {i: update.releases for update in terms.updates for i in update.partitions}
             for i in range(terms.population):
                 by_client.setdefault(i, []).append(said.get(i, ()))
         runs = frozenset(tuple(one) for one in by_client.values())
-        return cls(runs, rounds[0].participation_probability, attempts)
+        return cls(runs, rounds[0].participation_probability, attempts, lengths)
 
     def hides_cohorts(self, adversary: Adversary) -> bool:
         """Whether a client's part in a draw is a coin to the adversary."""
@@ -94,9 +110,21 @@ class Schedule:
 
     def slots(self, adversary: Adversary, made: Made) -> tuple[int, ...]:
         """How often each of the rounds 1, 2, ... counts when it was drawn as often as ``made``."""
-        drawn = (1,) * made if isinstance(made, int) else made
+        drawn = self._each_once(made) if isinstance(made, int) else made
         least = self.attempts if self.hides_cohorts(adversary) else 0
         return tuple(max(n, least) for n in drawn)
+
+    def _each_once(self, rounds: int) -> tuple[int, ...]:
+        """The counts of so many rounds, drawn once each."""
+        if not self.lengths:
+            return (1,) * rounds
+        return stretched([(1, rounds, 1)], self.lengths)
+
+    def made(self, odometer: Odometer) -> tuple[int, ...]:
+        """The counts of what an odometer counts."""
+        if not self.lengths:
+            return odometer.attempts_by_round()
+        return odometer.attempts_by_stretch(self.lengths)
 
     def price(self, adversary: Adversary, slots: tuple[int, ...], delta: float) -> float:
         """Epsilon of the worst client when each round counts so often."""
@@ -186,7 +214,7 @@ class Filter:
         """The draws that an odometer counts."""
         if not isinstance(self.draw, Schedule):
             return odometer.rounds_counted
-        return odometer.attempts_by_round()
+        return self.draw.made(odometer)
 
     def pays(self, draws: Made) -> bool:
         """Whether the budget pays so many draws."""

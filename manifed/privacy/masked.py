@@ -9,15 +9,20 @@ looks (`manifed.privacy.secldp`): the mechanism scales the noise and states that
 Source: Allouah et al. (DECOR), Algorithm 1 and Theorem 6; the exact price is spec 004 §3.5.
 """
 
+import math
 from collections.abc import Sequence
 
 from pydantic import Field
 
 from manifed.graphs.graph import Graph
+from manifed.privacy import stationary
 from manifed.privacy.events import Frozen, MaskedRelease, PrivacyUnit, Sampling
 from manifed.privacy.mechanism import ExampleMechanism
 from manifed.privacy.secldp import Correlated, against, worst
+from manifed.privacy.stationary import StationaryNoise
 
+_MOST_LOOKED_AT = 128
+"""Coalitions, each of which takes inverses at many frequencies."""
 _DOWN = 1 - 2.0**-50
 """Against the rounding of a quotient: a noise multiplier is stated no larger than it is."""
 
@@ -49,6 +54,28 @@ class Hidden(Frozen):
             from_one=worst(graph, noise, min(1, most)).stddev * _DOWN,
             from_coalition=three.stddev * _DOWN,
             from_all=noise.sigma_cdp,
+        )
+
+    @classmethod
+    def of_streams(
+        cls, noise: StationaryNoise, collusion: int, coalition: Sequence[int] = ()
+    ) -> "Hidden":
+        """Of one round under streams, each as if it were fresh (docs/decor-beyond.md, Theorem 1).
+
+        Where coalitions are more than can be looked at, what is hidden from all others counts.
+        """
+        most = noise.graph.num_nodes - 1
+        alone = float(noise.floors.min()) ** 0.5 * _DOWN
+        three = alone
+        if coalition:
+            three = stationary.against(noise, coalition).stddev * _DOWN
+        elif math.comb(most + 1, min(collusion, most)) <= _MOST_LOOKED_AT:
+            three = stationary.worst(noise, min(collusion, most)).stddev * _DOWN
+        return cls(
+            from_server=stationary.worst(noise, 0).stddev * _DOWN,
+            from_one=stationary.worst(noise, min(1, most)).stddev * _DOWN,
+            from_coalition=max(three, alone),
+            from_all=alone,
         )
 
     @classmethod

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Annotated, Final, Literal
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from manifed.manifolds.base import Manifold
@@ -22,6 +22,7 @@ from manifed.privacy.clipping import clipped
 from manifed.privacy.events import (
     Frozen,
     GaussianRelease,
+    LaplaceRelease,
     NeighboringRelation,
     Sampling,
     Unsampled,
@@ -90,14 +91,34 @@ Noise = Annotated[RelativeNoise | PublishedNoise | AbsoluteNoise, Field(discrimi
 
 
 class ExampleMechanism(Frozen):
-    """Per-example clipping and tangent Gaussian noise inside a client (unit: example)."""
+    """Per-example clipping and noise inside a client (unit: example).
+
+    Tangent Gaussian noise, or with ``l1_norm_clip`` Laplace noise in every coordinate of R^d. There
+    ``noise``, a "standard deviation" and a sensitivity are scale and change in L1.
+    """
 
     l2_norm_clip: float | None = Field(default=None, gt=0)
     """Bound in the metric at the point, of one example's gradient; None clips nothing."""
     correction_l2_norm_clip: float | None = Field(default=None, gt=0)
     """Bound of the variance-reduced part (RSVRG); None means ``l2_norm_clip``."""
+    l1_norm_clip: float | None = Field(default=None, gt=0)
+    """Bound of one example's gradient in L1, on R^d, under Laplace noise; also its L2 bound."""
     neighboring_relation: NeighboringRelation = "add-or-remove"
     noise: Noise = RelativeNoise(multiplier=0.0)
+
+    @model_validator(mode="after")
+    def _is_one_ball(self) -> "ExampleMechanism":
+        if self.l1_norm_clip is not None and self.l1_norm_clip != self.l2_norm_clip:
+            raise ValueError(
+                f"l2_norm_clip: expected l1_norm_clip = {self.l1_norm_clip:g}, which bounds the L2 "
+                f"norm too, got {self.l2_norm_clip}"
+            )
+        return self
+
+    @property
+    def is_laplace(self) -> bool:
+        """Whether noise and clip are of L1."""
+        return self.l1_norm_clip is not None
 
     @property
     def correction_clip(self) -> float | None:
@@ -131,8 +152,19 @@ class ExampleMechanism(Frozen):
         stddev: float,
         sensitivity: float,
         sampling: Sampling,
-    ) -> GaussianRelease:
-        """The event that a query of that sensitivity, noised with ``stddev``, is charged as."""
+    ) -> GaussianRelease | LaplaceRelease:
+        """The event that a query of that sensitivity, noised with ``stddev``, is charged as.
+
+        Of Laplace noise no sampling is counted on.
+        """
+        if self.is_laplace:
+            return LaplaceRelease(
+                unit="example",
+                neighboring_relation=self.neighboring_relation,
+                noise_multiplier=stddev / sensitivity,
+                count=count,
+                label=label,
+            )
         return GaussianRelease(
             unit="example",
             neighboring_relation=self.neighboring_relation,

@@ -14,9 +14,9 @@ construction); each block holds two 64-bit words. AES-256 of explicit counter bl
 mode, and a whole cohort is one vectorised call. Integers are little-endian on every machine.
 
 A word w gives the uniform u = (k + 1/2) 2^-52 with k = w >> 12: odd multiples of 2^-53, never 0
-or 1, symmetric about 1/2. It gives the normal z = Phi^-1((k + 1/2) 2^-53) with k = w >> 11 the
-top 53 bits, evaluated as sqrt(2) erfinv(2u - 1): 2u - 1 is exact in float64, where u itself would
-round to 1. Normals lie in [-8.30, 8.30].
+or 1, symmetric about 1/2. It gives the coin w < floor(2^64 p). It gives the normal
+z = Phi^-1((k + 1/2) 2^-53) with k = w >> 11 the top 53 bits, evaluated as sqrt(2) erfinv(2u - 1):
+2u - 1 is exact in float64, where u itself would round to 1. Normals lie in [-8.30, 8.30].
 
 Guarantees: under the usual assumption that AES-256 is a pseudo-random permutation, draws at
 distinct addresses are indistinguishable from independent ones. *Not* guaranteed: float64 normals
@@ -36,7 +36,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import pairwise
 from typing import Any, Final, Literal, NamedTuple
 
@@ -82,6 +82,8 @@ class Stream(IntEnum):
     SERVER_NOISE = 6
     ITERATE_CHOICE = 7
     EVALUATION_NOISE = 8
+    DROPOUT = 9
+    STREAM_NOISE = 10
 
 
 class EdgeStream(IntEnum):
@@ -119,17 +121,12 @@ class Address(NamedTuple):
         Raises:
             ValueError: naming the field, its value and its bound.
         """
-        if len(partitions) == 1:
-            least = most = partitions[0]
-        elif partitions:
-            least, most = min(partitions), max(partitions)
-        else:
-            least = most = 0
+        least, most, is_distinct = _extent(partitions)
         fields = (self.stream, self.attempt, self.step, self.server_round, most, stop - 1)
         if least < 0 or any(map(int.__ge__, fields, _ENDS)) or min(fields[:-1]) < 0:
             self._refuse({"partition": least}, stop, BITS, 0)
             self._refuse({"partition": most}, stop, BITS, 0)
-        if len(partitions) > 1 and len(set(partitions)) != len(partitions):
+        if not is_distinct:
             raise ValueError(f"Expected distinct partitions (noise is never reused): {partitions}")
 
     def _refuse(
@@ -160,6 +157,11 @@ class Address(NamedTuple):
         """The lower 64 bits at block 0: lower 8 of server_round | partition 24 | block 32."""
         return ((self.server_round & 255) << 24 | partition) << 32
 
+    def lows(self, partitions: tuple[int, ...], first: int) -> Array:
+        """`low` of every partition, at a block."""
+        start = self.low(0)
+        return _words(partitions) * np.uint64(self.low(1) - start) + np.uint64(start + first)
+
     def counters(self, partition: int, first: int, stop: int) -> bytes:
         """The counter blocks ``first <= block < stop`` of one partition, 16 bytes each."""
         base = self.high() << 64 | self.low(partition)
@@ -170,6 +172,20 @@ class Address(NamedTuple):
         return BlockRange(
             self.stream, partition, self.server_round, self.attempt, self.step, first, stop
         )
+
+
+@lru_cache(maxsize=64)
+def _extent(partitions: tuple[int, ...]) -> tuple[int, int, bool]:
+    """Least and greatest, zeros without any, and whether none stands twice."""
+    if not partitions:
+        return 0, 0, True
+    return min(partitions), max(partitions), len(set(partitions)) == len(partitions)
+
+
+@lru_cache(maxsize=64)
+def _words(partitions: tuple[int, ...]) -> Array:
+    """The numbers of a cohort or of edges; of the same ones in every round."""
+    return np.array(partitions, dtype=WORD)
 
 
 _ENDS: Final = (_EDGES, *(1 << bits for bits in list(BITS.values())[1:]))
@@ -185,7 +201,7 @@ class EdgeAddress(Address):
             ValueError: naming the field, its value and its bound.
         """
         self._refuse({}, stop, EDGE_BITS, _EDGES)
-        if len(set(partitions)) != len(partitions):
+        if not _extent(partitions)[2]:
             edges = [(place >> 20, place & 0xFFFFF) for place in partitions]
             raise ValueError(f"Expected distinct edges (noise is never reused): {edges}")
 
@@ -212,6 +228,12 @@ def edge_place(ends: tuple[int, int]) -> int:
     return lesser << 20 | greater
 
 
+@lru_cache(maxsize=64)
+def _edge_places(edges: tuple[tuple[int, int], ...]) -> tuple[int, ...]:
+    """`edge_place` of each; the edges of a graph are the same in every round."""
+    return tuple(edge_place(edge) for edge in edges)
+
+
 def reused(ranges: Iterable[BlockRange]) -> list[tuple[BlockRange, BlockRange]]:
     """Pairs of draws that share a block; empty when no counter was ever used twice."""
     return [(a, b) for a, b in pairwise(sorted(ranges)) if _overlap(a, b)]
@@ -231,6 +253,8 @@ class Reading:
 
     words: int
     read: Callable[[Array, Array], None]
+    dtype: npt.DTypeLike = np.float64
+    """Of the numbers."""
 
     def block(self, start: int) -> int:
         """The block in which number ``start`` begins."""
@@ -278,6 +302,11 @@ NORMALS: Final = {
 }
 UNIFORMS: Final = Reading(1, _read_uniforms)
 WORDS: Final = Reading(1, _read_words)
+
+
+def _thresholds(probability: float | Array) -> Array:
+    """floor(2^64 p), below 2^64: 2^64 p is exact, and so is what is cut off."""
+    return np.minimum(np.multiply(probability, 2.0**64), 2.0**64 - 2048).astype(WORD)
 
 
 def few_normals(cipher: bytes, count: int) -> Tensor:
@@ -328,8 +357,15 @@ class NoiseSource:
         return "os" if self.is_release else "seed"
 
     def derive(self, label: bytes) -> "NoiseSource":
-        """The source whose key is HMAC-SHA256(key, label); as secret as this one."""
-        return replace(self, key=hmac.digest(self.key, b"manifed derive\0" + label, "sha256"))
+        """The source whose key is HMAC-SHA256(key, label); as secret as this one.
+
+        The one object at every call, so that its AES context is made once.
+        """
+        found = self._derived.get(label)
+        if found is None:
+            key = hmac.digest(self.key, b"manifed derive\0" + label, "sha256")
+            found = self._derived[label] = replace(self, key=key)
+        return found
 
     def normals(
         self,
@@ -368,6 +404,48 @@ class NoiseSource:
         address = Address(stream, server_round, attempt, step)
         return self._draw(shape, address, partition, start, UNIFORMS)
 
+    def words(
+        self,
+        count: int,
+        *,
+        stream: Stream,
+        partition: int | Sequence[int],
+        server_round: int,
+        attempt: int = 0,
+        step: int = 0,
+    ) -> Array:
+        """The words of ``count`` uniforms of that address, uint64, shape (count,) or (C, count)."""
+        address = Address(stream, server_round, attempt, step)
+        return self._draw((count,), address, partition, 0, WORDS).numpy().view(WORD)
+
+    def coins(
+        self,
+        count: int,
+        probability: float | Array,
+        *,
+        stream: Stream,
+        partition: int | Sequence[int],
+        server_round: int,
+        attempt: int = 0,
+        step: int = 0,
+    ) -> Tensor:
+        """Independent coins, bool, shape (count,) or (C, count): True with that probability.
+
+        ``probability`` is a number of [0, 1] or, where clients differ, (C, 1). A coin is True where
+        its word is below floor(2^64 p): with p itself from p = 2^-12 on, else with p rounded down
+        by less than 2^-64, and with 1 - 2^-53 for p = 1: never more often than stated.
+        """
+        address = Address(stream, server_round, attempt, step)
+        if isinstance(probability, np.ndarray):
+            words = self._draw((count,), address, partition, 0, WORDS).numpy().view(WORD)
+            return torch.as_tensor(words < _thresholds(probability))
+        below = _thresholds(probability)
+
+        def read(words: Array, out: Array) -> None:
+            np.less(words, below, out=out)
+
+        return self._draw((count,), address, partition, 0, Reading(1, read, np.bool_))
+
     def edge_normals(
         self,
         shape: tuple[int, ...],
@@ -394,7 +472,7 @@ class NoiseSource:
             case (int(), int()):
                 return self._draw(shape, address, edge_place(edge), start, reading)
             case _:
-                return self._draw(shape, address, [edge_place(e) for e in edge], start, reading)
+                return self._draw(shape, address, _edge_places(tuple(edge)), start, reading)
 
     def generator(
         self, *, stream: Stream, partition: int, server_round: int = 0, attempt: int = 0
@@ -428,7 +506,7 @@ class NoiseSource:
                 return few if shape == (count,) else few.reshape(shape)
         else:
             shape = (len(partitions), *shape)
-        out = np.empty((len(partitions), count))
+        out = np.empty((len(partitions), count), dtype=reading.dtype)
         if out.size:
             self._fill(out, address, partitions, first, stop, reading)
         return torch.as_tensor(out.reshape(shape))
@@ -443,7 +521,7 @@ class NoiseSource:
         reading: Reading,
     ) -> None:
         """Encrypt the counters of every partition, tile by tile (cache-sized), into ``out``."""
-        lows = np.array([address.low(p) + first for p in partitions], dtype=WORD)
+        lows = address.lows(partitions, first)
         size = min(_TILE_BLOCKS, len(partitions) * (stop - first))
         counters = np.empty((size, 2), dtype=WORD)
         counters[:, 1] = address.high()
@@ -466,6 +544,10 @@ class NoiseSource:
         if "aes" not in contexts:
             contexts["aes"] = Cipher(algorithms.AES(self.key), modes.ECB()).encryptor()
         return contexts["aes"]
+
+    @cached_property
+    def _derived(self) -> "dict[bytes, NoiseSource]":
+        return {}
 
     @cached_property
     def _contexts(self) -> threading.local:

@@ -37,7 +37,7 @@ from manifed.privacy.cohorts import Members
 from manifed.privacy.composition import Composition, compose
 from manifed.privacy.events import MaskedRelease, NeighboringRelation, PrivacyUnit
 from manifed.privacy.realised import price, spent_by_client
-from manifed.privacy.tally import Attempts, Coin, Known, Register, Tally
+from manifed.privacy.tally import Attempts, Coin, Known, Register, Tally, stretched
 
 NOTE: Final = "note"
 
@@ -360,6 +360,16 @@ class Odometer:
         """How often each of the rounds 1, 2, ... was charged, up to the last one that was."""
         last = max(self._settled.last, self._open.last if self._open is not None else 0)
         return tuple(self.attempts(r) for r in range(1, last + 1))
+
+    def attempts_by_stretch(self, lengths: Iterable[int]) -> tuple[int, ...]:
+        """How often the rounds 1 to l1, l1 + 1 to l1 + l2, ... were charged, each stretch together.
+
+        Rounds behind the last one count with it; no stretch without a charge ends the list.
+        """
+        ranges = [*self._settled.ranges]
+        if self._open is not None:
+            ranges.append((self._open.first, self._open.last, self._open.attempt + 1))
+        return stretched(ranges, lengths)
 
     def of_everybody(self) -> "Odometer":
         """The same attempts, as if every client had been in each: it depends on no cohort."""

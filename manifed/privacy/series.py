@@ -96,6 +96,15 @@ class Releases(Frozen):
             tail_low = min(self._tail_low(rounds, last_low), tail)
         return Sum(rounds, high, low, tail, tail_low)
 
+    def zcdp(self, rounds: int) -> Sum:
+        """Rho after ``rounds`` rounds and of all that follow, whatever the noise.
+
+        With Laplace noise a round of pure epsilon is epsilon^2 / 2-zCDP (Bun and Steinke 2016,
+        Proposition 1.4), so that rho is the Gaussian sum of the same Delta and sigma: finite for
+        half the growth that pure epsilon needs.
+        """
+        return self.model_copy(update={"noise": "gaussian"}).series(rounds)
+
     def rounds_within(self, budget: float, most: int = 10**6) -> int | None:
         """The most rounds whose cost is at most ``budget``; None where all are, for ever.
 
@@ -322,6 +331,20 @@ def epsilon_of_rho(rho: float, delta: float) -> float:
     They are mu-GDP with mu = sqrt(2 rho), infinitely many of them too.
     """
     return gaussian.epsilon(delta, mu=math.sqrt(2 * rho) * (1 + _ROUNDING))
+
+
+def epsilon_of_zcdp(rho: float, delta: float) -> float:
+    """Epsilon of rho-zCDP at ``delta`` (Canonne, Kamath, Steinke 2020, Proposition 12).
+
+    The least of a rho + log(1 - 1/a) - log(a delta) / (a - 1) over orders a > 1.
+    """
+    if rho <= 0:
+        return 0.0
+    if not math.isfinite(rho) or delta <= 0:
+        return math.inf
+    a = 1 + np.geomspace(1e-3, 1e6, 4000)
+    found = a * rho + np.log1p(-1 / a) - (math.log(delta) + np.log(a)) / (a - 1)
+    return max(0.0, float(found.min())) * (1 + _ROUNDING)
 
 
 def printed_epsilon(releases: Releases, rounds: int) -> Sum:

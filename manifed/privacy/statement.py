@@ -4,9 +4,12 @@ Guarantee: every epsilon is an upper bound and comes from charges alone; a plann
 one that reserved all its rounds for everybody.
 """
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +19,7 @@ from manifed.errors import ConfigError
 from manifed.privacy.adversaries import Adversary
 from manifed.privacy.charges import Reservation, Terms
 from manifed.privacy.composition import NoValidBound
-from manifed.privacy.filter import Filter, Made, a_priori
+from manifed.privacy.filter import Filter, Made, Schedule, a_priori
 from manifed.privacy.ledger import Head, Ledger
 from manifed.privacy.odometer import Odometer
 from manifed.privacy.published import Claim
@@ -51,6 +54,8 @@ class Promise:
     """What a paper prints for it; shown and labelled."""
     schedule: tuple[Terms, ...] = ()
     """The terms of rounds 1, 2, ... where they differ; the last ones hold on."""
+    lengths: tuple[int, ...] = ()
+    """How many rounds each terms of the schedule are of; () for one each."""
     attempts: int = 1
     """The most of one round of a schedule, crashes aside."""
     after_dropout: AfterDropout | None = None
@@ -62,7 +67,15 @@ class Promise:
         """Who releases what in a round."""
         if not self.schedule:
             return self.terms
+        if self.lengths:
+            stretch = bisect_left(self._ends, server_round)
+            return self.schedule[min(stretch, len(self.schedule) - 1)]
         return self.schedule[min(server_round, len(self.schedule)) - 1]
+
+    @cached_property
+    def _ends(self) -> tuple[int, ...]:
+        """The last round of each stretch."""
+        return tuple(accumulate(self.lengths))
 
     def __post_init__(self) -> None:
         """Refuse terms that say nothing, or speak of another unit or relation than the promise.
@@ -97,8 +110,13 @@ class Promise:
         everybody = np.arange(self.terms.population)
         if not self.schedule and rounds:
             odometer.reserve(Reservation(1, rounds, 0, everybody))
-        for r in range(1, rounds + 1 if self.schedule else 1):
-            odometer.reserve(Reservation(r, r, 0, everybody, terms=self.terms_of(r)))
+        r = 1
+        while self.schedule and r <= rounds:
+            last = r
+            if self.lengths and r <= self._ends[-1]:
+                last = min(self._ends[bisect_left(self._ends, r)], rounds)
+            odometer.reserve(Reservation(r, last, 0, everybody, terms=self.terms_of(r)))
+            r = last + 1
         return odometer
 
     def headline(self, odometer: Odometer) -> float | None:
@@ -203,6 +221,8 @@ class Promise:
 
     def _reckoned(self, odometer: Odometer) -> tuple[int, ...]:
         """How often each round of the schedule counts to an outsider: as planned, or as made."""
+        if isinstance(self.filter.draw, Schedule) and self.lengths:
+            return self.filter.draw.made(odometer)
         made = odometer.attempts_by_round()
         planned = [int(terms in self.plan) for terms in self.schedule]
         length = max(len(made), len(planned) if self.plan else 0)

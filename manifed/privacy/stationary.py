@@ -27,15 +27,17 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final, Literal
+from typing import Final, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from manifed.graphs.graph import MOST_SUBSETS, Graph, Matrix
 from manifed.privacy.secldp import Worst
 
 Array = NDArray[np.float64]
+Numbers = TypeVar("Numbers", Array, Tensor)
 
 _UNIT_ROUNDOFF: Final = 2.0**-53
 _MOST_LOST: Final = 1e-2
@@ -86,7 +88,7 @@ class Shape:
         """The largest density."""
         return float(self.density(np.array([0.0, math.pi])).max())
 
-    def step(self, state: Array, normals: Array) -> tuple[Array, Array]:
+    def step(self, state: Numbers, normals: Numbers) -> tuple[Numbers, Numbers]:
         """The next state and this round's noise, from fresh standard normals of one shape.
 
         The state before the first round is standard normal: from any other the stream would not be

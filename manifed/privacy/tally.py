@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -151,6 +152,11 @@ class Attempts:
         return max(fitting, default=0)
 
     @property
+    def ranges(self) -> tuple[tuple[int, int, int], ...]:
+        """(first, last, attempts), as they were noted; a later one of the same rounds has more."""
+        return tuple(self._ranges)
+
+    @property
     def last(self) -> int:
         """The largest round that was charged; 0 before one was."""
         return max((last for _, last, _ in self._ranges), default=0)
@@ -158,3 +164,33 @@ class Attempts:
     def copied(self) -> "Attempts":
         """One that can be added to alone."""
         return Attempts(self._ranges, self.covered)
+
+
+def stretched(ranges: Iterable[tuple[int, int, int]], lengths: Iterable[int]) -> tuple[int, ...]:
+    """Attempts of the rounds 1 to l1, l1 + 1 to l1 + l2, ..., from ranges (first, last, attempts).
+
+    Where ranges meet the most attempts count; what lies behind the last length counts with it.
+    Trailing zeros are left out.
+    """
+    ends = np.cumsum(np.fromiter(lengths, dtype=np.int64))
+    total = np.zeros(len(ends), dtype=np.int64)
+    for first, last, attempts in _apart(ranges):
+        start, i = first, min(int(np.searchsorted(ends, first)), len(ends) - 1)
+        while start <= last:
+            end = last if i == len(ends) - 1 else min(last, int(ends[i]))
+            total[i] += attempts * (end - start + 1)
+            start, i = end + 1, i + 1
+    used = np.flatnonzero(total)
+    return tuple(total[: used[-1] + 1].tolist()) if used.size else ()
+
+
+def _apart(ranges: Iterable[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
+    """Disjoint ranges of rounds from 1 on, with the most attempts of any that meet there."""
+    given = [(max(1, first), last, n) for first, last, n in ranges if max(1, first) <= last]
+    cuts = sorted({first for first, _, _ in given} | {last + 1 for _, last, _ in given})
+    found: list[tuple[int, int, int]] = []
+    for start, stop in pairwise(cuts):
+        meeting = (n for first, last, n in given if first <= start < stop <= last + 1)
+        if most := max(meeting, default=0):
+            found.append((start, stop - 1, most))
+    return found

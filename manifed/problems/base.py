@@ -17,6 +17,8 @@ from manifed.manifolds.base import Manifold
 
 SQUARED_NORM = "squared_norm"
 """The tensor of |row_j|^2 that a problem may store beside its rows."""
+KEY = "dropout_key"
+"""The tensor of uniforms, one an example and step, that an oracle adds for `Problem.needs_keys`."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,11 @@ class Examples:
                 "a clip believes; rename it"
             )
         return Examples(tensors, {name: tensor.dim() - 1 for name, tensor in tensors.items()})
+
+    def beside(self, name: str, column: Tensor) -> "Examples":
+        """The same with one more number an example, ``column`` (..., n)."""
+        tensors = {**self.tensors, name: column}
+        return Examples(tensors, {**self.feature_ndim, name: 0}, self.counts)
 
     def to(self, where: str | torch.device | torch.dtype) -> "Examples":
         """The same examples on a device, or with their real numbers in another type.
@@ -151,7 +158,11 @@ class Gradients(Protocol):
 
     @property
     def norms(self) -> Tensor:
-        """What a clip divides by: upper bounds of the norms of what is summed, ``(..., n)``."""
+        """What a clip divides by: upper bounds of the norms of what is summed, ``(..., n)``.
+
+        Where parts of a vector are clipped by themselves ``(parts, ..., n)``, and so are the
+        weights of a sum. The norm of the whole is the bound's where each of these is.
+        """
         ...
 
     def sum(self, weights: Tensor) -> Tensor:
@@ -165,6 +176,11 @@ class Problem(Protocol):
     @property
     def points_per_example(self) -> float:
         """What one gradient sum holds at once for each example, in sizes of a point."""
+        ...
+
+    @property
+    def needs_keys(self) -> bool:
+        """Whether gradients are random: each example then comes with a number (`KEY`)."""
         ...
 
     @property
@@ -221,6 +237,8 @@ class ProblemBase:
 
     points_per_example: float = 5.0
     """A gradient of each example with its temporaries; 0 where two products give the sum."""
+    needs_keys: bool = False
+    """Whether gradients are random, by a number that comes with each example."""
     manifold: Manifold
     """Where x lives."""
 

@@ -50,6 +50,11 @@ class LeastSquares(LinearModel):
         largest = max(float(squared_norms(shard, "feature").max()) for shard in shards)
         return Constant(largest + self.ridge, "largest curvature of one example")
 
+    @property
+    def steepest_slope(self) -> float:
+        """Of r^2 / 2."""
+        return 1.0
+
     def slopes(self, x: Tensor, examples: Examples) -> Tensor:
         """The residuals a_j^T x - b_j, shape ``(..., n)``."""
         return row_products(examples["feature"], x) - examples["target"]

@@ -19,7 +19,8 @@ def row_products(rows: Tensor, x: Tensor) -> Tensor:
     """<rows_j, x> for every row, shape ``(..., n)``; rows ``(..., n, d)``, x ``(..., d)``."""
     if rows.dim() == 2:
         return torch.matmul(x, rows.mT)
-    if rows.dim() == 3 and x.dim() == 2 and len(rows) == len(x):  # as matmul, with less to find out
+    if rows.dim() == 3 and x.dim() == 2 and rows.shape[0] == x.shape[0]:
+        # as matmul, with less to find out
         return torch.bmm(rows, x.unsqueeze(-1)).squeeze(-1)
     return torch.matmul(rows, x.unsqueeze(-1)).squeeze(-1)
 
@@ -27,7 +28,7 @@ def row_products(rows: Tensor, x: Tensor) -> Tensor:
 def row_combination(coefficients: Tensor, rows: Tensor) -> Tensor:
     """sum_j coefficients_j rows_j, shape ``(..., d)``; coefficients ``(..., n)``."""
     left = coefficients.unsqueeze(-2)
-    if left.dim() == rows.dim() == 3 and len(left) == len(rows):
+    if left.dim() == rows.dim() == 3 and left.shape[0] == rows.shape[0]:
         return torch.bmm(left, rows).squeeze(-2)
     return torch.matmul(left, rows).squeeze(-2)
 

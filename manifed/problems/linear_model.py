@@ -35,6 +35,16 @@ class LinearModel(FiniteSum):
         """l_j'(a_j^T x), shape ``(..., n)``."""
         raise NotImplementedError
 
+    @property
+    def steepest_slope(self) -> float:
+        """A bound of |l_j''| for every record that there could be."""
+        raise NotImplementedError
+
+    def curvatures(self, examples: Examples) -> Tensor:
+        """Bounds of the Lipschitz constant of each gradient in L2, shape ``(..., n)``."""
+        rounding = 1 + 2.0**-40
+        return (self.steepest_slope * squared_norms(examples, "feature") + self.ridge) * rounding
+
     def point_shape(self, examples: Examples) -> tuple[int, ...]:
         """(d,)."""
         return (examples["feature"].shape[-1],)

@@ -67,6 +67,11 @@ class Logistic(LinearModel):
         """Max |a|^2 / 4 + ridge."""
         return Constant(max(_largest(s) for s in shards) / 4 + self.ridge, "sigmoid' <= 1/4")
 
+    @property
+    def steepest_slope(self) -> float:
+        """Of the logistic loss."""
+        return 0.25
+
     def slopes(self, x: Tensor, examples: Examples) -> Tensor:
         """-b_j / (1 + exp(b_j a_j^T x)), shape ``(..., n)``."""
         label = examples["label"]

@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
+from manifed.errors import one_line
+
 EXAMPLES = 4
 
 
@@ -53,7 +55,10 @@ def _advice(layer: nn.Module) -> str | None:
         and layer.training
         and layer.p
     ):
-        return "draws without a generator, so nothing repeats a run; set p = 0"
+        return (
+            "draws without a generator, so nothing repeats a run; set p = 0, or use "
+            "manifed.layers.KeyedDropout"
+        )
     return None
 
 
@@ -79,8 +84,10 @@ def check_forward(model: nn.Module, feature: Tensor) -> None:
                     f"model: buffer {name!r} changes in forward, so it would remember examples "
                     "without a clip; keep buffers constant"
                 )
-    except (RuntimeError, IndexError, TypeError) as error:
-        said = " ".join(str(error).split())[:200]
+    except NotPrivate:
+        raise
+    except Exception as error:  # forward is code of somebody's own
+        said = one_line(f"{type(error).__name__}: {error}", 200)
         raise NotPrivate(
             f"model: forward fails on a batch of shape {(EXAMPLES, *feature.shape)}: {said}"
         ) from None

@@ -31,6 +31,15 @@ class ModuleSpec(ProblemSource):
     model_seed: int = Field(default=0, ge=0, lt=1 << 63)
     """Of torch's generator while the factory runs: the start point and all constants."""
 
+    clip_shares: Mapping[str, float] | None = None
+    """Groups of parameters that are clipped by themselves: `module_problem`."""
+    compute: Literal["float64", "float32"] | None = None
+    """What the model computes in; points, norms, sums and noise are float64. None: float64."""
+
+    def __hash__(self) -> int:
+        """Of its JSON: a mapping has no hash of its own."""
+        return hash(self.model_dump_json())
+
     @field_validator("model")
     @classmethod
     def _is_function(cls, model: str) -> str:
@@ -60,7 +69,8 @@ class ModuleSpec(ProblemSource):
         Raises:
             ValueError: the factory gives no module, or one that cannot be private.
         """
-        return _built(self.model, self.loss, self.model_seed)
+        shares = None if self.clip_shares is None else tuple(self.clip_shares.items())
+        return _built(self.model, self.loss, self.model_seed, self.compute == "float32", shares)
 
     def first_point(
         self, problem: FiniteSum, shape: tuple[int, ...], generator: torch.Generator
@@ -85,7 +95,13 @@ class ModuleSpec(ProblemSource):
 
 
 @lru_cache(maxsize=8)
-def _built(model: str, loss: str, seed: int) -> ModuleProblem:
+def _built(
+    model: str,
+    loss: str,
+    seed: int,
+    is_short: bool,
+    shares: tuple[tuple[str, float], ...] | None,
+) -> ModuleProblem:
     factory = sources.named(model, "factory")
     with torch.random.fork_rng(devices=[]):
         # A constructor draws from torch's own generator: it is put back afterwards.
@@ -100,4 +116,9 @@ def _built(model: str, loss: str, seed: int) -> ModuleProblem:
             f"problem.model: expected {model!r} to give a torch.nn.Module, got "
             f"{type(made).__name__}"
         )
-    return module_problem(made, loss if loss in LOSSES else sources.named(loss, "function"))
+    return module_problem(
+        made,
+        loss if loss in LOSSES else sources.named(loss, "function"),
+        dtype=torch.float32 if is_short else torch.float64,
+        clip_shares=None if shares is None else dict(shares),
+    )

@@ -208,7 +208,12 @@ def run_experiment(
         resumed_at = start.first_round if past is not None and past.has_ledger else None
         header, last = {"config_sha256": sha256(config)}, config.federation.num_rounds
         with opened(
-            folder.ledger_path, promise, header=header, last_round=last, resumed_at=resumed_at
+            folder.ledger_path,
+            promise,
+            header=header,
+            block=config.federation.reserve_rounds or 1,
+            last_round=last,
+            resumed_at=resumed_at,
         ) as account:
             remove_drafts(directory)
             folder.error_path.unlink(missing_ok=True)

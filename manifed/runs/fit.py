@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,16 +17,18 @@ from torch import Tensor
 from manifed.algorithms.interface import ClientUpdate, ServerState, ServerUpdate, setup_phases_of
 from manifed.algorithms.pair_masks import Masking
 from manifed.algorithms.tangent_mean import TangentMean
-from manifed.durable import write_atomically
 from manifed.errors import BudgetExhausted, ConfigError
 from manifed.experiment.assembly import release_source, seeded_source, starting_point
 from manifed.experiment.limits import (
     AnyTraining,
     check_average,
     check_correlated,
+    check_laplace,
+    check_participation,
     check_private,
     check_sampling,
     check_statistic,
+    check_steepness,
     server_update,
 )
 from manifed.experiment.privacy import client_mechanism, example_mechanism, promise_of
@@ -52,59 +53,14 @@ from manifed.problems.base import Examples, Problem
 from manifed.problems.finite_sum import FiniteSum
 from manifed.problems.records import InvalidRecord
 from manifed.problems.starts import RandomStart
-from manifed.runs.run_folder import RunFolder, encode
-from manifed.runs.statement import statement_of
+from manifed.runs.progress import watched
+from manifed.runs.result import Result, Round
 
 Algorithm = ClientUpdate | tuple[ClientUpdate, ServerUpdate]
 Shard = Examples | Tensor | Mapping[str, Tensor]
 Evaluate = Callable[[Tensor], Mapping[str, float]]
 Privacy = ExampleLevel | ClientLevel | None
 Connect = Callable[[ClientSide], Transport]
-
-
-@dataclass(frozen=True)
-class Round:
-    """What is known after a round."""
-
-    server_round: int
-    state: ServerState
-    model: Tensor
-    spending: float | None
-    """Epsilon so far against the first adversary of the statement; None without privacy."""
-    participants: tuple[int, ...]
-    failures: Mapping[int, str]
-
-
-@dataclass(frozen=True)
-class Result:
-    """What a fit leaves."""
-
-    model: Tensor
-    curves: Mapping[str, list[float | None]]
-    """One entry a round: "round", "epsilon", "participants", "failures", and what was evaluated."""
-    statement: Mapping[str, Any]
-    """The privacy statement as data; `text` prints it."""
-    stopped: str | None = None
-    """Why there are fewer rounds than were asked for: a budget that ran out."""
-
-    @property
-    def text(self) -> str:
-        """The privacy statement, one fact a line."""
-        return statement_of(self.statement)
-
-    def save(self, folder: str | Path) -> Path:
-        """Write model.safetensors, metrics.csv and statement.json into a new or empty folder.
-
-        Raises:
-            OSError: when the folder is taken or cannot be written.
-        """
-        made = RunFolder.claim(Path(folder))
-        for values in zip(*self.curves.values(), strict=True):
-            made.append_metrics(dict(zip(self.curves, values, strict=True)))
-        made.save_tensors("model", {"x": self.model.to("cpu").contiguous()})
-        told = {**self.statement, "stopped": self.stopped}
-        write_atomically(made.directory / "statement.json", encode(told))
-        return made.directory
 
 
 def federate(
@@ -150,6 +106,8 @@ def fit(
     ledger: str | Path | None = None,
     transport: Connect = MemoryTransport,
     evaluate: Evaluate | None = None,
+    is_evaluation_public: bool = False,
+    progress: bool | None = None,
 ) -> Result:
     """All rounds of `federate`, and what came of them; errors as there.
 
@@ -172,6 +130,9 @@ def fit(
         transport: how clients are reached; one after the other in this process.
         evaluate: maps a model to named numbers for the curves; what it computes from private data
             is no part of the release, and the statement says so.
+        is_evaluation_public: whether ``evaluate`` computes from public data alone.
+        progress: whether a line on standard error follows the rounds; None: in a notebook and on a
+            terminal.
     """
     run = _prepared(
         problem, shards, algorithm, rounds, privacy, cohort, seed, start, replies, ledger, transport
@@ -179,24 +140,25 @@ def fit(
     curves: dict[str, list[float | None]] = {}
     state, odometer, origins, stopped = run.state, run.promise.odometer(), frozenset[str](), None
     try:
-        for found, spent in run.rounds():
-            state, (odometer, new) = found.state, spent
-            origins |= new
-            row: dict[str, float | None] = {
-                "round": found.server_round,
-                "epsilon": found.spending,
-                "participants": len(found.participants),
-                "failures": len(found.failures),
-                **(evaluate(found.model) if evaluate is not None else {}),
-            }
-            for name, value in row.items():
-                curves.setdefault(name, []).append(value)
+        with watched(rounds, is_shown=progress) as show:
+            for found, spent in run.rounds():
+                state, (odometer, new) = found.state, spent
+                origins |= new
+                row: dict[str, float | None] = {
+                    "round": found.server_round,
+                    "epsilon": found.spending,
+                    "participants": len(found.participants),
+                    "failures": len(found.failures),
+                    **(evaluate(found.model) if evaluate is not None else {}),
+                }
+                for name, value in row.items():
+                    curves.setdefault(name, []).append(value)
+                show(found.server_round, row)
     except BudgetExhausted as budget:
         stopped = str(budget)
         origins |= budget.noise_origins
-    statement = run.promise.statement(
-        odometer, noise_origins=origins, has_oracle=evaluate is not None
-    )
+    has_oracle = evaluate is not None and not is_evaluation_public
+    statement = run.promise.statement(odometer, noise_origins=origins, has_oracle=has_oracle)
     model = run.plan.server_update.output(state, run.plan.manifold)
     return Result(model, curves, statement, stopped)
 
@@ -396,12 +358,15 @@ def _check_parts(setting: _Arguments, problem: Problem) -> None:
         )
     try:
         check_statistic(client, problem, type(problem).__name__)
+        check_participation(client, privacy.kind, cohort, setting.federation.num_clients)
+        check_steepness(client, problem, type(problem).__name__)
         check_average(server, setting.federation.num_rounds, problem.manifold)
         if privacy.kind != "none":
             check_private(client, privacy.kind, privacy.noise.kind)
             check_correlated(client, privacy.kind, cohort)
         if privacy.kind == "example-level" and isinstance(client, AnyTraining):
             check_sampling(client, privacy.neighboring_relation, privacy.l2_norm_clip)
+            check_laplace(client, privacy.l1_norm_clip)
         if privacy.kind == "client-level":
             setting.federation.replies.check_client_level()
     except ValueError as error:

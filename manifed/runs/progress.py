@@ -6,7 +6,8 @@ with progress_of(num_rounds) as progress:
 
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from typing import Protocol, Self, TextIO
 
 LINES = 20
@@ -14,6 +15,11 @@ SHOWN = (("cost", "cost"), ("gradient_norm", "gradient norm"), ("epsilon", "epsi
 
 SHORT = (("cost", "cost", 9), ("gradient_norm", "gradient", 9), ("epsilon", "epsilon", 5))
 """Key, word and width on the bar, which has to fit 80 columns."""
+
+WIDTH = 20
+"""Characters of the bar of a fit."""
+UNTOLD = ("round", "participants", "failures")
+"""Of a fit's row: in its curves, not on its line."""
 
 Row = Mapping[str, float | int | None]
 
@@ -108,3 +114,39 @@ def _cells(row: Row) -> dict[str, str]:
 def _number(value: float | int | None, digits: int = 4) -> str:
     """``digits`` significant digits; a dash for what was not measured (epsilon: privacy is off)."""
     return "-" if value is None else f"{value:.{digits}g}"
+
+
+@contextmanager
+def watched(
+    num_rounds: int, *, is_shown: bool | None = None, stream: TextIO | None = None
+) -> Generator[Callable[[int, Row], None], None, None]:
+    """What a fit tells its rounds to: one line, rewritten in place, with a bar and the newest row.
+
+    A notebook rewrites it as a terminal does, and needs no widgets for that.
+
+    Args:
+        num_rounds: how many there are to be.
+        is_shown: None: in a notebook and on a terminal.
+        stream: where; None: standard error.
+    """
+    target = stream if stream is not None else sys.stderr
+    if not (target.isatty() or "ipykernel" in sys.modules if is_shown is None else is_shown):
+        yield lambda _server_round, _row: None
+        return
+    longest = 0
+
+    def show(server_round: int, row: Row) -> None:
+        nonlocal longest
+        full = WIDTH * server_round // num_rounds
+        cells = [f"{k.replace('_', ' ')} {_number(v)}" for k, v in row.items() if k not in UNTOLD]
+        bar = "#" * full + "-" * (WIDTH - full)
+        line = "  ".join([f"round {server_round}/{num_rounds} [{bar}]", *cells])
+        longest = max(longest, len(line))
+        target.write(f"\r{line:<{longest}}")
+        target.flush()
+
+    try:
+        yield show
+    finally:
+        target.write("\n" if longest else "")
+        target.flush()

@@ -230,6 +230,32 @@ def corollary_3(accuracy: float, a1: float = 0.5) -> tuple[TimeVarying, float, C
     return schedules, float((1 + one) / (Fraction(1, 2) - 4 * one)), theorem_5(schedules)
 
 
+def growing_star(steps: Schedule, batches: Schedule, noise_multipliers: Schedule) -> list[Check]:
+    """Clients of one server, on any manifold (docs/growing_manifolds.md; beyond the paper).
+
+    Noise multipliers k^zeta and batches k^gamma give a mean noise of k^eta, eta = zeta - gamma.
+
+    Raises:
+        ValueError: naming a schedule that is no power law.
+    """
+    alpha = -_exact(_power_of("step_sizes", steps).exponent)
+    gamma = _exact(_power_of("batch_sizes", batches).exponent)
+    zeta = _exact(_power_of("noise_multipliers", noise_multipliers).exponent)
+    eta = zeta - gamma
+    shown = {name: float(value) for name, value in
+             (("alpha", alpha), ("gamma", gamma), ("zeta", zeta), ("eta", eta))}  # fmt: skip
+    rate = min(1 - alpha, alpha - 2 * eta, alpha + gamma)
+    return [
+        Check("Growing batches, Theorem 1", "finite rho", (_more("2 zeta > 1", 2 * zeta),),
+              exponents=shown),
+        Check("Growing batches, Theorem 2", "the least mean squared gradient goes to 0", (
+            _at_least("alpha >= 0", alpha), _more("alpha < 1", 1 - alpha, 0),
+            _more("alpha > 2 eta = 2 (zeta - gamma)", alpha - 2 * eta, 0),
+            _more("alpha + gamma > 0", alpha + gamma, 0),
+        ), float(rate), shown),
+    ]  # fmt: skip
+
+
 def checks(
     schedules: TimeVarying, algorithm: str, of: ProblemConstants | None = None
 ) -> list[Check]:

@@ -147,3 +147,29 @@ def whole(values: Array) -> Array:
     """The least integers >= ``values``, and at least 1; one rounding above n counts as n."""
     absolute, relative = _GUARD
     return np.maximum(1.0, np.ceil(values * (1.0 - relative) - absolute))
+
+
+def whole_number(value: float) -> int:
+    """The same of one value."""
+    return int(whole(np.array([value]))[0])
+
+
+LARGEST_FACTOR = 1e9
+"""Of a schedule in any round, where it is a factor; the smallest is one over it."""
+
+
+def factor_of(field: str, rule: AnySchedule | None, server_round: int) -> float:
+    """The factor of round k = server_round - 1; 1 where there is no rule.
+
+    Raises:
+        ValueError: naming the field, for a factor beyond 1e9, or below one over it.
+    """
+    if rule is None:
+        return 1.0
+    factor = rule(server_round - 1)
+    if not 1 / LARGEST_FACTOR <= factor <= LARGEST_FACTOR:
+        raise ValueError(
+            f"{field}: expected factors between {1 / LARGEST_FACTOR:g} and "
+            f"{LARGEST_FACTOR:g}, got {factor:g} in round {server_round}"
+        )
+    return factor

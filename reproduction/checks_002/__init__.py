@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from reproduction.checks_002 import accounting, coupled, least_squares, network
+from reproduction.checks_002 import accounting, asynchrony, coupled, least_squares, network
 from reproduction.findings import Finding
 
 CHECKS: dict[str, Callable[[], Finding]] = {
@@ -28,4 +28,5 @@ CHECKS: dict[str, Callable[[], Finding]] = {
     "002-20": least_squares.check_20,
     "002-21": accounting.check_21,
     "002-B1": least_squares.check_b1,
+    "002-B2": asynchrony.check_b2,
 }

@@ -15,7 +15,7 @@ from manifed.algorithms.pair_masks import MaskUsed, NeighbourKeys, NotAgreed
 from manifed.algorithms.payloads import Point
 from manifed.errors import BudgetExhausted, ConfigError, RoundFailed
 from manifed.experiment.assembly import client_side, initial_point, load_shards, plan_of
-from manifed.experiment.privacy import example_mechanism, promise_of
+from manifed.experiment.privacy import example_mechanism, planned_statement, promise_of
 from manifed.federation import memory
 from manifed.federation.client import Seat, run_update
 from manifed.federation.replies import Failure, ReplyPolicy
@@ -30,9 +30,11 @@ from manifed.privacy.masks import seeded_pairs
 from manifed.privacy.noise import EdgeStream, NoiseSource, Stream
 from manifed.privacy.secldp import Correlated, Rounds, against, worst
 from manifed.runs.statement import statement_of
+from reproduction import decor_reference as reference
 from tests.algorithms.gossip_runs import (
     WAYS,
     experiment,
+    least_squares_of,
     models_in_numpy,
     models_of,
     reports_of,
@@ -51,14 +53,16 @@ def decor(rounds=4, *, mask=MASK, unit="client", source="seed", privacy=None, **
     return experiment(rounds=rounds, privacy=said, kind="decor", **changes)
 
 
-def drawn(config, stddev=MASK):
+def drawn(config, stddev=MASK, step=0):
     """The masks and the own noise of a round, from their addresses, (n, d) each."""
     source, graph = NoiseSource.from_seed(0), config.training.secret_graph
     n, d = graph.num_nodes, 3
 
     def of(t):
         own = torch.stack([
-            source.normals((d,), stream=Stream.GRADIENT_NOISE, partition=i, server_round=t)
+            source.normals(
+                (d,), stream=Stream.GRADIENT_NOISE, partition=i, server_round=t, step=step
+            )
             for i in range(n)
         ])  # fmt: skip
         masks = torch.zeros(n, d, dtype=torch.float64)
@@ -79,6 +83,30 @@ def test_every_way_is_algorithm_1_in_numpy(way, mixing):
     config = decor(mixing=mixing)
     expected = models_in_numpy(config, clip=1.0, noise=drawn(config))
     assert np.abs(models_of(config, way) - expected).max() <= 1e-9
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_local_steps_are_clipped_as_one_vector_before_noise_and_masks(way):
+    config, steps = decor(local_steps=3), 3
+    task, of = least_squares_of(config), drawn(config, step=steps - 1)
+    weights = reference.metropolis_hastings(config.training.secret_graph)
+    x = np.tile(initial_point(config).numpy(), (6, 1))
+    for t in range(1, 5):
+        total = np.zeros_like(x)
+        for _ in range(steps):
+            total += task.gradients((x - 0.02 * total)[None])[0]
+        assert (np.linalg.norm(total, axis=1) > 1.0).any()  # the clip acts
+        masks, own = of(t)
+        x = weights @ (x - 0.02 * (reference.clipped(total, 1.0) + masks + own))
+    assert np.abs(models_of(config, way) - x).max() <= 1e-9
+
+
+def test_local_steps_cost_what_one_does():
+    spent = [
+        planned_statement(decor(local_steps=k), (3,) * 6)["adversaries"][0]["epsilon"]
+        for k in (1, 5)
+    ]
+    assert spent[0] == spent[1]
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -379,7 +407,7 @@ def test_without_pinned_keys_the_statement_says_that_a_server_may_sit_in_the_mid
     [
         ({"source": "os", "pair_keys": "seeded"}, "training.pair_keys: expected 'exchanged'"),
         ({"privacy": {"coalition": [1, 6]}}, "privacy.coalition: expected different nodes"),
-        ({"local_steps": 2}, "training.local_steps: expected 1"),
+        ({"local_steps": 2, "unit": "example"}, "training.local_steps: expected 1 with privacy"),
         ({"privacy": {"mask_stddev": None}}, "expected noise_stddev and mask_stddev"),
         ({"privacy": {"mask_stddev": 1e9}}, "beside which float64 keeps a node's own noise"),
         ({"privacy": {"delta": 0.5}}, "privacy.delta: expected delta < 1/n"),

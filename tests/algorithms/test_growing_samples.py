@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from manifed.algorithms.growing_samples import GrowingSamples
 from manifed.errors import ConfigError, RoundFailed
 from manifed.experiment.assembly import client_side, initial_point, load_shards, plan_of
+from manifed.experiment.limits import check_steepness
 from manifed.experiment.load import parse
 from manifed.experiment.privacy import planned_statement
 from manifed.federation.client import Seat, run_update
@@ -19,6 +20,7 @@ from manifed.oracles.oracle import Asked, Draws
 from manifed.privacy import accountant
 from manifed.privacy.noise import Stream
 from manifed.privacy.series import Releases, epsilon_of_rho
+from manifed.problems.pca import PrincipalEigenvector
 from reproduction.time_varying_reference import Setting, clipped, run
 from tests.algorithms.gossip_runs import WAYS, reports_of
 
@@ -39,7 +41,7 @@ PRIVATE = {
 CASES = {
     "output, paper": ("output", "paper", "own", None),
     "gradient, paper": ("gradient", "paper", "own", None),
-    "output, own": ("output", "rigorous", "own", 0.5),
+    "output, own": ("output", "rigorous", "own", 30.0),
     "output, mixed": ("output", "rigorous", "mixed", None),
     "gradient": ("gradient", "rigorous", "own", None),
 }
@@ -293,12 +295,37 @@ def test_what_is_not_protected_is_refused_by_name(case, changes, text):
     assert text in str(caught.value)
 
 
-def test_a_statement_says_what_its_price_takes_for_granted():
+def test_a_statement_says_which_records_count():
     said = {at: planned_statement(experiment(f"output, {at}"), (4,) * NODES)["mechanism"]
             for at in ("own", "mixed")}  # fmt: skip
-    assert "PREMISE, which nothing checks: for every record that there could" in said["own"]
-    assert "Lipschitz with constant 0.5" in said["own"]
-    assert "PREMISE" not in said["mixed"]
+    assert "records whose gradient is not Lipschitz with constant 30 count as zero" in said["own"]
+    assert "Lipschitz" not in said["mixed"]
+
+
+def test_a_record_that_is_too_steep_counts_as_zero_and_changes_no_other():
+    """The premise of the price at hidden states, enforced: |a|^2 at most the constant."""
+    sizes = {**SCHEDULES, "sample_size": {"kind": "constant", "value": 4}}
+    config = experiment("output, own", schedules=sizes)
+    side, start = client_side(config), initial_point(config)
+    down = plan_of(config).phases[0].down(start)
+    shard, shown = side.shards[0], {}
+    for length in (1.0, 5.4, 5.5, 1e200, math.nan):
+        rows = {name: tensor.clone() for name, tensor in shard.tensors.items()
+                if name != "squared_norm"}  # fmt: skip
+        rows["feature"][0] = torch.tensor([length, 0, 0, 0], dtype=torch.float64)
+        near = type(shard)(rows, {name: shard.feature_ndim[name] for name in rows})
+        memory = side.setup.training.initial_memory(start)
+        seat = Seat(0, 1, 0, "mix")
+        done = run_update(side.setup, seat, down, memory, near, 4, side.source)
+        shown[length] = done.memory.x
+    assert not torch.equal(shown[5.4], shown[5.5])  # 5.4^2 < 30 < 5.5^2
+    for steep in (1e200, math.nan):
+        torch.testing.assert_close(shown[steep], shown[5.5], rtol=0, atol=0)
+
+
+def test_a_lipschitz_constant_needs_a_problem_that_keeps_it():
+    with pytest.raises(ValueError, match=r"training.lipschitz: records are held to it"):
+        check_steepness(experiment("output, own").training, PrincipalEigenvector(), "pca")
 
 
 def test_a_table_needs_its_number_of_nodes_outside_a_config():
@@ -310,3 +337,42 @@ def test_a_table_needs_its_number_of_nodes_outside_a_config():
 def test_the_reference_clips_as_the_mechanism_does():
     rows = torch.tensor([[3.0, 4.0], [0.1, 0.0]], dtype=torch.float64)
     assert clipped(rows.numpy(), 0.4, 2) == pytest.approx(np.array([[0.24, 0.32], [0.1, 0.0]]))
+
+
+def test_samples_in_order_are_each_used_once_and_then_end_or_begin_again():
+    growing = {"sample_size": {"kind": "ceil-polynomial", "scale": 1.0, "exponent": 1.0}}
+    config = experiment("gradient", schedules={**SCHEDULES, **growing}, samples="in-order")
+    side = client_side(config)
+
+    def rows_of(server_round, num_examples, training=config.training):
+        queries = training.in_round(server_round).queries(side.setup.mechanism, num_examples)
+        asked = Asked.of([queries[0]], 1, Draws(side.source, 0, server_round))
+        positions, weights = asked.in_order(torch.tensor(num_examples))
+        assert weights.tolist() == [1.0] * len(positions)
+        return positions.tolist()
+
+    taken = [row for r in range(1, 5) for row in rows_of(r, 10)]
+    assert taken == list(range(10))  # 1 + 2 + 3 + 4
+    assert rows_of(5, 10) == [0, 1, 2, 3, 4]
+    assert rows_of(6, 4) == [3, 0, 1, 2]
+    stop = config.training.model_copy(update={"on_exhausted": "stop"})
+    assert rows_of(4, 10, stop) == [6, 7, 8, 9]
+    with pytest.raises(ValueError, match="round 5 takes 5 examples after 10 that were used, and a"):
+        rows_of(5, 14, stop)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_batch_in_order_is_the_mean_of_these_rows(way):
+    """Without a clip and noise: Algorithm 2 by hand, over shards that begin again."""
+    config = experiment("gradient", rounds=3, privacy={"kind": "none"}, samples="in-order")
+    shards, x = load_shards(config).examples, initial_point(config).repeat(NODES, 1)
+    training, problem = config.training, client_side(config).setup.problem
+    first = 0
+    for k in range(3):
+        z, size = training.network.mixing.to(x) @ x, training.schedules.size(k)
+        rows = [(first + i) % 4 for i in range(min(size, 4))]
+        g = torch.stack([problem.rgrads(x[i], shards[i])[rows].mean(0) for i in range(NODES)])
+        alpha, beta = training.schedules.step_size(k), training.schedules.mixing(k)
+        x, first = (1 - beta) * x + beta * z - alpha * g, first + size
+    found = reports_of(config, way)[-1].state["x"]
+    torch.testing.assert_close(found, x, rtol=1e-12, atol=1e-12)

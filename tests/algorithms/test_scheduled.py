@@ -11,18 +11,20 @@ from scipy.stats import chi2
 
 import manifed
 from manifed.algorithms.payloads import Point
+from manifed.algorithms.projected import Projected
 from manifed.algorithms.rsgd import RSGD
-from manifed.algorithms.scheduled import ScheduledRSGD
+from manifed.algorithms.scheduled import ScheduledProjected, ScheduledRSGD
 from manifed.audit.of_config import costliest_round
 from manifed.errors import ConfigError
 from manifed.experiment.load import load
 from manifed.federation.client import ClientSetup, Seat, run_update
 from manifed.manifolds.sphere import Sphere
-from manifed.oracles.minibatch import Full, Poisson
+from manifed.oracles.minibatch import Full, Poisson, WithoutReplacement
 from manifed.privacy import accountant
 from manifed.privacy.events import GaussianRelease
 from manifed.privacy.mechanism import ExampleMechanism, RelativeNoise
 from manifed.privacy.noise import NoiseSource
+from manifed.privacy.series import epsilon_of_rho
 from manifed.privacy.statement import audit_ledger
 from manifed.problems.base import Examples
 from manifed.problems.frechet_mean import FrechetMean
@@ -69,6 +71,75 @@ def test_a_schedule_says_what_a_round_is():
         batch_sizes=Polynomial(scale=1.0, exponent=1.0),
     )
     assert growing.in_round(3).minibatch == Poisson(batch_size=24.0)
+
+
+def test_subsets_grow_by_whole_examples():
+    growing = ScheduledRSGD(
+        step_size=0.1,
+        minibatch=WithoutReplacement(batch_size=3),
+        batch_sizes=Polynomial(scale=1.0, exponent=1.1),
+    )
+    sizes = [growing.in_round(r).minibatch.batch_size for r in (1, 2, 3, 10)]
+    assert sizes == [3, 7, 11, 38]  # 3 r^1.1 rounded up
+
+
+STEPPED = ScheduledProjected(
+    step_size=0.2, local_steps=3, step_sizes=Polynomial(scale=1.0, exponent=-0.5)
+)
+
+
+def projected_by_hand(shards, x, steps, local_steps):
+    """Algorithm 1 of projected federated learning with another eta in every round."""
+    mean, before, c = None, x, [torch.zeros_like(x) for _ in shards]
+    for r, eta in enumerate(steps):
+        anchor = x / x.norm()
+        if mean is not None:
+            last = steps[r - 1]
+            c = [(before - x) / (last * local_steps) - g for g in mean]
+        assert sum(c).norm() < 1e-12
+        ends, mean = [], []
+        for rows, own in zip(shards, c, strict=True):
+            z_hat, total = anchor, torch.zeros_like(x)
+            for _ in range(local_steps):
+                z = z_hat / z_hat.norm()
+                s = rows @ z
+                g = -2 * (s @ rows / len(rows) - (s @ s / len(rows)) * z)
+                z_hat, total = z_hat - eta * (g + own), total + g
+            ends.append(z_hat)
+            mean.append(total / local_steps)
+        before, x = anchor, sum(ends) / len(ends)
+    return x / x.norm()
+
+
+def test_projected_steps_follow_their_schedule_and_corrections_still_cancel():
+    generator = torch.Generator().manual_seed(3)
+    shards = [torch.randn(n, 4, dtype=torch.float64, generator=generator) for n in (30, 20, 10)]
+    shards = [z / z.norm(dim=-1, keepdim=True) for z in shards]
+    x = torch.ones(4, dtype=torch.float64) / 2
+    found = manifed.fit(PrincipalEigenvector(), shards, STEPPED, rounds=5, start=x).model
+    steps = [0.2 * r**-0.5 for r in range(1, 6)]
+    expected = projected_by_hand(shards, x, steps, 3)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+    plain = manifed.fit(
+        PrincipalEigenvector(), shards, Projected(step_size=0.2, local_steps=3), rounds=5, start=x
+    )
+    assert float((plain.model - found).norm()) > 1e-3
+
+
+def test_rounds_without_end_have_a_price_that_none_of_them_exceeds():
+    """z_r = r^0.6: the sum of squares is below zeta(1.2) = 5.5916."""
+    growing = ScheduledProjected(
+        step_size=0.2,
+        upload="plain",
+        minibatch=Full(),
+        noise_multipliers=Polynomial(scale=1.0, exponent=0.6),
+    )
+    found = run(growing, rounds=30).curves["epsilon"]
+    whole = epsilon_of_rho(5.591583 / (2 * NOISE**2), DELTA)
+    exact = [epsilon_of_rho(sum(r**-1.2 for r in range(1, k + 1)) / (2 * NOISE**2), DELTA)
+             for k in range(1, 31)]  # fmt: skip
+    assert found == pytest.approx(exact, rel=1e-9)
+    assert found[-1] < whole < 1.5 * found[-1]
 
 
 def test_without_schedules_it_is_rsgd():

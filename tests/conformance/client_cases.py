@@ -11,11 +11,12 @@ from manifed.algorithms.correlated import CorrelatedRSGD
 from manifed.algorithms.interface import ClientUpdate, Memory, Phase
 from manifed.algorithms.payloads import MeanGradient, Payload, Point, PointAndDisplacement
 from manifed.algorithms.projected import Projected, ProjectedPartial
+from manifed.algorithms.rfedags import RFedAGS
 from manifed.algorithms.rfedprox import RFedProx
 from manifed.algorithms.rfedsvrg import RFedSVRG
 from manifed.algorithms.rsgd import RSGD
 from manifed.algorithms.rsvrg import RSVRG
-from manifed.algorithms.scheduled import ScheduledRSGD
+from manifed.algorithms.scheduled import ScheduledProjected, ScheduledRSGD
 from manifed.algorithms.second_moment import SecondMoment
 from manifed.federation.client import ClientSetup, Seat, run_update
 from manifed.oracles.minibatch import Full, Minibatch, Poisson, WithoutReplacement
@@ -27,7 +28,7 @@ from manifed.privacy.noise import NoiseSource
 from manifed.problems.base import Examples
 from manifed.problems.linear import with_squared_norms
 from manifed.problems.pca import PrincipalEigenvector
-from manifed.schedules.schedule import Geometric
+from manifed.schedules.schedule import Geometric, Polynomial
 
 
 @dataclass(frozen=True)
@@ -115,6 +116,19 @@ CASES = [
         "ambient",
     ),
     ClientCase(
+        "scheduled-projected",
+        ScheduledProjected(
+            step_size=0.1,
+            local_steps=2,
+            minibatch=WithoutReplacement(batch_size=2),
+            step_sizes=Polynomial(scale=1.0, exponent=-0.5),
+            noise_multipliers=Polynomial(scale=1.0, exponent=0.6),
+            batch_sizes=Polynomial(scale=1.0, exponent=0.8),
+        ).in_round(3),
+        _REPLACE,
+        "ambient",
+    ),
+    ClientCase(
         "projected-partial",
         ProjectedPartial(step_size=0.1, local_steps=3, minibatch=WithoutReplacement(batch_size=5)),
         _REPLACE,
@@ -125,6 +139,12 @@ CASES = [
     ClientCase(
         "rfedprox-retraction",
         RFedProx(step_size=0.1, local_steps=3, penalty_weight=2.0, maps="retraction"),
+        _ADD,
+    ),
+    ClientCase("rfedags", RFedAGS(step_size=0.1, local_steps=3), _PLAIN),
+    ClientCase(
+        "rfedags-private",
+        RFedAGS(step_size=0.1, local_steps=3, minibatch=Poisson(batch_size=4), maps="retraction"),
         _ADD,
     ),
     ClientCase("rfedsvrg", RFedSVRG(step_size=0.1, local_steps=3), _PLAIN),

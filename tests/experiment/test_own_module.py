@@ -48,6 +48,8 @@ quiet = true
 plots = false
 """
 
+GROUPS = ['problem.clip_shares={frame=3.0, "head."=4.0}', 'problem.compute="float32"']
+
 
 @pytest.fixture
 def own(tmp_path, monkeypatch):
@@ -137,16 +139,33 @@ def test_the_first_block_of_its_page_runs_as_printed(capsys):
     accuracy = float(capsys.readouterr().out.split()[0])
     assert accuracy > 0.4, "chance is 0.1"
     frame = said["model"].frame.detach().to(torch.float64)
-    torch.testing.assert_close(frame.mT @ frame, torch.eye(8, dtype=frame.dtype), atol=1e-5, rtol=0)
+    torch.testing.assert_close(
+        frame.mT @ frame, torch.eye(frame.shape[1], dtype=frame.dtype), atol=1e-5, rtol=0
+    )
 
 
 @pytest.mark.slow
-def test_the_audit_proves_no_more_than_is_claimed(own):
-    small = ["data.num_examples=48", 'training.minibatch={kind="full"}']
+@pytest.mark.parametrize("groups", [[], GROUPS], ids=["one clip", "one clip a group"])
+def test_the_audit_proves_no_more_than_is_claimed(own, groups):
+    """With groups, the worst record that is looked for moves all of them by their bounds."""
+    small = ["data.num_examples=48", 'training.minibatch={kind="full"}', *groups]
     config = load(own, [*small, 'training.maps="retraction"'])
     _, found = find_strongest(attacks_of(config, 300))
     assert any("own problem" in finding.audited.how for finding in found)
     assert not any(finding.verdict.is_violated for finding in found)
+
+
+def test_groups_and_the_type_of_a_model_are_part_of_the_experiment(own):
+    plain, grouped = load(own), load(own, GROUPS)
+    assert sha256(plain) != sha256(grouped)
+    problem = grouped.problem.build()
+    assert problem.dtype is torch.float32
+    assert problem.groups.shares == pytest.approx((0.6, 0.8))
+    cohort = partial(StackedTransport, device="cpu", memory_budget_mb=512)
+    in_memory, stacked = (model_by(grouped, way) for way in (MemoryTransport, cohort))
+    torch.testing.assert_close(stacked, in_memory, rtol=0, atol=1e-5)
+    with pytest.raises(ConfigError, match=r"no group has parameter 'head\.weight'"):
+        load(own, ["problem.clip_shares={frame=1.0}"])
 
 
 def test_no_record_changes_what_the_labels_of_others_mean(own):

@@ -1,28 +1,33 @@
 """A plan is made of public numbers, is a config before it is hashed, and predicts what is run."""
 
 import math
+from functools import lru_cache
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from typer.testing import CliRunner
 
+from manifed.algorithms.interface import in_round
 from manifed.cli import commands, main
 from manifed.errors import ConfigError
 from manifed.experiment import planning
 from manifed.experiment.assembly import client_side, initial_point, load_shards, plan_of
 from manifed.experiment.load import from_toml, load, parse, sha256, table_of, to_toml
 from manifed.experiment.planning import Auto, plan, public_numbers
-from manifed.experiment.predictions import Spectrum, descent_gap, one_shot_gap
+from manifed.experiment.predictions import Components, Descent, Flat, Spectrum
 from manifed.experiment.privacy import example_mechanism
 from manifed.federation.rounds import run_rounds
 from manifed.federation.stacked import StackedTransport
+from manifed.privacy.tuning import Search
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 BEST = CONFIGS / "best.toml"
 OWN = CONFIGS / "examples" / "own_principal_components.toml"
 
 
+@lru_cache
 def options(*sets, rounds=100, auto=None):
     return plan(load(BEST, sets), auto or Auto(), rounds)
 
@@ -41,24 +46,43 @@ def gap(config):
 
 # -- resolving -----------------------------------------------------------------------------------
 def test_what_is_hashed_and_written_down_is_the_resolved_config():
-    config = load(BEST)
+    config = load(BEST, ["federation.num_rounds=1"])
     assert (config.training.kind, config.federation.num_rounds) == ("second-moment", 1)
     assert 'kind = "auto"' not in to_toml(config)
     by_hand = load(BEST, ["training={kind='second-moment'}", "federation.num_rounds=1"])
     assert sha256(config) == sha256(by_hand)
+    config = load(BEST)
+    assert (config.training.kind, config.strategy.average.kind) == ("scheduled-rsgd", "projector")
     assert from_toml(to_toml(config)) == config
 
 
+@pytest.mark.slow
 def test_the_most_rounds_and_the_guess_change_the_plan():
     one, few = (
-        options("privacy.noise.epsilon=1")[1],
-        options("privacy.noise.epsilon=1", rounds=4)[1],
+        {option.name: option for option in options("privacy.noise.epsilon=1", rounds=rounds)}
+        for rounds in (30, 4)
     )
-    assert (one.training.kind, few.training.kind) == ("rsgd", "rsgd")
-    assert few.num_rounds <= 4 < one.num_rounds
-    assert few.gap > one.gap
-    steep, flat = (options(auto=Auto(decay=decay))[0].gap for decay in (4.0, 1.0))
-    assert steep < options()[0].gap < flat
+    assert few["rsgd, average"].num_rounds <= 4 < one["rsgd, average"].num_rounds
+    assert few["rsgd, average"].gap > one["rsgd, average"].gap
+    steep, flat = (options(auto=Auto(decay=decay), rounds=1)[0].gap for decay in (4.0, 1.0))
+    assert steep < options(rounds=1)[0].gap < flat
+
+
+def test_no_plan_asks_for_more_numbers_than_may_go_up():
+    found = options(auto=Auto(numbers_up=20 * 64))
+    assert {option.name for option in found} >= {"rsgd", "rsgd, average", "rsgd, momentum"}
+    assert all(option.numbers_up <= 20 * 64 for option in found)
+    with pytest.raises(ConfigError, match=r"training.numbers_up: expected at least 64, .* got 63"):
+        load(BEST, ["training.numbers_up=63"])
+
+
+def test_of_several_components_the_release_comes_first_where_it_may_be_sent():
+    """A descent is predicted to be better at epsilon 2, and was measured to be worse."""
+    two = 'problem={kind="kpca",num_components=2}'
+    first, *others = options(two)
+    assert first.training.kind == "second-moment"
+    assert min(one.gap for one in others) < first.gap
+    assert options(two, auto=Auto(numbers_up=1500))[0].training.kind != "second-moment"
 
 
 def test_a_plan_reads_no_record(monkeypatch):
@@ -93,19 +117,31 @@ def test_what_has_no_plan_is_refused_in_one_line(override, message):
 
 def test_the_command_prints_the_methods_and_writes_the_best(tmp_path):
     commands.register(main.app)
-    out = str(tmp_path / "planned.toml")
-    done = CliRunner().invoke(main.app, ["plan", str(BEST), "--out", out])
+    out, few = str(tmp_path / "planned.toml"), ["--set", "federation.num_rounds=8"]
+    done = CliRunner().invoke(main.app, ["plan", str(BEST), *few, "--out", out])
     assert done.exit_code == 0, done.stderr
     assert done.stdout.index("second-moment") < done.stdout.index("rsgd")
-    assert load(tmp_path / "planned.toml") == load(BEST)
+    assert load(tmp_path / "planned.toml") == load(BEST, few[1:])
     wrong = CliRunner().invoke(main.app, ["plan", str(BEST), "--set", "privacy={kind='none'}"])
     assert wrong.exit_code == 2
     assert wrong.stderr.count("\n") == 1
 
 
+def test_the_best_of_several_runs_costs_more_and_needs_a_score_that_is_paid_for():
+    with pytest.raises(ConfigError, match=r"evaluation.kind: .* expected 'private', got 'oracle'"):
+        planning.search_cost(load(BEST, ["federation.num_rounds=1"]), Search(mean=5.0))
+    sets = [
+        "training={kind='rsgd',step_size=0.5,minibatch={kind='full'}}", "federation.num_rounds=3",
+        "evaluation={kind='private',every=3,hold_out=0.2,loss_range=[-1,0]}",
+    ]  # fmt: skip
+    config = load(BEST, sets)
+    costs = [planning.search_cost(config, Search(mean=mean)) for mean in (2.0, 20.0)]
+    assert config.privacy.noise.epsilon < costs[0] < costs[1] < 4 * config.privacy.noise.epsilon
+
+
 # -- predictions ---------------------------------------------------------------------------------
 def test_noise_of_one_release_is_that_of_its_mechanism():
-    config = load(BEST)
+    config = load(BEST, ["federation.num_rounds=1"])
     sizes, _ = public_numbers(config)
     (one,) = (o for o in options() if o.training.kind == "second-moment")
     assert example_mechanism(config, sizes).noise.multiplier == one.noise_multiplier
@@ -115,29 +151,109 @@ def test_noise_of_one_release_is_that_of_its_mechanism():
     assert one.gap == pytest.approx(first_order, rel=1e-3)
 
 
+@pytest.mark.parametrize("name", ["scheduled-rsgd, average", "rsgd, momentum, average"])
+def test_noise_of_a_planned_descent_is_that_of_its_mechanism(name):
+    table = table_of(BEST)
+    (one,) = (o for o in options() if o.name == name)
+    config = parse(planning.with_option(table, one))
+    sizes, _ = public_numbers(config)
+    (release,) = in_round(config.training, 1).releases(example_mechanism(config, sizes), sizes[0])
+    assert release.noise_multiplier == pytest.approx(one.noise_multiplier, rel=2e-3)
+
+
 def test_a_drowned_component_costs_no_more_than_a_typical_direction():
     spectrum = Spectrum(20, 2, 1.0, 2.0)
-    lost = float(spectrum.gaps.mean(1).sum()) / spectrum.best
-    assert one_shot_gap(spectrum, 1e6) <= 1.2 * lost
-    assert descent_gap(spectrum, 1e6, 0.1, 10, 1.0) <= 1.2 * lost
-    assert descent_gap(spectrum, 0.0, 100.0, 10, 1.0) == math.inf
-    assert one_shot_gap(spectrum, 0.0) == 0.0
+    found = Components(spectrum, 1.0, spectrum.best / 2)
+    counts = spectrum.beyond[1]
+    lost = float((counts * spectrum.gaps).sum() / counts.sum()) / spectrum.best
+    steps = Descent(np.array([0.1, 100.0]), 10)
+    assert found.one_shot_gap(1e6) <= 1.2 * lost
+    assert found.descent_gaps(steps, 1e6)[0] <= 1.2 * lost
+    assert found.descent_gaps(steps, 0.0)[1] == math.inf
+    assert found.one_shot_gap(0.0) == 0.0
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.5])
+@pytest.mark.parametrize("ratio", [1.0, 0.9])
+@pytest.mark.parametrize("first", [None, 3])
+def test_errors_of_a_linear_system_are_those_of_a_simulation(momentum, ratio, first):
+    """All shares of noises and start by running the system on unit vectors."""
+    h, eta, rounds = np.array([0.5, 2.0]), 0.3, 8
+    descent = Descent(np.array([eta]), rounds, momentum, ratio, first)
+    variance, start = descent.errors(h)
+    for j, curvature in enumerate(h):
+        shares = []
+        for unit in range(rounds + 1):
+            x, velocity, mean = float(unit == 0), 0.0, 0.0
+            for r in range(1, rounds + 1):
+                velocity = momentum * velocity - eta * (curvature * x + float(unit == r))
+                x += velocity
+                mean += descent.weights[r] * x
+            shares.append(mean)
+        z = ratio ** np.arange(1, rounds + 1)
+        expected = (np.array(shares[1:]) ** 2 * z**2).sum() * (z**-2).sum()
+        assert variance[0, j] == pytest.approx(expected, rel=1e-10)
+        assert start[0, j] == pytest.approx(shares[0] ** 2, rel=1e-10)
+
+
+def test_a_flat_mean_needs_one_round_and_costs_what_its_noise_does():
+    flat = Flat(np.full(6, 2.0), np.full(6, 0.1), 1.0)
+    once = flat.descent_gaps(Descent(np.array([0.5]), 1), 0.02)[0]
+    assert once == pytest.approx(flat.shifted_gap(0.02 / 2))
+    many = flat.descent_gaps(Descent(np.array([0.5]), 50, from_round=1), 0.02)[0]
+    assert many == pytest.approx(once, rel=0.05)
+
+
+KINDS = {
+    "log-euclidean": (
+        "problem={kind='frechet-mean',manifold='spd-log-euclidean'}",
+        "data={kind='spd-lognormal',num_examples=200,dimension=3}",
+    ),
+    "hyperbolic": (
+        "problem={kind='frechet-mean',manifold='lorentz'}",
+        "data={kind='hyperbolic-cloud',num_examples=200,dimension=3}",
+    ),
+    "least-squares": (
+        "problem={kind='least-squares'}",
+        "data={kind='synthetic-least-squares',rows=20,dimension=4}",
+    ),
+    "logistic": ("problem={kind='logistic'}", "data={kind='breast-cancer'}"),
+    "matrix-completion": (
+        "problem={kind='matrix-completion',scaling='mean'}", "data={kind='synthetic-low-rank'}",
+    ),
+    "geometric-median": (
+        "problem={kind='geometric-median'}", "data={kind='spd-lognormal',num_examples=200}",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_auto_serves_every_kind_of_problem(kind):
+    problem, data = KINDS[kind]
+    sets = [problem, data, "privacy.noise.delta=1e-4", "federation.num_rounds=12"]
+    config = load(BEST, sets)
+    assert config.training.kind != "auto"
+    assert config.federation.num_rounds <= 12
+    found = plan(parse(planning.stand_in(table_of(BEST, sets))), Auto(), 12)
+    assert all(math.isfinite(option.gap) for option in found if option.gap is not None)
+    is_safe = [option.gap is None for option in found] == [True]
+    assert is_safe == (kind == "geometric-median")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("epsilon", [0.5, 2.0])
-def test_both_methods_are_predicted_within_a_factor_of_two(epsilon):
-    for option in options(f"privacy.noise.epsilon={epsilon}"):
+def test_the_best_methods_are_predicted_within_a_factor_of_two(epsilon):
+    for option in options(f"privacy.noise.epsilon={epsilon}")[:4]:
         table = table_of(BEST, [f"privacy.noise.epsilon={epsilon}"])
         found = []
-        for seed in range(5):
+        for seed in range(4):
             table["federation"]["seed"] = seed
             found.append(gap(parse(planning.with_option(table, option))))
         assert 0.5 < option.gap / (sum(found) / len(found)) < 2.0, (option, found)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("epsilon", "bound"), [(2.0, 9.0e-4), (0.5, 0.011)])
+@pytest.mark.parametrize(("epsilon", "bound"), [(2.0, 6.0e-4), (0.5, 0.011)])
 def test_the_best_config_is_as_good_as_it_is_said_to_be(epsilon, bound):
     gaps = torch.tensor(
         [

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from manifed.algorithms.projected import Projected
+from manifed.algorithms.rfedags import RFedAGS
 from manifed.algorithms.rfedprox import RFedProx
 from manifed.algorithms.rfedsvrg import RFedSVRG
 from manifed.algorithms.rsgd import RSGD
@@ -49,6 +50,7 @@ RUNS = {
     "rsvrg-fresh": (KPCA(2), (5, 2), SVRG.model_copy(update={"variant": "fresh"}), TangentMean(),
                     PRIVATE),
     "rfedprox": (KPCA(2), (5, 2), RFedProx(**STEPS, penalty_weight=0.1), TangentMean(), PRIVATE),
+    "rfedags": (KPCA(2), (5, 2), RFedAGS(**STEPS), RFedAGS(**STEPS), PRIVATE),
     "rfedsvrg": (KPCA(2), (5, 2), RFedSVRG(**STEPS), RFedSVRG(**STEPS), PLAIN),
     "projected": (KPCA(2), (5, 2), Projected(**STEPS), Projected(**STEPS), PRIVATE),
 }  # fmt: skip

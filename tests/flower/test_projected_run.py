@@ -33,6 +33,7 @@ ALGORITHMS = {
     "rsgd": (f"{STEPS}, {FAST}", UNIFORM),
     "rfedprox": (f"{STEPS}, penalty_weight = 1.0", UNIFORM),
     "rfedsvrg": (f"{STEPS}, {FAST}", ""),
+    "rfedags": (f"{STEPS}, {FAST}", ""),
 }
 
 

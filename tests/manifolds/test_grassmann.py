@@ -79,3 +79,17 @@ def test_a_noisy_step_of_any_length_returns_an_orthonormal_basis():
         u = tangent(x, 14, size)
         for y in (GRASSMANN.retr(x, u), GRASSMANN.expmap(x, u)):
             assert GRASSMANN.check_point_on_manifold(y, atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize(
+    "angles",
+    [(1e-9, 2e-9), (1e-9, 1.0), (math.pi / 2, math.pi / 2 - 1e-9), (0.3, math.pi / 2), (1e-6, 0.0)],
+)
+def test_the_distance_keeps_its_digits_near_and_far(angles):
+    x = torch.eye(9, 2, dtype=torch.float64)
+    y = torch.zeros_like(x)
+    for column, angle in enumerate(angles):
+        y[column, column], y[4 + column, column] = math.cos(angle), math.sin(angle)
+    rotation, turn = frame(3, 9, 9), frame(4, 2, 2)
+    found = float(GRASSMANN.dist(rotation @ x, rotation @ y @ turn))
+    assert found == pytest.approx(math.hypot(*angles), rel=2e-15, abs=3e-15)

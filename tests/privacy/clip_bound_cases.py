@@ -16,6 +16,7 @@ from torch import Tensor
 from manifed.manifolds.base import Manifold
 from manifed.manifolds.power import Power
 from manifed.manifolds.product import Product
+from manifed.manifolds.stiefel import Stiefel
 from manifed.problems.base import Examples
 from manifed.problems.class_means import ClassMeans
 from manifed.problems.finite_sum import FiniteSum
@@ -56,6 +57,9 @@ def judge(manifold: Manifold, x: Tensor) -> Callable[[Tensor], mp.mpf]:
         factors = manifold.factors
         parts = {f.name: judge(f.manifold, manifold.unpack(x)[f.name]) for f in factors}
         return lambda u: mp.norm([parts[k](v) for k, v in manifold.unpack(u).items()])
+    if isinstance(manifold, Stiefel) and manifold.metric == "canonical":
+        point = exact(x)
+        return lambda u: mp.sqrt(frobenius(exact(u)) ** 2 - frobenius(point.T * exact(u)) ** 2 / 2)
     return judge_of_one(manifold, x)
 
 

@@ -1,7 +1,9 @@
 """Addresses are injective, draws depend on nothing but key and address, and nothing is reused."""
 
+import math
 import pickle
 import threading
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -153,6 +155,22 @@ def test_draws_are_aes_in_counter_mode_through_the_inverse_normal_cdf(fields):
     np.testing.assert_allclose(normals, np.where(lower, 1, -1) * ndtri(tail), rtol=0, atol=5e-15)
     uniforms = SOURCE.uniforms((40,), partition=partition, start=2 * first, **place).numpy()
     assert (uniforms == ((w >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52).all()
+
+
+@pytest.mark.parametrize("size", [1, 17, 16385, 40_001])
+def test_coins_are_words_below_the_rate_exactly(size):
+    rates = [1.0, 0.5, 1 / 3, 256 / 32561, 2.0**-40 / 3, 1.0 - 2.0**-53, 2.0**-64]
+    place = {"stream": Stream.MINIBATCH, "server_round": 3, "attempt": 1, "step": 7}
+    partitions = list(range(len(rates)))
+    keys = SOURCE.words(size, partition=partitions, **place)
+    bounds = [min(math.floor(Fraction(rate) * 2**64), 2**64 - 2048) for rate in rates]
+    expected = np.stack([keys[i] < np.uint64(bound) for i, bound in enumerate(bounds)])
+    together = SOURCE.coins(size, np.array(rates)[:, None], partition=partitions, **place)
+    assert (together.numpy() == expected).all()
+    alone = [SOURCE.coins(size, rate, partition=i, **place) for i, rate in enumerate(rates)]
+    assert torch.equal(torch.stack(alone), together)
+    uniforms = SOURCE.uniforms((size,), partition=partitions, **place).numpy()
+    assert (expected == (uniforms < np.array(rates)[:, None])).all()
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 10, 16, 17, 33, 1000, 16384, 16385, 40_001])

@@ -256,5 +256,42 @@ def test_the_command_prices_an_experiment_and_what_would_follow_it():
     found = json.loads(done.stdout.splitlines()[-1])
     assert (found["rounds"], found["noise"]) == (100, "gaussian")
     assert 0.99 < found["epsilon_K"] <= 1.0 < found["epsilon_infinite"] < 1.03  # its target is 1
+    for name, kind in (("sphere", "scheduled-rsgd"), ("stiefel", "scheduled-projected")):
+        star = str(Path(path).with_name(f"growing_{name}.toml"))
+        found = json.loads(run(app, ["privacy", "series", star, "--json"]).stdout.splitlines()[-1])
+        assert found["algorithm"] == kind
+        assert [check["holds"] for check in found["checks"]] == [True, True]
+        assert found["rho_K"] == pytest.approx(sum(r**-1.2 for r in range(1, 61)) / (2 * 81))
+        assert found["rho_infinite"] == pytest.approx(5.591583 / (2 * 81), rel=1e-4)
+        assert found["samples"] == sum(min(10_000, -(-60 * r**1.1 // 1)) for r in range(1, 61))
     other = run(app, ["privacy", "series", str(Path(path).parents[1] / "quickstart.toml")])
     assert (other.exit_code, len(other.stderr.strip().splitlines())) == (2, 1)
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered")  # of the noise that is then refused
+@pytest.mark.parametrize(
+    ("old", "new", "refused"),
+    [
+        (
+            "[training] ",
+            '[evaluation]\nkind = "private"\nhold_out = 0.1\nloss_range = [-1.0, 0.0]\n[training] ',
+            "evaluation.kind: ",
+        ),
+        (
+            'noise = { kind = "multiplier", noise_multiplier = 9.0 }',
+            'noise = { kind = "published", local_epsilon = 1.0, local_delta = 1e-5 }',
+            "privacy.noise.kind: ",
+        ),
+    ],
+)
+def test_the_command_refuses_releases_that_its_sum_leaves_out(tmp_path, old, new, refused):
+    """Evaluations are charged for ever at one noise; published noise is of no sensitivity."""
+    commands.register(app)
+    text = Path("configs/examples/growing_sphere.toml").read_text(encoding="utf-8")
+    assert text.count(old) == 1
+    path = tmp_path / "experiment.toml"
+    path.write_text(text.replace(old, new), encoding="utf-8")
+    answer = CliRunner().invoke(app, ["privacy", "series", str(path)])
+    assert answer.exit_code == 2
+    assert refused in answer.stderr
+    assert "epsilon at delta" not in answer.stdout

@@ -114,6 +114,29 @@ def test_the_shared_factor_changes_no_value_of_the_spd_mean():
     assert float(plain.manifold.norm(x, gap)) <= 1e-9 * float(size)
 
 
+@pytest.mark.parametrize(("size", "condition", "parts"), [(4, 3.0, 1), (6, 1e6, 3)])
+def test_the_mean_of_many_matrices_is_stationary_and_that_of_the_plain_descent(
+    size, condition, parts, monkeypatch
+):
+    from manifed.problems import spd_mean
+    from manifed.problems.synthetic import lognormal_spd
+
+    monkeypatch.setattr(spd_mean, "_ENTRIES", 10 * size * size)  # rows in several parts
+    z = torch.tensor(lognormal_spd(33, size, np.random.default_rng(1), condition=condition))
+    shards = [rows_of(part) for part in z.chunk(parts)]
+    weights = torch.arange(1.0, parts + 1, dtype=torch.float64)
+    problem = spd_mean.SPDMean()
+    found = problem.optimum(shards, weights)
+    plain = FrechetMean(SPD()).optimum(shards, weights)
+    # f is 2-strongly convex: its minimiser is no farther than half a gradient norm from either
+    off = found.gradient_norm + plain.gradient_norm
+    assert float(SPD().dist(found.x, plain.x)) <= 1e-10 + off < 1e-6
+    assert found.value == pytest.approx(plain.value, rel=1e-10)
+    assert float(problem.gradient_norm(found.x, shards, weights)) <= 1e-10 * (1 + found.value)
+    rough = problem.optimum(shards, weights, tolerance=1e-3)
+    assert found.gradient_norm < rough.gradient_norm <= 1e-3 * (1 + rough.value)
+
+
 def test_many_small_shards_evaluate_like_few():
     parts = [rows(normal(i, 3, 4)) for i in range(5)]
     x = torch.nn.functional.normalize(normal(9, 4), dim=0)

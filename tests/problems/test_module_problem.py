@@ -173,8 +173,8 @@ def test_private_training_keeps_every_parameter_on_its_manifold(rounds):
     test = examples(9).tensors
     found = fit(Net(), shards, rounds=rounds, privacy=privacy, step_size=0.5, test=test)
     problem = module_problem(Net())
-    assert problem.manifold.check_point_on_manifold(found.result.model, atol=1e-10)
-    assert len(found.result.curves["test_accuracy"]) == rounds
+    assert problem.manifold.check_point_on_manifold(found.model, atol=1e-10)
+    assert len(found.curves["test_accuracy"]) == rounds
     assert "every upload" in found.text
     Net().load_state_dict(found.state_dict, strict=True)
 
@@ -182,7 +182,7 @@ def test_private_training_keeps_every_parameter_on_its_manifold(rounds):
 def test_a_saved_run_gives_the_state_of_the_model(tmp_path):
     shards = [examples(8, seed).tensors for seed in (4, 5)]
     found = fit(Net(), shards, rounds=2, step_size=0.1)
-    folder = found.result.save(tmp_path / "run")
+    folder = found.save(tmp_path / "run")
     state = load(folder, Net())
     assert state.keys() == found.state_dict.keys()
     for name, tensor in state.items():

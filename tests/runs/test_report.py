@@ -74,14 +74,14 @@ def write_run(
 
 
 def test_a_private_run_has_every_figure(tmp_path):
-    assert set(figures_of([read(write_run(tmp_path / "run", sent=2))])) == set(FIGURES)
+    assert set(figures_of(curves_of([read(write_run(tmp_path / "run", sent=2))]))) == set(FIGURES)
 
 
 def test_uploads_are_an_axis_only_where_they_are_not_rounds(tmp_path):
     one = read(write_run(tmp_path / "one", name="one"))
-    assert not [x for _, x in figures_of([one]) if x == "uploads"]
+    assert not [x for _, x in figures_of(curves_of([one])) if x == "uploads"]
     two = read(write_run(tmp_path / "two", name="two", sent=2))
-    shown = figures_of([one, two])["gradient_norm", "uploads"]
+    shown = figures_of(curves_of([one, two]))["gradient_norm", "uploads"]
     assert [list(curve.values("uploads", "cost")[0]) for _, curve in shown] == [
         [0, 1, 2, 3, 4, 5],
         [0, 2, 4, 6, 8, 10],
@@ -90,12 +90,12 @@ def test_uploads_are_an_axis_only_where_they_are_not_rounds(tmp_path):
 
 def test_without_privacy_no_figure_has_an_epsilon_axis(tmp_path):
     runs = [read(write_run(tmp_path / "run", epsilon=None))]
-    assert set(figures_of(runs)) == {(y, x) for y, x in FIGURES if x == "round"}
+    assert set(figures_of(curves_of(runs))) == {(y, x) for y, x in FIGURES if x == "round"}
 
 
 def test_an_infinite_epsilon_is_not_drawn(tmp_path):
     runs = [read(write_run(tmp_path / "run", epsilon=np.inf))]
-    assert set(figures_of(runs)) == {(y, x) for y, x in FIGURES if x == "round"}
+    assert set(figures_of(curves_of(runs))) == {(y, x) for y, x in FIGURES if x == "round"}
 
 
 def test_a_private_and_a_public_run_meet_on_the_round_axis_only(tmp_path):
@@ -103,13 +103,15 @@ def test_a_private_and_a_public_run_meet_on_the_round_axis_only(tmp_path):
         read(write_run(tmp_path / "public", name="public", epsilon=None)),
         read(write_run(tmp_path / "private", name="private")),
     ]
-    shown = figures_of(runs)
+    shown = figures_of(curves_of(runs))
     assert [i for i, _ in shown["gradient_norm", "round"]] == [0, 1]
     assert [i for i, _ in shown["gradient_norm", "epsilon"]] == [1]
 
 
 def test_a_run_that_is_at_the_optimum_still_draws_its_cost(tmp_path):
-    assert set(figures_of([read(write_run(tmp_path / "run", gap=0.0))])) == {("cost", "round")}
+    assert set(figures_of(curves_of([read(write_run(tmp_path / "run", gap=0.0))]))) == {
+        ("cost", "round")
+    }
 
 
 def test_a_run_without_rows_draws_nothing(tmp_path):

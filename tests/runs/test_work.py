@@ -8,6 +8,7 @@ import torch
 from manifed.algorithms.averaging import ProjectorAverage
 from manifed.algorithms.interface import Collected, Work
 from manifed.algorithms.projected import Projected, ProjectedPartial
+from manifed.algorithms.rfedags import RFedAGS
 from manifed.algorithms.rfedprox import RFedProx
 from manifed.algorithms.rfedsvrg import RFedSVRG
 from manifed.algorithms.rsgd import RSGD
@@ -102,6 +103,8 @@ def one_round(training, strategy):
 TIED = [
     Projected(**ARGUMENTS),
     ProjectedPartial(**ARGUMENTS),
+    RFedAGS(**ARGUMENTS),
+    RFedAGS(**ARGUMENTS, **FAST),
     RFedSVRG(**ARGUMENTS),
     RFedSVRG(**ARGUMENTS, **FAST),
     RFedSVRG(**ARGUMENTS, minibatch=BATCH, **FAST),

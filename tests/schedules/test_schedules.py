@@ -13,6 +13,7 @@ from manifed.schedules.conditions import (
     corollary_2,
     corollary_3,
     gaussian_sums,
+    growing_star,
     sharp_rate,
     theorem_2,
     theorem_4,
@@ -145,3 +146,32 @@ def test_only_power_laws_have_exponents():
         checks(schedules, "output")
     hyperbolic = of().model_copy(update={"step_size": Hyperbolic(scale=1, rate=0.1)})
     assert checks(hyperbolic, "output")[0].exponents["alpha"] == 1.0
+
+
+def power(exponent):
+    return Polynomial(scale=1.0, exponent=exponent)
+
+
+@pytest.mark.parametrize(
+    ("alpha", "gamma", "zeta", "fails", "rate"),
+    [
+        (0.0, 1.1, 0.6, [], 1.0),
+        (0.5, 0.6, 0.6, [], 0.5),
+        (0.0, 1.0, 0.5, ["2 zeta > 1"], 1.0),
+        (0.0, 0.6, 0.6, ["alpha > 2 eta = 2 (zeta - gamma)"], 0.0),
+        (1.0, 1.1, 0.6, ["alpha < 1"], 0.0),
+        (0.0, 0.0, 0.0, ["2 zeta > 1", "alpha > 2 eta = 2 (zeta - gamma)", "alpha + gamma > 0"],
+         0.0),
+    ],
+)  # fmt: skip
+def test_rounds_without_end_on_a_manifold_are_judged_condition_by_condition(
+    alpha, gamma, zeta, fails, rate
+):
+    price, steps = growing_star(power(-alpha), power(gamma), power(zeta))
+    assert [one.text for check in (price, steps) for one in check.failing] == fails
+    assert steps.rate == pytest.approx(rate)
+
+
+def test_a_star_whose_batches_are_no_power_law_is_named():
+    with pytest.raises(ValueError, match="batch_sizes: expected a power law"):
+        growing_star(power(0), Geometric(scale=1.0, ratio=1.2), power(0.6))

@@ -68,11 +68,16 @@ STYLE: dict[Any, Any] = {
 
 def draw(runs: Sequence[Run], out: Path) -> list[Path]:
     """The PNG files written into ``out``: one for each of ``FIGURES`` that has data."""
+    return draw_curves(curves_of(runs), out)
+
+
+def draw_curves(curves: Sequence[Curve], out: Path) -> list[Path]:
+    """As `draw`, of curves that have their labels."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
     drawn: dict[Path, bytes] = {}
-    for (y, x), shown in figures_of(runs).items():
+    for (y, x), shown in figures_of(curves).items():
         with rc_context(rc=STYLE):
             figure = Figure(figsize=(6.4, 4.2), layout="constrained")
             axes = figure.add_subplot()
@@ -86,13 +91,14 @@ def draw(runs: Sequence[Run], out: Path) -> list[Path]:
     return list(drawn)
 
 
-def figures_of(runs: Sequence[Run]) -> dict[tuple[str, str], Numbered]:
+def figures_of(curves: Sequence[Curve]) -> dict[tuple[str, str], Numbered]:
     """Those of ``FIGURES`` that have something to show, each with the curves in it."""
-    curves = list(enumerate(curves_of(runs)))
+    numbered = list(enumerate(curves))
     shown = {
-        (y, x): [(i, curve) for i, curve in curves if _is_drawable(curve, x, y)] for y, x in FIGURES
+        (y, x): [(i, curve) for i, curve in numbered if _is_drawable(curve, x, y)]
+        for y, x in FIGURES
     }
-    has_uploads = any(_sends_several(curve) for _, curve in curves)
+    has_uploads = any(_sends_several(curve) for curve in curves)
     return {
         (y, x): curves
         for (y, x), curves in shown.items()
@@ -155,6 +161,8 @@ def _draw_optimum(axes: "Axes", curves: Numbered) -> None:
 
 
 def _draw_frame(axes: "Axes", curves: Numbered, x: str, y: str) -> None:
+    from matplotlib.ticker import MaxNLocator
+
     axes.set_xlabel(LABELS[x] + (_delta(curves) if x == "epsilon" else ""))
     axes.set_ylabel(LABELS[y])
     if y not in LINEAR:
@@ -163,6 +171,7 @@ def _draw_frame(axes: "Axes", curves: Numbered, x: str, y: str) -> None:
         axes.set_xlim(left=0)
     else:
         axes.margins(x=0.02)
+        axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
     if len(axes.get_lines()) > 8:
         axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), fontsize=8)
     else:

@@ -1,0 +1,1 @@
+"""Methods beside each other at equal trust and budget: python -m benchmarks.leaderboard."""

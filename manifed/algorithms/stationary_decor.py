@@ -1,0 +1,216 @@
+r"""DECOR whose own noise and masks are correlated over rounds: streams instead of fresh draws.
+
+Allouah et al. (DECOR), Algorithm 1, with the noise of `manifed.privacy.stationary`: node i adds
+
+    sigma_cdp (v_i(t) + sum_j o_j u_ij(t)) + sigma_cor sum over its edges e of +- sum_j s_j m_ej(t)
+
+in round t, where u and m are stationary streams of unit variance (white, slow or fast), o_j
+``own`` and s_j ``shared`` of a stream, alike at all nodes and at all edges, sigma_cdp and sigma_cor
+privacy.noise_stddev and mask_stddev. The price of T rounds is that of T Gaussian releases of the
+largest precision over frequencies (docs/decor-beyond.md, Theorem 1): round by round, so no horizon
+is fixed beforehand.
+
+Invariant: the two ends of an edge add and subtract one stream, so masks vanish in the mean of all
+models. A recursion is linear and the same at all edges, so a node keeps one state for the signed
+sum of its masks. Streams start from their stationary law in round 1 and go on from the round
+before: a node whose memory is of another round computes them again where they come from the seed,
+and refuses where they do not.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from manifed.algorithms.decor import Decor
+from manifed.algorithms.interface import Memory
+from manifed.algorithms.pair_masks import SETUP, PairKeys
+from manifed.algorithms.payloads import Payload, Point
+from manifed.manifolds.base import Manifold
+from manifed.oracles.oracle import Draws, Oracle
+from manifed.privacy.events import Frozen
+from manifed.privacy.masked import Hidden
+from manifed.privacy.noise import Stream
+from manifed.privacy.secldp import Correlated
+from manifed.privacy.stationary import Shape, StationaryNoise
+
+
+class StreamBroken(RuntimeError):
+    """A question for a round whose streams cannot go on from the round before."""
+
+
+class StreamSpec(Frozen):
+    """One stream: its shape, and its share at every node and at every edge."""
+
+    kind: Literal["white", "slow", "fast"]
+    memory: float = Field(default=0.0, ge=0, lt=1)
+    own: float = Field(default=0.0, ge=0)
+    """In units of privacy.noise_stddev, which is the white part of a node's own noise."""
+    shared: float = Field(default=0.0, ge=0)
+    """In units of privacy.mask_stddev."""
+
+    @model_validator(mode="after")
+    def _is_one(self) -> "StreamSpec":
+        if self.kind == "white" and (self.memory or self.own):
+            raise ValueError(
+                "training.streams: expected memory = 0 and own = 0 with kind = 'white' (a node's "
+                f"own white noise is privacy.noise_stddev), got {self.memory:g} and {self.own:g}"
+            )
+        return self
+
+    @property
+    def shape(self) -> Shape:
+        """How it is correlated over rounds."""
+        return Shape(self.kind, self.memory)
+
+
+@dataclass(frozen=True)
+class Streams(PairKeys):
+    """The states of a node's streams beside its keys, if it has any; it never travels.
+
+    ``own`` and ``shared`` have shape (*point, number of streams), ``last`` (..., 1) is the round
+    they are of.
+    """
+
+    own: Tensor
+    shared: Tensor
+    last: Tensor
+
+
+class StationaryDecor(Decor):
+    """Algorithm 1 with streams; see the module."""
+
+    # frozen, so another literal in the place of the base's is sound
+    kind: Literal["stationary-decor"] = "stationary-decor"  # pyright: ignore[reportIncompatibleVariableOverride]
+    streams: tuple[StreamSpec, ...] = Field(min_length=1, max_length=16)
+
+    @model_validator(mode="after")
+    def _takes_one_step(self) -> "StationaryDecor":
+        if self.local_steps != 1:
+            raise ValueError(
+                "training.local_steps: expected 1 with 'stationary-decor', whose noise is designed "
+                f"for one gradient a round, got {self.local_steps}; use 'decor'"
+            )
+        return self
+
+    def noise(self, stddevs: Correlated) -> StationaryNoise:
+        """The variances of every stream of the graph; the first shape is white."""
+        graph = self.secret_graph
+        own = [stddevs.sigma_cdp**2 * s.own**2 for s in self.streams]
+        shared = [stddevs.sigma_cor**2 * s.shared**2 for s in self.streams]
+        nodes = torch.tensor([stddevs.sigma_cdp**2, *own], dtype=torch.float64)
+        edges = torch.tensor([0.0, *shared], dtype=torch.float64)
+        return StationaryNoise(
+            graph,
+            (Shape(), *(s.shape for s in self.streams)),
+            nodes.expand(graph.num_nodes, -1).numpy(),
+            edges.expand(len(graph.edges), -1).numpy(),
+        )
+
+    def hidden(
+        self, stddevs: Correlated, collusion: int, coalition: tuple[int, ...] = ()
+    ) -> Hidden:
+        """What hides one round from whom, as if it were fresh."""
+        return Hidden.of_streams(self.noise(stddevs), collusion, coalition)
+
+    # -- the client --------------------------------------------------------------------------
+    def initial_memory(self, x: Tensor) -> Memory | None:
+        """No stream yet: round 0, whose states are drawn in round 1."""
+        keys = super().initial_memory(x) or self._no_keys(x)
+        assert isinstance(keys, PairKeys)
+        empty = torch.zeros(*x.shape, len(self.streams), dtype=torch.float64, device=x.device)
+        last = torch.zeros_like(x[..., :1], dtype=torch.float64)
+        return Streams(keys.secret, keys.pairs, keys.used, empty, empty.clone(), last)
+
+    def _no_keys(self, x: Tensor) -> PairKeys:
+        """In the shapes of a cohort's rows, and of no use: masks are computed from the seed."""
+        none = torch.zeros_like(x[..., :1], dtype=torch.uint8)
+        return PairKeys(none, none, none.to(torch.int64))
+
+    def update(
+        self,
+        phase: str,
+        down: Payload,
+        memory: Memory | None,
+        oracle: Oracle,
+        manifold: Manifold,
+        draws: Draws,
+    ) -> tuple[Payload, Memory | None]:
+        """Algorithm 1 of one node.
+
+        Raises:
+            StreamBroken: as `_up_to_date`.
+        """
+        if phase in SETUP:
+            return self.set_up(phase, down, memory, draws)
+        assert isinstance(memory, Streams)
+        x = self.mixed_here(down, draws, manifold.ndim)
+        shape = tuple(x.shape[x.dim() - manifold.ndim :])
+        before = self._up_to_date(shape, memory, draws)
+        (own, shared), after = self._step(shape, before, draws)
+        weights = self._weights(own)
+        g, _ = oracle.correlated(x, own @ weights[0], masks=shared @ weights[1])
+        return Point(x - self.step_size_in(draws.server_round) * g), after
+
+    def _weights(self, like: Tensor) -> tuple[Tensor, Tensor]:
+        return (
+            like.new_tensor([s.own for s in self.streams]),
+            like.new_tensor([s.shared for s in self.streams]),
+        )
+
+    def _up_to_date(self, shape: tuple[int, ...], memory: Streams, draws: Draws) -> Streams:
+        """The states after the round before.
+
+        Raises:
+            StreamBroken: they are of another round, and nobody can compute them again; or this is
+                not a round's first attempt, which would put two messages on one noise.
+        """
+        if draws.attempt != 0:
+            raise StreamBroken(
+                f"Expected the first attempt of round {draws.server_round}, got attempt "
+                f"{draws.attempt}: two messages would carry one noise; start a new run"
+            )
+        before = draws.server_round - 1
+        is_known = before > 0 and bool((memory.last == before).all())
+        if is_known:
+            return memory
+        if before > 0 and self.pair_keys == "exchanged":
+            raise StreamBroken(
+                f"Expected streams of round {before}, got those of round "
+                f"{int(memory.last.max())}: noise goes on from the round before, and this node was "
+                "started again or a reply of its was lost; start a new run"
+            )
+        # from their stationary law: the states before round 1 are standard normal
+        own, shared = self._innovations(shape, memory, replace(draws, server_round=0))
+        found = replace(memory, own=own, shared=shared, last=torch.zeros_like(memory.last))
+        for earlier in range(1, draws.server_round):
+            _, found = self._step(shape, found, replace(draws, server_round=earlier))
+        return found
+
+    def _step(
+        self, shape: tuple[int, ...], memory: Streams, draws: Draws
+    ) -> tuple[tuple[Tensor, Tensor], Streams]:
+        """This round's noise, each stream of unit variance, and what is remembered."""
+        fresh = self._innovations(shape, memory, draws)
+        made: list[Tensor] = []
+        states: list[Tensor] = []
+        for state, normals in zip((memory.own, memory.shared), fresh, strict=True):
+            each = enumerate(self.streams)
+            steps = [s.shape.step(state[..., j], normals[..., j]) for j, s in each]
+            states.append(torch.stack([new for new, _ in steps], -1))
+            made.append(torch.stack([noise for _, noise in steps], -1))
+        last = torch.full_like(memory.last, draws.server_round)
+        used = self.used_now(memory, draws)
+        after = replace(memory, own=states[0], shared=states[1], last=last, used=used)
+        return (made[0], made[1]), after
+
+    def _innovations(
+        self, shape: tuple[int, ...], memory: PairKeys, draws: Draws
+    ) -> tuple[Tensor, Tensor]:
+        """Fresh normals of a round, and signed sums over a node's edges, (*point, streams)."""
+        count = range(len(self.streams))
+        own = [draws.normals(shape, Stream.STREAM_NOISE, j) for j in count]
+        shared = [self.drawn(shape, memory, draws, step=j) for j in count]
+        return torch.stack(own, -1), torch.stack(shared, -1)

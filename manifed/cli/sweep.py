@@ -1,0 +1,108 @@
+"""The command ``manifed sweep``: one config over several values and seeds."""
+
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from manifed.cli.options import ConfigPath, DataDir, Json, fail, print_json, use_data_dir
+from manifed.runs.interrupt import Ended
+
+if TYPE_CHECKING:
+    from manifed.runs.sweep import Row, Trial
+
+NOT_ACCOUNTED = (
+    "privacy: each run's statement prices that run alone. The search is not accounted: to choose "
+    "among these {runs} runs on private data, or to show them, costs more than one of them. Search "
+    "on public data."
+)
+
+
+def sweep(
+    config: ConfigPath,
+    sets: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="A.B=V[,V...]", help="One value, or several; repeatable."),
+    ] = None,
+    seeds: Annotated[str, typer.Option(help="Seeds of each setting: 0-4, or 1,7.")] = "0",
+    jobs: Annotated[int, typer.Option(min=1, max=256, help="Runs beside each other.")] = 1,
+    out: Annotated[Path | None, typer.Option("--out", help="Where the runs go.")] = None,
+    measure: Annotated[
+        str | None, typer.Option(help="The measured column that the table compares.")
+    ] = None,
+    data_dir: DataDir = None,
+    as_json: Json = False,
+) -> None:
+    """Run a config over several values and seeds; a table, curves, and on again if interrupted."""
+    use_data_dir(data_dir)
+    from manifed.cli.launch import check_parts, guarded
+    from manifed.flower.run_config import find
+    from manifed.runs.places import real
+    from manifed.runs.sweep import run_all, seeds_of, trials_of
+
+    def planned() -> tuple[Path, Path, "list[Trial]"]:
+        path = find(config)
+        folder = real("--out", out or Path("runs") / f"sweep-{path.stem}")
+        trials = trials_of(path, tuple(sets or ()), seeds_of(seeds), folder)
+        for trial in {trial.setting: trial for trial in trials}.values():
+            check_parts(trial.config)
+        return path, folder, trials
+
+    path, folder, trials = guarded(planned, fail)
+    done: list[str] = []
+
+    def show(trial: "Trial", error: str | None) -> None:
+        done.append(trial.directory.name)
+        state = "done" if error is None else f"FAILED: {error}"
+        sys.stderr.write(f"{len(done)}/{len(trials)} {done[-1]}: {state}\n")
+
+    try:
+        failed = run_all(path, trials, jobs, show)
+    except Ended as end:
+        fail("interrupted; the same command goes on where it stopped", end.code)
+    if len(failed) == len(trials):
+        fail(f"all {len(trials)} runs failed; their folders are in {folder}", 1)
+    column, rows, written = guarded(lambda: _results(trials, folder, measure), fail)
+    _print(column, rows)
+    if any(trial.config.privacy.kind != "none" for trial in trials):
+        sys.stdout.write(NOT_ACCOUNTED.format(runs=len(trials)) + "\n")
+    sys.stdout.write("\n".join(map(str, written)) + "\n")
+    if as_json:
+        print_json(
+            {
+                "measure": column,
+                "rows": [asdict(row) for row in rows],
+                "failed": [trial.directory.name for trial in failed],
+                "directory": str(folder),
+            }
+        )
+    if failed:
+        fail(f"{len(failed)} of {len(trials)} runs failed; the same command runs them again", 1)
+
+
+def _results(
+    trials: "list[Trial]", folder: Path, measure: str | None
+) -> "tuple[str, list[Row], list[Path]]":
+    from manifed.runs.report.figures import draw_curves
+    from manifed.runs.sweep import curves, measure_of, rows_of, write_csv
+
+    found = curves(trials)
+    column = measure_of(found, measure)
+    return column, rows_of(found, column), [write_csv(trials, folder), *draw_curves(found, folder)]
+
+
+def _print(measure: str, rows: "list[Row]") -> None:
+    width = max(len(row.label) for row in rows)
+    sys.stdout.write(
+        f"{measure}\n{'':{width}}  {'mean':>11s}  {'deviation':>11s}  {'least':>11s}  "
+        f"{'greatest':>11s}  {'epsilon':>9s}  runs\n"
+    )
+    for row in rows:
+        deviation = "-" if row.runs < 2 else f"{row.deviation:.4g}"
+        epsilon = "-" if row.epsilon is None else f"{row.epsilon:.4g}"
+        sys.stdout.write(
+            f"{row.label:{width}}  {row.mean:>11.4g}  {deviation:>11s}  {row.least:>11.4g}  "
+            f"{row.greatest:>11.4g}  {epsilon:>9s}  {row.runs}\n"
+        )

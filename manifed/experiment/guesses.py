@@ -1,0 +1,130 @@
+r"""What a planner takes a problem to be before any data: one public guess a problem kind.
+
+No guess was fitted to a data set: eigenvalues fall by a power law, and records are as long as the
+clip allows. ``privacy.l2_norm_clip`` = C says how long that is:
+
+=============================  ============  ================================================
+problem.kind                   C bounds      the guess
+=============================  ============  ================================================
+principal-eigenvector, kpca    |z|^2         second moment of trace C, eigenvalues i^-2
+matrix-completion              a gradient    as kpca of columns with |a|^2 = 2 C
+frechet-mean, nearest-mean     a gradient    records at C / 4 from their mean, half of what
+                                             is not clipped there; so is the start
+least-squares                  |a|^2 + b^2   second moment of trace C d / (d + 1), eigenvalues
+                                             i^-1; half of the variance of b is explained
+logistic                       a gradient    |a| = C, eigenvalues i^-1; scores of deviation
+                                             1.5, labels as likely as a true model says
+=============================  ============  ================================================
+
+A gradient of a row of squared length C is at most C / 2 long where f_j = -1/2 |x^T z|^2 (two
+orthogonal parts of z are multiplied), and about that for least squares (|a| |b| at the origin):
+there a descent gets that clip, and half of the noise.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from manifed.experiment.predictions import Array, Components, Flat, Spectrum
+from manifed.experiment.schema import Experiment
+from manifed.problems.problem_specs import FrechetMeanSpec, NearestMeanSpec
+
+SCORES = 1.5
+"""Standard deviation of the scores a_j^T x of a logistic model that is worth fitting."""
+_EXPLAINED = 0.5
+"""Share of the variance of a target that least squares explains."""
+_MEAN_OF = 0.25
+"""Distance of a record from the mean, over the clip of gradients 2 dist."""
+_CURVATURE: Mapping[str, float] = {
+    "spd": -0.5, "spd-log-euclidean": 0.0, "spd-log-cholesky": 0.0, "sphere": 1.0,
+    "lorentz": -1.0, "poincare": -1.0,
+}  # fmt: skip
+_WIDEST = 1.4
+"""Distance on a sphere, below pi / 2, up to which a mean is looked for."""
+_DECAY: Mapping[str, float] = {
+    "principal-eigenvector": 2.0, "kpca": 2.0, "matrix-completion": 2.0, "least-squares": 1.0,
+    "logistic": 1.0,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Guess:
+    """A landscape, and what of the config's clip a gradient of it needs."""
+
+    landscape: Components | Flat
+    clip_share: float = 1.0
+    """A descent's clip over the config's."""
+
+
+def guess_of(
+    config: Experiment, clip: float, shape: tuple[int, ...], decay: float | None
+) -> Guess | None:
+    """The guess for a problem whose points have that shape; None: no kind that one is made for."""
+    kind = config.problem.kind
+    fall = decay or _DECAY.get(kind, 1.0)
+    if kind in ("principal-eigenvector", "kpca", "matrix-completion"):
+        return _components(kind, clip, shape, fall)
+    if kind in ("frechet-mean", "nearest-mean"):
+        found = _mean(config, clip, shape)
+        return None if found is None else Guess(found)
+    if kind == "least-squares":
+        values = _powers(shape[0], fall, clip * shape[0] / (shape[0] + 1))
+        variance = clip / (shape[0] + 1)
+        start = 1.0 if config.problem.start.kind == "random" else 0.0  # of every coordinate
+        away = np.full(shape[0], _EXPLAINED * variance / values.sum() + start)
+        return Guess(Flat(values, away, (1 - _EXPLAINED) / 2 * variance), 0.5)
+    if kind == "logistic":
+        return Guess(_logistic(_powers(shape[0], fall, clip**2)))
+    return None
+
+
+def _components(kind: str, clip: float, shape: tuple[int, ...], decay: float) -> Guess:
+    k = shape[1] if len(shape) == 2 else 1
+    if kind == "matrix-completion":  # what is left over is the cost, and not what is found
+        spectrum = Spectrum(shape[0], k, 2 * clip, decay)
+        return Guess(Components(spectrum, 1.0, (spectrum.trace - spectrum.best) / 2))
+    spectrum = Spectrum(shape[0], k, clip, decay)
+    if kind == "kpca":
+        return Guess(Components(spectrum, 1.0, spectrum.best / 2), 0.5)
+    return Guess(Components(spectrum, 2.0, spectrum.best))
+
+
+def _mean(config: Experiment, clip: float, shape: tuple[int, ...]) -> Flat | None:
+    """Mean dist^2: curvature 2 where it is flat, else between that and 2 r ct r at distance r.
+
+    ct is coth for negative curvature and cot for positive; a class of `nearest-mean` is a share of
+    the records.
+    """
+    problem = config.problem
+    assert isinstance(problem, FrechetMeanSpec | NearestMeanSpec)
+    if isinstance(problem, NearestMeanSpec) and problem.center == "median":
+        return None
+    classes = problem.num_classes if isinstance(problem, NearestMeanSpec) else 1
+    away = clip * _MEAN_OF
+    bent = math.sqrt(abs(_CURVATURE[problem.manifold])) * away
+    if _CURVATURE[problem.manifold] > 0:
+        bent = min(bent, _WIDEST)
+        far = bent / math.tan(bent)
+    else:
+        far = bent / math.tanh(bent) if bent > 0 else 1.0
+    dim = problem.build().manifold.dim(shape)
+    curvature = 2 / classes * np.linspace(1.0, far, dim)
+    return Flat(curvature, np.full(dim, classes * away**2 / dim), away**2)
+
+
+def _powers(count: int, decay: float, trace: float) -> Array:
+    found = np.arange(1, count + 1, dtype=np.float64) ** -decay
+    return trace * found / found.sum()
+
+
+def _logistic(values: Array) -> Flat:
+    """Logistic regression whose scores are normal, and whose model is true."""
+    nodes, weights = np.polynomial.hermite_e.hermegauss(61)
+    chance = 1 / (1 + np.exp(-SCORES * nodes))
+    weights = weights / weights.sum()
+    bend = float((weights * chance * (1 - chance)).sum())
+    surprise = -chance * np.log(chance) - (1 - chance) * np.log1p(-chance)
+    away = np.full(len(values), SCORES**2 / values.sum())
+    return Flat(bend * values, away, float((weights * surprise).sum()))

@@ -1,0 +1,291 @@
+"""What the layers of a module saw, from which the gradients of their parameters follow.
+
+A linear layer of input a and output z has dL/dW = (dL/dz) a^T: both are known after one pass forth
+and back that computes no gradient of W (Goodfellow, "Efficient per-example gradient computations",
+2015). dL/dz is found by adding a zero to z and differentiating by it, which needs no hook into
+autograd and goes through `torch.func`, example by example: examples cannot meet.
+"""
+
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from math import prod
+from typing import Any, Literal, TypedDict
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
+
+from manifed.layers import LorentzEmbedding, OrthogonalLinear, PoincareEmbedding
+from manifed.manifolds.product import Factor, Product
+from manifed.problems.module_checks import NotPrivate
+from manifed.problems.module_gradients import Part, outer, plain, table
+
+Kind = Literal["linear", "transposed", "table", "convolution", "rows"]
+"""How a parameter's gradient follows: sum_t z_t a_t^T, its transpose, rows of a table, that of
+patches, or sum_t z_t."""
+
+_TABLES = (nn.Embedding, PoincareEmbedding, LorentzEmbedding)
+
+
+@dataclass(frozen=True)
+class Watched:
+    """A layer with the parameters that are read off it."""
+
+    layer: nn.Module
+    roles: Mapping[str, Kind]
+    """Of each trained parameter, by its first name in the model."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a watched layer, for one example."""
+
+    watched: Watched
+    input: Tensor
+    output: torch.Size
+    given: int
+    """Arguments by position."""
+
+    @property
+    def is_usual(self) -> bool:
+        """Whether the layer was given one batch: what is read off it has positions then."""
+        layer = self.watched.layer
+        least = 4 if isinstance(layer, nn.Conv2d) else 1 if isinstance(layer, _TABLES) else 2
+        return self.given == 1 and self.input.dim() >= least
+
+    @property
+    def numbers(self) -> int:
+        """How many are read off it."""
+        layer, seen = self.watched.layer, self.input.numel()
+        if isinstance(layer, nn.Conv2d):
+            seen *= prod(layer.kernel_size)
+        return seen + self.output.numel()
+
+
+class Read(TypedDict):
+    """Of all examples, (..., n, *): inputs and dL/dz of calls, gradients of what is not watched."""
+
+    inputs: list[Tensor]
+    errors: list[Tensor]
+    plain: dict[str, Tensor]
+
+
+class Trace:
+    """Listens to the layers of a model while it is computed for one example."""
+
+    def __init__(self, model: nn.Module, trained: Sequence[str]) -> None:
+        """``model`` keeps hooks that do nothing outside `listening`."""
+        names = {id(p): name for name, p in model.named_parameters() if name in trained}
+        self._zeros: Sequence[Tensor] | None = None
+        self._calls: list[Call] | None = None
+        self._depth = 0
+        self.roles: dict[str, Kind] = {}
+        mixed: set[str] = set()
+        found: list[Watched] = []
+        for layer in model.modules():
+            own = {names[id(p)]: key for key, p in _parameters(layer) if id(p) in names}
+            roles: dict[str, Kind] = {}
+            for name, key in own.items():
+                if (kind := _role(layer, key)) is not None:
+                    roles[name] = kind
+            mixed |= {n for n, kind in roles.items() if self.roles.setdefault(n, kind) != kind}
+            found.append(Watched(layer, roles))
+        self.forget(mixed)
+        for watched in found:
+            if watched.roles:
+                watched.layer.register_forward_pre_hook(self._enter)
+                watched.layer.register_forward_hook(self._hook_of(watched))
+
+    def forget(self, names: set[str]) -> None:
+        """Leave these parameters to be differentiated by."""
+        self.roles = {name: kind for name, kind in self.roles.items() if name not in names}
+
+    @contextmanager
+    def listening(self, zeros: Sequence[Tensor] | None = None) -> Generator[list[Call]]:
+        """The calls, in order; ``zeros`` are added to their outputs (None: nothing is)."""
+        self._calls, self._zeros, self._depth = [], zeros, 0
+        try:
+            yield self._calls
+        finally:
+            self._calls, self._zeros = None, None
+
+    @contextmanager
+    def looking(self, named: Mapping[str, Tensor]) -> Generator[None]:
+        """Forgets parameters that a pass with these tensors leaves out, or uses outside layers.
+
+        A watched layer that is called otherwise than with one batch counts as such a use.
+        """
+        outside = _Outside({id(t): n for n, t in named.items()}, lambda: self._depth == 0)
+        with self.listening() as calls:
+            with outside:
+                yield
+            self.forget(
+                {name for call in calls if not call.is_usual for name in call.watched.roles}
+            )
+            used = {name for call in calls for name in call.watched.roles}
+        self.forget(outside.found | (set(self.roles) - used))
+
+    def _enter(self, layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        del layer, inputs
+        self._depth += 1
+
+    def _hook_of(self, watched: Watched) -> Any:
+        def hook(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor | None:
+            del layer
+            self._depth -= 1
+            calls = self._calls
+            if calls is None or not any(name in self.roles for name in watched.roles):
+                return None
+            position = len(calls)
+            calls.append(Call(watched, inputs[0] if inputs else output, output.shape, len(inputs)))
+            return output if self._zeros is None else output + self._zeros[position]
+
+        return hook
+
+
+class _Outside(TorchFunctionMode):
+    """Notes which tensors others are computed from, outside the layers that are watched."""
+
+    def __init__(self, names: Mapping[int, str], is_outside: Callable[[], bool]) -> None:
+        super().__init__()
+        self.found: set[str] = set()
+        self._names, self._is_outside = names, is_outside
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if self._is_outside() and any(isinstance(one, Tensor) for one in tree_leaves(made)):
+            leaves = tree_leaves((args, kwargs))
+            self.found |= {self._names[id(one)] for one in leaves if id(one) in self._names}
+        return made
+
+
+class OwnRows(TorchFunctionMode):
+    """Rows that an index names beyond a table are NaN; vmap would read those of a neighbour.
+
+    It lays the tables of several examples or clients one after the other, and adds an offset. So
+    an example whose index is out of range has no gradient, and counts as zero.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _UNBOUND:
+            raise NotPrivate(
+                f"model, loss: {func.__name__} may meet another example by an index out of range; "
+                "use torch.nn.functional.embedding, or torch.where"
+            )
+        if func is not nn.functional.embedding:
+            return func(*args, **(kwargs or {}))
+        return _own_rows(*args, **(kwargs or {}))
+
+
+_UNBOUND = (torch.embedding, torch.index_fill, Tensor.index_fill, Tensor.index_fill_)
+"""Their rules of vmap check no index against an example's own rows."""
+
+
+def _own_rows(input: Tensor, weight: Tensor, *args: Any, **kwargs: Any) -> Tensor:  # noqa: A002
+    """`torch.nn.functional.embedding`."""
+    size = weight.shape[0]
+    rows = nn.functional.embedding(input.clamp(0, size - 1), weight, *args, **kwargs)
+    is_row = (input >= 0) & (input < size)
+    return torch.where(is_row.unsqueeze(-1), rows, torch.nan)
+
+
+def _parameters(layer: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    return layer.named_parameters(recurse=False, remove_duplicate=False)
+
+
+def _role(layer: nn.Module, key: str) -> Kind | None:
+    """How the parameter follows from a call; None: it must be differentiated by.
+
+    Of these very classes: a class that inherits may compute something else, and so may hooks.
+    """
+    kind = type(layer)
+    if layer._forward_hooks or layer._forward_pre_hooks or "forward" in vars(layer):
+        return None
+    if kind in (nn.Linear, nn.Conv2d, OrthogonalLinear) and key == "bias":
+        return "rows"
+    if isinstance(layer, nn.Linear):
+        return "linear" if kind is nn.Linear else None
+    if isinstance(layer, OrthogonalLinear) and kind is OrthogonalLinear:
+        return "transposed" if layer.in_features >= layer.out_features else "linear"
+    if isinstance(layer, nn.Conv2d):
+        is_plain = layer.groups == 1 and layer.padding_mode == "zeros" and kind is nn.Conv2d
+        return "convolution" if is_plain and not isinstance(layer.padding, str) else None
+    return "table" if kind in _TABLES and _is_plain_table(layer) else None
+
+
+def _is_plain_table(layer: nn.Module) -> bool:
+    """Whether what is read is the row itself, and its gradient is that of what is read."""
+    if not isinstance(layer, nn.Embedding):
+        return True
+    return layer.max_norm is None and layer.padding_idx is None and not layer.scale_grad_by_freq
+
+
+def patches(layer: nn.Conv2d, images: Tensor) -> Tensor:
+    """What the filters meet, (N, positions, channels * height * width) of images (N, C, H, W)."""
+    assert not isinstance(layer.padding, str)
+    return nn.functional.unfold(
+        images,
+        layer.kernel_size,
+        dilation=layer.dilation,
+        padding=layer.padding,
+        stride=layer.stride,
+    ).mT
+
+
+def assembled(manifold: Product, x: Tensor, calls: Sequence[Call], read: Read) -> list[Part]:
+    """The gradients at x (..., P), from what was read, one part a factor."""
+    x = x.detach()
+    points, parts = manifold.unpack(x), list[Part]()
+    for factor in manifold.factors:
+        point = points[factor.name]
+        if factor.name in read["plain"]:
+            egrads = read["plain"][factor.name].to(x.dtype)
+            parts.append(plain(factor.manifold, point, _shaped(egrads, factor, x)))
+        else:
+            parts.append(_part(factor, point, x, calls, read))
+    return parts
+
+
+def _part(factor: Factor, point: Tensor, x: Tensor, calls: Sequence[Call], read: Read) -> Part:
+    """The gradients with respect to one parameter, of all calls that use it."""
+    lead = x.dim()  # (..., n), as many as x (..., P)
+    left, right = list[Tensor](), list[Tensor]()
+    kind: Kind = "rows"
+    for call, seen, error in zip(calls, read["inputs"], read["errors"], strict=True):
+        if factor.name in call.watched.roles:
+            kind = call.watched.roles[factor.name]
+            inputs, errors = _matched(call.watched.layer, kind, seen, error, lead)
+            left.append(inputs if kind in ("transposed", "table") else errors)
+            right.append(errors if kind in ("transposed", "table") else inputs)
+    if kind == "table":
+        index, errors = torch.cat(left, -1), torch.cat(right, -2).to(x.dtype)
+        return table(factor.manifold, point, index, errors)
+    lefts = _joined(left).to(x.dtype)
+    if kind == "rows":
+        return plain(factor.manifold, point, _shaped(lefts.sum(-2), factor, x))
+    return outer(factor.manifold, point, lefts, _joined(right).to(x.dtype), factor.shape)
+
+
+def _matched(
+    layer: nn.Module, kind: Kind, seen: Tensor, error: Tensor, lead: int
+) -> tuple[Tensor, Tensor]:
+    """Inputs and errors, one row a position: (..., n, T, in) and (..., n, T, out)."""
+    if kind == "table":
+        return seen.long().flatten(lead), error.flatten(lead, -2)
+    if isinstance(layer, nn.Conv2d):  # a linear layer of patches
+        error = error.flatten(-2).mT
+        if kind == "convolution":
+            seen = patches(layer, seen.flatten(0, lead)).unflatten(0, seen.shape[: lead + 1])
+    return seen.flatten(lead, -2), error.flatten(lead, -2)
+
+
+def _joined(tensors: list[Tensor]) -> Tensor:
+    """Along the positions."""
+    return tensors[0] if len(tensors) == 1 else torch.cat(tensors, -2)
+
+
+def _shaped(egrads: Tensor, factor: Factor, x: Tensor) -> Tensor:
+    """(..., n, *point of the factor)."""
+    return egrads.reshape(*egrads.shape[: x.dim()], *factor.shape)

@@ -1,0 +1,194 @@
+"""Figures 1 to 5 of growing samples: parameter estimation on a ring of 6, rivals, a network.
+
+Figure 1: errors of Algorithms 1 and 2; 2: their total epsilon by eta and gamma; 3 and 4: error and
+spent epsilon of each beside rivals. Errors of the two algorithms are exact second moments; those of
+rivals, and the faint lines of Figure 1, are draws. 5: a network on stand-ins for MNIST, where its
+accuracy is that of the worst of five agents.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+
+from manifed.runs.report.figures import COLORS, STYLE
+from reproduction.checks_002 import network
+from reproduction.checks_002.settings import (
+    DIM,
+    NODES,
+    RING,
+    START,
+    STREAM,
+    errors,
+    moments,
+    releases,
+    schedules,
+)
+from reproduction.time_varying_reference import Array, Setting, run
+from reproduction.time_varying_rivals import RIVALS, Constants, epsilon_of_an_iteration
+
+ROUNDS, SEEDS = 2000, 10
+MARKS = tuple(sorted({round(10**p) for p in np.linspace(0, np.log10(ROUNDS), 40)}))
+NAMES = {1: "output", 2: "gradient"}
+ETAS, GAMMAS = (0.0, 0.05, 0.1, 0.15, 0.2, 0.3), (0.9, 1.0, 1.1, 1.2, 1.4, 1.6, 1.8, 2.0)
+AGAINST = {3: (1, ("DOLA [42]", "Q-DPSGD-2 [44]")), 4: (2, ("A(DP)^2SGD [43]", "Q-DPSGD-1 [44]"))}
+"""The two that perturb what is sent beside Algorithm 1, the two that perturb gradients beside 2."""
+TASKS, TRAINED = ("digits", "breast-cancer"), tuple(range(25, 501, 25))
+"""Of Figure 5: data, and the iterations at which accuracy is taken."""
+Curves = dict[str, list[float]]
+
+
+def figure_1() -> Curves:
+    """E MSE of both algorithms, and ten runs of each."""
+    found: Curves = {"iteration": [float(k) for k in MARKS]}
+    for number, algorithm in NAMES.items():
+        exact = moments(algorithm, schedules(number), MARKS)
+        found[f"Algorithm {number}"] = [exact[k].mse for k in MARKS]
+        setting = Setting(algorithm, schedules(number), RING)  # type: ignore[arg-type]
+        start = np.broadcast_to(START, (SEEDS, NODES, DIM))
+        made = run(setting, STREAM, start, ROUNDS, np.random.default_rng(0))
+        drawn = _at_marks(errors(one.models) for one in made)
+        for seed in range(SEEDS):
+            found[f"Algorithm {number}; seed {seed}"] = [float(row[seed]) for row in drawn]
+    return found
+
+
+def figure_2() -> Curves:
+    """Upper bounds of the total epsilon of all rounds, a row for each gamma."""
+    found: Curves = {"gamma": list(GAMMAS)}
+    for number in NAMES:
+        for eta in ETAS:
+            found[f"Algorithm {number}; eta {eta:g}"] = [
+                releases(number, gamma=gamma, eta=eta).series(20_000).total for gamma in GAMMAS
+            ]
+    return found
+
+
+def figure_34(figure: int) -> Curves:
+    """Error and spent epsilon of an algorithm and of its rivals."""
+    number, names = AGAINST[figure]
+    exact = moments(NAMES[number], schedules(number), MARKS)
+    priced = releases(number)
+    found: Curves = {
+        "iteration": [float(k) for k in MARKS],
+        f"Algorithm {number}: MSE": [exact[k].mse for k in MARKS],
+        f"Algorithm {number}: epsilon": [priced.series(k, with_tail=False).partial for k in MARKS],
+    }
+    shared = Constants(RING)
+    start = np.broadcast_to(START, (SEEDS, NODES, DIM))
+    for name in names:
+        made = islice(RIVALS[name](shared, STREAM, start, np.random.default_rng(0)), ROUNDS)
+        found[f"{name}: MSE"] = [float(row.mean()) for row in _at_marks(map(errors, made))]
+        each = epsilon_of_an_iteration(name, shared, DIM)
+        found[f"{name}: epsilon"] = [each * k for k in MARKS]
+    return found
+
+
+def figure_5() -> Curves:
+    """Accuracy by iteration, for each reading of the update and each task."""
+    found: Curves = {"iteration": [float(k) for k in TRAINED]}
+    for task in TASKS:
+        for reading in network.READINGS:
+            row = network.accuracies(reading, TRAINED, on=task)
+            found[f"{reading}; {task}"] = [row[k] for k in TRAINED]
+    return found
+
+
+def _at_marks(rows: Any) -> list[Array]:
+    return [row for k, row in enumerate(rows, 1) if k in set(MARKS)]
+
+
+FIGURES: Mapping[str, Callable[[], Curves]] = {
+    "002-1": figure_1, "002-2": figure_2, "002-3": lambda: figure_34(3),
+    "002-4": lambda: figure_34(4), "002-5": figure_5,
+}  # fmt: skip
+
+
+def draw(name: str, out: Path) -> list[Path]:
+    """The figure as PNG, and its numbers as CSV, in a folder that is made if it is missing."""
+    found = FIGURES[name]()
+    out.mkdir(parents=True, exist_ok=True)
+    table, picture = out / f"figure-{name}.csv", out / f"figure-{name}.png"
+    rows = [",".join(found), *(",".join(f"{v:.7g}" for v in row)
+                               for row in zip(*found.values(), strict=True))]  # fmt: skip
+    table.write_text("\n".join(rows) + "\n")
+    with rc_context(rc=STYLE):
+        figure = Figure(figsize=(9.6, 3.8), layout="constrained")
+        panels = figure.subplots(1, 2)
+        if name == "002-1":
+            _draw_errors(panels, found)
+        elif name == "002-2":
+            _draw_totals(figure, panels, found)
+        elif name == "002-5":
+            _draw_accuracies(panels, found)
+        else:
+            _draw_rivals(panels, found)
+        figure.savefig(picture, dpi=140, metadata={"Software": None})
+    return [picture, table]
+
+
+def _draw_errors(panels: Sequence[Any], found: Curves) -> None:
+    for (number, axes), color in zip(zip(NAMES, panels, strict=True), COLORS, strict=False):
+        for seed in range(SEEDS):
+            axes.plot(found["iteration"], found[f"Algorithm {number}; seed {seed}"], color=color,
+                      alpha=0.25, linewidth=0.8)  # fmt: skip
+        axes.plot(found["iteration"], found[f"Algorithm {number}"], color=color, label="expected")
+        _scaled(axes, f"({'ab'[number - 1]}) Algorithm {number}, {SEEDS} runs", "MSE", "log")
+
+
+def _draw_totals(figure: Any, panels: Sequence[Any], found: Curves) -> None:
+    for number, axes in zip(NAMES, panels, strict=True):
+        grid = np.array([found[f"Algorithm {number}; eta {eta:g}"] for eta in ETAS]).T
+        drawn = np.ma.masked_invalid(grid)
+        image = axes.imshow(drawn, origin="lower", cmap="viridis_r", aspect="auto", vmax=3)
+        for (row, column), value in np.ndenumerate(grid):
+            text = f"{value:.2f}" if np.isfinite(value) else "inf"
+            is_dark = np.isfinite(value) and value > 1.5
+            axes.text(column, row, text, ha="center", va="center", fontsize=7,
+                      color="white" if is_dark else "black")  # fmt: skip
+        axes.set_xticks(range(len(ETAS)), [f"{eta:g}" for eta in ETAS])
+        axes.set_yticks(range(len(GAMMAS)), [f"{gamma:g}" for gamma in GAMMAS])
+        axes.grid(visible=False)
+        axes.set_xlabel("$\\eta$")
+        axes.set_ylabel("$\\gamma$")
+        axes.set_title(f"({'ab'[number - 1]}) Algorithm {number}: epsilon of all rounds")
+        figure.colorbar(image, ax=axes)
+
+
+def _draw_rivals(panels: Sequence[Any], found: Curves) -> None:
+    for axes, (title, what, scale) in zip(
+        panels,
+        (("(a) error", "MSE", "log"), ("(b) privacy, C = 0.2", "epsilon", "log")),
+        strict=True,
+    ):
+        names = [name for name in found if name.endswith(f": {what}")]
+        for name, color in zip(names, COLORS, strict=False):
+            axes.plot(
+                found["iteration"], found[name], color=color, label=name.removesuffix(f": {what}")
+            )
+        _scaled(axes, title, what, scale)
+
+
+def _draw_accuracies(panels: Sequence[Any], found: Curves) -> None:
+    for task, axes in zip(TASKS, panels, strict=True):
+        for reading, color in zip(network.READINGS, COLORS, strict=False):
+            label = "fixed batch, like [42]" if reading == "fixed" else f"gradients {reading}"
+            axes.plot(found["iteration"], found[f"{reading}; {task}"], color=color, label=label)
+        axes.set_ylim(0, 1)
+        axes.set_xlabel("iteration")
+        axes.set_ylabel("accuracy of the worst agent")
+        axes.set_title(task)
+        axes.legend(fontsize=8)
+
+
+def _scaled(axes: Any, title: str, what: str, scale: str) -> None:
+    axes.set_xscale("log")
+    axes.set_yscale(scale)
+    axes.set_xlabel("iteration")
+    axes.set_ylabel(what)
+    axes.set_title(title)
+    axes.legend(fontsize=8)

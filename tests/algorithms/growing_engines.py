@@ -1,0 +1,22 @@
+"""Growing samples on an engine, and the plain loop that it must be."""
+
+import numpy as np
+
+from manifed.cli.launch import Request, launch
+from manifed.experiment.load import to_toml
+from manifed.runs import checkpoint
+from tests.algorithms import test_growing_samples as plain
+
+
+def largest_gap(engine, nodes, case, folder, monkeypatch):
+    """Between what the nodes showed last, in the run's checkpoint, and the plain loop's."""
+    monkeypatch.setattr(plain, "NODES", nodes)
+    config = plain.experiment(case)
+    path = folder / "growing.toml"
+    path.write_text(to_toml(config))
+    ran = launch(Request(str(path), ("output.plots=false",), engine, folder / engine, plain=True))
+    shown = checkpoint.load(ran.checkpoint_path).tensors["x"].numpy()
+    assert shown.shape == (nodes, 4)
+    expected = plain.shown_in_numpy(config)
+    assert np.abs(expected - expected.mean(0)).max() > 1e-3
+    return np.abs(shown - expected).max()

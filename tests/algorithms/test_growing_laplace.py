@@ -1,0 +1,251 @@
+"""Growing samples under Laplace noise: clip, law, charge and price are of L1."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from manifed.algorithms.rsgd import RSGD
+from manifed.audit.coupled_attacks import audited_coupling
+from manifed.audit.report import find
+from manifed.errors import ConfigError
+from manifed.experiment.assembly import client_side, initial_point, plan_of
+from manifed.experiment.limits import check_laplace
+from manifed.experiment.load import sha256
+from manifed.experiment.privacy import planned_statement
+from manifed.federation.client import Seat, run_update
+from manifed.oracles.oracle import Draws, sum_in_l1
+from manifed.privacy import accountant, laplace
+from manifed.privacy.events import LaplaceRelease
+from manifed.privacy.noise import NoiseSource, Stream
+from manifed.privacy.series import Releases, epsilon_of_zcdp
+from manifed.problems.base import Examples
+from manifed.problems.least_squares import LeastSquares
+from manifed.schedules.time_varying import EXAMPLES, TimeVarying
+from tests.algorithms.gossip_runs import WAYS, reports_of
+from tests.algorithms.test_growing_samples import CLIP, DELTA, NODES, NOISE, PRIVATE, experiment
+from tests.statistics.test_noise_law import ALPHA, COUNT, MUTANTS, kolmogorov_accepts
+
+L1 = {k: v for k, v in PRIVATE.items() if k != "l2_norm_clip"} | {"l1_norm_clip": CLIP}
+CASES = ["output, mixed", "gradient"]
+SUMMED = L1 | {"noise_precision": "summed"}
+
+
+def config_of(case, rounds=5, privacy=L1, **training):
+    return experiment(case, rounds, privacy, **training)
+
+
+# -- the law ---------------------------------------------------------------------------------
+def laplaces(precision, **change):
+    draws = Draws(NoiseSource.from_seed(2024, precision=precision), 1, 2)
+    return draws.laplaces((COUNT,), Stream.GRADIENT_NOISE, 0).numpy()
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize("precision", ["single", "summed"])
+def test_the_whole_distribution_is_laplace(precision):
+    x = laplaces(precision)
+    assert kolmogorov_accepts(x, stats.laplace.cdf)
+    for mutant in (0.97, 1.03):
+        assert not kolmogorov_accepts(x * mutant, stats.laplace.cdf)
+    normal = stats.norm.rvs(size=COUNT, random_state=0) * math.sqrt(2)
+    assert not kolmogorov_accepts(normal, stats.laplace.cdf)
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize("precision", ["single", "summed"])
+def test_sizes_add_up_to_a_gamma_law(precision):
+    """2 sum |x_i| of n draws is chi-square with 2 n degrees of freedom."""
+    low, high = stats.chi2.ppf([ALPHA / 2, 1 - ALPHA / 2], 2 * COUNT)
+    found = 2 * np.abs(laplaces(precision)).sum()
+    assert low < found < high
+    assert not any(low < found * mutant < high for mutant in MUTANTS)
+
+
+def test_the_quantile_is_exact_from_tail_to_tail():
+    small = np.concatenate([[0], 2 ** np.arange(52)])
+    k = np.unique(np.concatenate([small, 2**52 - 1 - small]))
+    u = (k + 0.5) / 2.0**52
+    found = laplace.of_uniforms(torch.from_numpy(u)).numpy()
+    np.testing.assert_allclose(stats.laplace.cdf(found), u, rtol=1e-9)
+    assert np.abs(found).max() == pytest.approx(53 * math.log(2) - math.log(2), rel=1e-9)
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize("case", CASES)
+def test_what_leaves_a_node_carries_the_noise_that_is_charged(case):
+    """The noise of 400 rounds of a node's updates, against the law with the charged scale."""
+    config = config_of(case, rounds=400)
+    side, start = client_side(config), initial_point(config)
+    shard, found = side.shards[1], []
+    for server_round in range(1, 401):
+        setup = side.setup.in_round(server_round)
+        (query,) = setup.queries(4)
+        (event,) = setup.releases(server_round, 4)
+        assert isinstance(event, LaplaceRelease)
+        memory = side.setup.training.initial_memory(start)
+        (phase,) = plan_of(config).phases
+        down = phase.down(*[start] * len(phase.down.names()))
+        done = run_update(
+            side.setup, Seat(1, server_round, 0, "mix"), down, memory, shard, 4, side.source
+        )
+        k, s, scale = server_round - 1, config.training.schedules, query.stddev
+        if case == "gradient":
+            drawn = Draws(side.source, 1, server_round).laplaces((4,), Stream.GRADIENT_NOISE, 0)
+            bare = (start - done.up.x) / s.step_size(k) - scale * drawn
+            assert float(bare.abs().sum()) <= CLIP * (1 + 1e-9)
+            noise = drawn.numpy()
+        else:
+            noise = (done.up.x - done.memory.x).numpy() / scale
+        assert scale == pytest.approx(event.noise_multiplier * query.sensitivity, rel=1e-12)
+        assert scale == pytest.approx(
+            NOISE * 2 * CLIP * s.noise_scale(k + (case != "gradient")), rel=1e-12
+        )
+        found.append(noise)
+    drawn = np.concatenate(found)
+    assert kolmogorov_accepts(drawn, stats.laplace.cdf)
+    low, high = stats.chi2.ppf([ALPHA / 2, 1 - ALPHA / 2], 2 * drawn.size)
+    total = 2 * np.abs(drawn).sum()
+    assert low < total < high
+    assert not any(low < total * mutant < high for mutant in (0.8, 1.25))
+
+
+# -- the clip --------------------------------------------------------------------------------
+@pytest.mark.parametrize("length", [1e-3, 1.0, 1e3, 1e150, 1e308, math.inf, math.nan])
+def test_no_record_adds_more_than_the_bound_in_l1(length):
+    rng = np.random.default_rng(0)
+    rows = torch.from_numpy(rng.standard_normal((1, 7))) * length
+    examples = Examples({"feature": rows, "target": torch.ones(1, dtype=torch.float64)},
+                        {"feature": 1, "target": 0})  # fmt: skip
+    x = torch.from_numpy(rng.standard_normal(7))
+    added = sum_in_l1(LeastSquares(), 0.4, x, examples, torch.ones(1, dtype=torch.float64))
+    assert float(added.abs().sum()) <= 0.4 * (1 + 1e-12)
+    bare = LeastSquares().rgrads(x, examples)[0]
+    if math.isfinite(length) and float(bare.abs().sum()) < 0.4:
+        torch.testing.assert_close(added, bare, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_one_example_moves_what_is_noised_by_exactly_what_is_charged_in_l1(case):
+    sizes = config_of(case).training.schedules.model_dump() | {
+        "sample_size": {"kind": "constant", "value": 4}
+    }
+    config = config_of(case, schedules=sizes)
+    side, start = client_side(config), initial_point(config)
+    (phase,) = plan_of(config).phases
+    memory = {sign: side.setup.training.initial_memory(start) for sign in (1, -1)}
+    for server_round in range(1, 5):
+        bare, down = {}, phase.down(*[start + 0.1 * server_round] * len(phase.down.names()))
+        for sign in (1, -1):
+            rows = {name: tensor.clone() for name, tensor in side.shards[0].tensors.items()}
+            rows["target"][0] = sign * 1e6
+            near = type(side.shards[0])(rows, side.shards[0].feature_ndim)
+            seat = Seat(0, server_round, 0, "mix")
+            done = run_update(side.setup, seat, down, memory[sign], near, 4, side.source)
+            memory[sign] = done.memory
+            bare[sign] = done.up.x if done.memory is None else done.memory.x
+        apart = float((bare[1] - bare[-1]).abs().sum())
+        (query,) = side.setup.in_round(server_round).queries(4)
+        alpha = config.training.schedules.step_size(server_round - 1)
+        charged = query.sensitivity * (alpha if case == "gradient" else 1.0)
+        assert apart == pytest.approx(charged, rel=1e-6)
+
+
+# -- the price -------------------------------------------------------------------------------
+@pytest.mark.parametrize("case", CASES)
+def test_the_ledgers_charges_are_what_the_series_says(case):
+    config = config_of(case, rounds=40)
+    training, setup = config.training, client_side(config).setup
+    events = [one for r in range(1, 41) for one in setup.releases(r, 4)]
+    series = Releases(
+        algorithm=training.perturbation, schedules=training.schedules, sensitivity=1 / NOISE,
+        noise="laplace", num_examples=4,
+    )  # fmt: skip
+    pure = math.fsum(1 / one.noise_multiplier for one in events)
+    assert pure == pytest.approx(series.series(40).partial, rel=1e-9)
+    assert accountant.epsilon(events, 0.0) == pytest.approx(pure, rel=1e-9)
+    assert accountant.epsilon(events, DELTA) <= pure
+    said = planned_statement(config, (4,) * NODES)
+    assert (
+        "Laplace in every coordinate, gradients clipped in L1, at each client"
+        in (said["mechanism"])
+    )
+    assert said["adversaries"][0]["epsilon"] == pytest.approx(
+        accountant.epsilon(events, DELTA), rel=1e-9
+    )
+
+
+def test_epsilon_stays_finite_at_a_delta_where_pure_epsilon_does_not():
+    """2 (gamma + eta) = 1.6 > 1 > gamma + eta."""
+    table = TimeVarying.polynomial(alpha=0.8, beta=0.5, gamma=0.7, eta=0.1)
+    one = Releases(algorithm="gradient", schedules=table, sensitivity=0.2)
+    assert one.series(10**4).total == math.inf
+    rho = one.zcdp(10**4)
+    assert rho.total < math.inf
+    assert epsilon_of_zcdp(rho.total, 1e-6) < 3
+    assert rho.partial == pytest.approx(
+        math.fsum((0.2 / (table.size(k) * table.noise_scale(k))) ** 2 / 2 for k in range(10**4)),
+        rel=1e-9,
+    )
+
+
+@pytest.mark.parametrize("rounds", [5, 100])
+def test_the_accountants_sum_is_at_most_the_zcdp_sum(rounds):
+    """Few scales are priced on a grid, many by their Rényi divergences: both below the theorem."""
+    one = EXAMPLES[2]
+    series = Releases(algorithm="gradient", schedules=one.schedules, sensitivity=1.0)
+    moved = series.sensitivities(rounds)
+    events = [
+        LaplaceRelease(unit="example", neighboring_relation="replace-one",
+                       noise_multiplier=one.schedules.noise_scale(k) / moved[k])
+        for k in range(rounds)
+    ]  # fmt: skip
+    for delta in (1e-8, 1e-4, 1e-2):
+        priced = accountant.epsilon(events, delta)
+        at_delta = epsilon_of_zcdp(series.zcdp(rounds).partial, delta)
+        bound = min(at_delta, series.series(rounds).partial)
+        assert 0 < priced <= bound * (1 + 1e-3)
+
+
+def test_zcdp_is_converted_as_the_formula_says():
+    rho, delta = 0.3, 1e-5
+    assert epsilon_of_zcdp(rho, delta) <= rho + 2 * math.sqrt(rho * math.log(1 / delta))
+    assert epsilon_of_zcdp(0.0, delta) == 0.0
+    assert epsilon_of_zcdp(math.inf, delta) == math.inf
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_every_way_draws_the_same(way):
+    config = config_of("output, mixed", rounds=3)
+    found = reports_of(config, way)[-1].state["x"]
+    assert float((found - reports_of(config)[-1].state["x"]).abs().max()) <= 1e-12
+
+
+def test_summed_draws_are_other_draws():
+    one, other = (reports_of(config_of("gradient", 2, how))[-1].state["x"] for how in (L1, SUMMED))
+    assert float((one - other).abs().min()) > 0
+
+
+def test_the_audit_holds_and_sees_half_of_the_noise():
+    config = config_of("output, mixed", rounds=6)
+    mechanism = client_side(config).setup.mechanism.scaled(3.0)
+    honest = audited_coupling("-", config.training, mechanism, 6, NoiseSource.from_seed(1), 1500)
+    quiet = replace(honest, attack=replace(honest.attack, mechanism=mechanism.scaled(0.4)))
+    assert not find(honest, 0.95).verdict.is_violated
+    assert find(quiet, 0.95).verdict.is_violated
+
+
+# -- what is refused -------------------------------------------------------------------------
+def test_configs_of_before_keep_their_hash_and_wrong_ones_are_refused_by_name():
+    assert sha256(experiment("gradient")) == sha256(
+        experiment("gradient", privacy={**PRIVATE, "l1_norm_clip": None})
+    )
+    with pytest.raises((ConfigError, ValueError), match=r"l1_norm_clip = 0.4 takes its place"):
+        config_of("gradient", privacy={**L1, "l2_norm_clip": 1.0})
+    with pytest.raises((ConfigError, ValueError), match=r"training.lipschitz: a clip in L1"):
+        config_of("output, own")
+    with pytest.raises(ValueError, match=r"is drawn by training.kind = 'growing"):
+        check_laplace(RSGD(step_size=0.1), 1.0)

@@ -1,0 +1,186 @@
+"""RFedAGS: the stream, what it reduces to, whom the server weighs how, and what is refused."""
+
+from itertools import product
+
+import pytest
+import torch
+
+import manifed
+from manifed.algorithms.interface import Collected
+from manifed.algorithms.payloads import Displacement
+from manifed.algorithms.rfedags import RFedAGS
+from manifed.algorithms.rsgd import RSGD
+from manifed.algorithms.tangent_mean import TangentMean
+from manifed.errors import ConfigError
+from manifed.experiment.load import load
+from manifed.federation.cohorts import PoissonCohort
+from manifed.manifolds.euclidean import Euclidean
+from manifed.manifolds.sphere import Sphere
+from manifed.oracles.minibatch import Full
+from manifed.privacy.mechanism import ClientMechanism
+from manifed.problems.base import Examples
+from manifed.problems.least_squares import LeastSquares
+from manifed.problems.linear import with_squared_norms
+from manifed.problems.pca import KPCA
+from tests.algorithms.test_projected import pca_shards, start
+from tests.conformance.federated_loop import Linear, federate, last
+
+F64 = torch.float64
+
+
+def normals(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=F64)
+
+
+def linear(clients, dim=5):
+    """Heterogeneous clients of a linear cost on the sphere, and a point to start from."""
+    shards = [Examples({"a": a}, {"a": 1}) for a in normals(clients, 3, dim)]
+    return Linear(Sphere()), shards, Sphere().projx(normals(dim, seed=1))
+
+
+def regression(clients):
+    rows, targets = normals(clients, 8, 4), normals(clients, 8, seed=2)
+    kinds = {"feature": 1, "target": 0}
+    made = [
+        Examples({"feature": a, "target": b}, kinds) for a, b in zip(rows, targets, strict=True)
+    ]
+    return LeastSquares(), [with_squared_norms(one, "feature") for one in made]
+
+
+@pytest.mark.parametrize("maps", ["exact", "retraction"])
+def test_one_local_step_is_federated_gradient_descent(maps):
+    problem, shards, x = linear(3)
+    ags = RFedAGS(step_size=0.1, maps=maps, server_step_size=0.7)
+    plain = RSGD(step_size=0.1, minibatch=Full(), maps=maps)
+    mean = TangentMean(weights="uniform", maps=maps, server_step_size=0.7)
+    one = last(federate(problem, shards, ags, ags, x, 5))
+    two = last(federate(problem, shards, plain, mean, x, 5))
+    torch.testing.assert_close(one.state["x"], two.state["x"], rtol=0, atol=1e-12)
+    assert float((one.state["x"] - x).norm()) > 1e-2
+
+
+def test_on_flat_space_with_everybody_it_is_fedavg():
+    problem, shards = regression(3)
+    x = torch.zeros(4, dtype=F64)
+    ags = RFedAGS(step_size=0.05, local_steps=4)
+    plain = RSGD(step_size=0.05, local_steps=4, minibatch=Full())
+    one = last(federate(problem, shards, ags, ags, x, 5))
+    two = last(federate(problem, shards, plain, TangentMean(weights="uniform"), x, 5))
+    torch.testing.assert_close(one.state["x"], two.state["x"], rtol=0, atol=1e-13)
+
+
+def test_a_stream_is_the_sum_of_transported_steps():
+    problem, (shard,), x = linear(1)
+    ags, manifold = RFedAGS(step_size=0.3, local_steps=2), Sphere()
+    stream = last(federate(problem, [shard], ags, ags, x, 1)).uploads.u[0]
+    first = -0.3 * problem.rgrads(x, shard).mean(0)
+    y = manifold.expmap(x, first)
+    second = -0.3 * problem.rgrads(y, shard).mean(0)
+    back = second - (x @ second) / (1 + x @ y) * (x + y)  # parallel along the great circle
+    torch.testing.assert_close(stream, first + back, rtol=0, atol=1e-14)
+
+
+def test_the_direction_is_the_mean_over_all_clients_in_expectation():
+    """Over all cohorts of independent coins, by enumeration."""
+    chance, weights = (0.9, 0.5, 0.2), (1.0, 2.0, 6.0)
+    ags = RFedAGS(step_size=1.0, participation=chance, client_weights=weights)
+    streams, x = normals(3, 4), torch.zeros(4, dtype=F64)
+    expected = torch.zeros(4, dtype=F64)
+    for coins in product((0, 1), repeat=3):
+        law = torch.tensor([p if c else 1 - p for c, p in zip(coins, chance, strict=True)]).prod()
+        rows = tuple(i for i, coin in enumerate(coins) if coin)
+        seen = Collected({}, Displacement(streams[list(rows)]), rows, 3, lambda: 0.5)
+        expected += law * ags.step(ags.initial(x), "train", seen, 1, Euclidean())["x"]
+    w = torch.tensor(weights, dtype=F64)
+    torch.testing.assert_close(expected, (w[:, None] * streams).sum(0) / w.sum(), rtol=0, atol=1e-7)
+
+
+def test_an_estimate_is_the_share_of_rounds_this_one_included():
+    ags, x, u = RFedAGS(step_size=1.0), torch.zeros(2, dtype=F64), torch.ones(2, 2, dtype=F64)
+    state = ags.initial(x)
+    seen = [Collected({}, Displacement(u[: len(r)]), r, 2, lambda: 0.5) for r in ((0,), (0, 1))]
+    state = ags.step(state, "train", seen[0], 1, Euclidean())
+    torch.testing.assert_close(state["x"], torch.full((2,), 0.5, dtype=F64))
+    state = ags.step(state, "train", seen[1], 2, Euclidean())
+    torch.testing.assert_close(state["x"], torch.full((2,), 0.5 + 0.5 + 1.0, dtype=F64))
+    assert state["present"].tolist() == [2.0, 1.0]
+
+
+@pytest.mark.slow
+def test_clients_that_come_seldom_count_as_much_as_others():
+    """The plain mean of those present settles elsewhere; both ways to know p_i do not."""
+    problem, shards, x = linear(4)
+    chance = (1.0, 0.25, 0.25, 0.25)
+    coins = torch.rand(400, 4, generator=torch.Generator().manual_seed(4))
+    members = [tuple(i for i in range(4) if coins[r, i] < chance[i]) for r in range(400)]
+    best = Sphere().projx(torch.stack([s["a"].mean(0) for s in shards]).mean(0))
+
+    def off(training, server):
+        rounds = federate(
+            problem, shards, training, server, x, 400, cohort=lambda r: members[r - 1]
+        )
+        tail = [one.state["x"] for one in rounds][200:]
+        return float(Sphere().dist(Sphere().projx(torch.stack(tail).mean(0)), best))
+
+    fields = {"step_size": 0.05, "local_steps": 2}
+    known, estimated = RFedAGS(participation=chance, **fields), RFedAGS(**fields)
+    plain = off(RSGD(minibatch=Full(), **fields), TangentMean(weights="uniform"))
+    assert max(off(known, known), off(estimated, estimated)) < 0.5 * plain
+
+
+def test_at_client_level_a_stream_is_clipped_and_the_cohorts_p_divides():
+    problem, shards, x = linear(3)
+    ags = RFedAGS(step_size=0.4, local_steps=2)
+    loose, tight = (
+        ClientMechanism(l2_norm_clip=c, noise_multiplier=0.0) for c in (1e6, 0.01)
+    )  # fmt: skip
+    free = last(federate(problem, shards, ags, ags, x, 3))
+    same = last(federate(problem, shards, ags, ags, x, 3, client_mechanism=loose))
+    torch.testing.assert_close(free.state["x"], same.state["x"], rtol=0, atol=1e-12)
+    short = last(federate(problem, shards, ags, ags, x, 1, client_mechanism=tight))
+    assert 0 < float(Sphere().dist(x, short.state["x"])) <= 0.01 * (1 + 1e-9)
+
+
+def test_a_private_fit_is_charged_as_its_gradients():
+    problem, shards = KPCA(2), pca_shards()
+    ags = RFedAGS(step_size=0.01, local_steps=3, maps="retraction", participation=0.5)
+    plain = RSGD(step_size=0.01, local_steps=3, minibatch=Full(), maps="retraction")
+    privacy = manifed.ExampleLevel(
+        l2_norm_clip=1.0, noise=manifed.Multiplier(noise_multiplier=4.0), delta=1e-5
+    )
+    x, cohort = start(problem, shards), PoissonCohort(sampling_probability=0.5)
+    found = [
+        manifed.fit(problem, shards, one, rounds=4, privacy=privacy, cohort=cohort, start=x)
+        for one in (ags, plain)
+    ]
+    prices = [[a["epsilon"] for a in one.statement["adversaries"]] for one in found]
+    assert prices[0] == prices[1]
+    assert not torch.equal(found[0].model, x)
+
+
+BASE = "configs/quickstart.toml"
+AGS = "training={kind='rfedags',step_size=0.5"
+POISSON = "federation.cohort={kind='poisson',sampling_probability=0.5}"
+CLIENT = (
+    "privacy={kind='client-level',l2_norm_clip=1.0,noise={kind='multiplier',noise_multiplier=1.0},"
+    "delta=1e-5}"
+)
+REFUSED = {
+    "number": ((f"{AGS},participation=[1.0,0.5]}}",), ["participation", "10", "2"]),
+    "weights": ((f"{AGS},client_weights=[1.0]}}",), ["client_weights", "10", "1"]),
+    "too likely": ((f"{AGS},participation=0.6}}", POISSON), ["participation", "0.5", "0.6"]),
+    "unpriced": ((f"{AGS}}}", POISSON), ["participation", "poisson", "0.5"]),
+    "client level": ((f"{AGS},participation=1.0}}", CLIENT), ["client-level", "remove"]),
+}
+
+
+@pytest.mark.parametrize(("sets", "told"), REFUSED.values(), ids=REFUSED)
+def test_what_nothing_prices_or_fits_is_refused_in_one_line(sets, told):
+    with pytest.raises(ConfigError) as refused:
+        load(BASE, sets)
+    assert all(word in str(refused.value) for word in told), refused.value
+
+
+def test_what_is_priced_loads():
+    assert load(BASE, (f"{AGS},participation=0.5}}", POISSON)).training.participation == 0.5
+    assert load(BASE, (f"{AGS}}}", CLIENT)).server_update.kind == "rfedags"

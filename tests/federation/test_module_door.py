@@ -1,0 +1,149 @@
+"""`manifed.fit` with a torch module: short privacy, what is shown, what is refused in one line."""
+
+import io
+import math
+
+import geoopt
+import pytest
+import torch
+from pydantic import ValidationError
+from torch import nn
+
+import manifed
+from manifed.algorithms.rsgd import RSGD
+from manifed.errors import ConfigError
+from manifed.manifolds.sphere import Sphere
+from manifed.problems.frechet_mean import FrechetMean
+from manifed.runs.progress import watched
+
+
+class Frame(nn.Module):
+    def __init__(self):
+        super().__init__()
+        frame = torch.linalg.qr(torch.randn(6, 3, generator=torch.Generator().manual_seed(0)))[0]
+        self.frame = geoopt.ManifoldParameter(frame, manifold=geoopt.EuclideanStiefel())
+
+    def forward(self, feature):
+        return feature @ self.frame
+
+
+def sites(count=3, rows=30):
+    generator = torch.Generator().manual_seed(1)
+    made = []
+    for _ in range(count):
+        label = torch.randint(3, (rows,), generator=generator)
+        feature = torch.randn(rows, 6, generator=generator)
+        feature[torch.arange(rows), label] += 4.0
+        made.append((feature, label))
+    return made
+
+
+SHORT = manifed.ExampleLevel(epsilon=2, delta=1e-4)
+
+
+def trained(**changes):
+    *mine, test = sites(4)
+    settings = {"model": Frame(), "sites": mine, "test": test, "privacy": SHORT, "rounds": 3}
+    return manifed.fit(**(settings | changes))
+
+
+def test_a_module_is_trained_within_its_budget_and_stays_on_its_manifold():
+    found = trained(rounds=8, metrics={"spread": lambda outputs, labels: outputs.std()})
+    assert found.curves["epsilon"][-1] <= 2.0
+    assert found.curves["epsilon"][-1] == pytest.approx(2.0, abs=0.02)
+    assert "RELEASE" in found.text
+    assert not any("oracle" in note for note in found.statement["notes"]), "the test is public"
+    assert all(math.isfinite(value) for value in found.curves["spread"])
+    assert "gap" not in " ".join(found.curves), "nobody knows the optimum of a module"
+    frame = found.state_dict["frame"].to(torch.float64)
+    torch.testing.assert_close(frame.mT @ frame, torch.eye(3).double(), rtol=0, atol=1e-6)
+    Frame().load_state_dict(found.state_dict, strict=True)
+
+
+def test_a_cohort_at_once_is_its_clients_one_by_one():
+    from manifed.federation.transport import MemoryTransport
+
+    seeded = SHORT.model_copy(update={"noise_source": "seed"})
+    stacked, single = (
+        trained(privacy=seeded, **way) for way in ({}, {"transport": MemoryTransport})
+    )
+    torch.testing.assert_close(stacked.model, single.model, rtol=0, atol=1e-10)
+
+
+def test_the_figure_shows_what_was_measured_and_what_is_promised():
+    figure = trained().plot()
+    shown = [axes.get_ylabel() for axes in figure.axes]
+    assert shown[:2] == ["test loss", "test accuracy"]
+    assert len(shown) == 3, "and epsilon"
+    assert [len(axes.get_lines()[0].get_ydata()) for axes in figure.axes] == [3, 3, 3]
+    assert "release; (2" in figure.get_suptitle()
+    assert "for each example" in figure.get_suptitle()
+    assert figure._repr_png_().startswith(b"\x89PNG")
+    assert trained(privacy=None).plot().get_suptitle() == "not private"
+
+
+def test_a_line_follows_the_rounds_where_somebody_looks(capsys):
+    trained(progress=True)
+    shown = capsys.readouterr().err
+    assert shown.count("\r") == 3
+    assert "round 3/3 [####################]" in shown.rpartition("\r")[2]
+    assert "test accuracy 0." in shown
+    trained()
+    assert capsys.readouterr().err == "", "this is neither a notebook nor a terminal"
+    stream = io.StringIO()
+    with watched(2, is_shown=True, stream=stream):
+        pass
+    assert stream.getvalue() == "", "no round, no line"
+
+
+@pytest.mark.parametrize("level", [manifed.ExampleLevel, manifed.ClientLevel])
+def test_the_short_form_is_a_release_under_that_target(level):
+    short = level(epsilon=2, delta=1e-5)
+    long = level(l2_norm_clip=1.0, noise=manifed.Target(epsilon=2, delta=1e-5), noise_source="os")
+    assert short == long
+    assert level(epsilon=2, delta=1e-5, l2_norm_clip=0.5).l2_norm_clip == 0.5
+    for wrong, said in (
+        ({"epsilon": 2}, "epsilon with delta"),
+        ({"epsilon": 2, "delta": 1e-5, "noise": long.noise}, "without noise"),
+        ({"epsilon": True, "delta": 1e-5}, "expected a number"),
+        ({"epsilon": -1, "delta": 1e-5}, "greater than 0"),
+        ({"epsilon": 2, "delta": 1e-5, "clip": 1.0}, "not permitted"),
+    ):
+        with pytest.raises(ValidationError, match=said):
+            level(**wrong)
+
+
+def raising(output, label):
+    raise KeyError("weights")
+
+
+class Broken(Frame):
+    def forward(self, feature):
+        return {}["layer"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"model": "net"}, "model: expected a torch.nn.Module, got str"),
+        ({"sites": []}, "sites: expected the examples of at least one site"),
+        ({"loss": raising}, "loss: no gradient of each example.*KeyError: 'weights'"),
+        ({"loss": "hinge"}, "loss: expected one of"),
+        ({"model": Broken()}, "forward fails.*KeyError"),
+        ({"metrics": {"bad": lambda outputs, labels: outputs}}, r"metrics\['bad'\]: expected one"),
+        ({"test": None, "metrics": {"f": raising}}, "metrics: are functions of public test"),
+        ({"evaluate": lambda x: {}}, "one of test= and evaluate="),
+        ({"algorithm": RSGD(step_size=0.1), "step_size": 0.2}, "step_size: is of the algorithm"),
+        ({"problem": FrechetMean(Sphere())}, "model= goes with sites= alone"),
+        ({"model": None}, "expected a problem, shards, an algorithm and rounds, or model="),
+    ],
+)
+def test_what_cannot_work_is_said_in_one_line(changes, said):
+    with pytest.raises(ValueError, match=said) as raised:
+        trained(**changes)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_problem_without_its_rounds_is_refused():
+    with pytest.raises(ConfigError, match="got problem, algorithm"):
+        manifed.fit(FrechetMean(Sphere()), [torch.ones(2, 3)], RSGD(step_size=0.1))

@@ -1,0 +1,110 @@
+"""Dropout by keys: the draws are an example's own, at every step others, and the same anywhere."""
+
+import pytest
+import torch
+from torch import nn
+
+from manifed.algorithms.rsgd import RSGD
+from manifed.layers import KeyedDropout
+from manifed.layers.dropout import keyed
+from manifed.oracles.minibatch import Full, Poisson
+from manifed.oracles.oracle import Draws, Oracle
+from manifed.privacy.mechanism import ExampleMechanism
+from manifed.privacy.noise import NoiseSource
+from manifed.problems.base import Examples
+from manifed.problems.module_problem import module_problem
+
+SOURCE, FULL = NoiseSource.from_seed(3), Full()
+
+
+def normals(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def model():
+    layers = nn.Linear(6, 8), KeyedDropout(0.4), nn.Tanh(), KeyedDropout(0.2), nn.Linear(8, 3)
+    with torch.no_grad():
+        for seed, parameter in enumerate(nn.Sequential(*layers).parameters()):
+            parameter.copy_(normals(*parameter.shape, seed=seed))
+    return nn.Sequential(*layers)
+
+
+def shard(n, seed=5):
+    label = torch.arange(n) % 3
+    return Examples(
+        {"feature": normals(n, 6, seed=seed), "label": label}, {"feature": 1, "label": 0}
+    )
+
+
+def oracle(examples, partition, minibatch=FULL, clip=0.5):
+    """Of one client, or of a stacked cohort; no noise."""
+    mechanism = ExampleMechanism(l2_norm_clip=clip)
+    count = 1 if isinstance(partition, int) else len(partition)
+    queries = [RSGD(step_size=0.1, minibatch=minibatch).queries(mechanism, len(examples))] * count
+    return Oracle(module_problem(model()), examples, queries, Draws(SOURCE, partition, 1))
+
+
+def test_entries_are_dropped_with_the_probability_and_the_others_keep_the_mean():
+    layer, entries = KeyedDropout(0.3), torch.ones(200_000, dtype=torch.float64)
+    with keyed([layer], torch.tensor(0.618, dtype=torch.float64)):
+        first, second = layer(entries), layer(entries)
+    for found in (first, second):  # 6 standard deviations
+        assert abs(float((found == 0).double().mean()) - 0.3) < 6 * (0.21 / 200_000) ** 0.5
+        assert set(found.unique().tolist()) == {0.0, 1 / 0.7}
+    both = float(((first == 0) & (second == 0)).double().mean())
+    assert abs(both - 0.09) < 6 * (0.09 * 0.91 / 200_000) ** 0.5
+    assert torch.equal(layer(entries), entries)
+    with pytest.raises(ValueError, match="p: expected 0 <= p < 1"):
+        KeyedDropout(1.0)
+
+
+def test_neighbouring_keys_and_layers_share_no_draws():
+    layers, entries = [KeyedDropout(0.5), KeyedDropout(0.5)], torch.ones(4096)
+    kept = []
+    for number in (1, 2, 3):
+        with keyed(layers, torch.tensor(number * 2.0**-53, dtype=torch.float64)):
+            kept += [layer(entries) > 0 for layer in layers]
+    for i, one in enumerate(kept):
+        for other in kept[:i]:
+            assert abs(float((one == other).double().mean()) - 0.5) < 6 * (0.25 / 4096) ** 0.5
+
+
+def test_a_step_drops_anew_and_repeats_from_its_address():
+    x = module_problem(model()).start
+    one, again = oracle(shard(5), 0), oracle(shard(5), 0)
+    steps = [one.gradient(x) for _ in range(2)]
+    assert not torch.allclose(*steps)
+    assert torch.equal(again.gradient(x), steps[0])
+    assert not torch.allclose(oracle(shard(5), 1).gradient(x), steps[0])
+
+
+@pytest.mark.parametrize("minibatch", [FULL, Poisson(batch_size=2)], ids=str)
+def test_draws_do_not_depend_on_who_is_stacked_with_whom(minibatch):
+    problem = module_problem(model())
+    shards = [shard(5, 5), shard(5, 6)]
+    points = torch.stack([problem.start, problem.manifold.projx(problem.start + 0.1)])
+    stacked = oracle(Examples.stack(shards), (0, 1), minibatch)
+    each = [oracle(s, i, minibatch) for i, s in enumerate(shards)]
+    for _ in range(2):
+        found = stacked.gradient(points)
+        alone = torch.stack([o.gradient(x) for o, x in zip(each, points, strict=True)])
+        torch.testing.assert_close(found, alone, rtol=0, atol=1e-12)
+
+
+def test_a_model_is_judged_without_dropping():
+    problem, examples = module_problem(model()), shard(4)
+    whole = nn.Sequential(*[m for m in problem.model if not isinstance(m, KeyedDropout)])
+    expected = nn.functional.cross_entropy(
+        whole(examples["feature"]), examples["label"], reduction="none"
+    )
+    torch.testing.assert_close(problem.losses(problem.start, examples), expected.detach())
+
+
+def test_what_a_record_adds_stays_within_the_clip():
+    examples = shard(5)
+    examples["feature"][2:] *= torch.tensor([1e30, 1e150, float("inf")]).double().unsqueeze(-1)
+    problem = module_problem(model())
+    for clip in (0.5, 1e-6):
+        for row in range(5):
+            alone = oracle(examples.take(torch.tensor([row])), 0, clip=clip)
+            assert float(alone.gradient(problem.start).norm()) <= clip * (1 + 1e-9)

@@ -1,0 +1,204 @@
+"""Rounds that one line of the ledger pays for: safe wherever a run ends, and nearly exact."""
+
+import math
+
+import pytest
+
+from manifed.experiment.assembly import client_side, facts_of
+from manifed.experiment.load import load, sha256
+from manifed.experiment.privacy import promise_of
+from manifed.federation.transport import MemoryTransport
+from manifed.privacy import accountant
+from manifed.privacy.blocks import SPREAD, blocks
+from manifed.privacy.events import GaussianRelease
+from manifed.privacy.filter import Schedule
+from manifed.privacy.ledger import Ledger
+from manifed.privacy.odometer import Odometer
+from manifed.privacy.statement import audit_ledger
+from manifed.privacy.tally import stretched
+from manifed.runs.driver import rounds_over, run_experiment
+from tests.algorithms.test_growing_samples import PRIVATE, experiment
+from tests.conformance.test_growing_batch import QUICKSTART
+
+ROUNDS, DELTA = 60, 1e-4
+TARGET = {**PRIVATE, "noise": {"kind": "target", "epsilon": 2.0, "delta": DELTA}}
+
+
+def growing(tmp_path, reserve=20, privacy=TARGET, name="run", **output):
+    config = experiment("gradient", ROUNDS, privacy, on_exhausted="recycle")
+    federation = config.federation.model_copy(update={"reserve_rounds": reserve})
+    given = {"directory": str(tmp_path / name), "plots": False, "quiet": True} | output
+    found = config.output.model_copy(update=given)
+    evaluation = config.evaluation.model_copy(update={"every": ROUNDS})
+    return config.model_copy(
+        update={"federation": federation, "output": found, "evaluation": evaluation}
+    )
+
+
+class Watched(MemoryTransport):
+    """Keeps what left, and may die in a round."""
+
+    def __init__(self, side, until=None):
+        super().__init__(side)
+        self.until, self.left = until, []
+
+    def exchange(self, header, *rest):
+        if header.server_round == self.until:
+            raise KeyboardInterrupt
+        self.left.append((header.server_round, header.attempt))
+        return super().exchange(header, *rest)
+
+
+def made(config, until=None):
+    transport = Watched(client_side(config), until)
+    try:
+        return run_experiment(config, rounds_over(transport)), transport.left
+    except KeyboardInterrupt:
+        return None, transport.left
+
+
+def odometer_of(path):
+    odometer = Odometer()
+    Ledger.verify(path, feed=odometer.feed)
+    return odometer
+
+
+def released(config):
+    """What one node really releases, round by round."""
+    side = client_side(config)
+    return [side.setup.releases(r, 4) for r in range(1, ROUNDS + 1)]
+
+
+def test_every_round_is_charged_at_least_what_it_releases_and_at_most_a_hundredth_more(tmp_path):
+    config = growing(tmp_path)
+    promise = promise_of(config, facts_of(config).sizes)
+    assert sum(promise.lengths) == ROUNDS
+    assert len(promise.lengths) < ROUNDS / 2
+    assert 5 <= max(promise.lengths) <= 20
+    for r, (event,) in enumerate(released(config), 1):
+        ((charged,),) = {one.releases for one in promise.terms_of(r).updates}
+        assert charged.noise_multiplier <= event.noise_multiplier * (1 + 1e-12)
+        assert event.noise_multiplier <= SPREAD * charged.noise_multiplier
+
+
+def test_a_run_in_blocks_meets_its_target_with_few_lines_and_the_ledger_says_so(tmp_path):
+    config = growing(tmp_path)
+    folder, left = made(config)
+    assert left == [(r, 0) for r in range(1, ROUNDS + 1)]
+    found = audit_ledger(folder.ledger_path, DELTA)
+    assert found["entries"] < ROUNDS / 2
+    assert found["charges"] == found["consumed"] == ROUNDS
+    epsilon = found["adversaries"][0]["epsilon"]
+    exact = accountant.epsilon([one for each in released(config) for one in each], DELTA)
+    assert exact <= epsilon <= 2.0
+    assert epsilon <= 1.02 * exact
+    said = folder.manifest()["privacy"]["adversaries"][0]["epsilon"]
+    assert said == pytest.approx(epsilon, rel=1e-9)
+    text = folder.ledger_path.read_text()
+    assert '"cohorts"' not in text  # everybody, as reserved
+
+
+@pytest.mark.parametrize(
+    "until", [pytest.param(1, marks=pytest.mark.slow), 25, pytest.param(50, marks=pytest.mark.slow)]
+)
+def test_a_run_that_dies_has_charged_what_left_and_resumed_sends_nothing_twice(tmp_path, until):
+    config = growing(tmp_path, checkpoint_every=10)
+    _, before = made(config, until)
+    path = tmp_path / "run" / "ledger.jsonl"
+    counted = odometer_of(path)
+    assert all(counted.attempts(r) > attempt for r, attempt in before)
+    assert counted.rounds_counted >= len(before)
+    again = growing(tmp_path, checkpoint_every=10, resume=True)
+    folder, after = made(again)
+    assert folder.manifest()["final"]["rounds"] == ROUNDS or folder.manifest()["stopped"]
+    assert not set(before) & set(after)  # a round that is made again is another attempt
+    counted = odometer_of(path)
+    assert all(counted.attempts(r) > attempt for r, attempt in before + after)
+
+
+def test_a_block_that_nobody_settled_counts_whole(tmp_path):
+    """As after kill -9 in the middle of the last block: no consumption is written."""
+    config = growing(tmp_path)
+    folder, _ = made(config)
+    entries = list(Ledger.read(folder.ledger_path))
+    last = max(i for i, entry in enumerate(entries) if entry.kind == "reserved")
+    odometer = Odometer.of(entries[: last + 1])
+    assert odometer.rounds_counted == ROUNDS
+    assert odometer.rounds_consumed < ROUNDS
+    whole = promise_of(config, facts_of(config).sizes).headline(odometer)
+    settled = promise_of(config, facts_of(config).sizes).headline(Odometer.of(entries))
+    assert whole == pytest.approx(settled, rel=1e-12)
+
+
+def test_near_the_end_of_a_budget_rounds_are_reserved_one_by_one(tmp_path):
+    noise = {"kind": "multiplier", "noise_multiplier": 20.0}
+    free = growing(tmp_path, privacy={**PRIVATE, "noise": noise})
+    exact = [one for each in released(free)[:33] for one in each]
+    budget = accountant.epsilon(exact, DELTA) * 1.02
+    privacy = {**PRIVATE, "noise": noise, "max_epsilon": budget}
+    folder, left = made(growing(tmp_path, privacy=privacy))
+    assert "privacy.max_epsilon" in folder.manifest()["stopped"]
+    assert 33 <= len(left) < ROUNDS
+    assert audit_ledger(folder.ledger_path, DELTA)["adversaries"][0]["epsilon"] <= budget
+
+
+def test_an_algorithm_whose_rounds_cost_the_same_pays_in_blocks_too(tmp_path):
+    cohort = "federation.cohort={kind='poisson',sampling_probability=0.5}"
+    sets = ["federation.num_rounds=12", "evaluation.every=12", "output.plots=false", cohort]
+    found = {}
+    for block in (None, 5):
+        more = ["output.quiet=true"]
+        more += [] if block is None else [f"federation.reserve_rounds={block}"]
+        where = f"output.directory='{tmp_path / str(block)}'"
+        folder, left = made(load(QUICKSTART, [*sets, *more, where]))
+        assert len({r for r, _ in left}) == 12
+        found[block] = audit_ledger(folder.ledger_path, 1e-5)
+    assert found[5]["adversaries"] == found[None]["adversaries"]
+    assert found[5]["entries"] <= 6
+    assert found[None]["entries"] >= 13
+
+
+def test_left_out_it_changes_no_hash_and_no_price(tmp_path):
+    config = experiment("gradient", ROUNDS, TARGET)
+    federation = config.federation.model_copy(update={"reserve_rounds": None})
+    assert sha256(config) == sha256(config.model_copy(update={"federation": federation}))
+    other = config.federation.model_copy(update={"reserve_rounds": 20})
+    assert sha256(config) != sha256(config.model_copy(update={"federation": other}))
+
+
+def event(z, label="gradient", count=1):
+    return GaussianRelease(
+        unit="example", neighboring_relation="replace-one", noise_multiplier=z, label=label,
+        count=count,
+    )  # fmt: skip
+
+
+def test_blocks_end_where_cost_or_kind_changes_and_are_charged_the_dearest_of_each_size():
+    rounds = [
+        {4: (event(1.0),), 9: (event(2.0),)},
+        {4: (event(0.995),), 9: (event(2.01),)},
+        {4: (event(1.004),), 9: (event(1.999),)},
+        {4: (event(1.2),), 9: (event(2.0),)},
+        {4: (event(1.2), event(1.0, "evaluation")), 9: (event(2.0), event(1.0, "evaluation"))},
+        {4: (event(1.2, count=2),), 9: (event(2.0),)},
+    ]
+    found = list(blocks(rounds, 10))
+    assert [(one.first, one.last) for one in found] == [(1, 3), (4, 4), (5, 5), (6, 6)]
+    for size, least in ((4, 0.995), (9, 1.999)):
+        (charged,) = found[0].charged(size, lambda r, n=size: rounds[r - 1][n])
+        assert charged.noise_multiplier == least
+    assert [one.last for one in blocks(rounds[:3], 2)] == [2, 3]
+
+
+def test_attempts_are_summed_over_stretches():
+    ranges = [(1, 4, 1), (5, 9, 1), (3, 4, 2), (12, 14, 3)]
+    assert stretched(ranges, (2, 3, 5, 1)) == (2, 2 + 2 + 1, 4, 9)
+    assert stretched([], (2, 3)) == ()
+    by_round = [1, 1, 2, 2, 1, 1, 1, 1, 1, 0, 0, 3, 3, 3]
+    assert math.fsum(by_round) == sum(stretched(ranges, (14,)))
+
+
+def test_stretches_of_drawn_cohorts_are_refused():
+    run = frozenset({((event(1.0),),)})
+    with pytest.raises(ValueError, match="rounds one by one where cohorts are drawn"):
+        Schedule(run, 0.5, lengths=(3,))

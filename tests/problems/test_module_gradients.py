@@ -1,0 +1,403 @@
+"""Norms and sums of a module's gradients without the gradients: exact, and bounds for anything."""
+
+import geoopt
+import mpmath as mp
+import pytest
+import torch
+from torch import nn
+
+from manifed.layers import DistanceDecoder, LorentzEmbedding, OrthogonalLinear, PoincareEmbedding
+from manifed.manifolds import Grassmann, Lorentz, PoincareBall
+from manifed.oracles.oracle import Draws, Oracle, say_that_nothing_counts
+from manifed.privacy.clipping import clip_factors
+from manifed.privacy.mechanism import ExampleMechanism
+from manifed.problems.base import Examples
+from manifed.problems.linear import SHORTEST
+from manifed.problems.module_problem import module_problem
+from tests.layers.test_layers import MODELS, normals, tokens
+from tests.privacy.clip_bound_cases import BAD, DIGITS, judge
+from tests.privacy.test_clip_bound import SOURCE, TOLERANCE, alone, one_client, queries_of
+from tests.problems.test_module_problem import Net
+
+CLASSES = 3
+
+
+class Sequence(nn.Module):
+    """A layer met at six positions, twice, after a table."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(10, 4)
+        self.first = OrthogonalLinear(4, 3, metric="canonical")
+        self.same = nn.Linear(3, CLASSES)
+
+    def forward(self, feature):
+        hidden = torch.tanh(self.first(self.table(feature)))
+        return self.same(torch.tanh(self.same(hidden))).sum(1)
+
+
+class Shared(nn.Module):
+    """A weight that is used outside its layer, too."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(6, CLASSES)
+
+    def forward(self, feature):
+        return torch.tanh(self.layer(feature)) + feature @ self.layer.weight.mT
+
+
+class Beyond(nn.Module):
+    """A weight that is used outside its layer, too, but where features are large alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(6, CLASSES)
+
+    def forward(self, feature):
+        return self.layer(feature) + torch.relu(feature - 50) @ self.layer.weight.mT
+
+
+class Unusual(nn.Module):
+    """Layers that are not called, called by keyword, and called without a batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.idle, self.named = nn.Linear(6, 6), nn.Linear(6, CLASSES)
+        self.single, self.usual = nn.Linear(4, 6), nn.Linear(6, 6)
+
+    def forward(self, feature):
+        gate = self.single(torch.ones(4, dtype=feature.dtype))
+        return self.named(input=gate * torch.tanh(self.usual(feature)))
+
+
+class Tied(nn.Module):
+    """A table that is the decoder, too."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.out = nn.Embedding(6, 4), nn.Linear(4, 6, bias=False)
+        self.out.weight = self.table.weight
+
+    def forward(self, feature):
+        return self.out(torch.tanh(self.table(feature))).sum(1)
+
+
+class Pointed(nn.Module):
+    """Rows of what an example computed itself, named by the example."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, feature):
+        hidden = torch.tanh(self.layer(feature[..., :4]))
+        picked = [
+            nn.functional.embedding(3 * (number > 1e6).long(), rows)
+            for number, rows in zip(feature[:, 0, 4], hidden, strict=True)
+        ]
+        return torch.stack(picked)
+
+
+class OnGrassmann(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(CLASSES, 6, bias=False)
+        frame = nn.init.orthogonal_(torch.empty(6, CLASSES))
+        self.layer.weight = geoopt.ManifoldParameter(frame, manifold=Grassmann())
+
+    def forward(self, feature):
+        return self.layer(feature)[:, :CLASSES].sin()
+
+
+def convolutional():
+    return nn.Sequential(
+        nn.Unflatten(1, (1, 8, 8)), nn.Conv2d(1, 4, 3, stride=2, padding=1), nn.LeakyReLU(),
+        nn.Conv2d(4, 5, 3), nn.Flatten(), nn.Linear(20, CLASSES),
+    )  # fmt: skip
+
+
+OTHERS = {
+    "everything": (Net, lambda: normals(5, 5)),
+    "sequence": (Sequence, lambda: tokens(5, 6)),
+    "shared": (Shared, lambda: normals(5, 6)),
+    "beyond": (Beyond, lambda: 100 * normals(5, 6)),
+    "unusual": (Unusual, lambda: normals(5, 6)),
+    "tied": (Tied, lambda: tokens(5, 3) % 6),
+    "grassmann": (OnGrassmann, lambda: normals(5, CLASSES)),
+    "convolutional": (convolutional, lambda: normals(5, 64)),
+}
+DIFFERENTIATED = {
+    "everything": {"frame", "ball", "scale"},
+    "shared": {"layer.weight"},
+    "beyond": {"layer.weight"},
+    "unusual": {f"{name}.{k}" for name in ("idle", "named", "single") for k in ("weight", "bias")},
+    "tied": {"table.weight"},
+    "sequence": set(),
+    "grassmann": set(),
+    "convolutional": set(),
+    "orthogonal": set(),
+    "poincare": set(),
+    "lorentz": set(),
+}
+"""Parameters whose gradients must be computed one by one."""
+
+
+def case(name):
+    made, feature = (MODELS | OTHERS)[name]
+    rows = feature()
+    label = torch.arange(len(rows)) % CLASSES
+    shard = Examples({"feature": rows, "label": label}, {"feature": rows.dim() - 1, "label": 0})
+    return made(), shard
+
+
+def moved(problem):
+    return problem.manifold.projx(problem.start + 0.1 * normals(*problem.start.shape, seed=3))
+
+
+@pytest.mark.parametrize("name", MODELS | OTHERS)
+def test_norms_and_sums_are_those_of_the_gradients_one_by_one(name):
+    model, shard = case(name)
+    problem = module_problem(model)
+    few = shard.take(torch.arange(3))
+    x = moved(problem)
+    weights = torch.rand(5, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
+    found, each = problem.gradients(x, shard), problem.rgrads(x, shard)
+    norms = problem.manifold.norm(x.expand(each.shape), each)
+    torch.testing.assert_close(found.norms, norms, rtol=1e-10, atol=1e-13)
+    torch.testing.assert_close(found.sum(weights), weights @ each, rtol=0, atol=1e-12)
+    if name in DIFFERENTIATED:
+        assert set(problem.layout.shapes) - set(problem._trace.roles) == DIFFERENTIATED[name]
+    stacked, points = Examples.stack([shard, few]), torch.stack([x, problem.start])
+    cohort = problem.gradients(points, stacked)
+    alone_ = problem.gradients(problem.start, few)
+    both = torch.stack([weights, weights])
+    both[1, 3:] = 0
+    torch.testing.assert_close(cohort.norms[0], found.norms, rtol=1e-12, atol=0)
+    torch.testing.assert_close(cohort.norms[1, :3], alone_.norms, rtol=1e-12, atol=0)
+    sums = torch.stack([found.sum(weights), alone_.sum(weights[:3])])
+    torch.testing.assert_close(cohort.sum(both), sums, rtol=0, atol=1e-12)
+
+
+def test_a_class_that_inherits_and_a_layer_with_hooks_are_differentiated_by():
+    class Doubled(nn.Linear):
+        def forward(self, feature):
+            return 2 * super().forward(feature)
+
+    hooked = nn.Linear(4, CLASSES)
+    hooked.register_forward_hook(lambda layer, inputs, output: 3 * output)
+    problem = module_problem(nn.Sequential(Doubled(6, 4), hooked))
+    assert problem._trace.roles == {}
+    shard = case("adapter")[1]
+    found, each = problem.gradients(problem.start, shard), problem.rgrads(problem.start, shard)
+    torch.testing.assert_close(found.sum(torch.ones(5).double()), each.sum(0), rtol=0, atol=1e-12)
+
+
+TABLES = {
+    "embedding": lambda: nn.Sequential(nn.Embedding(6, 4), nn.Flatten(), nn.Linear(12, CLASSES)),
+    "padded": lambda: nn.Sequential(
+        nn.Embedding(6, 4, padding_idx=0), nn.Flatten(), nn.Linear(12, CLASSES)
+    ),
+    "ball": lambda: nn.Sequential(PoincareEmbedding(6, 2), DistanceDecoder(PoincareBall())),
+    "tied": Tied,
+}
+
+
+@pytest.mark.parametrize("token", [6, 7, -1, 1 << 40])
+@pytest.mark.parametrize("name", TABLES)
+def test_a_token_beyond_a_table_reads_no_row_of_another_client_and_adds_nothing(name, token):
+    problem = module_problem(TABLES[name]())
+    rows = torch.tensor([[[0, 1, 2], [3, 4, token]], [[1, 1, 2], [2, 3, 5]]])
+    shards = [
+        Examples({"feature": one, "label": torch.arange(2)}, {"feature": 1, "label": 0})
+        for one in rows
+    ]
+    x = torch.stack([moved(problem), problem.start])
+    gradients = problem.gradients(x, Examples.stack(shards))
+    assert torch.isfinite(gradients.norms).tolist() == [[True, False], [True, True]]
+    queries = [queries_of(ExampleMechanism(l2_norm_clip=0.5), 2)] * 2
+    stacked = Oracle(problem, Examples.stack(shards), queries, Draws(SOURCE, (0, 1), 1))
+    each = [one_client(problem, shard, 0.5).gradient(y) for y, shard in zip(x, shards, strict=True)]
+    torch.testing.assert_close(stacked.gradient(x), torch.stack(each), rtol=0, atol=1e-12)
+    only = problem.gradients(x[0], shards[0].take(torch.tensor([0])))
+    expected = only.sum(clip_factors(only.norms, 0.5)) / 2
+    torch.testing.assert_close(each[0], expected, rtol=0, atol=1e-12)
+
+
+def test_an_index_beyond_what_an_example_computed_reads_nothing_of_the_next_example():
+    problem = module_problem(Pointed(), lambda output, label: output.sum() + 0 * label.sum())
+    feature = normals(2, 2, 5, seed=4)
+    feature[:, 0, 4] = torch.tensor([1e7, 1.0]).double()
+    shard = Examples(
+        {"feature": feature, "label": torch.zeros(2).long()}, {"feature": 2, "label": 0}
+    )
+    assert torch.isnan(problem.outputs(problem.start, shard)).all(-1).flatten().tolist() == [1, 0]
+    norms = problem.gradients(problem.start, shard).norms
+    assert float(norms[0]) <= 2 * SHORTEST
+    assert float(norms[1]) > 0.1
+
+
+def test_writing_by_an_index_that_vmap_does_not_check_is_refused():
+    class Filled(nn.Linear):
+        def forward(self, feature):
+            index = feature[0, :1].long().clamp(0, 2)
+            return super().forward(feature).index_fill(1, index, 0.0)
+
+    problem, shard = module_problem(Filled(6, CLASSES)), case("adapter")[1]
+    with pytest.raises(ValueError, match="index_fill may meet another example"):
+        problem.point_shape(shard)
+
+
+def hostile_features(width):
+    """Rows of every size, the same in one entry, and rows that are no numbers."""
+    direction = normals(width, seed=7)
+    rows = [s * direction for s in (0.0, 1e-300, 1e-160, 1e-8, 1.0, 1e8, 1e30, 1e153, 1e200)]
+    for s in (1e-30, 1e8, 1e160, *BAD):
+        rows.append(direction.clone())
+        rows[-1][0] = s
+    return torch.stack(rows)
+
+
+def frames(problem):
+    """Frames on their manifold, and as far from it as a point that came down may be."""
+    x = moved(problem)
+    return [x, x + 1e-12 * normals(*x.shape, seed=8), x * (1 + 1e-6)]
+
+
+def leaky():
+    return nn.Sequential(OrthogonalLinear(6, 3), nn.LeakyReLU(), nn.Linear(3, CLASSES))
+
+
+def canonical():
+    return nn.Sequential(
+        nn.Unflatten(1, (3, 2)), OrthogonalLinear(2, 4, metric="canonical"), nn.LeakyReLU(),
+        nn.Linear(4, 2), nn.Flatten(), nn.Linear(6, CLASSES),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize("made", [leaky, canonical])
+def test_no_record_adds_more_than_the_bound_whatever_type_the_model_computes_in(made, dtype):
+    problem, feature = module_problem(made(), dtype=dtype), hostile_features(6)
+    label = torch.arange(len(feature)) % CLASSES
+    shard = Examples({"feature": feature, "label": label}, {"feature": 1, "label": 0})
+    worst = mp.mpf(0)
+    with mp.workdps(DIGITS):
+        for x, clip in zip(frames(problem), (0.03, 1e-6, 1e6), strict=True):
+            values = alone(problem, x, shard, clip)
+            assert bool(torch.isfinite(values).all())
+            norm = judge(problem.manifold, x)
+            worst = max([worst, *(norm(value) / mp.mpf(clip) for value in values)])
+        assert mp.mpf("0.5") < worst <= TOLERANCE
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize(
+    ("made", "manifold", "radii"),
+    [(PoincareEmbedding, PoincareBall(), (0.5, 1 - 1e-9)), (LorentzEmbedding, Lorentz(), (2, 1e6))],
+)
+def test_rows_read_twice_and_far_out_add_no_more_than_the_bound(made, manifold, radii, dtype):
+    problem = module_problem(nn.Sequential(made(6, 2), DistanceDecoder(manifold)), dtype=dtype)
+    feature = torch.tensor([[0, 1, 2], [3, 1, 1], [3, 4, 4], [5, 5, 5], [4, 5, 5]])
+    shard = Examples(
+        {"feature": feature, "label": torch.zeros(5).long()}, {"feature": 1, "label": 0}
+    )
+    space = normals(6, 2)
+    space = space / space.norm(dim=-1, keepdim=True)
+    for radius in radii:
+        points = radius * space
+        if manifold.name == "Lorentz":
+            points = torch.cat([(1 + points.square().sum(-1, keepdim=True)).sqrt(), points], -1)
+        x = points.flatten()
+        with mp.workdps(DIGITS):
+            norm = judge(problem.manifold, x)
+            for clip in (0.03, 1e-6):
+                values = alone(problem, x, shard, clip)
+                assert max(norm(value) for value in values) / mp.mpf(clip) <= TOLERANCE
+
+
+# -- one clip a group ------------------------------------------------------------------------------
+SHARES = {"0": 3.0, "": 4.0}
+
+
+def grouped(shares=SHARES):
+    return module_problem(leaky(), clip_shares=shares)
+
+
+def test_each_group_is_clipped_to_its_share_of_the_bound_and_all_together_to_the_bound():
+    problem, joint = grouped(), module_problem(leaky())
+    problem.model.load_state_dict(joint.model.state_dict())
+    feature = normals(7, 6) * torch.logspace(-3, 3, 7, dtype=torch.float64).unsqueeze(-1)
+    label = torch.arange(7) % CLASSES
+    shard = Examples({"feature": feature, "label": label}, {"feature": 1, "label": 0})
+    x, clip = moved(joint), 0.3
+    values = alone(problem, x, shard, clip)
+    rgrads = joint.rgrads(x, shard)
+    parts = joint.manifold.unpack(rgrads)
+    groups = {0.6: ["0.frame", "0.bias"], 0.8: ["2.weight", "2.bias"]}
+    expected = {}
+    for share, names in groups.items():
+        length = torch.stack([parts[n].flatten(1).norm(dim=-1) for n in names]).norm(dim=0)
+        factor = (clip * share / length).clamp_max(1.0)
+        expected |= {n: factor.reshape(-1, *[1] * (parts[n].dim() - 1)) * parts[n] for n in names}
+    torch.testing.assert_close(values, joint.manifold.pack(expected), rtol=0, atol=1e-9)
+    assert float(values.norm(dim=-1).max()) == pytest.approx(clip, rel=1e-9)
+
+
+@pytest.mark.parametrize("shares", [SHARES, {"": 1.0}, {"0.frame": 1e-3, "0.bias": 1.0, "2": 1e3}])
+def test_the_worst_example_of_a_group_clip_reaches_the_bound_and_none_exceeds_it(shares):
+    """What the mechanism is charged for is the joint bound: the root of the shares' squares."""
+    problem, feature = grouped(shares), hostile_features(6)
+    label = torch.arange(len(feature)) % CLASSES
+    shard = Examples({"feature": feature, "label": label}, {"feature": 1, "label": 0})
+    x, clip = moved(problem), 1e-3
+    with mp.workdps(DIGITS):
+        values, norm = alone(problem, x, shard, clip), judge(problem.manifold, x)
+        worst = max(norm(value) for value in values) / mp.mpf(clip)
+        assert mp.mpf("0.999999") < worst <= TOLERANCE
+
+
+def test_a_cohort_with_groups_is_its_clients_one_by_one():
+    problem, rows = grouped(), normals(2, 4, 6)
+    label = torch.arange(8).reshape(2, 4) % CLASSES
+    x = torch.stack([problem.start, moved(problem)])
+    ndim = {"feature": 1, "label": 0}
+    found = problem.gradients(x, Examples({"feature": rows, "label": label}, ndim))
+    weights = normals(2, 2, 4).abs()
+    for i in range(2):
+        each = problem.gradients(x[i], Examples({"feature": rows[i], "label": label[i]}, ndim))
+        torch.testing.assert_close(found.norms[:, i], each.norms, rtol=1e-12, atol=0)
+        torch.testing.assert_close(
+            found.sum(weights)[i], each.sum(weights[:, i]), rtol=0, atol=1e-12
+        )
+
+
+@pytest.mark.parametrize(
+    ("shares", "said"),
+    [
+        ({"0": 1.0}, "no group has parameter '2.weight'"),
+        ({"0": 1.0, "": 1.0, "7": 1.0}, r"no parameter of .* is in \['7'\]"),
+        ({"": 0.0}, "expected numbers above 0"),
+        ({"": float("inf")}, "expected numbers above 0"),
+    ],
+)
+def test_groups_that_do_not_fit_the_model_are_refused_in_one_line(shares, said):
+    with pytest.raises(ValueError, match=said) as raised:
+        grouped(shares)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_model_that_fails_for_every_record_says_so_once_in_the_log_and_adds_nothing(caplog):
+    say_that_nothing_counts.cache_clear()
+    problem, feature = module_problem(leaky()), torch.full((4, 6), float("nan")).double()
+    ndim = {"feature": 1, "label": 0}
+    shard = Examples({"feature": feature, "label": torch.zeros(4).long()}, ndim)
+    for _ in range(2):
+        assert not bool(one_client(problem, shard, 1.0).gradient(problem.start).any())
+    (record,) = [r for r in caplog.records if r.name == "manifed"]
+    assert "ModuleProblem: no record of a batch has a finite gradient" in record.getMessage()
+    caplog.clear()
+    say_that_nothing_counts.cache_clear()
+    feature[1] = 1.0
+    assert bool(one_client(problem, shard, 1.0).gradient(problem.start).any())
+    assert not caplog.records

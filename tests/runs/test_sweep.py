@@ -1,0 +1,167 @@
+"""A sweep: what it stands for, what it refuses, and that it goes on where it stopped."""
+
+import csv
+import json
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from manifed.errors import ConfigError
+from manifed.runs.report.runs import Curve, read
+from manifed.runs.run_folder import RunFolder
+from manifed.runs.sweep import label_of, measure_of, rows_of, seeds_of, trials_of, values_of
+from tests.runs.test_report import write_run
+
+ROOT = Path(__file__).parents[2]
+CONFIG = ROOT / "configs" / "quickstart.toml"
+STEPS = "training.step_size=0.1,0.5"
+
+
+def test_commas_part_values_outside_brackets_and_quotes():
+    assert values_of("a.b=0.1, 0.5") == ["a.b=0.1", "a.b=0.5"]
+    assert values_of("a.b=[1,2],[3]") == ["a.b=[1,2]", "a.b=[3]"]
+    assert values_of("a.b='x,y',z") == ["a.b='x,y'", "a.b=z"]
+    assert values_of("""a.b=["]", 1],{c=1,d=2}""") == ["""a.b=["]", 1]""", "a.b={c=1,d=2}"]
+
+
+@pytest.mark.parametrize("text", ["a.b", "a.b=1,", "a.b=,1", "a.b=1,1", "a.b="])
+def test_a_value_is_neither_empty_nor_twice(text):
+    with pytest.raises(ConfigError, match="--set: expected"):
+        values_of(text)
+
+
+def test_seeds():
+    assert seeds_of("0-3") == [0, 1, 2, 3]
+    assert seeds_of("7,1-2") == [7, 1, 2]
+    for wrong in ("", "3-1", "1,1-2", "x", "0-99999999", "-1", "1.5"):
+        with pytest.raises(ConfigError, match="--seeds: expected"):
+            seeds_of(wrong)
+
+
+def test_every_setting_and_seed_has_a_folder_of_its_own(tmp_path):
+    longest = ",".join(f'"{"x" * 200}{i}"' for i in range(2))
+    found = trials_of(
+        CONFIG, [STEPS, f"name={longest}", "federation.num_rounds=3"], [0, 4], tmp_path
+    )
+    assert len({trial.directory for trial in found}) == 8
+    assert all(len(trial.directory.name) < 120 for trial in found)
+    assert {trial.config.federation.num_rounds for trial in found} == {3}
+    assert {trial.config.federation.seed for trial in found} == {0, 4}
+    assert label_of(found[0].setting[:1], "-") == "step_size=0.1"
+    assert not list(tmp_path.iterdir())
+    (alone,) = trials_of(CONFIG, [], [2], tmp_path)
+    assert (alone.directory.name, label_of(alone.setting, "quickstart")) == ("seed-2", "quickstart")
+
+
+@pytest.mark.parametrize(
+    ("sets", "said"),
+    [
+        (["training.step_size=0.1,x"], "training.step_size"),
+        (["training.stepsize=0.1,1"], "did you mean 'step_size'"),
+        ([STEPS, "training.step_size=1"], "every key once"),
+        (["federation.seed=1,2"], "--seeds"),
+        (["output.directory=/tmp/x"], "names its runs' folders"),
+        ([f"federation.num_rounds={','.join(map(str, range(1, 10002)))}"], "at most 10000 runs"),
+    ],
+)
+def test_a_wrong_sweep_is_one_line_before_anything_runs(tmp_path, sets, said):
+    with pytest.raises(ConfigError, match=said) as error:
+        trials_of(CONFIG, sets, [0], tmp_path)
+    assert "\n" not in str(error.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_is_there_already_is_not_overwritten(tmp_path):
+    (tmp_path / "seed-0").mkdir()
+    (tmp_path / "seed-0" / "mine.txt").write_text("mine")
+    with pytest.raises(ConfigError, match="expected a new folder"):
+        trials_of(CONFIG, [], [0], tmp_path)
+
+
+def test_the_table_has_the_best_first(tmp_path):
+    runs = [
+        read(write_run(tmp_path / f"{g}-{s}", seed=s, gap=g)) for g in (2.0, 1.0) for s in (1, 3)
+    ]
+    found = [Curve("step_size=2", runs[:2]), Curve("step_size=1", runs[2:])]
+    first, second = rows_of(found, "relative_cost_gap")
+    assert (first.label, second.label, first.runs) == ("step_size=1", "step_size=2", 2)
+    values = [run.last("relative_cost_gap") for run in runs[2:]]
+    assert first.mean == pytest.approx(sum(values) / 2)
+    assert first.deviation == pytest.approx(abs(values[0] - values[1]) / 2**0.5)
+    assert first.epsilon == 2.0
+
+
+def test_the_best_accuracy_is_the_greatest(tmp_path):
+    runs = [read(write_run(tmp_path / str(gap), gap=gap)) for gap in (1.0, 2.0)]
+    column = {"held_out_accuracy": runs[0].columns["cost"]}
+    better = Curve("better", [replace(runs[0], columns=column)])
+    worse = Curve(
+        "worse", [replace(runs[1], columns={"held_out_accuracy": column["held_out_accuracy"] - 1})]
+    )
+    assert measure_of([worse, better], None) == "held_out_accuracy"
+    assert [row.label for row in rows_of([worse, better], "held_out_accuracy")] == [
+        "better",
+        "worse",
+    ]
+    with pytest.raises(ConfigError, match="--measure: expected a measured column"):
+        measure_of([worse, better], "cost")
+
+
+def _command(out, *more):
+    return [
+        sys.executable, "-m", "manifed", "sweep", str(CONFIG), "--set", STEPS, "--out", str(out),
+        *more,
+    ]  # fmt: skip
+
+
+@pytest.mark.slow
+def test_a_sweep_that_was_interrupted_goes_on(tmp_path):
+    """Ctrl-C in the first run, the same command again: one table, nothing run twice."""
+    out = tmp_path / "sweep"
+    rounds = ["--set", "federation.num_rounds=40"]
+    started = subprocess.Popen(
+        _command(out, *rounds), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    first = RunFolder(out / "step_size=0.1-seed-0")
+    deadline = time.monotonic() + 120
+    while not first.metrics_path.is_file() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    started.send_signal(signal.SIGINT)
+    _, said = started.communicate(timeout=120)
+    assert (started.returncode, said.strip().splitlines()[-1]) == (
+        130,
+        "error: interrupted; the same command goes on where it stopped",
+    )
+    assert first.experiment_path.is_file()
+    assert not (out / "step_size=0.5-seed-0").exists()
+
+    done = subprocess.run(
+        _command(out, *rounds, "--json"), capture_output=True, text=True, check=True
+    )
+    assert "The search is not accounted" in done.stdout
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert {row["label"] for row in result["rows"]} == {"step_size=0.1", "step_size=0.5"}
+    with (out / "sweep.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["step_size"], row["seed"]) for row in rows] == [("0.1", "0"), ("0.5", "0")]
+    # A round that was charged and then cut off has spent its share of the budget.
+    assert rows[0]["round"] in {"39.0", "40.0"}
+    assert rows[1]["round"] == "40.0"
+    assert (out / "cost-by-round.png").is_file()
+
+    written = {path: path.stat().st_mtime_ns for path in out.glob("*/*")}
+    subprocess.run(_command(out, *rounds), capture_output=True, check=True)
+    assert written == {path: path.stat().st_mtime_ns for path in out.glob("*/*")}
+    other = subprocess.run(
+        _command(out, "--set", "federation.num_rounds=41"),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (other.returncode, "one of another config" in other.stderr) == (2, True)
+    assert written == {path: path.stat().st_mtime_ns for path in out.glob("*/*")}
