@@ -3,6 +3,7 @@
 import math
 from typing import Any
 
+import numpy as np
 import torch
 from geoopt.utils import size2shape
 from torch import Tensor
@@ -45,7 +46,8 @@ class Euclidean(Manifold):
 
     def from_coords(self, x: Tensor, c: Tensor) -> Tensor:
         """The coordinates themselves."""
-        return c if x.shape == c.shape else c.expand(torch.broadcast_shapes(x.shape, c.shape))
+        # numpy's: torch.broadcast_shapes imports sympy, which takes as long as torch itself.
+        return c if x.shape == c.shape else c.expand(np.broadcast_shapes(x.shape, c.shape))
 
     def projx(self, x: Tensor) -> Tensor:
         """The point itself."""
@@ -53,7 +55,7 @@ class Euclidean(Manifold):
 
     def proju(self, x: Tensor, u: Tensor) -> Tensor:
         """The vector itself."""
-        return u if x.shape == u.shape else u.expand(torch.broadcast_shapes(x.shape, u.shape))
+        return u if x.shape == u.shape else u.expand(np.broadcast_shapes(x.shape, u.shape))
 
     def egrad2rgrad(self, x: Tensor, u: Tensor) -> Tensor:
         """The gradient itself."""
@@ -91,7 +93,7 @@ class Euclidean(Manifold):
 
     def transp(self, x: Tensor, y: Tensor, v: Tensor) -> Tensor:
         """The vector itself (parallel)."""
-        return v.expand(torch.broadcast_shapes(x.shape, y.shape, v.shape))
+        return v.expand(np.broadcast_shapes(x.shape, y.shape, v.shape))
 
     def random(
         self,

@@ -18,6 +18,7 @@ of a point at distance r from the origin is eps e^r, as it is for the stored coo
 
 from typing import Any
 
+import numpy as np
 import torch
 from geoopt.utils import size2shape
 from torch import Tensor
@@ -50,7 +51,7 @@ class PoincareBall(Manifold):
 
     def proju(self, x: Tensor, u: Tensor) -> Tensor:
         """u: every vector of R^d is tangent."""
-        return u.expand(torch.broadcast_shapes(x.shape, u.shape))
+        return u.expand(np.broadcast_shapes(x.shape, u.shape))
 
     def egrad2rgrad(self, x: Tensor, u: Tensor) -> Tensor:
         """The Riemannian gradient (om(x)/2)^2 u."""
@@ -61,7 +62,7 @@ class PoincareBall(Manifold):
         return torch.where(torch.linalg.vector_norm(x, dim=-1) < 1, 0.0, torch.inf).to(x)
 
     def _normal_part(self, x: Tensor, u: Tensor) -> Tensor:
-        return u.new_zeros(torch.broadcast_shapes(x.shape, u.shape)[:-1])
+        return u.new_zeros(np.broadcast_shapes(x.shape, u.shape)[:-1])
 
     def _check_point_on_manifold(
         self, x: Tensor, *, atol: float = 1e-5, rtol: float = 1e-5

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
+import numpy as np
 import torch
 from geoopt.utils import size2shape
 from torch import Tensor
@@ -269,5 +270,5 @@ class Product(Manifold):
 def _join(parts: list[Tensor], ndims: list[int]) -> Tensor:
     """The parts, each flattened over its own trailing dimensions, joined along the last."""
     flat = [part.flatten(-ndim) for part, ndim in zip(parts, ndims, strict=True)]
-    lead = torch.broadcast_shapes(*[part.shape[:-1] for part in flat])
+    lead = np.broadcast_shapes(*[part.shape[:-1] for part in flat])
     return torch.cat([part.expand(*lead, -1) for part in flat], dim=-1)

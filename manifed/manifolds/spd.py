@@ -20,6 +20,7 @@ Symbols: L factor, S_u, S_y whitened u and y, E square root of S_y.
 
 from typing import Any
 
+import numpy as np
 import torch
 from geoopt.utils import size2shape
 from torch import Tensor
@@ -67,7 +68,7 @@ class SPDSet(Manifold):
 
     def proju(self, x: Tensor, u: Tensor) -> Tensor:
         """The symmetric part of u."""
-        return sym(u).expand(torch.broadcast_shapes(x.shape, u.shape))
+        return sym(u).expand(np.broadcast_shapes(x.shape, u.shape))
 
     def norm_slack(self, x: Tensor) -> Tensor:
         """4 m eps tr(x) tr(x^-1), at least the condition number of x times 4 m eps."""
@@ -92,7 +93,7 @@ class SPDSet(Manifold):
     def _normal_part(self, x: Tensor, u: Tensor) -> Tensor:
         """The skew part."""
         normal = torch.linalg.vector_norm(u - u.mT, dim=(-2, -1)) / 2
-        return normal.expand(torch.broadcast_shapes(x.shape, u.shape)[:-2])
+        return normal.expand(np.broadcast_shapes(x.shape, u.shape)[:-2])
 
     def _check_point_on_manifold(
         self, x: Tensor, *, atol: float = 1e-5, rtol: float = 1e-5

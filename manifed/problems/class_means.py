@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -98,7 +99,7 @@ class ClassMeans(FiniteSum):
     def _own(self, x: Tensor, examples: Examples) -> Tensor:
         """X_{y_j} of every example, shape ``(..., n, *point)``."""
         label, ndim = class_numbers(examples["label"], self.num_classes), self.base.ndim
-        lead = torch.broadcast_shapes(x.shape[: -1 - ndim], label.shape[:-1])
+        lead = np.broadcast_shapes(x.shape[: -1 - ndim], label.shape[:-1])
         shape = x.shape[-ndim:]
         index = label.reshape(*label.shape, *[1] * ndim).expand(*lead, label.shape[-1], *shape)
         return x.expand(*lead, *x.shape[-1 - ndim :]).gather(-1 - ndim, index)

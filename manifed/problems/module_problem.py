@@ -13,6 +13,7 @@ from functools import cache
 from math import prod
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
@@ -227,8 +228,8 @@ class ModuleProblem(FiniteSum):
         feature = feature.to(self._type(feature))
         n, ndim = len(examples), examples.feature_ndim
         numbers = numbers or x.shape[-1]
-        lead = torch.broadcast_shapes(
-            x.shape[:-1], feature.shape[: feature.dim() - 1 - ndim["feature"]]
+        lead = torch.Size(
+            np.broadcast_shapes(x.shape[:-1], feature.shape[: feature.dim() - 1 - ndim["feature"]])
         )
         many = max(1, CHUNK_ELEMENTS // numbers)
         key = examples.tensors.get(KEY)

@@ -149,9 +149,8 @@ def test_every_planted_fault_is_caught(fault):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [0, 1])
-def test_all_shipped_mechanisms_pass_and_the_published_calibration_fails(seed):
-    result = audit_all(seed)
+def test_all_shipped_mechanisms_pass_and_the_published_calibration_fails():
+    result = audit_all(0)
     assert result["violations"] == 0
     assert result["planted_faults_caught"] == result["planted_faults"] == 10
     assert result["published_dp_rsvrg_violated"]

@@ -23,7 +23,7 @@ DRAWN = {
 PNG = b"\x89PNG\r\n\x1a\n"
 SLOW_TO_IMPORT = {
     "dp_accounting", "matplotlib", "networkx", "ray", "scipy.linalg", "scipy.ndimage",
-    "scipy.optimize", "scipy.stats", "sklearn", "torch._dynamo",
+    "scipy.optimize", "scipy.stats", "sklearn", "sympy", "torch._dynamo",
 }  # fmt: skip
 """What a run without figures, other graphs than its own and files of others does without."""
 
@@ -206,7 +206,9 @@ def test_what_takes_long_to_import_is_imported_only_when_used():
         "manifed.cli.launch, manifed.experiment.privacy, manifed.runs.driver, strategies.of_config"
     )
     code = (
-        f"import sys, {used}; print(*sys.modules); import {run}; print(*sys.modules); "
+        f"import sys, {used}; print(*sys.modules); import {run}; import torch; "
+        "from manifed.manifolds.euclidean import Euclidean; "
+        "Euclidean().from_coords(torch.zeros(2, 3), torch.zeros(3)); print(*sys.modules); "
         "import geoopt.optim.mixin; print(geoopt.optim.RiemannianSGD.__mro__[1].__name__)"
     )
     command = [sys.executable, "-W", "ignore", "-c", code]
