@@ -8,13 +8,19 @@ from manifed.runs import checkpoint
 from tests.algorithms import test_growing_samples as plain
 
 
-def largest_gap(engine, nodes, case, folder, monkeypatch):
+def largest_gap(engine, nodes, case, folder, monkeypatch, rounds=plain.ROUNDS):
     """Between what the nodes showed last, in the run's checkpoint, and the plain loop's."""
     monkeypatch.setattr(plain, "NODES", nodes)
-    config = plain.experiment(case)
+    config = plain.experiment(case, rounds)
     path = folder / "growing.toml"
     path.write_text(to_toml(config))
-    ran = launch(Request(str(path), ("output.plots=false",), engine, folder / engine, plain=True))
+    is_insecure = engine == "deployment"  # keys are tested elsewhere, and cost 2 s of CPU a node
+    ran = launch(
+        Request(
+            str(path), ("output.plots=false",), engine, folder / engine, plain=True,
+            is_insecure=is_insecure,
+        )
+    )  # fmt: skip
     shown = checkpoint.load(ran.checkpoint_path).tensors["x"].numpy()
     assert shown.shape == (nodes, 4)
     expected = plain.shown_in_numpy(config)

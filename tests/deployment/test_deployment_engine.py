@@ -41,7 +41,8 @@ def test_the_quickstart_has_the_same_trajectory_as_inline() -> None:
 def test_growing_samples_on_four_supernodes_are_the_plain_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert largest_gap("deployment", 4, "output, mixed", tmp_path, monkeypatch) <= 1e-12
+    # two rounds: the second needs what a node remembers; five are in tests/robustness
+    assert largest_gap("deployment", 4, "output, mixed", tmp_path, monkeypatch, 2) <= 1e-12
 
 
 @pytest.mark.usefixtures("leaves_nothing")

@@ -73,11 +73,11 @@ def test_a_module_of_a_package_outside_has_one_trajectory_on_every_engine(
 
 
 @pytest.mark.usefixtures("leaves_nothing")
-@pytest.mark.parametrize(("nodes", "case"), [(6, "output, mixed"), (30, "gradient")])
 def test_growing_samples_are_the_plain_loop(
-    nodes: int, case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert largest_gap("ray", nodes, case, tmp_path, monkeypatch) <= 1e-12
+    # one start of Ray: many more nodes than actors, each with a memory; more in tests/robustness
+    assert largest_gap("ray", 30, "output, mixed", tmp_path, monkeypatch, 3) <= 1e-12
 
 
 @pytest.mark.usefixtures("leaves_nothing")

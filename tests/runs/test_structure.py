@@ -55,6 +55,7 @@ SCRIPTS = [
     *([str(path.relative_to(ROOT))] for path in sorted((ROOT / "benchmarks").glob("*.py"))),
     ["-m", "reproduction"],
     ["-m", "reproduction.figure"],
+    ["-m", "tests.robustness.growing_engines"],
     ["-m", "tests.robustness.hostile_replies"],
     ["-m", "tests.robustness.kills"],
 ]
