@@ -152,6 +152,19 @@ class GrowingSamples(ModelOfEachNode):
             num_examples=num_examples,
         )
 
+    @property
+    def is_in_order(self) -> bool:
+        """Whether each record is used once, and a client's may be a stream."""
+        return self.samples == "in-order" and self.on_exhausted == "stop"
+
+    def largest_batch(self, num_examples: int) -> int:
+        """Of the rounds that so many records are enough for, of the first 2^20."""
+        if not self.is_in_order:
+            return num_examples
+        k = np.arange(min(num_examples, 1 << 20), dtype=np.float64)
+        sizes = self.schedules.sizes(k)
+        return int(sizes[np.cumsum(sizes) <= num_examples].max(initial=1.0))
+
     # -- the client --------------------------------------------------------------------------
     def in_round(self, server_round: int) -> "Iteration":
         """Iteration k = server_round - 1."""

@@ -149,6 +149,20 @@ class Scheduled(Protocol):
         ...
 
 
+@runtime_checkable
+class ReadsInOrder(Protocol):
+    """A client update that may use up a client's records one after the other."""
+
+    @property
+    def is_in_order(self) -> bool:
+        """Whether it does."""
+        ...
+
+    def largest_batch(self, num_examples: int) -> int:
+        """Of the rounds that so many records are enough for."""
+        ...
+
+
 def in_round(training: ClientUpdate, server_round: int) -> ClientUpdate:
     """What any client update is in a round."""
     return training.in_round(server_round) if isinstance(training, Scheduled) else training

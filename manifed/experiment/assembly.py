@@ -191,7 +191,7 @@ def own_examples(
     else:
         examples = load_shards(config).examples[partition]
     try:
-        config.problem.check_records(examples)
+        config.problem.check_records(examples.judged)
     except InvalidRecord as error:
         raise ConfigError(
             f"data.kind: {config.data.kind!r}: client {partition}, {error}; mend or remove the "

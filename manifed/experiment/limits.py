@@ -4,7 +4,7 @@ from manifed.algorithms.correlated import CorrelatedRSGD
 from manifed.algorithms.decor import Decor
 from manifed.algorithms.gossip import ByGraph, Gossip, OnGraph
 from manifed.algorithms.growing_samples import GrowingSamples
-from manifed.algorithms.interface import ClientUpdate, ServerUpdate
+from manifed.algorithms.interface import ClientUpdate, ReadsInOrder, ServerUpdate
 from manifed.algorithms.log_euclidean import LogEuclidean
 from manifed.algorithms.manifold_gossip import ManifoldGossip
 from manifed.algorithms.masked_mean import MaskedMean
@@ -405,6 +405,28 @@ def check_steepness(training: ClientUpdate, problem: Problem, kind: str) -> None
         raise ValueError(
             "training.lipschitz: records are held to it with problem.kind = 'least-squares' and "
             f"'logistic', got {kind!r}; use training.grad_point = 'mixed'"
+        )
+
+
+def check_stream_data(training: ClientUpdate, data_kind: str, partition: str, held: str) -> None:
+    """Refuse to read data that are never all there in any other way than once, in order.
+
+    Raises:
+        ValueError: naming field, value and what to use instead.
+    """
+    if not (isinstance(training, ReadsInOrder) and training.is_in_order):
+        raise ValueError(
+            f"data.kind: {data_kind!r} is a stream, of which each record is read once: it needs "
+            "training.kind = 'growing-samples' with samples = 'in-order' and on_exhausted = 'stop'"
+        )
+    if partition != "natural":
+        raise ValueError(
+            f"federation.partition.kind: with data.kind = {data_kind!r} every client has a stream "
+            f"of its own, expected 'natural', got {partition!r}"
+        )
+    if held != "oracle":
+        raise ValueError(
+            f"evaluation.kind: a stream holds nothing out, expected 'oracle', got {held!r}"
         )
 
 

@@ -30,6 +30,7 @@ from manifed.experiment.limits import (
     check_statistic,
     check_steepness,
     check_strategy,
+    check_stream_data,
     check_streams,
     server_update,
 )
@@ -44,6 +45,7 @@ from manifed.problems.files import FileData
 from manifed.problems.partition_specs import PartitionRule
 from manifed.problems.problem_specs import HyperbolicPredictionSpec, ProblemSource
 from manifed.problems.spec import DataSpec, EqualSpec, PartitionSpec, ProblemSpec, check_pair
+from manifed.problems.streams import StreamData
 
 Training = Annotated[
     AnyTraining,
@@ -425,6 +427,9 @@ class Experiment(Frozen):
         check_manifold(self.training, problem.manifold)
         check_statistic(self.training, problem, self.problem.kind)
         check_steepness(self.training, problem, self.problem.kind)
+        if isinstance(self.data, StreamData):
+            partition, held = self.federation.partition.kind, self.evaluation.kind
+            check_stream_data(self.training, self.data.kind, partition, held)
         check_average(self.server_update, self.federation.num_rounds, problem.manifold)
         self._check_output_rules()
         self._check_privacy()

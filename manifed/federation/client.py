@@ -20,6 +20,7 @@ from manifed.algorithms.interface import (
     ClientUpdate,
     Memory,
     Phase,
+    ReadsInOrder,
     Scheduled,
     in_round,
     remembers_setup,
@@ -332,6 +333,8 @@ class ClientSide:
     def gradients_in_a_step(self, num_examples: int) -> float:
         """How many points' worth of per-example gradients, with temporaries, a query may hold."""
         summed, each = self.setup.problem.points_per_example, ProblemBase.points_per_example
+        if isinstance(self.setup.training, ReadsInOrder):
+            return each * self.setup.training.largest_batch(num_examples)
         if isinstance(self.setup.training, Scheduled):  # a batch may grow to the whole shard
             return each * num_examples
         sizes = (

@@ -14,7 +14,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 
 import torch
 from torch import Tensor
@@ -168,12 +168,15 @@ class Asked:
             return stddev
         return stddev.reshape(-1, *[1] * ndim)
 
-    def in_order(self, rows: Tensor) -> Batch:
-        """The rows from the query's first on, of shards of ``rows`` (...), each at most once."""
+    def in_order(self, rows: Tensor, lap: int = 0) -> Batch:
+        """The rows from the query's first on, of shards of ``rows`` (...), each at most once.
+
+        ``lap``: of a stream, how many times as many rows were set aside for earlier attempts.
+        """
         assert self.query.first is not None
-        steps = torch.arange(self.subset, device=rows.device)
-        positions = (self.query.first + steps) % rows.unsqueeze(-1).clamp_min(1)
-        return positions, (steps < rows.unsqueeze(-1)).to(torch.float64)
+        steps, count = torch.arange(self.subset, device=rows.device), rows.unsqueeze(-1)
+        positions = (self.query.first + steps) % count.clamp_min(1) + lap * count
+        return positions, (steps < count).to(torch.float64)
 
     def batch(self, present: Tensor, draws: Draws, step: int) -> Batch:
         """A batch drawn as it is charged; ``present`` (..., n) holds for what is no padding."""
@@ -199,8 +202,10 @@ class Asked:
 class Answers:
     """What an oracle knows before it is asked: nothing of a round, so it may serve in many."""
 
-    present: Tensor
-    """Which rows are no padding, (..., n)."""
+    rows: Tensor
+    """How many rows are no padding, (...)."""
+    longest: int
+    """Rows with padding."""
     asked: Mapping[str, Asked]
     """By label."""
     whole: dict[str, Batch]
@@ -215,10 +220,14 @@ class Answers:
         Raises:
             WrongSize: as `Oracle`.
         """
-        present = _present(examples, queries, draws)
-        rows = zip(*queries, strict=True)
-        asked = {row[0].label: Asked.of(row, problem.manifold.ndim, draws) for row in rows}
-        return Answers(present, asked, {})
+        rows, each = _rows(examples, queries, draws), zip(*queries, strict=True)
+        asked = {one[0].label: Asked.of(one, problem.manifold.ndim, draws) for one in each}
+        return Answers(rows, examples.size, asked, {})
+
+    @cached_property
+    def present(self) -> Tensor:
+        """Which rows are no padding, (..., n); made when a batch is drawn from all of them."""
+        return torch.arange(self.longest, device=self.rows.device) < self.rows.unsqueeze(-1)
 
 
 class Oracle:
@@ -245,7 +254,7 @@ class Oracle:
         self._examples = examples
         if not isinstance(queries, Answers):
             queries = Answers.of(problem, examples, queries, draws)
-        self._present, self._asked, self._whole = queries.present, queries.asked, queries.whole
+        self._known, self._asked, self._whole = queries, queries.asked, queries.whole
         self._draws = draws
         self._step = 0
 
@@ -398,8 +407,9 @@ class Oracle:
 
     def _drawn(self, asked: Asked) -> Batch:
         if asked.query.first is None:
-            return asked.batch(self._present, self._draws, self._step)
-        return asked.in_order(self._present.sum(-1))
+            return asked.batch(self._known.present, self._draws, self._step)
+        is_stream = self._examples.stream is not None
+        return asked.in_order(self._known.rows, self._draws.attempt if is_stream else 0)
 
     def _answer(
         self,
@@ -481,8 +491,8 @@ class Oracle:
         return manifold.from_coords(x.to(normals.dtype), normals)
 
 
-def _present(examples: Examples, queries: Sequence[Sequence[Query]], draws: Draws) -> Tensor:
-    """Which rows are no padding, shape (..., n)."""
+def _rows(examples: Examples, queries: Sequence[Sequence[Query]], draws: Draws) -> Tensor:
+    """How many rows are no padding, shape (...)."""
     lead = () if isinstance(draws.partition, int) else (len(draws.partition),)
     rows = torch.tensor(examples.size) if examples.counts is None else examples.counts
     rows = rows.to(draws.device).expand(lead)
@@ -496,7 +506,7 @@ def _present(examples: Examples, queries: Sequence[Sequence[Query]], draws: Draw
                     "many: declare what is there, or use 'add-or-remove' with full or Poisson "
                     "batches"
                 )
-    return torch.arange(examples.size, device=draws.device) < rows.unsqueeze(-1)
+    return rows
 
 
 # -- sums of clipped vectors -----------------------------------------------------------------

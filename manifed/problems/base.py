@@ -21,6 +21,35 @@ KEY = "dropout_key"
 """The tensor of uniforms, one an example and step, that an oracle adds for `Problem.needs_keys`."""
 
 
+class Records(Protocol):
+    """Records that are computed when they are read, of one client or of a stacked cohort."""
+
+    @property
+    def size(self) -> int:
+        """How many a client has."""
+        ...
+
+    def take(self, positions: Tensor) -> "Examples":
+        """Those at ``positions`` >= 0, (b,) of a client or (C, b) of a cohort."""
+        ...
+
+    def judged(self) -> "Examples":
+        """A few of a client that no position reaches: what a simulation judges models by."""
+        ...
+
+    def to(self, where: str | torch.device | torch.dtype) -> "Records":
+        """As `Examples.to`."""
+        ...
+
+    def of_clients(self, rows: slice | Tensor) -> "Records":
+        """Of some clients of a stacked cohort."""
+        ...
+
+    def stacked_with(self, others: "Sequence[Records]") -> "Records":
+        """Of a cohort: all of ``others``, this one among them."""
+        ...
+
+
 @dataclass(frozen=True)
 class Examples:
     """n examples as named tensors, each of shape ``(..., n, *feature)``.
@@ -32,10 +61,16 @@ class Examples:
     feature_ndim: Mapping[str, int]
     counts: Tensor | None = None
     """Of a stacked cohort: how many are each client's own, (C,); the rest is padding. None: all."""
+    stream: Records | None = None
+    """Where records come from that nobody keeps: ``tensors`` then show the shape of one, and only
+    `take` gives any."""
     size: int = field(init=False)
     """n."""
 
     def __post_init__(self) -> None:
+        if self.stream is not None:
+            object.__setattr__(self, "size", self.stream.size)
+            return
         sizes = {k: t.shape[-1 - self.feature_ndim[k]] for k, t in self.tensors.items()}
         if len(set(sizes.values())) != 1:
             raise ValueError(f"Expected one number of examples in every tensor, got {sizes}")
@@ -49,6 +84,8 @@ class Examples:
 
     def take(self, indices: Tensor) -> "Examples":
         """The examples at ``indices`` (..., b); leading dimensions match the tensors' own."""
+        if self.stream is not None:
+            return self.stream.take(indices)
         return Examples(
             {k: _gather(t, indices, self.feature_ndim[k]) for k, t in self.tensors.items()},
             self.feature_ndim,
@@ -83,18 +120,27 @@ class Examples:
             if any(t.is_floating_point() and t.dtype != where for _, t in wide):
                 wide = [(k, t) for k, t in wide if k != SQUARED_NORM]
             cast = {k: t.to(where) if t.is_floating_point() else t for k, t in wide}
-            return Examples(cast, {k: self.feature_ndim[k] for k in cast}, self.counts)
+            return Examples(
+                cast, {k: self.feature_ndim[k] for k in cast}, self.counts, self._stream_to(where)
+            )
         moved = {key: tensor.to(where) for key, tensor in self.tensors.items()}
-        return Examples(
-            moved, self.feature_ndim, None if self.counts is None else self.counts.to(where)
-        )
+        counts = None if self.counts is None else self.counts.to(where)
+        return Examples(moved, self.feature_ndim, counts, self._stream_to(where))
+
+    def _stream_to(self, where: str | torch.device | torch.dtype) -> Records | None:
+        return None if self.stream is None else self.stream.to(where)
+
+    @property
+    def judged(self) -> "Examples":
+        """What a simulation judges models by: all, or a sample of a stream that it never uses."""
+        return self if self.stream is None else self.stream.judged()
 
     def of_clients(self, rows: slice | Tensor) -> "Examples":
         """The examples of some clients of a stacked cohort."""
         picked = {key: tensor[rows] for key, tensor in self.tensors.items()}
-        return Examples(
-            picked, self.feature_ndim, None if self.counts is None else self.counts[rows]
-        )
+        counts = None if self.counts is None else self.counts[rows]
+        stream = None if self.stream is None else self.stream.of_clients(rows)
+        return Examples(picked, self.feature_ndim, counts, stream)
 
     @staticmethod
     def stack(shards: "Sequence[Examples]") -> "Examples":
@@ -109,7 +155,9 @@ class Examples:
             for key in longest.tensors
         }
         counts = torch.tensor([len(shard) for shard in shards])
-        return Examples(padded, longest.feature_ndim, counts)
+        streams = [shard.stream for shard in shards if shard.stream is not None]
+        stream = None if longest.stream is None else longest.stream.stacked_with(streams)
+        return Examples(padded, longest.feature_ndim, counts, stream)
 
     @staticmethod
     def concatenate(shards: "Sequence[Examples]") -> "Examples":

@@ -5,7 +5,7 @@ networked client takes its own shard by index.
 """
 
 import os
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 
 import torch
@@ -14,7 +14,9 @@ from torch import Tensor
 from manifed.problems import finite_sum
 from manifed.problems.base import Examples
 from manifed.problems.dataset import Dataset, generator
+from manifed.problems.problem_specs import NUM_EXAMPLES
 from manifed.problems.spec import DataSpec, PartitionSpec, ProblemSpec, check_pair
+from manifed.problems.streams import StreamData
 
 DATA_VARIABLE = "MANIFED_DATA"
 
@@ -75,6 +77,10 @@ def _shards(
     data_dir: Path | None,
 ) -> tuple[Examples, ...]:
     check_pair(problem, data)
+    if isinstance(data, StreamData):
+        meta = {NUM_EXAMPLES: data.num_examples}
+        prepare = partial(problem.prepare, meta=meta)
+        return tuple(data.shard(seed, i, prepare) for i in range(num_partitions))
     whole = dataset(data, seed, data_dir)
     lists = partition.split(whole, num_partitions, generator(seed, "partition"))
     parts = (whole.examples.take(torch.from_numpy(indices)) for indices in lists)

@@ -26,6 +26,7 @@ from manifed.problems.problem_specs import (
     PrincipalEigenvectorSpec,
 )
 from manifed.problems.real_data import A9a, BreastCancer, Digits, Mnist, SamplePhotos
+from manifed.problems.streams import RegressionStream
 from manifed.problems.synthetic_data import (
     ClassMixture,
     LogNormalSPD,
@@ -77,7 +78,8 @@ DataSpec = Annotated[
     | ScaledIdentities
     | SyntheticLogistic
     | SyntheticLowRank
-    | ClassMixture,
+    | ClassMixture
+    | RegressionStream,
     Field(discriminator="kind"),
 ]
 

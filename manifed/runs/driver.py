@@ -335,7 +335,8 @@ def _evaluator(
         return public_evaluator(config)
     found = load_shards(config)
     shares = client_shares(facts.sizes, config.server_update.weights)
-    return Evaluator(found.problem, found.examples, shares, found.meta)
+    judged = [shard.judged for shard in found.examples]
+    return Evaluator(found.problem, judged, shares, found.meta)
 
 
 class _Run:
