@@ -1,6 +1,6 @@
 """Figure 1 of DECOR: what CDP, DECOR and LDP reach at each budget, through the engine.
 
-A panel is a task; its curves are configs, configs/experiments/004_1*_CURVE.toml, with the noise of
+A panel is a task; its curves are those of configs/figures/004_1*.toml, with the noise of
 one budget. That of every budget is found here by the accountant and set: LDP's so that a node's own
 noise meets it, CDP's a share 1 / sqrt(n) of that, DECOR's own noise a little more than CDP's with
 the masks that make up for the rest against the eavesdropper (adversary I).

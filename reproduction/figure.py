@@ -10,8 +10,8 @@ PriRFed's figures have panels: 000-1, 000-1-regime, 000-2, 000-2-digits, 000-2-r
 DECOR's Figure 1 has budgets on its axis: 004-1a, 004-1b, 004-1c (the last two need MANIFED_DATA),
 004-1b-breast-cancer, 004-1c-digits; 004-2 and 004-3 are curves of the accountant, and run nothing.
 Growing samples, 002-1 to 002-5, are made in plain numpy or torch, and take no seeds.
-Any other name stands for the configs that begin with it, configs/experiments/NAME_*.toml with _ for
--, drawn as `manifed report` does. A run that is already finished in the folder is kept, so an
+Any other name stands for the curves of configs/figures/ that begin with it, with _ for -, drawn as
+`manifed report` does. A run that is already finished in the folder is kept, so an
 interrupted command goes on where it stopped.
 """
 
@@ -35,7 +35,7 @@ from manifed.experiment.load import load, parse
 from manifed.runs.report.figures import COLORS, STYLE, draw, draw_axes
 from manifed.runs.report.runs import Curve, Run, curves_of
 from reproduction import decor_curves, decor_figure_1, time_varying_figures
-from reproduction.experiments import EXPERIMENTS
+from reproduction.experiments import curves
 from reproduction.run_folders import run_of
 
 RunsOf = Mapping[str, Sequence[Run]]
@@ -170,12 +170,11 @@ def configs_of(figure: str) -> list[str]:
     """
     if figure in PANELS:
         return list(dict.fromkeys(name for panel in PANELS[figure] for name in panel.configs))
-    pattern = f"{figure.replace('-', '_')}_*.toml"
-    found = sorted(path.stem for path in EXPERIMENTS.glob(pattern))
+    found = sorted(name for name in curves() if name.startswith(f"{figure.replace('-', '_')}_"))
     if not found:
         raise ConfigError(
-            f"Expected a figure out of {sorted(PANELS)} or of configs/experiments/{pattern}, "
-            f"got {figure!r}"
+            f"Expected a figure out of {sorted(PANELS)} or the beginning of a curve of "
+            f"configs/figures/, got {figure!r}"
         )
     return found
 

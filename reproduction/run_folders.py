@@ -1,4 +1,4 @@
-"""Runs of configs/experiments that are kept in folders, one a config and seed."""
+"""Runs of figures' curves that are kept in folders, one a config and seed."""
 
 import shutil
 import sys

@@ -1,4 +1,4 @@
-"""Runs of configs/experiments in this process: the product's own path, without figures on disk."""
+"""Runs of figures' curves in this process: the product's own path, without figures on disk."""
 
 import contextlib
 import io
@@ -48,7 +48,7 @@ class Trial:
 
 @lru_cache(maxsize=256)
 def trial(name: str, seed: int, *sets: str) -> Trial:
-    """The run of configs/experiments/NAME.toml (or a path) at ``seed`` with ``sets`` applied."""
+    """The run of the curve NAME (or of a path) at ``seed`` with ``sets`` applied."""
     overrides = ("engine.execution=cohort", "output.plots=false", *sets)
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"

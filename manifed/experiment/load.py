@@ -15,11 +15,13 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticSerializationError
 
 from manifed.errors import ConfigError, short
+from manifed.experiment.figure_files import read_figure, split
 from manifed.experiment.older import RENAMED, in_todays_keys
 from manifed.experiment.paths import Location, Place, kind_of, leaves, nearest, place_of, scalars
 from manifed.experiment.planning import auto_of, is_auto, resolved, stand_in
 from manifed.experiment.plugins import check_allowed, plugins_in, sha256_of
 from manifed.experiment.schema import Experiment
+from manifed.experiment.toml_files import check_depth, first_line, read_toml
 from manifed.problems.dataset import SiteData
 
 _NOT_IN_THE_HASH = ("output", "engine", "description")
@@ -40,14 +42,10 @@ _LATER = (
 )
 """Fields that came later: left at None they change no hash."""
 
-_LONGEST_FILE = 1 << 24
-"""Bytes; a config is a page, with a start point given in full a long one."""
 _LONGEST_INTEGER = 63
 """Bits; TOML promises 64 with the sign."""
 _SMALLEST = 1e-100
 """Of a step, a clip or any other size; the largest is one over it."""
-_DEEPEST = 32
-"""Levels of nesting; the schema has five."""
 _MOST_FILES = 1 << 20
 """Clients of a pattern of files."""
 
@@ -61,7 +59,7 @@ def load(
     """The experiment of ``path`` with ``overrides``, then ``settings``, applied in order.
 
     Args:
-        path: a TOML file.
+        path: a TOML file, or FILE.toml::CURVE for one curve of a figure file.
         overrides: items ``a.b=VALUE`` as a person types them; a bare word is a string.
         settings: dotted field to a plain value, which no parser sees.
         plugins: the packages that a kind may name classes of; None for any.
@@ -88,7 +86,7 @@ def table_of(
         _apply(table, override)
     for key, value in (settings or {}).items():
         _put(table, key, value)
-    _check_depth(table, "the overrides")
+    check_depth(table, "the overrides")
     table.setdefault("name", Path(path).stem)
     _place_files(table, Path(path).absolute().parent)
     _place_graph(table, Path(path).absolute().parent)
@@ -142,55 +140,9 @@ def _is_record(path: Path) -> bool:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    try:
-        size = path.stat().st_size
-        if size > _LONGEST_FILE:
-            raise ConfigError(
-                f"Expected a config file of at most {_LONGEST_FILE} bytes, got {str(path)!r} "
-                f"of {size}"
-            )
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        beside = nearest(path.name, (other.name for other in path.parent.glob("*.toml")))
-        hint = "" if beside is None else f"; did you mean {str(path.with_name(beside))!r}?"
-        raise ConfigError(
-            f"Expected a config file, got {str(path)!r}, which does not exist{hint}"
-        ) from None
-    except (OSError, UnicodeDecodeError, ValueError) as error:
-        raise ConfigError(f"Expected a readable config file, got {str(path)!r}: {error}") from None
-    return _toml(text, repr(str(path)))
-
-
-def _toml(text: str, where: str) -> dict[str, Any]:
-    """The table of a TOML text, of bounded depth and with integers of bounded length."""
-    try:
-        table = tomllib.loads(text)
-    except RecursionError:
-        raise ConfigError(f"Expected tables nested at most {_DEEPEST} deep in {where}") from None
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"Expected valid TOML in {where}: {_first_line(error)}") from None
-    except ValueError as error:  # an integer of thousands of digits
-        raise ConfigError(f"Expected valid numbers in {where}: {_first_line(error)}") from None
-    _check_depth(table, where)
-    return table
-
-
-def _check_depth(table: Any, where: str) -> None:
-    level, depth = [table], 0
-    while level:
-        depth += 1
-        if depth > _DEEPEST:
-            raise ConfigError(f"Expected tables nested at most {_DEEPEST} deep in {where}")
-        level = [
-            child
-            for node in level
-            for child in (node.values() if isinstance(node, dict) else node)
-            if isinstance(child, dict | list)
-        ]
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)
+    """The raw table of a config's file, or of one curve of a figure file."""
+    file, curve = split(path)
+    return read_toml(file) if curve is None else read_figure(file).table(curve)
 
 
 def parse_overrides(text: str) -> dict[str, Any]:
@@ -248,7 +200,7 @@ def _toml_value(text: str, key: str) -> tuple[Any] | None:
     except tomllib.TOMLDecodeError:
         return None
     except (RecursionError, ValueError) as error:
-        raise ConfigError(f"{key}: expected a TOML value, got {_first_line(error)}") from None
+        raise ConfigError(f"{key}: expected a TOML value, got {first_line(error)}") from None
     return (found["value"],) if len(found) == 1 else None
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 import tomli_w
 
 from manifed.errors import ConfigError
+from manifed.experiment.figure_files import split
 from manifed.experiment.load import from_toml, load, parse_overrides, to_toml, without_paths
 from manifed.experiment.plugins import allowed_here
 from manifed.experiment.schema import Experiment
@@ -107,7 +108,7 @@ def run_config_of(config: Experiment, *, is_simulation: bool = False) -> dict[st
 
 def find(experiment: str, folder: Path = APP_FOLDER) -> Path:
     """The path of an experiment's file; as given when neither folder has it."""
-    path = Path(experiment)
-    if not path.is_absolute() and not path.exists() and (folder / path).exists():
+    path, (file, _) = Path(experiment), split(experiment)
+    if not file.is_absolute() and not file.exists() and (folder / file).exists():
         return folder / path
     return path

@@ -1,6 +1,6 @@
 """What goes beyond the paper as measured checks: partial participation and private training.
 
-PARTIAL, EXAMPLE and CLIENT, on the data of configs/experiments/001_partial-*.toml and
+PARTIAL, EXAMPLE and CLIENT, on the data of configs/figures/001_partial.toml and
 001_private-*.toml.
 """
 

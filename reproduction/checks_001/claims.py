@@ -1,6 +1,6 @@
 """C3 to C13: the claims of the projected federated learning paper, measured (spec 001 §8).
 
-The runs are those of configs/experiments/001_*.toml, shortened where a claim needs fewer rounds,
+The runs are those of configs/figures/001_*.toml, shortened where a claim needs fewer rounds,
 and ended on their plateau where the gradient norm has not fallen by 1 % in ``patience`` rounds.
 """
 

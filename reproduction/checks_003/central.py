@@ -1,6 +1,6 @@
 """Central solvers: a federation of one client, several seeds at once as a stacked cohort.
 
-The product's own client updates, mechanism, oracle and noise on configs/experiments/003_*; only
+The product's own client updates, mechanism, oracle and noise on configs/figures/003_*; only
 Flower is left out, whose part is nil here (with one client the tangent mean returns its point; the
 equality with a product run is tested). Every seed is one row: its own start and noise, shared data.
 """
@@ -59,7 +59,7 @@ class Curve:
 
 
 def experiment(name: str, *sets: str) -> Experiment:
-    """configs/experiments/NAME.toml (or a path) with overrides."""
+    """The curve NAME (or a path) with overrides."""
     return load(experiment_path(name), sets)
 
 

@@ -1,6 +1,6 @@
 """H17 to H20: Figure 3, DP-RSVRG against DP-RGD and DP-RSGD, on the stand-ins of its data.
 
-Every curve is a config, configs/experiments/003_3*; "scount" is Algorithm 11 with the noise that
+Every curve is one of configs/figures/003_3*; "scount" is Algorithm 11 with the noise that
 the public code's count gives (H13), "reuse" the variant of which that count is true.
 """
 

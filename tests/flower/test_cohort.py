@@ -13,8 +13,9 @@ from manifed.experiment.assembly import client_side
 from manifed.experiment.load import parse, save
 from manifed.federation.header import Header
 from manifed.federation.stacked import StackedTransport
+from reproduction.experiments import experiment_path
 
-EXPERIMENTS = Path(__file__).resolve().parents[2] / "configs" / "experiments"
+CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 SETS = (
     "federation.num_rounds=3",
     "evaluation.is_enabled=false",
@@ -55,7 +56,7 @@ PAPERS = [
 
 @pytest.mark.parametrize("name", PAPERS)
 def test_private_experiments_run_alike_on_both_paths(tmp_path, name):
-    one, two = both(tmp_path, EXPERIMENTS / f"{name}.toml")
+    one, two = both(tmp_path, experiment_path(name))
     x, y = (folder.load_tensors("model")["x"] for folder in (one, two))
     assert float((x - y).abs().max()) <= 1e-10
     assert one.manifest()["privacy"] == two.manifest()["privacy"]
@@ -63,7 +64,7 @@ def test_private_experiments_run_alike_on_both_paths(tmp_path, name):
 
 def test_a_one_shot_release_of_a_frame_runs_alike_on_both_paths(tmp_path):
     """Noise on coordinates of a matrix, where a point is a matrix of another shape."""
-    config = EXPERIMENTS.parent / "examples" / "best_pca.toml"
+    config = CONFIGS / "examples" / "best_pca.toml"
     one, two = both(
         tmp_path, config, "federation.num_rounds=1",
         "problem={kind='kpca',num_components=2,scaling='mean'}",

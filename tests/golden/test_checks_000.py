@@ -13,8 +13,7 @@ from manifed.manifolds.hyperbolic import Lorentz
 from manifed.manifolds.spd import SPD
 from manifed.manifolds.sphere import Sphere
 from reproduction.checks_000 import CHECKS, calibration, optimum, spd, theorem
-from reproduction.experiments import EXPERIMENTS
-from reproduction.figure import PANELS
+from reproduction.experiments import curves, experiment_path
 from reproduction.trials import NON_PRIVATE, trial
 
 pytestmark = pytest.mark.golden
@@ -22,18 +21,14 @@ QUICKSTART = str(Path(__file__).resolve().parents[2] / "configs" / "quickstart.t
 
 
 # -- configs ---------------------------------------------------------------------------------
-CONFIGS = sorted(EXPERIMENTS.glob("000_*.toml"))
+CONFIGS = [name for name in curves() if name.startswith("000_")]
 
 
-@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
-def test_every_config_is_valid_explained_and_named_after_its_file(path):
-    assert load(path).name == path.stem
-    assert path.read_text(encoding="utf-8").startswith("# PriRFed Figure")
-
-
-def test_every_config_is_a_curve_of_a_figure():
-    shown = {name for panels in PANELS.values() for panel in panels for name in panel.configs}
-    assert shown == {path.stem for path in CONFIGS}
+def test_every_curve_is_drawn_in_a_panel_of_its_figure():
+    for name in CONFIGS:
+        figure = curves()[name]
+        assert figure.file.title.startswith("PriRFed, Figure")
+        assert [p.title for p in figure.panels for curve, _ in p.curves if curve == name]
 
 
 # -- privacy: checks 1, 2, 3 and 13 ----------------------------------------------------------
@@ -144,7 +139,7 @@ def test_a_private_run_stays_on_its_manifold_for_a_thousand_rounds(space):
         "training.local_steps=1",
         'training.minibatch={ kind = "full" }',
     )
-    config = load(EXPERIMENTS / f"{name}.toml", sets)
+    config = load(experiment_path(name), sets)
     plan = plan_of(config)
     start = plan.server_update.initial(initial_point(config))
     stacked = StackedTransport(client_side(config), device="cpu", memory_budget_mb=256)

@@ -10,28 +10,29 @@ from manifed.federation.stacked import StackedTransport
 from reproduction.checks_003 import CHECKS, accounting, convergence, laws
 from reproduction.checks_003.central import experiment, gradients_a_round, solve
 from reproduction.checks_003.settings import centrally, cloud, example_level, rsvrg
-from reproduction.experiments import EXPERIMENTS
+from reproduction.experiments import curves, experiment_path
 from reproduction.findings import log_slope
 
 pytestmark = pytest.mark.golden
-CONFIGS = sorted(EXPERIMENTS.glob("003_*.toml"))
+CONFIGS = [name for name in curves() if name.startswith("003_")]
 TREE = "003_3c_tree_eps0.1"
 
 
 # -- configs and the central solver ----------------------------------------------------------
-def test_every_config_is_explained_and_named_after_its_file():
+def test_every_curve_is_of_a_figure_that_says_what_it_shows():
     assert len(CONFIGS) == 107
-    for path in CONFIGS:
-        text = path.read_text(encoding="utf-8")
-        assert text.startswith("# DP-RSVRG (TMLR 2023), "), path.name
-        assert f'name = "{path.stem}"' in text
+    for figure in {curves()[name].path: curves()[name] for name in CONFIGS}.values():
+        assert figure.file.title.startswith("DP-RSVRG, ")
+        assert figure.file.shows
+        assert figure.file.stand_in
+        assert figure.file.left_open
 
 
 def test_every_panel_has_all_its_curves():
     curves = {"rgd", "rsgd", "rsvrg", "scount", "reuse"}
     panels: dict[str, set[str]] = {}
-    for path in CONFIGS:
-        panel, _, curve = path.stem.rpartition("_")
+    for name in CONFIGS:
+        panel, _, curve = name.rpartition("_")
         if "eps" in panel:
             panels.setdefault(panel, set()).add(curve)
     assert len(panels) == 21
@@ -41,7 +42,7 @@ def test_every_panel_has_all_its_curves():
 def test_the_noise_of_every_printed_curve_of_the_tree_meets_its_target():
     for epsilon in (0.1, 0.3, 0.5):
         for curve in ("rgd", "rsgd", "rsvrg", "reuse"):
-            privacy = load(EXPERIMENTS / f"003_3c_tree_eps{epsilon}_{curve}.toml").privacy
+            privacy = load(experiment_path(f"003_3c_tree_eps{epsilon}_{curve}")).privacy
             assert (privacy.noise.epsilon, privacy.noise.delta) == (epsilon, 1e-6)
             assert privacy.neighboring_relation == "replace-one"
 

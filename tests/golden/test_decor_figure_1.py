@@ -7,7 +7,7 @@ import pytest
 from manifed.experiment.load import load
 from reproduction import figure
 from reproduction.decor_figure_1 import PANELS, config_of, noise_of
-from reproduction.experiments import experiment_path
+from reproduction.experiments import curves, experiment_path
 
 pytestmark = pytest.mark.golden
 ALL = [(name, curve) for name, panel in PANELS.items() for curve in panel.curves]
@@ -20,9 +20,9 @@ QUICK = {"004-1a", "004-1b"}
      if one[0] != "004-1c"],
 )  # fmt: skip
 def test_the_noise_of_a_config_is_that_of_its_budget_or_a_little_more(name, curve):
-    path = experiment_path(config_of(name, curve))
-    (stated,) = re.findall(r"epsilon = (\d+);", path.read_text())
-    config = load(path)
+    named = config_of(name, curve)
+    (stated,) = re.findall(r"that of epsilon = (\d+);", curves()[named].file.left_open)
+    config = load(experiment_path(named))
     own, masks = noise_of(config, curve, float(stated))
     assert own <= config.privacy.noise_stddev <= own * (1 + 1e-5)
     assert masks <= config.privacy.mask_stddev <= masks * (1 + 1e-5)

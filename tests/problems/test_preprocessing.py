@@ -9,7 +9,8 @@ from manifed.experiment.load import load
 from manifed.experiment.schema import Experiment
 from manifed.problems import federation, readers
 from manifed.problems.base import Examples
-from tests.experiment.test_load import EXPERIMENTS, QUICKSTART
+from reproduction.experiments import curves, experiment_path
+from tests.experiment.test_load import QUICKSTART
 from tests.problems.test_starts import experiment, forget, problems
 
 MAMMALS = "data={kind='wordnet-mammals'} problem={kind='frechet-mean',manifold='lorentz'}"
@@ -111,7 +112,7 @@ def test_preparing_a_shard_treats_each_record_by_itself_or_says_that_it_does_not
 
 
 def test_every_private_experiment_that_ships_keeps_its_records_apart():
-    private = [load(path) for path in EXPERIMENTS]
+    private = [load(experiment_path(name)) for name in curves()]
     private = [config for config in private if config.privacy.kind != "none"]
     assert private
     assert {config.data.mixes_records() for config in private} == {None}
