@@ -114,7 +114,7 @@ def releases(
 def descents(
     config: Experiment, guess: Guess | None, sizes: Sizes, shape: tuple[int, ...], rounds: int
 ) -> Iterator[Option]:
-    """Full-batch descent for every setting that is tried; the safe default without a guess."""
+    """Full-batch descent for every setting that is tried; the safe default where none is known."""
     privacy = config.privacy
     assert privacy.kind == "example-level"
     if rounds < 1:
@@ -146,14 +146,20 @@ def descents(
             tried.momentum or None, average,
         )  # fmt: skip
 
+    refuge = safe(option, manifold, shape, (clip, stddev), rounds)
     if guess is None:
-        yield safe(option, manifold, shape, (clip, stddev), rounds)
+        yield refuge
         return
     shares = np.array([float(f"{share / guess.landscape.sharpest:.3g}") for share in _STEPS])
+    is_known = False
     for tried in _tried(shares, rounds):
         gaps = guess.landscape.descent_gaps(tried, stddev)
         best = int(gaps.argmin())
-        yield option(tried, float(shares[best]), float(gaps[best]))
+        if math.isfinite(gaps[best]):
+            is_known = True
+            yield option(tried, float(shares[best]), float(gaps[best]))
+    if not is_known:
+        yield refuge
 
 
 def safe(

@@ -11,8 +11,7 @@ like is a guess, one a problem kind for all data sets (`guesses.py`). Who knows 
 """
 
 import math
-from collections.abc import Mapping
-from functools import reduce
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from pydantic import Field, ValidationError
@@ -170,35 +169,34 @@ def plan(config: Experiment, auto: Auto, rounds: int) -> list[Option]:
         )
     most = min(rounds, (auto.numbers_up or math.inf) // math.prod(shape))
     guess = guess_of(config, privacy.l2_norm_clip, shape, auto.decay)
-    found = dict[str, Option]()
+    found = dict[str, list[Option]]()
     for option in [*releases(config, guess, sizes, shape), *descents(
         config, guess, sizes, shape, int(most)
     )]:  # fmt: skip
-        if auto.numbers_up is not None and option.numbers_up > auto.numbers_up:
-            continue
-        known = found.get(option.name)
-        found[option.name] = option if known is None else _better(known, option)
+        if auto.numbers_up is None or option.numbers_up <= auto.numbers_up:
+            found.setdefault(option.name, []).append(option)
     if not found:
         raise ConfigError(
             f"training.numbers_up: expected at least {math.prod(shape)}, one upload of a model's "
             f"size, got {auto.numbers_up}"
         )
-    trusted = [option for option in found.values() if option.training.kind == "second-moment"]
+    each = [_best(options) for options in found.values()]
+    trusted = [option for option in each if option.training.kind == "second-moment"]
     if config.problem.kind != "kpca" or shape[1] == 1:
         trusted = []  # of one component all predictions are; of several, that of the release alone
-    best = reduce(_better, trusted or found.values())
-    return [best, *sorted((o for o in found.values() if o is not best), key=_gap)]
+    best = _best(trusted or each)
+    return [best, *sorted((o for o in each if o is not best), key=_gap)]
 
 
 def _gap(option: Option) -> float:
     return math.inf if option.gap is None else option.gap
 
 
-def _better(one: Option, other: Option) -> Option:
-    """The one of the smaller gap; where that is a matter of rounding, the one that sends less."""
-    low, high = sorted((one, other), key=_gap)
-    is_tie = _gap(high) <= _TIE * _gap(low)
-    return min(low, high, key=lambda option: option.numbers_up) if is_tie else low
+def _best(options: Sequence[Option]) -> Option:
+    """The one of the least gap; of those that are as good but for rounding, what sends least."""
+    least = min(map(_gap, options))
+    good = [option for option in options if _gap(option) <= _TIE * least]
+    return min(good, key=lambda option: (option.numbers_up, _gap(option)))
 
 
 def public_numbers(config: Experiment) -> tuple[Sizes, tuple[int, ...]]:

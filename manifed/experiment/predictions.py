@@ -45,6 +45,7 @@ _STARTS = np.array([NormalDist().inv_cdf(1 - (n + 0.5) / 100) for n in range(50)
 """|z_i| of starts that are equally likely."""
 _DROWNED = 0.9
 """Squared sine from which on an iterate says next to nothing."""
+_ROUNDING = 1 + 1e-9
 _LOST = 1e100
 """Squared tangent where nothing settles."""
 _APART, _TOGETHER = 40, 24
@@ -88,13 +89,34 @@ class Descent:
         """
         axes = tuple(range(1, curvature.ndim + 1))
         eta = np.expand_dims(self.step_sizes, axes)
-        bend, beta = eta * curvature, self.momentum
+        bend = eta * curvature
         begin = np.zeros(len(self.step_sizes)) if first is None else first
         noise = self.noise**2 * (np.arange(self.num_rounds) >= begin[:, None])
         variance, _ = self._backwards(bend, noise, begin)
         _, start = self._backwards(bend if pull is None else pull, np.zeros_like(noise), begin)
-        is_lost = ~((bend > 0) & (bend < 2 * (1 + beta)))
+        is_lost = ~((bend > 0) & (bend < 2 * (1 + self.momentum)))
         return np.where(is_lost, np.inf, eta**2 * variance), np.where(is_lost, np.inf, start**2)
+
+    def farthest(self, curvature: Array, away: Array, stddev: float) -> Array:
+        """The largest mean squared distance of an iterate from the optimum, for every step (n,).
+
+        ``curvature``, ``away`` (m,), the squared distance of the start by direction.
+        """
+        eta, beta, noise = self.step_sizes[:, None], self.momentum, (stddev * self.noise) ** 2
+        bend = eta * curvature
+        place = np.broadcast_to(away, bend.shape)  # E x^2, E x d and E d^2 by direction
+        both, speed = np.zeros_like(bend), np.zeros_like(bend)
+        found = place.sum(-1)
+        for variance in noise:
+            pushed = eta**2 * variance
+            with np.errstate(over="ignore", invalid="ignore"):
+                speed, both = (
+                    beta**2 * speed - 2 * beta * bend * both + bend**2 * place + pushed,
+                    beta * both - bend * place,
+                )
+                place, both = place + 2 * both + speed, both + speed
+            found = np.fmax(found, place.sum(-1))
+        return found
 
     def _backwards(self, bend: Array, noise: Array, first: Array) -> tuple[Array, Array]:
         """(sum_r noise_r D_r^2, S_first); noise (n, T)."""
@@ -119,6 +141,8 @@ class Flat:
     """Squared distance of the start by direction, (m,)."""
     value: float
     """|f*|."""
+    is_local: bool = False
+    """Whether it is known no farther from the optimum than the start is."""
 
     @property
     def sharpest(self) -> float:
@@ -126,9 +150,13 @@ class Flat:
         return float(self.curvature.max())
 
     def descent_gaps(self, descent: Descent, stddev: float) -> Array:
-        """(f - f*) / |f*| of every step size."""
+        """(f - f*) / |f*| of every step size; infinite where nothing is known of the way there."""
         variance, start = descent.errors(self.curvature)
-        return self._gap(stddev**2 * variance + start * self.away)
+        gaps = self._gap(stddev**2 * variance + start * self.away)
+        if not self.is_local:
+            return gaps
+        farthest = descent.farthest(self.curvature, self.away, stddev)
+        return np.where(farthest > _ROUNDING * self.away.sum(), np.inf, gaps)
 
     def solved_gap(self, stddev: float, floor: float, bias: float = 0.0) -> float:
         """Of the solution of a noised Gram matrix whose eigenvalues ``curvature`` are."""

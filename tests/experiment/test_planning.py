@@ -204,6 +204,40 @@ def test_a_flat_mean_needs_one_round_and_costs_what_its_noise_does():
     assert many == pytest.approx(once, rel=0.05)
 
 
+@pytest.mark.parametrize("momentum", [0.0, 0.5])
+def test_how_far_iterates_go_is_that_of_a_simulation(momentum):
+    h, away, eta, stddev, rounds = np.array([0.5, 2.0]), np.array([0.04, 0.01]), 0.3, 0.2, 8
+    descent = Descent(np.array([eta]), rounds, momentum, 0.9)
+    rng = np.random.default_rng(0)
+    x = np.sqrt(away) * np.ones((200_000, 2))
+    velocity, far = np.zeros_like(x), [away.sum()]
+    for size in stddev * descent.noise:
+        noise = size * rng.standard_normal(x.shape)
+        velocity = momentum * velocity - eta * (h * x + noise)
+        x = x + velocity
+        far.append((x**2).sum(-1).mean())
+    assert descent.farthest(h, away, stddev)[0] == pytest.approx(max(far), rel=0.01)
+
+
+def test_a_local_landscape_says_nothing_of_settings_that_leave_it():
+    """An average forgives long steps of noise where all is linear; on a bent space it does not."""
+    settings = Descent(np.array([0.5]), 100, from_round=25)
+    where = (np.full(6, 2.0), np.full(6, 0.01), 1.0)
+    known, local = (Flat(*where, is_local=only) for only in (False, True))
+    assert local.descent_gaps(settings, 0.001)[0] == known.descent_gaps(settings, 0.001)[0]
+    assert math.isfinite(known.descent_gaps(settings, 0.1)[0])
+    assert local.descent_gaps(settings, 0.1)[0] == math.inf
+    shorter = Descent(np.array([0.5]), 1)
+    assert math.isfinite(local.descent_gaps(shorter, 0.1)[0])
+
+
+def test_where_noise_carries_everything_off_the_safe_default_is_left():
+    where = "data={kind='hyperbolic-cloud',num_examples=200,dimension=3}"
+    mean = "problem={kind='frechet-mean',manifold='lorentz'}"
+    drowned = "privacy.noise={kind='target',epsilon=0.0001,delta=1e-9}"
+    assert [option.gap for option in options(mean, where, drowned)] == [None]
+
+
 KINDS = {
     "log-euclidean": (
         "problem={kind='frechet-mean',manifold='spd-log-euclidean'}",
