@@ -260,8 +260,10 @@ class OnGraph(ByGraph, ModelOfEachNode):
 
     def _mixed(self, halves: Tensor) -> Tensor:
         """W X, (n, *point)."""
-        mixing = self.network.mixing.to(halves)
-        return (mixing @ halves.flatten(1)).reshape(halves.shape)  # (4)
+        mixing = self.network.mixing
+        if halves.dim() == 2 and halves.dtype == mixing.dtype and halves.device == mixing.device:
+            return mixing @ halves  # (4)
+        return (mixing.to(halves) @ halves.flatten(1)).reshape(halves.shape)
 
     def node_models(self, state: ServerState, manifold: Manifold) -> Tensor:
         """x_i^(t) of every node, (n, *point)."""

@@ -12,6 +12,7 @@ messages, and their difference would hold none.
 
 import hashlib
 import json
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
@@ -381,16 +382,25 @@ class Masking(ByGraph):
             near = [j for j in near if dropped is None or j in dropped]
             sources = dict.fromkeys(near, source)
             return masks(sources, draws.partition, shape, step=step, **_when(draws))
-        edges, ends = _edges_at(graph, draws.partition, dropped)
-        total = torch.zeros(graph.num_nodes, *shape, dtype=torch.float64)
-        if edges:
-            drawn = source.edge_normals(
-                shape, stream=EdgeStream.PAIR_NOISE, edge=edges, step=step, **_when(draws)
-            )
-            total.index_add_(0, ends[:, 0], drawn).index_add_(0, ends[:, 1], drawn, alpha=-1)
-        if draws.partition == tuple(range(graph.num_nodes)):
-            return total
-        return total[list(draws.partition)]
+        nodes, attempt = draws.partition, draws.attempt
+
+        def total(rounds: range) -> Tensor:
+            edges, ends = _edges_at(graph, nodes, dropped)
+            found = torch.zeros(len(rounds), graph.num_nodes, *shape, dtype=torch.float64)
+            if edges:
+                drawn = source.edge_normals(
+                    shape,
+                    stream=EdgeStream.PAIR_NOISE,
+                    edge=edges,
+                    server_round=rounds,
+                    attempt=attempt,
+                    step=step,
+                )
+                found.index_add_(1, ends[:, 0], drawn).index_add_(1, ends[:, 1], drawn, alpha=-1)
+            return found if nodes == tuple(range(graph.num_nodes)) else found[:, list(nodes)]
+
+        what, size = (graph, shape, nodes, dropped, attempt, step), math.prod(shape)
+        return source.in_turn(what, draws.server_round, max(1, len(graph.edges)) * size, total)
 
 
 @lru_cache(maxsize=16)

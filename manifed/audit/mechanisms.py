@@ -197,14 +197,16 @@ class _StuckSteps(NoiseSource):
         *,
         stream: Stream,
         partition: int | Sequence[int],
-        server_round: int,
+        server_round: int | range,
         attempt: int = 0,
         step: int = 0,
         start: int = 0,
     ) -> Tensor:
-        return super().normals(
+        stuck = super().normals(
             shape, stream=stream, partition=partition, server_round=0, attempt=attempt, start=start
         )
+        rounds = () if isinstance(server_round, int) else (len(server_round),)
+        return stuck.expand(*rounds, *stuck.shape)
 
 
 class _NeverApart(SecondMoment):

@@ -6,6 +6,7 @@ from functools import cached_property
 
 from torch import Tensor
 
+from manifed.algorithms.gossip import OnGraph
 from manifed.algorithms.held_out import EVALUATE, PrivateEvaluation
 from manifed.algorithms.interface import MayDisclose, Phase, ServerState, ServerUpdate
 from manifed.federation.cohorts import Cohort, Everyone
@@ -74,6 +75,11 @@ class Plan:
         """The server update, where some of its exchanges are made only where they are needed."""
         server: object = self.server_update
         return server if isinstance(server, MayDisclose) else None
+
+    @cached_property
+    def has_mean_model(self) -> bool:
+        """Whether the model is the mean of rows of the state: on R^d as finite as they are."""
+        return type(self.server_update).model is OnGraph.model
 
     @cached_property
     def num_clients(self) -> int:

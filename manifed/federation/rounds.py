@@ -485,6 +485,8 @@ def _usable(state: ServerState, plan: Plan, server_round: int) -> ServerState:
                 f"{bad} of {tensor.numel()} numbers in {name} that are not, or above {bound:g}; "
                 f"{kept}"
             )
+    if plan.manifold.is_whole_space and plan.has_mean_model:
+        return state
     model = plan.server_update.model(state, plan.manifold)
     if plan.manifold.is_whole_space and math.isfinite(float(model.sum())):
         return state

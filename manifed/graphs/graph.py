@@ -42,6 +42,13 @@ class Graph:
         if list(self.edges) != sorted(set(self.edges)):
             raise ValueError("Expected edges in order and each once; use Graph.of")
 
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.num_nodes, self.edges))
+
     @classmethod
     def of(cls, num_nodes: int, edges: Iterable[tuple[int, int]]) -> "Graph":
         """The graph of these pairs, in any order and direction; repeated ones count once."""

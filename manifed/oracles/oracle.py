@@ -65,14 +65,22 @@ class Draws:
 
     def normals(self, shape: Sequence[int], stream: Stream, step: int) -> Tensor:
         """Standard normals, shape ``shape`` or ``(C, *shape)``, float64."""
-        return self.source.normals(
-            tuple(shape),
-            stream=stream,
-            partition=self.partition,
-            server_round=self.server_round,
-            attempt=self.attempt,
-            step=self._step(step),
-        ).to(self.device)
+        size, who, at = tuple(shape), self.partition, self._step(step)
+
+        def draw(rounds: int | range) -> Tensor:
+            return self.source.normals(
+                size,
+                stream=stream,
+                partition=who,
+                server_round=rounds,
+                attempt=self.attempt,
+                step=at,
+            )
+
+        if isinstance(who, int):
+            return draw(self.server_round).to(self.device)
+        what, count = (size, stream, who, self.attempt, at), len(who) * math.prod(size)
+        return self.source.in_turn(what, self.server_round, count, draw).to(self.device)
 
     def uniforms(self, shape: Sequence[int], stream: Stream, step: int) -> Tensor:
         """Uniforms in (0, 1) with 53 bits, shape ``shape`` or ``(C, *shape)``."""

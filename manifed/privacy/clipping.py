@@ -32,6 +32,9 @@ def clip_factors(norms: Tensor, l2_norm_clip: float | Tensor) -> Tensor:
     if norms.dtype != torch.float64:
         return _narrow_factors(norms.to(torch.float64), l2_norm_clip, norms.dtype)
     factors = (l2_norm_clip / norms).clamp_max(1.0)
+    is_usual = isinstance(l2_norm_clip, float) and l2_norm_clip >= SMALLEST_CLIP
+    if is_usual and factors.numel() and float(factors.amin()) >= SMALLEST_FACTOR:
+        return factors  # the least is NaN where one is
     is_kept = factors >= SMALLEST_FACTOR  # False for NaN
     if isinstance(l2_norm_clip, Tensor):
         is_kept = is_kept & (l2_norm_clip >= SMALLEST_CLIP)
@@ -59,8 +62,10 @@ def clipped(vectors: Tensor, norms: Tensor, l2_norm_clip: float | Tensor) -> Ten
     in. A vector whose norm is NaN or infinite becomes exactly zero, whatever it contains.
     """
     factors = clip_factors(norms.to(vectors.dtype), l2_norm_clip)
+    is_all_kept = factors.numel() > 0 and float(factors.amin()) > 0
     factors = factors.reshape(*factors.shape, *[1] * (vectors.dim() - factors.dim()))
-    return torch.where(factors > 0, factors * vectors, 0.0)
+    scaled = factors * vectors
+    return scaled if is_all_kept else torch.where(factors > 0, scaled, 0.0)
 
 
 def _check_bound(l2_norm_clip: float | Tensor) -> None:

@@ -33,7 +33,7 @@ import math
 import secrets
 import struct
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from functools import cached_property, lru_cache
@@ -67,6 +67,10 @@ _SQRT2: Final = math.sqrt(2.0)
 _TILE_BLOCKS: Final = 8192
 _FEW: Final = 16
 _INDEX: Final = np.arange(_TILE_BLOCKS, dtype=WORD)
+_AHEAD: Final = 1 << 14
+"""Numbers that a seeded source draws in one call for rounds to come: they stay in cache."""
+_KINDS_AHEAD: Final = 64
+"""Draws of which a source keeps rounds to come."""
 
 
 class Stream(IntEnum):
@@ -373,21 +377,52 @@ class NoiseSource:
         *,
         stream: Stream,
         partition: int | Sequence[int],
-        server_round: int,
+        server_round: int | range,
         attempt: int = 0,
         step: int = 0,
         start: int = 0,
     ) -> Tensor:
         """Standard normals, float64, of ``shape``; ``(C, *shape)`` for C partitions.
 
-        Row c is bit for bit what the int ``partition[c]`` alone would give. ``start`` is the index
-        of the first number at this address: ``start=s`` continues a draw of s numbers.
+        Row c is bit for bit what the int ``partition[c]`` alone would give; rows of a range of
+        rounds, which stand in front, what each round alone would. ``start`` is the index of the
+        first number at this address: ``start=s`` continues a draw of s numbers.
 
         Raises:
             ValueError: for a field out of range, a repeated partition, or an odd ``start``.
         """
+        if isinstance(server_round, range):
+            several = [Address(stream, each, attempt, step) for each in server_round]
+            return self._draw_rounds(shape, several, partition, start, NORMALS[self.precision])
         address = Address(stream, server_round, attempt, step)
         return self._draw(shape, address, partition, start, NORMALS[self.precision])
+
+    def in_turn(
+        self, what: Hashable, server_round: int, size: int, draw: Callable[[range], Tensor]
+    ) -> Tensor:
+        """``draw(range(server_round, server_round + 1))[0]``, of ``size`` numbers.
+
+        ``what`` is all that it depends on beside the round. A seeded source that is asked for it in
+        one round after another draws some rounds in one call, and hands out each of them once: a
+        number depends on its address alone, so they are the same. A release draws nothing ahead:
+        its key is of this turn. Nor does a source with a recorder, which hears of what is used.
+        """
+        most = _AHEAD // max(size, 1)
+        if self.is_release or self.recorder is not None or most < 2:
+            return draw(range(server_round, server_round + 1))[0]
+        kept: dict[Hashable, _Ahead] = self._contexts.__dict__.setdefault("ahead", {})
+        ahead = kept.get(what)
+        if ahead is None or ahead.server_round != server_round:
+            if len(kept) >= _KINDS_AHEAD:
+                kept.clear()
+            ahead = kept[what] = _Ahead(server_round, 1)
+        elif not ahead.rows:
+            ahead.count = min(2 * ahead.count, most, (1 << BITS["server_round"]) - server_round)
+        if not ahead.rows:
+            rounds = range(server_round, server_round + ahead.count)
+            ahead.rows = list(reversed(draw(rounds).unbind(0)))
+        ahead.server_round += 1
+        return ahead.rows.pop()
 
     def uniforms(
         self,
@@ -452,7 +487,7 @@ class NoiseSource:
         *,
         stream: EdgeStream,
         edge: tuple[int, int] | Sequence[tuple[int, int]],
-        server_round: int,
+        server_round: int | range,
         attempt: int = 0,
         step: int = 0,
         start: int = 0,
@@ -460,19 +495,23 @@ class NoiseSource:
         """Standard normals that both ends of an edge draw alike from the source the pair shares.
 
         ``edge`` names two partitions in either order; E edges give ``(E, *shape)``, row e bit for
-        bit what ``edge[e]`` alone would give. Float64; ``start`` as in `normals`. No address of an
-        edge is one of a client.
+        bit what ``edge[e]`` alone would give. Float64; ``start`` and a range of rounds as in
+        `normals`. No address of an edge is one of a client.
 
         Raises:
             ValueError: for a field out of range, ends that are one, a repeated edge, an odd start.
         """
-        address = EdgeAddress(stream, server_round, attempt, step)
         reading = NORMALS[self.precision]
         match edge:
             case (int(), int()):
-                return self._draw(shape, address, edge_place(edge), start, reading)
+                place = edge_place(edge)
             case _:
-                return self._draw(shape, address, _edge_places(tuple(edge)), start, reading)
+                place = _edge_places(tuple(edge))
+        if isinstance(server_round, range):
+            several = [EdgeAddress(stream, each, attempt, step) for each in server_round]
+            return self._draw_rounds(shape, several, place, start, reading)
+        address = EdgeAddress(stream, server_round, attempt, step)
+        return self._draw(shape, address, place, start, reading)
 
     def generator(
         self, *, stream: Stream, partition: int, server_round: int = 0, attempt: int = 0
@@ -508,30 +547,56 @@ class NoiseSource:
             shape = (len(partitions), *shape)
         out = np.empty((len(partitions), count), dtype=reading.dtype)
         if out.size:
-            self._fill(out, address, partitions, first, stop, reading)
+            highs = np.array([address.high()], dtype=WORD)
+            self._fill(out, highs, address.lows(partitions, first), stop - first, reading)
         return torch.as_tensor(out.reshape(shape))
 
-    def _fill(
+    def _draw_rounds(
         self,
-        out: Array,
-        address: Address,
-        partitions: tuple[int, ...],
-        first: int,
-        stop: int,
+        shape: tuple[int, ...],
+        addresses: Sequence[Address],
+        partition: int | Sequence[int],
+        start: int,
         reading: Reading,
+    ) -> Tensor:
+        """`_draw` at every address, which stand in front, in one call."""
+        partitions = (partition,) if isinstance(partition, int) else tuple(partition)
+        count, first = math.prod(shape), reading.block(start)
+        stop = first + -(-count * reading.words // 2)
+        for address in addresses:
+            address.check(partitions, stop)
+        if self.recorder is not None and count:
+            for address in addresses:
+                for p in partitions:
+                    self.recorder(address.blocks(p, first, stop))
+        out = np.empty((len(addresses) * len(partitions), count), dtype=reading.dtype)
+        if out.size:
+            highs = np.array([address.high() for address in addresses], dtype=WORD)
+            lows = np.concatenate([address.lows(partitions, first) for address in addresses])
+            self._fill(out, np.repeat(highs, len(partitions)), lows, stop - first, reading)
+        clients = () if isinstance(partition, int) else (len(partitions),)
+        return torch.as_tensor(out.reshape(len(addresses), *clients, *shape))
+
+    def _fill(
+        self, out: Array, highs: Array, lows: Array, num_blocks: int, reading: Reading
     ) -> None:
-        """Encrypt the counters of every partition, tile by tile (cache-sized), into ``out``."""
-        lows = address.lows(partitions, first)
-        size = min(_TILE_BLOCKS, len(partitions) * (stop - first))
+        """Encrypt ``num_blocks`` counters from each of ``lows`` on, into the rows of ``out``.
+
+        ``highs`` are the upper halves of the counters, of each row or of all. Tiles fit a cache.
+        """
+        size = min(_TILE_BLOCKS, len(lows) * num_blocks)
         counters = np.empty((size, 2), dtype=WORD)
-        counters[:, 1] = address.high()
+        if len(highs) == 1:
+            counters[:, 1] = highs[0]
         cipher = np.empty((size + 1, 2), dtype=WORD)  # update_into wants a block to spare
         encryptor = self._encryptor()
-        for rows, columns in _tiles(len(partitions), stop - first):
+        for rows, columns in _tiles(len(lows), num_blocks):
             height, width = rows.stop - rows.start, columns.stop - columns.start
             tile = counters[: height * width]
             base = lows[rows] + np.uint64(columns.start)
             np.add(base[:, None], _INDEX[:width], out=tile[:, 0].reshape(height, width))
+            if len(highs) > 1:
+                tile[:, 1].reshape(height, width)[...] = highs[rows, None]
             encryptor.update_into(tile.data.cast("B"), cipher.data.cast("B"))
             begin = columns.start * 2 // reading.words
             target = out[rows, begin : columns.stop * 2 // reading.words]
@@ -555,6 +620,16 @@ class NoiseSource:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return NoiseSource, (self.key, self.is_release, self.recorder, self.precision)
+
+
+@dataclass
+class _Ahead:
+    """Rounds to come of one draw, the next one last: round ``server_round``."""
+
+    server_round: int
+    count: int
+    """How many the last call drew."""
+    rows: list[Tensor] = field(default_factory=list[Tensor])
 
 
 def _tiles(num_rows: int, num_blocks: int) -> Iterator[tuple[slice, slice]]:

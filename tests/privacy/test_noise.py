@@ -1,5 +1,6 @@
 """Addresses are injective, draws depend on nothing but key and address, and nothing is reused."""
 
+import dataclasses
 import math
 import pickle
 import threading
@@ -13,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import ndtri
 
+from manifed.oracles.oracle import Draws
 from manifed.privacy.noise import (
     BITS,
     EDGE_BITS,
@@ -194,6 +196,52 @@ def test_a_draw_in_two_parts_is_the_draw_in_one(precision):
     parts = [source.normals((20_000,), **place), source.normals((30_000,), start=20_000, **place)]
     assert torch.equal(whole, torch.cat(parts))
     assert torch.equal(whole[:12], source.normals((3, 4), **place).reshape(-1))
+
+
+@pytest.mark.parametrize("precision", ["single", "summed"])
+def test_rounds_drawn_in_one_call_are_the_rounds_alone(precision):
+    source = NoiseSource.from_seed(5, precision=precision)
+    rounds, ring = range(250, 262), ((0, 1), (1, 2), (0, 2))  # across a byte of the round
+    place = {"stream": Stream.GRADIENT_NOISE, "partition": (4, 2), "attempt": 3, "step": 1}
+    edges = {"stream": EdgeStream.PAIR_NOISE, "edge": ring, "attempt": 3, "step": 1}
+    for draw, where in ((source.normals, place), (source.edge_normals, edges)):
+        several = draw((3, 5), server_round=rounds, **where)
+        assert torch.equal(
+            several, torch.stack([draw((3, 5), server_round=r, **where) for r in rounds])
+        )
+
+
+def test_a_cohort_in_turn_draws_what_each_round_alone_would_draw_and_is_handed_it_once():
+    source, who = NoiseSource.from_seed(6), (0, 1, 2)
+    calls = []
+
+    def draw(rounds):
+        calls.append(rounds)
+        return source.normals(
+            (5,), stream=Stream.GRADIENT_NOISE, partition=who, server_round=rounds
+        )
+
+    asked = [*range(1, 40), 39, 7, 8, 9, 2**24 - 2, 2**24 - 1]
+    found = [source.in_turn("noise", r, 15, draw) for r in asked]
+    alone = [draw(range(r, r + 1))[0] for r in asked]
+    assert all(torch.equal(*pair) for pair in zip(found, alone, strict=True))
+    assert len({f.data_ptr() for f in found}) == len(asked)  # nobody writes into another's numbers
+    assert len(calls) - len(asked) < 15
+
+
+def test_a_release_and_a_source_with_a_recorder_draw_nothing_ahead():
+    heard = []
+    for source in (NoiseSource.from_os(), NoiseSource.from_seed(6)):
+        recorded = dataclasses.replace(source, recorder=heard.append)
+        for r in range(1, 9):
+            Draws(recorded, (0, 1), r).normals((5,), Stream.GRADIENT_NOISE, 0)
+    assert [b.server_round for b in heard] == [
+        r for _ in range(2) for r in range(1, 9) for _ in "ab"
+    ]
+    released, calls = NoiseSource.from_os(), []
+    for r in range(1, 9):
+        released.in_turn("noise", r, 1, lambda rounds: calls.append(rounds) or torch.zeros(1, 1))
+    assert [len(rounds) for rounds in calls] == [1] * 8
 
 
 def test_changing_any_field_of_the_address_changes_every_number():
