@@ -10,6 +10,7 @@ from manifed.manifolds.poincare import PoincareBall
 from manifed.manifolds.power import Power
 from manifed.manifolds.product import Product
 from manifed.manifolds.rotations import SpecialOrthogonal
+from manifed.manifolds.scaled import Scaled
 from manifed.manifolds.spd import SPD, SPDBuresWasserstein
 from manifed.manifolds.spd_flat import SPDLogCholesky, SPDLogEuclidean
 from manifed.manifolds.sphere import Sphere
@@ -29,6 +30,7 @@ __all__ = [
     "SPDBuresWasserstein",
     "SPDLogCholesky",
     "SPDLogEuclidean",
+    "Scaled",
     "SpecialOrthogonal",
     "Sphere",
     "Stiefel",

@@ -10,21 +10,17 @@ import torch
 from torch import Tensor
 
 from manifed.manifolds.base import Manifold
+from manifed.manifolds.over_base import OverBase
 
 
-class Power(Manifold):
+class Power(OverBase):
     """M^k for any k; points ``(..., k, *point)``."""
 
     name = "Power"
-    reversible = False
 
     def __init__(self, base: Manifold) -> None:
-        super().__init__()
-        self.base = base
+        super().__init__(base)
         self.ndim = base.ndim + 1
-        self.has_logmap = base.has_logmap
-        self.is_transp_isometric = base.is_transp_isometric
-        self.is_transp_parallel = base.is_transp_parallel
 
     def settings(self) -> tuple[object, ...]:
         """The base."""
@@ -40,41 +36,9 @@ class Power(Manifold):
         return (shape[0], *self.base.coords_shape(shape[1:]))
 
     # -- the base's operations ---------------------------------------------------------------
-    def projx(self, x: Tensor) -> Tensor:
-        """The base's."""
-        return self.base.projx(x)
-
-    def proju(self, x: Tensor, u: Tensor) -> Tensor:
-        """The base's."""
-        return self.base.proju(x, u)
-
     def egrad2rgrad(self, x: Tensor, u: Tensor) -> Tensor:
         """The base's."""
         return self.base.egrad2rgrad(x, u)
-
-    def retr(self, x: Tensor, u: Tensor) -> Tensor:
-        """The base's."""
-        return self.base.retr(x, u)
-
-    def invretr(self, x: Tensor, y: Tensor) -> Tensor:
-        """The base's."""
-        return self.base.invretr(x, y)
-
-    def expmap(self, x: Tensor, u: Tensor) -> Tensor:
-        """The base's."""
-        return self.base.expmap(x, u)
-
-    def logmap(self, x: Tensor, y: Tensor) -> Tensor:
-        """The base's."""
-        return self.base.logmap(x, y)
-
-    def transp(self, x: Tensor, y: Tensor, v: Tensor) -> Tensor:
-        """The base's."""
-        return self.base.transp(x, y, v)
-
-    def projected(self, x: Tensor, y: Tensor, v: Tensor) -> Tensor:
-        """The base's."""
-        return self.base.projected(x, y, v)
 
     def coordinate_squares(self, x: Tensor, u: Tensor) -> Tensor:
         """The base's: each point by itself."""
@@ -83,10 +47,6 @@ class Power(Manifold):
     def from_coords(self, x: Tensor, c: Tensor) -> Tensor:
         """The base's, with independent coordinates."""
         return self.base.from_coords(x, c)
-
-    def tangent_part(self, x: Tensor, u: Tensor) -> Tensor:
-        """The base's."""
-        return self.base.tangent_part(x, u)
 
     # -- metric ------------------------------------------------------------------------------
     def inner(
@@ -111,28 +71,6 @@ class Power(Manifold):
         total = torch.linalg.vector_norm(self.base.dist(x, y), dim=-1)
         return self.expand_scalar(total) if keepdim else total
 
-    # -- points ------------------------------------------------------------------------------
-    def random(
-        self,
-        *size: Any,
-        dtype: torch.dtype = torch.float64,
-        device: Any = None,
-        generator: torch.Generator | None = None,
-        **kwargs: Any,
-    ) -> Tensor:
-        """Independent random points of the base."""
-        return self.base.random(*size, dtype=dtype, device=device, generator=generator)
-
-    def origin(
-        self,
-        *size: Any,
-        dtype: torch.dtype = torch.float64,
-        device: Any = None,
-        seed: int | None = 42,
-    ) -> Tensor:
-        """K times the base's origin."""
-        return self.base.origin(*size, dtype=dtype, device=device, seed=seed)
-
     # -- checks ------------------------------------------------------------------------------
     def membership_defect(self, x: Tensor) -> Tensor:
         """The base's largest, shape (...,)."""
@@ -142,27 +80,9 @@ class Power(Manifold):
         """The base's largest, shape (...,)."""
         return self.base.tangency_defect(x, u).amax(-1)
 
-    def _off_manifold(self, x: Tensor) -> Tensor:
-        return self.membership_defect(x)
-
-    def _normal_part(self, x: Tensor, u: Tensor) -> Tensor:
-        raise NotImplementedError("Expected the base's own normal part: call tangency_defect")
-
     def _check_shape(self, shape: tuple[int, ...], name: str) -> tuple[bool, str | None]:
         if len(shape) < self.ndim:
             return False, f"Expected {name} of shape (..., k, *point), got {tuple(shape)}"
         sizes: Any = shape  # geoopt declares a tuple of one number
         checked: Any = self.base._check_shape(sizes, name)
-        return checked[0], checked[1]
-
-    def _check_point_on_manifold(
-        self, x: Tensor, *, atol: float = 1e-5, rtol: float = 1e-5
-    ) -> tuple[bool, str | None]:
-        checked: Any = self.base._check_point_on_manifold(x, atol=atol, rtol=rtol)
-        return checked[0], checked[1]
-
-    def _check_vector_on_tangent(
-        self, x: Tensor, u: Tensor, *, atol: float = 1e-5, rtol: float = 1e-5
-    ) -> tuple[bool, str | None]:
-        checked: Any = self.base._check_vector_on_tangent(x, u, atol=atol, rtol=rtol)
         return checked[0], checked[1]

@@ -139,8 +139,36 @@ class Plain:
 
 
 @dataclass(frozen=True)
+class Whole:
+    """Gradients G_j in Euclidean space or on a Stiefel manifold, projected once they are summed."""
+
+    manifold: Manifold
+    x: Tensor
+    """(..., *point)."""
+    egrads: Tensor
+    """G, (..., n, p, q)."""
+
+    @property
+    def norms(self) -> Tensor:
+        """Upper bounds; at least a share of |G|, beside which a projection may round."""
+        longest = row_lengths(self.egrads.flatten(-2))
+        if isinstance(self.manifold, Euclidean):
+            return longest
+        scaled = self.egrads / longest[..., None, None]
+        square = scaled.square().sum((-1, -2))
+        m = self.x.mT.unsqueeze(-3) @ scaled
+        full, cross = m.square().sum((-1, -2)), (m * m.mT).sum((-1, -2))
+        return _bound(_tangent_square(self.manifold, self.x, square, full, cross), longest)
+
+    def sum(self, weights: Tensor) -> Tensor:
+        """A product, and the projection at x, which is linear."""
+        total = weights.unsqueeze(-2) @ self.egrads.flatten(-2)
+        return _projected(self.manifold, self.x, total.squeeze(-2))
+
+
+@dataclass(frozen=True)
 class Outer:
-    """G_j = sum_t l_jt r_jt^T in Euclidean space or on a Stiefel manifold."""
+    """The same of G_j = sum_t l_jt r_jt^T that are never made."""
 
     manifold: Manifold
     x: Tensor
@@ -152,55 +180,72 @@ class Outer:
 
     @property
     def norms(self) -> Tensor:
-        """Upper bounds; at least a share of sum_t |l_t| |r_t|, beside which a sum may round."""
-        heights, widths = row_lengths(self.left), row_lengths(self.right)
-        longest = (heights * widths).sum(-1)
+        """Upper bounds; at least a share of |l| |r|, beside which a sum may round."""
+        height, width = row_lengths(self.left.flatten(-2)), row_lengths(self.right.flatten(-2))
+        longest = height * width
         if isinstance(self.manifold, Euclidean) and self.left.shape[-2] == 1:
             return longest
-        rows, columns = _scaled(self.left, heights), _scaled(self.right, widths)
-        scale = heights.amax(-1) * widths.amax(-1)
-        square = _square(rows, columns)
+        rows, columns = _scaled(self.left, height), _scaled(self.right, width)
+        if rows.shape[-2] == 1:  # |G| = |l| |r|
+            square = rows.square().sum((-1, -2)) * columns.square().sum((-1, -2))
+        else:
+            square = ((rows @ rows.mT) * (columns @ columns.mT)).sum((-1, -2))
         if isinstance(self.manifold, Stiefel):
-            square = self._tangent_square(square, rows, columns)
-        square = square + 32 * _EPS * (longest / scale).square()  # what the sums above may round
-        return torch.maximum(square.clamp_min(0).sqrt() * scale, ROUNDING_SHARE * longest)
+            full, cross = self._squares_of_m(rows, columns)
+            square = _tangent_square(self.manifold, self.x, square, full, cross)
+        return _bound(square, longest)
 
     def sum(self, weights: Tensor) -> Tensor:
         """Two products: of all l with all r, and the projection at x, which is linear."""
         weighted = (weights[..., None, None] * self.left).flatten(-3, -2)
         total = weighted.mT @ self.right.flatten(-3, -2)
-        total = total.reshape(*total.shape[:-2], *self.x.shape[self.x.dim() - self.manifold.ndim :])
-        return self.manifold.egrad2rgrad(self.x, total).flatten(-self.manifold.ndim)
+        return _projected(self.manifold, self.x, total)
 
-    def _tangent_square(self, square: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-        """|grad|^2 from |G|^2, by M = X^T G."""
-        assert isinstance(self.manifold, Stiefel)
+    def _squares_of_m(self, rows: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
+        """|M|^2 and <M, M^T> of M = X^T G."""
         heads = rows @ self.x.unsqueeze(-3)  # X^T l_t
         if heads.shape[-2] == 1:
             full = heads.square().sum((-1, -2)) * columns.square().sum((-1, -2))
-            cross = (heads * columns).sum((-1, -2)).square()
-        else:
-            m = heads.mT @ columns
-            full, cross = m.square().sum((-1, -2)), (m * m.mT).sum((-1, -2))
-        gram = self.x.mT @ self.x
-        drift = torch.linalg.matrix_norm(gram - identity_like(gram)).unsqueeze(-1)
-        taken = cross if self.manifold.metric == "canonical" else (full + cross) / 2
-        return square - taken + 4 * drift * (1 + drift) * full
+            return full, (heads * columns).sum((-1, -2)).square()
+        m = heads.mT @ columns
+        return m.square().sum((-1, -2)), (m * m.mT).sum((-1, -2))
+
+
+def _projected(manifold: Manifold, x: Tensor, total: Tensor) -> Tensor:
+    """The Riemannian gradient of a summed one, flattened."""
+    total = total.reshape(*total.shape[: x.dim() - manifold.ndim], *x.shape[-manifold.ndim :])
+    return manifold.egrad2rgrad(x, total).flatten(-manifold.ndim)
+
+
+def _tangent_square(
+    manifold: Manifold, x: Tensor, square: Tensor, full: Tensor, cross: Tensor
+) -> Tensor:
+    """|grad|^2 from |G|^2, |M|^2 and <M, M^T>, for M = X^T G."""
+    assert isinstance(manifold, Stiefel)
+    gram = x.mT @ x
+    drift = torch.linalg.matrix_norm(gram - identity_like(gram)).unsqueeze(-1)
+    taken = cross if manifold.metric == "canonical" else (full + cross) / 2
+    return square - taken + 4 * drift * (1 + drift) * full
+
+
+def _bound(square: Tensor, longest: Tensor) -> Tensor:
+    """The length from its square over ``longest``'s, and from what the sums may round."""
+    return longest * (square + 32 * _EPS).clamp_min(ROUNDING_SHARE**2).sqrt()
 
 
 def _scaled(vectors: Tensor, lengths: Tensor) -> Tensor:
-    """(..., T, p) over the largest of its lengths (..., T): squares neither overflow nor vanish."""
-    return vectors / lengths.amax(-1)[..., None, None]
+    """(..., T, p) over the length (...) of all: squares neither overflow nor vanish."""
+    return vectors / lengths[..., None, None]
 
 
-def _square(rows: Tensor, columns: Tensor) -> Tensor:
-    """|sum_t l_t r_t^T|^2 by the cheaper of the two ways, shape (..., n)."""
-    positions, (p, q) = rows.shape[-2], (rows.shape[-1], columns.shape[-1])
-    if positions == 1:
-        return rows.square().sum((-1, -2)) * columns.square().sum((-1, -2))
-    if positions * (p + q) <= 2 * p * q:
-        return ((rows @ rows.mT) * (columns @ columns.mT)).sum((-1, -2))
-    return (rows.mT @ columns).square().sum((-1, -2))
+def _is_cheaper_whole(left: Tensor, right: Tensor) -> bool:
+    """Whether to make G, of p x q, from T positions: where products of positions cost more.
+
+    And where G is not much more to hold than what it is made of.
+    """
+    positions, p, q = left.shape[-2], left.shape[-1], right.shape[-1]
+    read = positions * (p + q)
+    return positions > 1 and p * q <= 2 * read and positions * read > 8 * p * q
 
 
 @dataclass(frozen=True)
@@ -253,9 +298,12 @@ def outer(
     manifold: Manifold, x: Tensor, left: Tensor, right: Tensor, shape: tuple[int, ...]
 ) -> Part:
     """Gradients sum_t l_jt r_jt^T (..., n, T, *), of a parameter of that shape."""
-    if isinstance(manifold, (Euclidean, Stiefel)):
-        return Outer(manifold, x, left, right)
-    return plain(manifold, x, (left.mT @ right).unflatten(-1, shape[1:]))
+    if not isinstance(manifold, (Euclidean, Stiefel)):
+        egrads = left.to(x.dtype).mT @ right.to(x.dtype)
+        return plain(manifold, x, egrads.unflatten(-1, shape[1:]))
+    if _is_cheaper_whole(left, right):  # G in the type of the layer; what it is, is summed
+        return Whole(manifold, x, (left.mT @ right).to(x.dtype))
+    return Outer(manifold, x, left.to(x.dtype), right.to(x.dtype))
 
 
 def plain(manifold: Manifold, x: Tensor, egrads: Tensor) -> Part:

@@ -18,6 +18,7 @@ from manifed.manifolds.hyperbolic import Lorentz
 from manifed.manifolds.poincare import PoincareBall
 from manifed.manifolds.power import Power
 from manifed.manifolds.product import Product
+from manifed.manifolds.scaled import Scaled
 from manifed.manifolds.spd import SPD
 from manifed.manifolds.spd_flat import SPDLogEuclidean
 from manifed.manifolds.sphere import Sphere
@@ -25,7 +26,8 @@ from manifed.manifolds.stiefel import Stiefel
 
 KNOWN = (
     "Euclidean, Stiefel (canonical or Euclidean metric), Sphere, Lorentz(k=1), PoincareBall(c=1), "
-    "SymmetricPositiveDefinite (AIM or LEM), and every manifold of manifed"
+    "SymmetricPositiveDefinite (AIM or LEM), Scaled of these with a fixed scale, and every "
+    "manifold of manifed"
 )
 
 
@@ -41,7 +43,7 @@ def manifold_of(parameter: Tensor, name: str) -> Manifold:
     """
     if not isinstance(parameter, geoopt.ManifoldParameter):
         return Euclidean(max(parameter.dim(), 1))
-    base = _counterpart(parameter.manifold, parameter.dim())
+    base = _with_scale(parameter.manifold, parameter.dim())
     if base is None:
         raise UnknownManifold(
             f"model: parameter {name!r} lives on {parameter.manifold}, expected one of {KNOWN}"
@@ -65,6 +67,17 @@ def _counterpart(theirs: geoopt.Manifold, ndim: int) -> Manifold | None:
         return None
     flat = Euclidean(max(ndim, 1))
     return flat if type(theirs) is geoopt.Euclidean else _SAME.get(type(theirs))
+
+
+def _with_scale(theirs: geoopt.Manifold, ndim: int) -> Manifold | None:
+    """The same, with the metric of its distances; None also where the scale is learned."""
+    scale, base = 1.0, theirs
+    while isinstance(base, geoopt.Scaled):
+        if any(True for _ in base.parameters(recurse=False)):
+            return None
+        scale, base = scale * float(base.scale), base.base
+    found = _counterpart(base, ndim)
+    return found if found is None or scale == 1.0 else Scaled(found, scale)
 
 
 _SPD = {"AIM": SPD(), "LEM": SPDLogEuclidean()}

@@ -262,10 +262,10 @@ def _part(factor: Factor, point: Tensor, x: Tensor, calls: Sequence[Call], read:
     if kind == "table":
         index, errors = torch.cat(left, -1), torch.cat(right, -2).to(x.dtype)
         return table(factor.manifold, point, index, errors)
-    lefts = _joined(left).to(x.dtype)
+    lefts = _joined(left)
     if kind == "rows":
-        return plain(factor.manifold, point, _shaped(lefts.sum(-2), factor, x))
-    return outer(factor.manifold, point, lefts, _joined(right).to(x.dtype), factor.shape)
+        return plain(factor.manifold, point, _shaped(lefts.sum(-2).to(x.dtype), factor, x))
+    return outer(factor.manifold, point, lefts, _joined(right), factor.shape)
 
 
 def _matched(

@@ -16,6 +16,7 @@ from manifed.manifolds.poincare import PoincareBall
 from manifed.manifolds.power import Power
 from manifed.manifolds.product import Product
 from manifed.manifolds.rotations import SpecialOrthogonal
+from manifed.manifolds.scaled import Scaled
 from manifed.manifolds.spd import SPD, SPDBuresWasserstein
 from manifed.manifolds.spd_flat import SPDLogCholesky, SPDLogEuclidean
 from manifed.manifolds.sphere import Sphere
@@ -305,5 +306,14 @@ CASES += [
         retraction_radius=0.9,
         is_inner_ambient=True,
         normal=skew_part,
+    ),
+    ManifoldCase(
+        "scaled",
+        Scaled(Sphere(), 3.0),
+        (6,),
+        radius=9.0,
+        retraction_radius=3.0,
+        is_inner_ambient=True,
+        normal=lambda x, z: x * z[..., :1],
     ),
 ]

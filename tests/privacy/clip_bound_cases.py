@@ -16,6 +16,7 @@ from torch import Tensor
 from manifed.manifolds.base import Manifold
 from manifed.manifolds.power import Power
 from manifed.manifolds.product import Product
+from manifed.manifolds.scaled import Scaled
 from manifed.manifolds.stiefel import Stiefel
 from manifed.problems.base import Examples
 from manifed.problems.class_means import ClassMeans
@@ -53,6 +54,9 @@ def judge(manifold: Manifold, x: Tensor) -> Callable[[Tensor], mp.mpf]:
     if isinstance(manifold, Power):
         blocks = [judge(manifold.base, point) for point in x]
         return lambda u: mp.norm([block(v) for block, v in zip(blocks, u, strict=True)])
+    if isinstance(manifold, Scaled):
+        base = judge(manifold.base, x)
+        return lambda u: manifold.scale * base(u)
     if isinstance(manifold, Product):
         factors = manifold.factors
         parts = {f.name: judge(f.manifold, manifold.unpack(x)[f.name]) for f in factors}

@@ -7,12 +7,14 @@ import torch
 from torch import nn
 
 from manifed.layers import DistanceDecoder, LorentzEmbedding, OrthogonalLinear, PoincareEmbedding
-from manifed.manifolds import Grassmann, Lorentz, PoincareBall
+from manifed.manifolds import Grassmann, Lorentz, PoincareBall, Power, Scaled, Stiefel
 from manifed.oracles.oracle import Draws, Oracle, say_that_nothing_counts
 from manifed.privacy.clipping import clip_factors
 from manifed.privacy.mechanism import ExampleMechanism
 from manifed.problems.base import Examples
 from manifed.problems.linear import SHORTEST
+from manifed.problems.module_gradients import Outer, Whole
+from manifed.problems.module_layout import UnknownManifold
 from manifed.problems.module_problem import module_problem
 from tests.layers.test_layers import MODELS, normals, tokens
 from tests.privacy.clip_bound_cases import BAD, DIGITS, judge
@@ -110,6 +112,21 @@ class OnGrassmann(nn.Module):
         return self.layer(feature)[:, :CLASSES].sin()
 
 
+class OnScaled(nn.Module):
+    """A frame and points of metrics that are scaled."""
+
+    def __init__(self):
+        super().__init__()
+        frame = nn.init.orthogonal_(torch.empty(3, 6)).mT.contiguous()
+        scaled = geoopt.Scaled(geoopt.EuclideanStiefel(), 0.5)
+        self.frame = geoopt.ManifoldParameter(frame, manifold=scaled)
+        ball = geoopt.Scaled(geoopt.Scaled(geoopt.PoincareBall(), 2.0), 1.5)
+        self.points = geoopt.ManifoldParameter(0.1 * torch.ones(CLASSES, 3), manifold=ball)
+
+    def forward(self, feature):
+        return torch.sin(feature @ self.frame) @ self.points.mT
+
+
 def convolutional():
     return nn.Sequential(
         nn.Unflatten(1, (1, 8, 8)), nn.Conv2d(1, 4, 3, stride=2, padding=1), nn.LeakyReLU(),
@@ -126,6 +143,7 @@ OTHERS = {
     "tied": (Tied, lambda: tokens(5, 3) % 6),
     "grassmann": (OnGrassmann, lambda: normals(5, CLASSES)),
     "convolutional": (convolutional, lambda: normals(5, 64)),
+    "scaled": (OnScaled, lambda: normals(5, 6)),
 }
 DIFFERENTIATED = {
     "everything": {"frame", "ball", "scale"},
@@ -136,6 +154,7 @@ DIFFERENTIATED = {
     "sequence": set(),
     "grassmann": set(),
     "convolutional": set(),
+    "scaled": {"frame", "points"},
     "orthogonal": set(),
     "poincare": set(),
     "lorentz": set(),
@@ -177,6 +196,37 @@ def test_norms_and_sums_are_those_of_the_gradients_one_by_one(name):
     torch.testing.assert_close(cohort.norms[1, :3], alone_.norms, rtol=1e-12, atol=0)
     sums = torch.stack([found.sum(weights), alone_.sum(weights[:3])])
     torch.testing.assert_close(cohort.sum(both), sums, rtol=0, atol=1e-12)
+
+
+def test_a_scaled_metric_is_the_one_of_its_distances():
+    problem, shard = module_problem(OnScaled()), case("scaled")[1]
+    of = {factor.name: factor.manifold for factor in problem.manifold.factors}
+    assert of == {"frame": Scaled(Stiefel(), 0.5), "points": Power(Scaled(PoincareBall(), 3.0))}
+    model = OnScaled()
+    ball, (x, y) = of["points"].base, (0.1 * normals(2, 3)).float()
+    torch.testing.assert_close(ball.dist(x, y), model.points.manifold.dist(x, y))
+    for name in ("frame", "points"):
+        free = getattr(model, name)
+        while isinstance(free.manifold, geoopt.Scaled):
+            free.manifold = free.manifold.base
+    plain = module_problem(model)
+    x, factor = problem.start, {"frame": 0.5, "points": 3.0}
+    found, right = (p.manifold.unpack(p.rgrads(x, shard)) for p in (problem, plain))
+    for name, scale in factor.items():
+        torch.testing.assert_close(found[name], right[name] / scale**2)
+    learned = geoopt.Scaled(geoopt.Sphere(), 2.0, learnable=True)
+    model.frame.manifold = learned
+    with pytest.raises(UnknownManifold, match="Scaled of these with a fixed scale"):
+        module_problem(model)
+
+
+def test_a_gradient_is_made_where_products_of_positions_cost_more():
+    problem, shard = module_problem(case("convolutional")[0]), case("convolutional")[1]
+    parts = dict(
+        zip(problem.layout.shapes, problem.gradients(problem.start, shard).parts, strict=True)
+    )
+    kinds = [type(parts[f"{place}.weight"]) for place in (1, 3, 5)]
+    assert kinds == [Whole, Outer, Outer]
 
 
 def test_a_class_that_inherits_and_a_layer_with_hooks_are_differentiated_by():
@@ -275,8 +325,16 @@ def canonical():
     )  # fmt: skip
 
 
+def positions():
+    """Gradients that are made whole, of two layers."""
+    return nn.Sequential(
+        nn.Unflatten(1, (3, 2)), OrthogonalLinear(2, 2), nn.LeakyReLU(), nn.Linear(2, 2),
+        nn.Flatten(), nn.Linear(6, CLASSES),
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
-@pytest.mark.parametrize("made", [leaky, canonical])
+@pytest.mark.parametrize("made", [leaky, canonical, positions])
 def test_no_record_adds_more_than_the_bound_whatever_type_the_model_computes_in(made, dtype):
     problem, feature = module_problem(made(), dtype=dtype), hostile_features(6)
     label = torch.arange(len(feature)) % CLASSES

@@ -1,0 +1,381 @@
+"""Torch modules trained privately: beside Opacus, beside plain torch, and a cohort at once.
+
+    pip install --no-deps opacus opt_einsum
+    python benchmarks/modules.py [--data DIR] [--json] [--out benchmarks/results]
+
+The same Euclidean networks, clip, steps, Poisson rates and (epsilon, delta); each library finds
+its own noise. Every rival draws its batches; Opacus (left out where it is not installed) by its own
+loader, as people run it, and once more with batches that lie ready. Digits: 1280 images train, 517
+judge. MNIST's test set, where --data or MANIFED_DATA names a folder with mnist/: 8192 and 1808.
+CPU time of a step on one thread, median of interleaved runs. Nothing of this folder is imported:
+Opacus installs a package of its name.
+"""
+
+import argparse
+import copy
+import gzip
+import importlib
+import importlib.util
+import itertools
+import json
+import os
+import platform
+import statistics
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.datasets import load_digits
+from torch import Tensor, nn
+
+import manifed
+from manifed.algorithms.payloads import Point
+from manifed.algorithms.rsgd import RSGD
+from manifed.algorithms.tangent_mean import TangentMean
+from manifed.federation.stacked import StackedTransport
+from manifed.federation.transport import MemoryTransport
+from manifed.oracles.minibatch import Poisson
+from manifed.oracles.oracle import Draws, Oracle
+from manifed.privacy.mechanism import ExampleMechanism, RelativeNoise
+from manifed.privacy.noise import NoiseSource
+from manifed.problems.module_problem import module_problem
+from manifed.runs.fit import federate
+from manifed.torch import examples_of
+
+BATCH, CLIP, NOISE, DELTA = 256, 1.0, 1.0, 1e-4
+TYPES = {"float32": torch.float32, "float64": torch.float64}
+Work = Callable[[], object]
+Pairs = tuple[Tensor, Tensor]
+
+
+# -- networks and data -----------------------------------------------------------------------
+def mlp(width: int, hidden: int) -> nn.Module:
+    """Two linear layers."""
+    return nn.Sequential(nn.Linear(width, hidden), nn.Tanh(), nn.Linear(hidden, 10))
+
+
+def cnn() -> nn.Module:
+    """Two convolutions and a head, on 8 x 8 images."""
+    return nn.Sequential(
+        nn.Unflatten(1, (1, 8, 8)), nn.Conv2d(1, 16, 3, padding=1), nn.Tanh(), nn.MaxPool2d(2),
+        nn.Conv2d(16, 32, 3, padding=1), nn.Tanh(), nn.MaxPool2d(2), nn.Flatten(),
+        nn.Linear(128, 10),
+    )  # fmt: skip
+
+
+def tutorial_cnn() -> nn.Module:
+    """The network of Opacus' MNIST example, with tanh."""
+    return nn.Sequential(
+        nn.Unflatten(1, (1, 28, 28)), nn.Conv2d(1, 16, 8, 2, padding=3), nn.Tanh(),
+        nn.MaxPool2d(2, 1), nn.Conv2d(16, 32, 4, 2), nn.Tanh(), nn.MaxPool2d(2, 1), nn.Flatten(),
+        nn.Linear(512, 32), nn.Tanh(), nn.Linear(32, 10),
+    )  # fmt: skip
+
+
+def digits() -> Pairs:
+    """1797 images of 64 numbers."""
+    feature, label = load_digits(return_X_y=True)
+    return torch.tensor(feature / 16), torch.tensor(label)
+
+
+def mnist(folder: Path) -> Pairs:
+    """10 000 images of 784 numbers."""
+
+    def read(name: str, offset: int) -> np.ndarray:
+        data = gzip.decompress((folder / "mnist" / name).read_bytes())
+        return np.frombuffer(data, np.uint8, offset=offset)
+
+    feature = read("t10k-images-idx3-ubyte.gz", 16).reshape(-1, 784) / 255.0
+    return torch.tensor(feature), torch.tensor(read("t10k-labels-idx1-ubyte.gz", 8).astype(int))
+
+
+def made(factory: Callable[[], nn.Module], seed: int) -> nn.Module:
+    """The network of a seed."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)  # noqa: TID251
+        return factory()
+
+
+# -- one step --------------------------------------------------------------------------------
+def ours(model: nn.Module, data: Pairs, dtype: torch.dtype, steps: int) -> Work:
+    """Steps of a client update: draw, clip, noise, move."""
+    problem, examples = module_problem(model, dtype=dtype), examples_of(data, "data")
+    problem.point_shape(examples)
+    training = RSGD(
+        step_size=0.1, local_steps=steps, minibatch=Poisson(batch_size=BATCH), maps="retraction"
+    )
+    mechanism = ExampleMechanism(l2_norm_clip=CLIP, noise=RelativeNoise(multiplier=NOISE))
+    queries = [training.queries(mechanism, len(examples))]
+    source, rounds = NoiseSource.from_seed(5), itertools.count(1)
+
+    def run() -> None:
+        draws = Draws(source, 0, next(rounds))
+        oracle = Oracle(problem, examples, queries, draws)
+        training.update("train", Point(problem.start), None, oracle, problem.manifold, draws)
+
+    return run
+
+
+def opacus(model: nn.Module, data: Pairs, dtype: torch.dtype, steps: int, *, bare: bool) -> Work:
+    """The same; ``bare``: on a batch that lies ready."""
+    found = importlib.import_module("opacus")
+    module = found.GradSampleModule(copy.deepcopy(model).to(dtype))
+    optimizer = importlib.import_module("opacus.optimizers").DPOptimizer(
+        torch.optim.SGD(module.parameters(), lr=0.1),
+        noise_multiplier=NOISE, max_grad_norm=CLIP, expected_batch_size=BATCH,
+    )  # fmt: skip
+    feature, label = data[0].to(dtype), data[1]
+    loader = importlib.import_module("opacus.data_loader").DPDataLoader(
+        torch.utils.data.TensorDataset(feature, label), sample_rate=BATCH / len(label)
+    )
+    batches = [(feature[:BATCH], label[:BATCH])] if bare else loader
+    loss = nn.CrossEntropyLoss()
+
+    def run() -> None:
+        endless = itertools.chain.from_iterable(itertools.repeat(batches))
+        for rows, classes in itertools.islice(endless, steps):
+            optimizer.zero_grad()
+            loss(module(rows), classes).backward()
+            optimizer.step()
+
+    return run
+
+
+def plain(model: nn.Module, data: Pairs, dtype: torch.dtype, steps: int) -> Work:
+    """Without privacy: draws a batch, and moves."""
+    module, loss = copy.deepcopy(model).to(dtype), nn.CrossEntropyLoss()
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    feature, label = data[0].to(dtype), data[1]
+    generator = torch.Generator().manual_seed(0)
+
+    def run() -> None:
+        for _ in range(steps):
+            rows = torch.randint(len(label), (BATCH,), generator=generator)
+            optimizer.zero_grad()
+            loss(module(feature[rows]), label[rows]).backward()
+            optimizer.step()
+
+    return run
+
+
+def medians(rivals: Mapping[str, Work], runs: int, steps: int) -> dict[str, float]:
+    """Milliseconds of CPU time a step, of interleaved runs."""
+    for work in rivals.values():
+        work()
+    seen: dict[str, list[float]] = {name: [] for name in rivals}
+    for _ in range(runs):
+        for name, work in rivals.items():
+            began = time.process_time()
+            work()
+            seen[name].append((time.process_time() - began) / steps * 1e3)
+    return {name: statistics.median(values) for name, values in seen.items()}
+
+
+def step_times(model: nn.Module, data: Pairs, runs: int, steps: int) -> dict[str, float]:
+    """Of every rival in both types."""
+    rivals: dict[str, Work] = {}
+    for name, dtype in TYPES.items():
+        rivals[f"ours {name}"] = ours(model, data, dtype, steps)
+        rivals[f"torch {name}"] = plain(model, data, dtype, steps)
+        if has_opacus():
+            rivals[f"opacus {name}"] = opacus(model, data, dtype, steps, bare=False)
+            rivals[f"opacus bare {name}"] = opacus(model, data, dtype, steps, bare=True)
+    return medians(rivals, runs, steps)
+
+
+def has_opacus() -> bool:
+    """Whether it is installed."""
+    return importlib.util.find_spec("opacus") is not None
+
+
+# -- accuracy at equal epsilon ---------------------------------------------------------------
+def our_accuracy(
+    model: nn.Module, train: Pairs, test: Pairs, seed: int, epochs: int, epsilon: float, rate: float
+) -> float:
+    """Of one site whose rounds are epochs."""
+    found = manifed.fit(
+        model=model, sites=[train], test=test, rounds=epochs, batch_size=BATCH, step_size=rate,
+        local_steps=len(train[1]) // BATCH, seed=seed,
+        privacy=manifed.ExampleLevel(epsilon=epsilon, delta=DELTA, noise_source="seed"),
+    )  # fmt: skip
+    return float(found.curves["test_accuracy"][-1] or 0.0)
+
+
+def their_accuracy(
+    model: nn.Module, train: Pairs, test: Pairs, seed: int, epochs: int, epsilon: float, rate: float
+) -> float:
+    """Of Opacus' engine with its own calibration."""
+    engine = importlib.import_module("opacus").PrivacyEngine()
+    feature, label = train[0].float(), train[1]
+    dataset = torch.utils.data.TensorDataset(feature, label)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)  # noqa: TID251
+        plain_ = copy.deepcopy(model).float()
+        module, optimizer, loader = engine.make_private_with_epsilon(
+            module=plain_, optimizer=torch.optim.SGD(plain_.parameters(), lr=rate),
+            data_loader=torch.utils.data.DataLoader(dataset, batch_size=BATCH),
+            target_epsilon=epsilon, target_delta=DELTA, epochs=epochs, max_grad_norm=CLIP,
+        )  # fmt: skip
+        loss = nn.CrossEntropyLoss()
+        for _ in range(epochs):
+            for rows, classes in loader:
+                optimizer.zero_grad()
+                loss(module(rows), classes).backward()
+                optimizer.step()
+    with torch.no_grad():
+        right = module(test[0].float()).argmax(-1) == test[1]
+    return float(right.double().mean())
+
+
+def accuracies(
+    factory: Callable[[], nn.Module], data: Pairs, train: int, epochs: int, seeds: int, rate: float
+) -> dict[str, Any]:
+    """Both, from the same starts."""
+    first, rest = (data[0][:train], data[1][:train]), (data[0][train:], data[1][train:])
+    found: dict[str, list[float]] = {"ours": [], "opacus": []}
+    for seed in range(seeds):
+        model = made(factory, seed)
+        found["ours"].append(our_accuracy(model, first, rest, seed, epochs, 2.0, rate))
+        if has_opacus():
+            found["opacus"].append(their_accuracy(model, first, rest, seed, epochs, 2.0, rate))
+    return found
+
+
+# -- a cohort --------------------------------------------------------------------------------
+def cohort_times(clients: int, rounds: int) -> dict[str, float]:
+    """Milliseconds of a round of all clients at once, and of one message after the other."""
+    feature, label = digits()
+    problem = module_problem(made(lambda: mlp(64, 64), 0))
+    shards = [
+        examples_of(pair, "site")
+        for pair in zip(feature.chunk(clients), label.chunk(clients), strict=True)
+    ]
+    privacy = manifed.ExampleLevel(epsilon=4, delta=DELTA, noise_source="seed")
+    training = RSGD(
+        step_size=0.1, local_steps=5, minibatch=Poisson(batch_size=8), maps="retraction"
+    )
+
+    def stacked(side: Any) -> StackedTransport:
+        return StackedTransport(side, device="cpu", memory_budget_mb=1024)
+
+    ways = {"stacked": stacked, "messages": MemoryTransport}
+    running = {
+        name: federate(
+            problem, shards, (training, TangentMean()), rounds=rounds + 1, privacy=privacy,
+            start=problem.start, transport=way,
+        )
+        for name, way in ways.items()
+    }  # fmt: skip
+    seen: dict[str, list[float]] = {name: [] for name in ways}
+    for number in range(rounds + 1):
+        for name, federation in running.items():
+            began = time.process_time()
+            next(federation)
+            if number:  # the first also tries the model out
+                seen[name].append((time.process_time() - began) * 1e3)
+    return {name: statistics.median(values) for name, values in seen.items()}
+
+
+# -- telling ---------------------------------------------------------------------------------
+def time_table(times: Mapping[str, Mapping[str, float]]) -> str:
+    """Milliseconds of a step, and ours over Opacus' and over plain torch's."""
+    lines = [
+        "| network | type | ours ms | Opacus ms | Opacus bare ms | torch ms | ours / Opacus | "
+        "ours / torch |",
+        "|---|---|--:|--:|--:|--:|--:|--:|",
+    ]
+    for network, found in times.items():
+        for name in TYPES:
+            mine, bare = found[f"ours {name}"], found[f"torch {name}"]
+            theirs = [found.get(f"{who} {name}", float("nan")) for who in ("opacus", "opacus bare")]
+            numbers = (mine, *theirs, bare, mine / theirs[0], mine / bare)
+            cells = [f"{number:.3g}" if number < 10 else f"{number:.1f}" for number in numbers]
+            lines.append(f"| {network} | {name} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def accuracy_table(found: Mapping[str, Mapping[str, list[float]]]) -> str:
+    """Means over seeds, and the difference with its standard error."""
+    lines = ["| network | seeds | ours % | Opacus % | difference |", "|---|--:|--:|--:|--:|"]
+    for network, scores in found.items():
+        mine = 100 * np.array(scores["ours"])
+        theirs = 100 * np.array(scores["opacus"] or [float("nan")] * len(mine))
+        apart = mine - theirs
+        error = apart.std(ddof=1) / len(apart) ** 0.5 if len(apart) > 1 else float("nan")
+        lines.append(
+            f"| {network} | {len(mine)} | {mine.mean():.1f} | {theirs.mean():.1f} | "
+            f"{apart.mean():+.2f} ± {error:.2f} |"
+        )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """All three, as tables."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", type=Path, default=os.environ.get("MANIFED_DATA"))
+    parser.add_argument("--seeds", type=int, default=10, help="of the accuracies on digits")
+    parser.add_argument("--runs", type=int, default=7, help="interleaved runs of each rival")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--out", type=Path, help="folder of modules.md and modules.json")
+    given = parser.parse_args()
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    load = f"load average {os.getloadavg()[0]:.1f}, {os.cpu_count()} cores"
+    small = digits()
+    cases: dict[str, tuple[Callable[[], nn.Module], Pairs, int, int, int, int, float]] = {
+        # factory, data, images that train, epochs, seeds, steps a run, step size
+        "MLP 64-64-10, digits": (lambda: mlp(64, 64), small, 1280, 20, given.seeds, 10, 1.0),
+        "CNN, digits": (cnn, small, 1280, 20, given.seeds, 10, 1.0),
+    }
+    if given.data is not None and (Path(given.data) / "mnist").is_dir():
+        large, few = mnist(Path(given.data)), max(1, given.seeds // 3)
+        cases |= {
+            "MLP 784-128-10, MNIST": (lambda: mlp(784, 128), large, 8192, 3, few, 3, 0.5),
+            "CNN, MNIST": (tutorial_cnn, large, 8192, 3, few, 3, 0.5),
+        }
+    times = {
+        name: step_times(made(factory, 0), data, given.runs, steps)
+        for name, (factory, data, _, _, _, steps, _) in cases.items()
+    }
+    scores = {
+        name: accuracies(factory, data, train, epochs, seeds, rate)
+        for name, (factory, data, train, epochs, seeds, _, rate) in cases.items()
+    }
+    cohort = cohort_times(100, given.runs)
+    version = importlib.import_module("opacus").__version__ if has_opacus() else "not installed"
+    stacked, messages = cohort["stacked"], cohort["messages"]
+    page = f"""# Torch modules
+
+`python benchmarks/modules.py --out benchmarks/results`
+
+Python {platform.python_version()}, torch {torch.__version__}, Opacus {version}, {load} at the
+start. CPU time on one thread, median of {given.runs} interleaved runs: read the ratios.
+
+A step of expected batch {BATCH}. Ours and Opacus draw Poisson batches (bare: one that lies ready).
+
+{time_table(times)}
+
+Test accuracy at epsilon 2, delta {DELTA:g}, from the same starts.
+
+{accuracy_table(scores)}
+
+A round of 100 clients, five local steps of an MLP 64-64-10: {stacked:.1f} ms at once,
+{messages:.0f} ms one message at a time: {messages / stacked:.1f} times.
+"""
+    print(page)
+    found = {"times": times, "accuracy": scores, "cohort": cohort, "load": load}
+    if given.json:
+        print(json.dumps(found))
+    if given.out is not None:
+        (given.out / "modules.md").write_text(page, encoding="utf-8")
+        (given.out / "modules.json").write_text(
+            json.dumps(found, indent=1) + "\n", encoding="utf-8"
+        )
+
+
+if __name__ == "__main__":
+    main()
