@@ -63,7 +63,7 @@ class Scaled(OverBase):
         self, x: Tensor, u: Tensor, v: Tensor | None = None, *, keepdim: bool = False
     ) -> Tensor:
         """c^2 times the base's, shape ``(...)``."""
-        return self.scale**2 * self.base.inner(x, u, v, keepdim=keepdim)
+        return self.scale**2 * self.base.inner(x, u, u if v is None else v, keepdim=keepdim)
 
     def norm(self, x: Tensor, u: Tensor, *, keepdim: bool = False) -> Tensor:
         """C times the base's, shape ``(...)``."""
