@@ -103,8 +103,9 @@ row that it tore, JSON in another encoding."""
 @pytest.mark.parametrize("stride", [pytest.param(1, marks=pytest.mark.slow), 31])
 def test_damage_ends_in_one_line_and_changes_nothing(command, stride, sound, tmp_path, capsys):
     cases = all_damage(COMMANDS[command], command != "resume")
-    if stride > 1:  # a report that is drawn takes a second
-        cases = [case for case in cases if command != "report" or case[1] in ANY][::stride]
+    if command == "report":  # one that is drawn takes a second
+        cases = cases[::4] if stride == 1 else [case for case in cases if case[1] in ANY]
+    cases = cases[::stride]
     refused, passed = try_all(command, sound, tmp_path, capsys, cases)
     assert len(refused) >= 0.5 * len(cases)
     assert not {name for _, name in passed} & (set(ANY) - HARMLESS)
