@@ -53,9 +53,9 @@ dev: $(VENV)/.installed-dev ## The same with the tools for tests and checks
 quickstart: $(VENV)/.installed ## Run configs/quickstart.toml (another one: CONFIG=...)
 	$(RUN) simulation.py $(CONFIG)
 
-reproduce: $(VENV)/.installed ## Run every curve of a figure and draw it: FIG=000-1 (seed-figure)
-	@test -n "$(FIG)" || { echo 'Expected FIG=<seed>-<figure>, for example: make reproduce FIG=000-1'; exit 2; }
-	$(RUN) -m reproduction.figure $(FIG) --out $(RUNS)/$(FIG)
+reproduce: $(VENV)/.installed ## Run a paper's figure and draw it: FIG=000-1 (FIG=--list names all)
+	@test -n "$(FIG)" || { echo 'Expected FIG=<paper>-<figure>, for example: make reproduce FIG=000-1'; exit 2; }
+	$(RUN) -m manifed reproduce $(FIG) --out $(RUNS) $(ARGS)
 
 bench: $(VENV)/.installed-dev ## Run the benchmarks, one script per claim
 	@set -e; for script in $(wildcard benchmarks/*.py); do \

@@ -6,7 +6,6 @@ noise meets it, CDP's a share 1 / sqrt(n) of that, DECOR's own noise a little mo
 the masks that make up for the rest against the eavesdropper (adversary I).
 """
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,14 +16,11 @@ from matplotlib.figure import Figure
 
 from manifed.algorithms.decor import Decor
 from manifed.experiment.assembly import facts_of
-from manifed.experiment.load import load
 from manifed.experiment.schema import CorrelatedNoise, Experiment
 from manifed.privacy.secldp import calibrate_masks, paper_slope
 from manifed.runs.report.figures import COLORS, DASHES, STYLE
 from manifed.runs.report.runs import Run
 from reproduction.checks_004.learning import local_stddev
-from reproduction.experiments import experiment_path
-from reproduction.run_folders import run_of
 
 RATIOS = {"complete": 1.05, "torus": 1.25, "ring": 1.25}
 """sigma_cdp of DECOR over that of CDP, by graph."""
@@ -88,29 +84,10 @@ def noise_of(config: Experiment, curve: str, epsilon: float) -> tuple[float, flo
     return noise.sigma_cdp, noise.sigma_cor
 
 
-def runs_of(
-    figure: str, seeds: Sequence[int], out: Path, sets: Sequence[str], epsilons: Sequence[float]
-) -> dict[str, dict[float, list[Run]]]:
-    """Every curve's runs at every budget."""
-    found: dict[str, dict[float, list[Run]]] = {}
-    for curve in PANELS[figure].curves:
-        name = config_of(figure, curve)
-        config = load(experiment_path(name), sets)
-        for epsilon in epsilons:
-            own, masks = noise_of(config, curve, epsilon)
-            noised = [*sets, f"privacy.noise_stddev={own!r}", f"privacy.mask_stddev={masks!r}"]
-            folder = out / f"epsilon-{epsilon:g}"
-            runs = [run_of(name, seed, folder, noised) for seed in seeds]
-            found.setdefault(curve, {})[epsilon] = runs
-    return found
-
-
-def draw(
-    figure: str, seeds: Sequence[int], out: Path, sets: Sequence[str], epsilons: Sequence[float]
-) -> list[Path]:
-    """The panel as PNG and its numbers as CSV, made from run folders."""
+def draw(figure: str, runs: Mapping[str, Mapping[float, Sequence[Run]]], out: Path) -> list[Path]:
+    """The panel as PNG and PDF and its numbers as CSV, from every curve's runs at every budget."""
     panel = PANELS[figure]
-    runs = runs_of(figure, seeds, out, sets, epsilons or panel.epsilons)
+    out.mkdir(parents=True, exist_ok=True)
     values = {
         curve: {e: [_value(run, panel) for run in several] for e, several in row.items()}
         for curve, row in runs.items()
@@ -139,8 +116,8 @@ def draw(
         axes.legend(fontsize=8)
         picture = out / f"figure-{figure}.png"
         drawn.savefig(picture, dpi=140, metadata={"Software": None})
-    sys.stdout.write("\n".join(lines) + "\n")
-    return [picture, table]
+        drawn.savefig(picture.with_suffix(".pdf"), metadata={"CreationDate": None})
+    return [picture, picture.with_suffix(".pdf"), table]
 
 
 def _value(run: Run, panel: Panel) -> float:

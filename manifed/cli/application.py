@@ -4,6 +4,7 @@ import importlib
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from manifed.errors import ConfigError
 from manifed.flower.run_config import APP_FOLDER
@@ -30,3 +31,19 @@ def engine(kind: str) -> Callable[..., None]:
         )
     found: Callable[..., None] = engines.ENGINES[kind]
     return found
+
+
+def reproduction() -> Any:
+    """The clone's module that draws what panels of runs cannot show.
+
+    Raises:
+        ConfigError: when this is no clone.
+    """
+    if not (APP_FOLDER / "reproduction" / "figure.py").is_file():
+        raise ConfigError(
+            "reproduce: this figure is drawn by the folder reproduction/ of a clone, which the "
+            "installed library does not hold; run it there"
+        )
+    if str(APP_FOLDER) not in sys.path:
+        sys.path.insert(0, str(APP_FOLDER))
+    return importlib.import_module("reproduction.figure")

@@ -20,6 +20,7 @@ from manifed.cli.options import (
     use_data_dir,
 )
 from manifed.cli.plan import plan
+from manifed.cli.reproduce import reproduce
 from manifed.cli.site import site
 from manifed.cli.sweep import sweep
 from manifed.errors import ConfigError
@@ -54,6 +55,7 @@ def register(app: typer.Typer) -> None:
     app.command("report")(report)
     app.command("site")(site)
     app.command("sweep")(sweep)
+    app.command("reproduce")(reproduce)
 
 
 _MOST = 10**9

@@ -40,17 +40,18 @@ def sweep(
     from manifed.cli.launch import check_parts, guarded
     from manifed.flower.run_config import find
     from manifed.runs.places import real
-    from manifed.runs.sweep import run_all, seeds_of, trials_of
+    from manifed.runs.pool import run_all
+    from manifed.runs.sweep import seeds_of, trials_of
 
-    def planned() -> tuple[Path, Path, "list[Trial]"]:
+    def planned() -> tuple[Path, "list[Trial]"]:
         path = find(config)
         folder = real("--out", out or Path("runs") / f"sweep-{path.stem}")
         trials = trials_of(path, tuple(sets or ()), seeds_of(seeds), folder)
         for trial in {trial.setting: trial for trial in trials}.values():
             check_parts(trial.config)
-        return path, folder, trials
+        return folder, trials
 
-    path, folder, trials = guarded(planned, fail)
+    folder, trials = guarded(planned, fail)
     done: list[str] = []
 
     def show(trial: "Trial", error: str | None) -> None:
@@ -59,7 +60,7 @@ def sweep(
         sys.stderr.write(f"{len(done)}/{len(trials)} {done[-1]}: {state}\n")
 
     try:
-        failed = run_all(path, trials, jobs, show)
+        failed = run_all(trials, jobs, show)
     except Ended as end:
         fail("interrupted; the same command goes on where it stopped", end.code)
     if len(failed) == len(trials):

@@ -73,6 +73,10 @@ def lines(path: Path) -> list[str]:
         raise DataDamaged(path, "expected UTF-8", line) from None
 
 
+DOWNLOADED = frozenset({"mnist", "a9a", "wordnet-mammals"})
+"""Kinds of data that no library ships: they are looked for in the data folder."""
+
+
 def find(name: str, data_dir: Path | None, *candidates: str) -> Path:
     """The first of ``candidates`` (paths below ``data_dir``) that exists."""
     if data_dir is None:

@@ -5,34 +5,27 @@
     OUT/*.png                   one curve a setting, named by what was set
 
 A sweep that was interrupted goes on by the same command: a finished run of the same resolved config
-is kept, an unfinished one is resumed, and a folder of another config is refused before any run.
-Every run is a process of its own, so that one that dies takes no other with it.
+is kept, an unfinished one is resumed, and a folder of another config is refused before any run
+(`manifed.runs.pool`).
 """
 
 import csv
 import hashlib
 import io
 import math
-import os
 import re
-import subprocess
-import sys
-import threading
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
 import numpy as np
 
-from manifed.durable import make_folder, write_atomically
-from manifed.errors import ConfigError, one_line
-from manifed.experiment.load import load, sha256
-from manifed.experiment.schema import Experiment
+from manifed.durable import write_atomically
+from manifed.errors import ConfigError
+from manifed.experiment.load import load
+from manifed.runs.pool import Task, check_folder
 from manifed.runs.report.runs import Curve, Run, read
-from manifed.runs.resume import refused, saved_config
-from manifed.runs.run_folder import RunFolder, is_fresh
 
 MOST_RUNS = 10_000
 _LONGEST = 80
@@ -46,22 +39,12 @@ MEASURES = ("relative_cost_gap", "held_out_accuracy", "held_out_loss", "accuracy
 
 
 @dataclass(frozen=True)
-class Trial:
+class Trial(Task):
     """One run of a sweep."""
 
     setting: tuple[tuple[str, str], ...]
     """Key and value of what differs between settings, as written."""
-    overrides: tuple[str, ...]
-    """Everything that is put over the config's file, the seed too."""
     seed: int
-    directory: Path
-    config: Experiment
-
-    @property
-    def is_finished(self) -> bool:
-        """Whether its folder holds the whole run."""
-        folder = RunFolder(self.directory)
-        return folder.manifest_path.is_file() and "final" in folder.manifest()
 
 
 def values_of(override: str) -> list[str]:
@@ -142,9 +125,9 @@ def trials_of(path: Path, sets: Sequence[str], seeds: Sequence[int], out: Path) 
             config = load(path, overrides)
             if config.output.directory is not None:
                 raise ConfigError("output.directory: a sweep names its runs' folders; leave it out")
-            found.append(Trial(setting, overrides, seed, directory, config))
+            found.append(Trial(str(path), overrides, directory, config, setting, seed))
     for trial in found:
-        _check_folder(trial)
+        check_folder(trial)
     return found
 
 
@@ -159,82 +142,6 @@ def _folder_name(setting: Sequence[tuple[str, str]]) -> str:
     if safe == text and len(safe) <= _LONGEST:
         return safe
     return f"{safe[:_LONGEST]}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
-
-
-def _check_folder(trial: Trial) -> None:
-    """Refuse a folder that is neither new nor of this very trial."""
-    if RunFolder(trial.directory).experiment_path.is_file():
-        if sha256(saved_config(trial.directory)) != sha256(trial.config):
-            raise refused(trial.directory, "expected a run of this config", "one of another config")
-    elif not is_fresh(trial.directory):
-        raise refused(trial.directory, "expected a new folder", "one that is no run's")
-
-
-# -- running -----------------------------------------------------------------------------------
-def run_all(
-    path: Path, trials: Sequence[Trial], jobs: int, on_end: Callable[[Trial, str | None], None]
-) -> list[Trial]:
-    """Run what is not finished, ``jobs`` processes beside each other; the trials that failed.
-
-    ``on_end`` hears of each trial, with the line of its error if it failed. When the sweep is
-    interrupted its processes are ended too, each after it has written what it has.
-    """
-    failed: list[Trial] = []
-    processes: set[subprocess.Popen[str]] = set()
-    stopping = threading.Event()
-    for folder in {trial.directory.parent for trial in trials}:
-        make_folder(folder)
-    with ThreadPoolExecutor(jobs) as pool:
-        waiting = {
-            pool.submit(_run, path, trial, jobs, processes, stopping): trial for trial in trials
-        }
-        try:
-            for future in as_completed(waiting):
-                trial, error = waiting[future], future.result()
-                failed += [trial] if error else []
-                on_end(trial, error)
-        except BaseException:
-            stopping.set()
-            for process in tuple(processes):
-                process.terminate()
-            raise
-    return failed
-
-
-def _run(
-    path: Path,
-    trial: Trial,
-    jobs: int,
-    processes: set[subprocess.Popen[str]],
-    stopping: threading.Event,
-) -> str | None:
-    """Run one trial in a process; the last line it wrote if it failed."""
-    if stopping.is_set() or trial.is_finished:
-        return None
-    sets = [part for override in trial.overrides for part in ("--set", override)]
-    where = [str(path), *sets, "--out", str(trial.directory)]
-    if RunFolder(trial.directory).experiment_path.is_file():
-        where = ["--resume", str(trial.directory)]
-    threads = str(max(1, (os.cpu_count() or 1) // jobs))
-    process = subprocess.Popen(
-        [sys.executable, "-m", "manifed", "run", *where, "--plain"],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,  # Ctrl-C reaches this process alone, which then ends the others
-        env={"OMP_NUM_THREADS": threads, **os.environ},
-    )
-    processes.add(process)
-    if stopping.is_set():
-        process.terminate()
-    try:
-        _, said = process.communicate()
-    finally:
-        processes.discard(process)
-    if process.returncode == 0:
-        return None
-    last = next(reversed(said.strip().splitlines()), f"exit code {process.returncode}")
-    return one_line(last, 400).removeprefix("error: ")
 
 
 # -- what came of it ---------------------------------------------------------------------------

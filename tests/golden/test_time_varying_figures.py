@@ -5,7 +5,6 @@ from itertools import islice
 import numpy as np
 import pytest
 
-from reproduction import figure
 from reproduction import time_varying_figures as figures
 from reproduction.checks_002.settings import NODES, RING, START, STREAM, releases
 from reproduction.time_varying_rivals import RIVALS, Constants, epsilon_of_an_iteration
@@ -23,7 +22,7 @@ def short(monkeypatch):
 
 
 def table_of(folder, name):
-    assert figure.main([name, "--out", str(folder)]) == 0
+    figures.draw(name, folder)
     assert (folder / f"figure-{name}.png").stat().st_size > 10_000
     head, *rows = (folder / f"figure-{name}.csv").read_text().splitlines()
     values = np.array([[float(v) for v in row.split(",")] for row in rows])

@@ -54,7 +54,6 @@ def test_no_modules_import_each_other_in_a_circle_also_not_within_functions(pack
 SCRIPTS = [
     *([str(path.relative_to(ROOT))] for path in sorted((ROOT / "benchmarks").glob("*.py"))),
     ["-m", "reproduction"],
-    ["-m", "reproduction.figure"],
     ["-m", "tests.robustness.growing_engines"],
     ["-m", "tests.robustness.hostile_replies"],
     ["-m", "tests.robustness.kills"],

@@ -1,0 +1,141 @@
+"""The runs of a figure file: which there are, which are missing, and how long they take."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from manifed.experiment.figure_files import FigureOf
+from manifed.experiment.load import load
+from manifed.problems.federation import data_folder, dataset
+from manifed.problems.readers import DOWNLOADED, DataMissing
+from manifed.runs.pool import Task, check_folder
+from manifed.runs.report.runs import Run, read
+from manifed.runs.run_folder import RunFolder
+
+QUICK = 5
+"""Rounds of a quick look."""
+
+
+@dataclass(frozen=True)
+class FigureTask(Task):
+    """One curve at one seed."""
+
+    curve: str
+    seed: int
+
+
+def tasks_of(
+    figure: FigureOf,
+    curves: Sequence[str],
+    seeds: Sequence[int],
+    out: Path,
+    sets: Sequence[str] = (),
+    *,
+    is_quick: bool = False,
+    checks: bool = True,
+) -> list[FigureTask]:
+    """Curves outside and seeds inside, each checked; nothing is written.
+
+    Args:
+        figure: the file that has the curves.
+        curves: their names.
+        seeds: of each of them.
+        out: the folder of the runs' folders.
+        sets: overrides of every curve.
+        is_quick: a few rounds of each.
+        checks: whether a folder that holds another run is refused.
+
+    Raises:
+        ConfigError: an override that fits no curve, or a folder that holds another run.
+    """
+    found: list[FigureTask] = []
+    for curve in curves:
+        source, quick = figure.source(curve), ()
+        if is_quick:
+            rounds = min(QUICK, load(source, sets).federation.num_rounds)
+            quick = (f"federation.num_rounds={rounds}", "evaluation.every=1")
+        for seed in seeds:
+            overrides = ("output.plots=false", *quick, *sets, f"federation.seed={seed}")
+            config = load(source, overrides)
+            folder = out / f"{curve}-seed-{seed}"
+            found.append(FigureTask(source, overrides, folder, config, curve, seed))
+    for task in found if checks else ():
+        check_folder(task)
+    return found
+
+
+def runs_of(tasks: Sequence[FigureTask]) -> dict[str, list[Run]]:
+    """The finished runs by curve."""
+    found: dict[str, list[Run]] = {}
+    for task in tasks:
+        if task.is_finished:
+            found.setdefault(task.curve, []).append(read(task.directory))
+    return found
+
+
+def without_data(tasks: Sequence[FigureTask]) -> dict[str, str]:
+    """The curves whose data are not in the data folder, and what is missing."""
+    told: dict[str, str | None] = {}
+    found: dict[str, str] = {}
+    for task in tasks:
+        kind = task.config.data.kind
+        if kind in DOWNLOADED and kind not in told:
+            told[kind] = _missing(task)
+        if (missing := told.get(kind)) is not None:
+            found[task.curve] = missing
+    return found
+
+
+def _missing(task: FigureTask) -> str | None:
+    try:
+        dataset(task.config.data, 0, data_folder())
+    except DataMissing as error:
+        return str(error)
+    return None
+
+
+@dataclass(frozen=True)
+class Duration:
+    """What all runs of a figure take, one after another."""
+
+    seconds: float
+    is_measured: bool
+    """False where some runs are missing and their rounds are taken to cost what others' did."""
+
+
+def duration_of(tasks: Sequence[FigureTask], quick: Sequence[FigureTask]) -> Duration | None:
+    """From the folders of finished runs, else from quick looks; None before either."""
+    per_round: dict[str, float] = {}
+    for task in (*quick, *tasks):  # a whole run says more than a quick one
+        if task.is_finished:
+            final = RunFolder(task.directory).manifest()["final"]
+            per_round[task.curve] = final["seconds"] / max(1, final["rounds"])
+    if not per_round:
+        return None
+    usual = sum(per_round.values()) / len(per_round)
+    seconds = sum(
+        per_round.get(task.curve, usual) * task.config.federation.num_rounds for task in tasks
+    )
+    return Duration(seconds, all(task.is_finished for task in tasks))
+
+
+def verdicts_of(figure: FigureOf, root: Path) -> list[str]:
+    """What the figure's report page says of its checks, a line each: "check 4: in a regime".
+
+    Nothing is measured here: the page holds what `python -m reproduction` printed.
+    """
+    page = root / (figure.file.report or "")
+    if not page.is_file():
+        return []
+    rows = [
+        [cell.strip().replace("\0", "|") for cell in line.strip().strip("|").split("|")]
+        for line in page.read_text(encoding="utf-8").replace("\\|", "\0").splitlines()
+        if line.startswith("|")
+    ]
+    told = {cells[0]: cells for cells in reversed(rows) if len(cells) >= 4}
+    found: list[str] = []
+    for check in figure.file.checks:
+        cells = told.get(check) or told.get(check.partition("-")[2] or check)
+        verdict = f"see {figure.file.report}" if cells is None else f"{cells[2]} ({cells[1]})"
+        found.append(f"check {check}: {verdict}")
+    return found
