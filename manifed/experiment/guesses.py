@@ -13,7 +13,8 @@ frechet-mean, nearest-mean     a gradient    records at C / 4 from their mean, t
 least-squares                  |a|^2 + b^2   second moment of trace C d / (d + 1), eigenvalues
                                              i^-1; half of the variance of b is explained
 logistic                       a gradient    |a| = C, eigenvalues i^-1; scores of deviation
-                                             1.5, labels as likely as a true model says
+                                             1.5, labels as likely as a true model says; no
+                                             step beyond 2 / smoothness, which is C^2 / 4 at most
 =============================  ============  ================================================
 
 A gradient of a row of squared length C is at most C / 2 long where f_j = -1/2 |x^T z|^2 (two
@@ -131,4 +132,5 @@ def _logistic(values: Array) -> Flat:
     bend = float((weights * chance * (1 - chance)).sum())
     surprise = -chance * np.log(chance) - (1 - chance) * np.log1p(-chance)
     away = np.full(len(values), SCORES**2 / values.sum())
-    return Flat(bend * values, away, float((weights * surprise).sum()))
+    found = float((weights * surprise).sum())
+    return Flat(bend * values, away, found, smoothness=float(values.sum()) / 4)

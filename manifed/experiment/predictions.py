@@ -143,11 +143,16 @@ class Flat:
     """|f*|."""
     is_local: bool = False
     """Whether it is known no farther from the optimum than the start is."""
+    smoothness: float = 0.0
+    """A bound on every curvature that is sure; 0: none."""
 
     @property
     def sharpest(self) -> float:
-        """The largest curvature."""
-        return float(self.curvature.max())
+        """The largest curvature; more where steps of one over it might exceed 2 / smoothness.
+
+        So no step is so long that descent is unstable where the guess is wrong.
+        """
+        return max(float(self.curvature.max()), self.smoothness / 2)
 
     def descent_gaps(self, descent: Descent, stddev: float) -> Array:
         """(f - f*) / |f*| of every step size; infinite where nothing is known of the way there."""

@@ -231,6 +231,13 @@ def test_a_local_landscape_says_nothing_of_settings_that_leave_it():
     assert math.isfinite(local.descent_gaps(shorter, 0.1)[0])
 
 
+def test_no_step_is_so_long_that_a_logistic_model_of_any_rows_is_unstable():
+    sets = [*KINDS["logistic"], "privacy.noise.delta=1e-4", "privacy.l2_norm_clip=2"]
+    smoothness = 2**2 / 4
+    for option in options(*sets):
+        assert option.training.step_size <= 2 / smoothness * (1 + 5e-3)
+
+
 def test_where_noise_carries_everything_off_the_safe_default_is_left():
     where = "data={kind='hyperbolic-cloud',num_examples=200,dimension=3}"
     mean = "problem={kind='frechet-mean',manifold='lorentz'}"

@@ -1,0 +1,114 @@
+"""What a plan for a Fréchet mean loses by a wrong guess of how far off the mean is.
+
+    python -m benchmarks.start_guesses [--out benchmarks/results] [--seeds 2] [--json]
+
+Made-up matrices at several distances from the start I, all with clip C = 4: for each guess of that
+distance over C, what is left of the start's gap (f(x) - f*) / (f(x0) - f*), and the factor on the
+best of the guesses. Planned by `manifed plan` with the guess in place of its own.
+"""
+
+import argparse
+import json
+import math
+import statistics
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+from benchmarks.common.stopwatch import table
+from benchmarks.leaderboard.cells import levels, run
+from benchmarks.leaderboard.tasks import Task
+from manifed.experiment import guesses
+from manifed.experiment import load as config_of
+
+CLIP, GUESSES, EPSILONS = 4.0, (0.25, 0.5, 0.75, 1.0), (0.5, 1.0, 2.0)
+SIZES, CONDITIONS = ((6, 1000), (4, 600)), (2.0, 6.0, 30.0, 300.0, 3000.0)
+
+
+def task_of(dimension: int, count: int, condition: float) -> Task:
+    """Matrices around one whose eigenvalues are spread over that condition number."""
+    data = {
+        "kind": "spd-lognormal", "num_examples": count, "dimension": dimension,
+        "condition": condition, "spread": 0.25,
+    }  # fmt: skip
+    problem = {"kind": "frechet-mean", "manifold": "spd", "start": {"kind": "origin"}}
+    return Task(f"{dimension}-{condition:g}", "SPD mean", problem, data, CLIP, ())
+
+
+def share_of(task: Task, epsilon: float, guess: float, seeds: int) -> float:
+    """Mean share of the start's gap that is left when a plan takes the start to be there."""
+    found = list[float]()
+    for seed in range(seeds):
+        made = task.table(epsilon, seed)
+        made["training"] = {"kind": "auto"}
+        made["federation"]["num_rounds"] = 100
+        with patch.object(guesses, "_START_OF", guess):
+            config = config_of.parse(made)
+        found.append(run(task, config)["share"])
+    return statistics.mean(found)
+
+
+def measured(seeds: int) -> list[dict[str, Any]]:
+    """A row for every size, distance and epsilon."""
+    rows = list[dict[str, Any]]()
+    for dimension, count in SIZES:
+        for condition in CONDITIONS:
+            task = task_of(dimension, count, condition)
+            lowest, start = levels(task, 0)
+            for epsilon in EPSILONS:
+                shares = [share_of(task, epsilon, guess, seeds) for guess in GUESSES]
+                away = math.sqrt(start - lowest) / CLIP
+                rows.append(
+                    {"matrices": f"{count} of {dimension} x {dimension}", "away": away,
+                     "condition": condition, "epsilon": epsilon, "shares": shares}
+                )  # fmt: skip
+                print(rows[-1], flush=True)
+    return rows
+
+
+def text_of(rows: list[dict[str, Any]]) -> str:
+    """All rows, and the worst factors by distance."""
+    head = [f"{guess:g} C" for guess in GUESSES]
+    each = [
+        [r["matrices"], f"{r['away']:.2f} C", f"{r['epsilon']:g}"]
+        + [f"{s:.3g}" for s in r["shares"]]
+        for r in rows
+    ]  # fmt: skip
+    worst = list[list[str]]()
+    for condition in CONDITIONS:
+        mine = [r for r in rows if r["condition"] == condition]
+        away = sorted(r["away"] for r in mine)
+        factors = [
+            max(r["shares"][i] / min(r["shares"]) for r in mine) for i in range(len(GUESSES))
+        ]
+        worst.append([f"{away[0]:.2f} C to {away[-1]:.2f} C", *(f"{f:.3g}" for f in factors)])
+    return "\n".join(
+        ["# How far off a mean is", "", "`python -m benchmarks.start_guesses`", "",
+         "Worst factor on the best of the guesses, by the distance of the start:", "",
+         table(["start at", *head], worst), "", "Share of the start's gap that is left:", "",
+         table(["matrices", "start at", "epsilon", *head], each), ""]
+    )  # fmt: skip
+
+
+def main() -> None:
+    """Measure, and write the page."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--out", type=Path, help="folder for start_guesses.md")
+    parser.add_argument("--json", action="store_true", help="the rows as the last line")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    rows = measured(given.seeds)
+    if given.out is not None:
+        given.out.mkdir(parents=True, exist_ok=True)
+        (given.out / "start_guesses.md").write_text(text_of(rows), encoding="utf-8")
+    if given.json:
+        print(json.dumps(rows))
+
+
+if __name__ == "__main__":
+    main()
