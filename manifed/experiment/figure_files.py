@@ -65,6 +65,8 @@ class Axes(_Strict):
     x: str = "round"
     y: str
     log: list[Literal["x", "y"]] = []
+    least: float | None = None
+    """Where y begins; None: below all curves."""
 
 
 class Panel(_Strict):

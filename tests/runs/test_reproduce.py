@@ -13,6 +13,7 @@ from manifed.experiment.figure_files import read_figure
 from manifed.experiment.load import load
 from manifed.problems.readers import DOWNLOADED, DataMissing
 from manifed.runs.figure_runs import duration_of, tasks_of, verdicts_of
+from manifed.runs.report import panels
 from manifed.runs.report.panels import draw_panels, passes_a_round, values_of
 from manifed.runs.report.runs import read
 from manifed.runs.run_folder import RunFolder
@@ -117,7 +118,11 @@ def test_the_list_says_what_a_figure_takes(tmp_path, capsys):
     assert "not measured: --quick tells" in out
 
 
-def test_panels_are_drawn_of_what_is_there(tmp_path, small):
+def test_panels_are_drawn_of_what_is_there(tmp_path, small, monkeypatch):
+    saved, drawn = panels._save, []
+    monkeypatch.setattr(panels, "_save", lambda *given: drawn.append(given[0]) or saved(*given))
+    long = 'least = 0.5\n\n[labels]\nlong = "a label that is about as long as they are"'
+    small.write_text(small.read_text().replace('log = ["x", "y"]\n', f'log = ["x", "y"]\n{long}\n'))
     figure = read_figure(small)
     runs = {}
     for k, curve in enumerate(figure.choices):
@@ -128,6 +133,9 @@ def test_panels_are_drawn_of_what_is_there(tmp_path, small):
     assert picture.stat().st_size > 10_000
     assert pdf.stat().st_size > 5_000
     assert draw_panels(figure, {}, tmp_path / "none") == []
+    legend, room = drawn[0].legends[0].get_window_extent(), drawn[0].bbox
+    assert 0 <= legend.x0 < legend.x1 <= room.width
+    assert drawn[0].axes[1].get_ylim()[0] == 0.5
     x, rows = values_of(runs["steps-long"], figure.file.axes[1])
     assert rows.shape == (2, len(x))
 

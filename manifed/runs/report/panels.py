@@ -6,7 +6,7 @@ file is as wide as a paper's column (one panel) or page (several): PDF to print,
 """
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +30,8 @@ _ACROSS = 4
 """Panels beside each other; more are wrapped."""
 _HIGH = 1.9
 """Inches of a row of axes."""
+_LINE, _LETTER, _KEY = 0.14, 0.056, 8
+"""Of a legend: inches of a line and of a letter, and letters that the line before a label takes."""
 SMALL: dict[Any, Any] = STYLE | {
     "font.size": 7.5,
     "axes.titlesize": 7.5,
@@ -67,7 +69,10 @@ def draw_panels(figure: FigureOf, runs: RunsOf, folder: Path) -> list[Path]:
     bands = -(-len(panels) // across)
     wide = PAGE if across > 1 else COLUMN
     with rc_context(rc=SMALL):
-        drawn = Figure(figsize=(wide, 0.5 + _HIGH * len(rows) * bands), layout="constrained")
+        labels = {label for panel in panels for _, label in panel.curves}
+        columns = _columns(labels, wide)
+        high = 0.5 + _HIGH * len(rows) * bands + _LINE * (-(-len(labels) // columns) - 1)
+        drawn = Figure(figsize=(wide, high), layout="constrained")
         grid = drawn.subplots(bands * len(rows), across, squeeze=False)
         for axes in grid.flat:
             axes.set_visible(False)
@@ -78,7 +83,8 @@ def draw_panels(figure: FigureOf, runs: RunsOf, folder: Path) -> list[Path]:
                 _draw(axes, figure, panel, runs, row, is_first=k % across == 0)
                 if down == 0:
                     axes.set_title(panel.title)
-        _legend(drawn, list(grid.flat), [run for several in runs.values() for run in several])
+        every = [run for several in runs.values() for run in several]
+        _legend(drawn, list(grid.flat), every, columns)
         return _save(drawn, folder / f"figure-{figure.figure}")
 
 
@@ -129,6 +135,8 @@ def _draw(
         _draw_optimum(axes, [run for name, _ in panel.curves for run in runs.get(name, ())])
     for side in row.log:
         (axes.set_xscale if side == "x" else axes.set_yscale)("log")
+    if row.least is not None:
+        axes.set_ylim(bottom=row.least)
     axes.margins(x=0.02)
     axes.set_xlabel(WORDS.get(row.x, row.x.replace("_", " ")))
     if is_first:
@@ -181,7 +189,13 @@ def _draw_optimum(axes: "Axes", runs: Sequence[Run]) -> None:
         axes.axhline(values[0], color="#555555", linestyle=":", linewidth=0.9, label="least cost")
 
 
-def _legend(figure: "Figure", grid: Sequence["Axes"], runs: Sequence[Run]) -> None:
+def _columns(labels: Collection[str], wide: float) -> int:
+    """Labels beside each other that are no wider than the figure."""
+    longest = max(map(len, labels)) + _KEY
+    return max(1, min(4 if wide > COLUMN else 2, int(wide / (_LETTER * longest))))
+
+
+def _legend(figure: "Figure", grid: Sequence["Axes"], runs: Sequence[Run], columns: int) -> None:
     """One below all axes, with what the band is."""
     from matplotlib.patches import Patch
 
@@ -192,7 +206,4 @@ def _legend(figure: "Figure", grid: Sequence["Axes"], runs: Sequence[Run]) -> No
     seeds = len({run.manifest["config"]["federation"]["seed"] for run in runs})
     if seeds > 1:
         handles[f"least to greatest of {seeds} seeds"] = Patch(color="#555555", alpha=0.2)
-    columns = min(len(handles), 4 if figure.get_figwidth() > COLUMN else 2)
-    figure.legend(
-        handles.values(), handles.keys(), loc="outside lower center", ncols=max(1, columns)
-    )
+    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=columns)
