@@ -114,11 +114,11 @@ def check_manifold(training: AnyTraining, manifold: Manifold) -> None:
                 f"needs R^d, the sphere or Stiefel, got {manifold.name}"
             )
     elif isinstance(training, OnGraph | GrowingSamples):
-        if not isinstance(manifold, Euclidean):
+        if not manifold.is_whole_space:
             raise ValueError(
                 f"training.kind: {training.kind!r} mixes models as vectors, so it needs a problem "
-                f"on R^d ('least-squares', 'logistic'), got one on {manifold.name}; use "
-                "'manifold-gossip'"
+                "on R^d ('least-squares', 'logistic', a 'module' without manifolds), got one on "
+                f"{manifold.name}; use 'manifold-gossip'"
             )
     elif isinstance(training, Projecting):
         try:
