@@ -63,7 +63,7 @@ def node_row(models: Tensor, manifold: Manifold, oracle: Evaluator | None) -> di
 
     consensus_distance is (1/n) sum_i |x_i - mean|^2, of models that everybody sees. With the oracle
     worst_node_cost is the largest cost of a node's model, and optimum_distance is
-    (1/n) sum_i d(x_i, x*)^2 to the reference solution.
+    (1/n) sum_i d(x_i, x*)^2 to the reference solution, where one is known.
     """
     models = models.to("cpu", torch.float64)
     away = (models - models.mean(0)).flatten(1)
@@ -71,6 +71,7 @@ def node_row(models: Tensor, manifold: Manifold, oracle: Evaluator | None) -> di
     if oracle is not None:
         costs = [float(oracle.problem.objective(x, oracle.shards, oracle.weights)) for x in models]
         row["worst_node_cost"] = max(costs)
+    if oracle is not None and oracle.problem.has_optimum:
         reference = oracle.optimum.x.to(models).expand_as(models)
         row["optimum_distance"] = float(manifold.dist(models, reference).square().mean())
     return row

@@ -13,7 +13,7 @@ from manifed.algorithms.growing_samples import GrowingSamples
 from manifed.errors import ConfigError, RoundFailed
 from manifed.experiment.assembly import client_side, initial_point, load_shards, plan_of
 from manifed.experiment.limits import check_steepness
-from manifed.experiment.load import parse
+from manifed.experiment.load import load, parse
 from manifed.experiment.privacy import planned_statement
 from manifed.federation.client import Seat, run_update
 from manifed.oracles.oracle import Asked, Draws
@@ -376,3 +376,23 @@ def test_a_batch_in_order_is_the_mean_of_these_rows(way):
         x, first = (1 - beta) * x + beta * z - alpha * g, first + size
     found = reports_of(config, way)[-1].state["x"]
     torch.testing.assert_close(found, x, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.slow
+def test_a_network_is_a_vector_that_alone_and_stacked_nodes_move_alike(monkeypatch):
+    """A module without manifolds lies in R^d; its gradients are torch.func's."""
+    monkeypatch.setenv("MANIFED_PLUGINS", "reproduction")
+    sets = ["federation.num_rounds=1", "data.num_examples=20", "problem.compute=float64"]
+    config = load("configs/examples/growing_cnn.toml", sets)
+    found = [reports_of(config, way)[-1].state["x"] for way in ("memory", "stacked")]
+    assert found[0].shape == (5, 6090)
+    assert float((found[0] - initial_point(config)).abs().max()) > 1e-3
+    torch.testing.assert_close(found[1], found[0], rtol=0, atol=1e-10)
+
+
+def test_a_network_on_a_manifold_is_refused():
+    with pytest.raises(ConfigError, match="a 'module' without manifolds"):
+        load(
+            "configs/examples/growing_cnn.toml",
+            ["problem.model=tests.experiment.own_nets:orthogonal"],
+        )

@@ -12,6 +12,7 @@ from manifed.experiment.load import load
 from manifed.federation.stacked import StackedTransport
 from manifed.federation.transport import MemoryTransport
 from manifed.oracles.oracle import Answers
+from manifed.privacy import noise
 from manifed.privacy.account import Account
 from manifed.problems.base import Examples
 from manifed.problems.streams import BLOCK, COVARIANCE, DrawnRecords
@@ -135,6 +136,7 @@ def test_a_run_that_dies_and_goes_on_reads_no_record_twice(tmp_path, monkeypatch
 def test_a_long_run_writes_little_and_holds_what_a_short_one_holds(tmp_path, monkeypatch):
     """At most 50 bytes of ledger a round, no list of all records, no object a round."""
     monkeypatch.setattr(Answers, "present", property(lambda _: pytest.fail("listed all records")))
+    monkeypatch.setattr(noise, "_AHEAD", 1)  # normals drawn ahead: more as rounds go by, to 2^14
     rounds = 300
     config = config_of(*LATE, "engine.execution=cohort", rounds=rounds, folder=tmp_path / "run")
     transport = StackedTransport(client_side(config), device="cpu", memory_budget_mb=64)
