@@ -55,7 +55,7 @@ class Nodes:
         self, training: Decor, mechanism: MaskedMechanism, victims: Sequence[int],
         source: NoiseSource,
     ) -> None:  # fmt: skip
-        """Agree on the keys of all pairs, as before round 1."""
+        """Agree on the keys of all pairs, as before round 1, where they do not come from a seed."""
         self.training, self.graph = training, training.secret_graph
         self._victims = list(victims)
         self._setup = ClientSetup(LeastSquares(), training, mechanism)
@@ -66,7 +66,8 @@ class Nodes:
         """All that the server carries before round 1."""
         self.memory: Memory | None = None
         self._pairs: dict[tuple[int, int], NoiseSource] = {}
-        self._agree()
+        if training.pair_keys == "exchanged":
+            self._agree()
 
     def messages(self, server_round: int, *, is_present: bool, is_reversed: bool) -> Tensor:
         """(x_i^(t) - x_i^(t+1/2)) / eta of every node, which all can compute, shape (n, 2)."""
@@ -107,9 +108,10 @@ class Nodes:
         self.memory = done.memory or self.memory
         return done.up
 
-    def _blank(self) -> Memory:
+    def _blank(self) -> Memory | None:
         one = self.training.initial_memory(torch.zeros(2, dtype=torch.float64))
-        assert one is not None
+        if one is None:
+            return None
         return type(one).stack([one] * len(self._everybody))
 
     def _examples(self, is_present: bool) -> Examples:

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from manifed.algorithms.decor import Decor
 from manifed.algorithms.growing_samples import GrowingSamples
 from manifed.algorithms.interface import ClientUpdate, Scheduled, in_round
 from manifed.algorithms.one_shot import OneShot
@@ -13,6 +14,7 @@ from manifed.audit.mechanisms import price
 from manifed.audit.own_problem import OwnProblemAttack
 from manifed.audit.server_attacks import ClientAttack
 from manifed.audit.statistic_attacks import MomentAttack
+from manifed.audit.streams import StreamAttack, colluders, enough_rounds
 from manifed.errors import ConfigError
 from manifed.experiment.assembly import (
     facts_of,
@@ -25,6 +27,7 @@ from manifed.experiment.plugins import is_plugin
 from manifed.experiment.privacy import client_mechanism, example_mechanism
 from manifed.experiment.schema import Experiment
 from manifed.privacy import accountant
+from manifed.privacy.masked import MaskedMechanism
 from manifed.privacy.mechanism import ExampleMechanism
 from manifed.privacy.noise import NoiseSource
 from manifed.problems.base import Examples
@@ -72,10 +75,7 @@ def attacks_of(config: Experiment, trials: int) -> list[Audited]:
     if config.privacy.kind == "client-level":
         return [_of_server(config, source, trials)]
     if config.privacy.kind == "correlated":
-        raise ConfigError(
-            "privacy.kind: with a config the audit attacks 'example-level' and 'client-level', got "
-            "'correlated', which manifed audit attacks without one, on graphs of its own"
-        )
+        return _of_masks(config, source, trials)
     if is_plugin(config.training.kind):
         raise ConfigError(
             "training.kind: the audit runs this library's algorithms at several step sizes, got "
@@ -123,6 +123,38 @@ def attacks_of(config: Experiment, trials: int) -> list[Audited]:
         found_attacks.append(audited(how, own))
     how = "worst case: canary gradient at the clip norm, all others zero"
     return [*found_attacks, audited(how, worst)]
+
+
+def _of_masks(config: Experiment, source: NoiseSource, trials: int) -> list[Audited]:
+    """The first rounds of DECOR's nodes on the config's graph, against each adversary.
+
+    Raises:
+        ConfigError: for another algorithm with masks, and where examples are protected.
+    """
+    training = config.training
+    if not isinstance(training, Decor) or config.privacy.kind != "correlated":
+        raise ConfigError(
+            "training.kind: with privacy.kind = 'correlated' the audit of a config attacks 'decor' "
+            f"and 'stationary-decor', got {training.kind!r}; manifed audit --all attacks masks on "
+            "graphs of its own"
+        )
+    if config.privacy.unit != "client":
+        raise ConfigError(
+            "privacy.unit: the audit of a config with masks attacks 'client', got 'example'; "
+            "manifed audit --all attacks masks on graphs of its own"
+        )
+    mechanism = example_mechanism(config, facts_of(config).sizes)
+    assert isinstance(mechanism, MaskedMechanism)
+    whole = StreamAttack(training, mechanism, source)
+    found: list[Audited] = []
+    for coalition, how in colluders(
+        whole.noise, config.privacy.collusion, config.privacy.coalition
+    ):
+        attack = replace(whole, coalition=coalition)
+        attack = enough_rounds(attack, config.federation.num_rounds, SEEN_AT, ENOUGH)
+        said = f"{how}; {attack.num_rounds} rounds from the first on"
+        found.append(Audited(config.name, attack, attack.claim, trials, said))
+    return found
 
 
 def _of_one_shot(

@@ -7,6 +7,7 @@ from typing import Any
 from manifed.audit.attack import Audited
 from manifed.audit.masked import masked_faults, masked_mechanisms
 from manifed.audit.mechanisms import mechanisms, planted_faults, published_rsvrg
+from manifed.audit.streams import stream_faults, stream_mechanisms
 from manifed.privacy.audit import Verdict, audit
 from manifed.privacy.noise import NoiseSource
 
@@ -53,8 +54,8 @@ def audit_all(
 ) -> dict[str, Any]:
     """Shipped mechanisms, planted faults and the published DP-RSVRG, as plain data."""
     source = NoiseSource.from_seed(seed)
-    shipped = [*mechanisms(source), *masked_mechanisms(source)]
-    faults = [*planted_faults(source), *masked_faults(source)]
+    shipped = [*mechanisms(source), *masked_mechanisms(source), *stream_mechanisms(source)]
+    faults = [*planted_faults(source), *masked_faults(source), *stream_faults(source)]
     published, _ = published_rsvrg(source)
     confidence = family_confidence(len(shipped) + len(faults) + 1)
 

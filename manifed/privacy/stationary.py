@@ -78,6 +78,16 @@ class Shape:
         below = (1 - phi) ** 2 + 4 * phi * half  # |1 - phi e^iw|^2
         return (1 - phi**2) / below if self.kind == "slow" else 2 * (1 + phi) * half / below
 
+    def autocovariance(self, lags: Array) -> Array:
+        """Of rounds so far apart (>= 0): the covariance whose Fourier sum is `density`."""
+        if self.kind == "white":
+            return (lags == 0).astype(float)
+        phi = self.memory
+        slow = phi**lags
+        if self.kind == "slow":
+            return slow
+        return (2 * slow - phi ** np.abs(lags - 1) - phi ** (lags + 1)) / (2 * (1 - phi))
+
     def least(self, left: Array, right: Array) -> Array:
         """The smallest density between two frequencies, rounded down."""
         at = left if self.kind == "fast" else right  # slow ones fall, fast ones rise

@@ -81,6 +81,15 @@ def test_growing_samples_are_the_plain_loop(
 
 
 @pytest.mark.usefixtures("leaves_nothing")
+def test_streams_of_decor_have_one_trajectory() -> None:
+    config = str(QUICKSTART.parent / "examples" / "stationary_decor.toml")
+    small = ["data.num_clients=4", "data.dimension=3", "federation.num_clients=4"]
+    small += ["federation.num_rounds=4", "training.graph.kind=ring"]
+    sets = [*small, "engine.execution=messages", *QUIET]
+    assert compare_engines(config, sets, ("inline", "ray"))["max_difference"] <= 1e-9
+
+
+@pytest.mark.usefixtures("leaves_nothing")
 def test_a_failing_serverapp_fails_the_engine_with_its_exception_text(tmp_path: Path) -> None:
     with pytest.raises(EngineFailed, match="server went boom") as caught:
         _run(tmp_path / "out", "message=server went boom")

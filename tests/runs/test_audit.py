@@ -152,7 +152,7 @@ def test_every_planted_fault_is_caught(fault):
 def test_all_shipped_mechanisms_pass_and_the_published_calibration_fails():
     result = audit_all(0)
     assert result["violations"] == 0
-    assert result["planted_faults_caught"] == result["planted_faults"] == 10
+    assert result["planted_faults_caught"] == result["planted_faults"] == 12
     assert result["published_dp_rsvrg_violated"]
     assert result["mechanisms"] >= 18
     assert result["weakest_power"] >= 0.5
