@@ -27,9 +27,10 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from manifed.algorithms.interface import Collected, Memory, Phase, ServerState, Space, Work
+from manifed.algorithms.interface import Collected, Memory, Phase, ServerState, Work
 from manifed.algorithms.pair_masks import SETUP, Masking, OfferedKey
 from manifed.algorithms.payloads import Displacement, Down, Layout, Payload, PerClient, Point
+from manifed.algorithms.tangent_mean import AtPoint
 from manifed.errors import RoundFailed
 from manifed.manifolds.base import Manifold, MapChoice
 from manifed.oracles.oracle import Draws, Oracle
@@ -61,7 +62,7 @@ def silent(num_nodes: int) -> type[Silent]:
     return type(f"Silent{num_nodes}", (Silent,), {"num_nodes": num_nodes})
 
 
-class MaskedMean(Masking):
+class MaskedMean(Masking, AtPoint):
     """One masked gradient a node and round, and their mean."""
 
     kind: Literal["masked-mean"] = "masked-mean"
@@ -138,11 +139,6 @@ class MaskedMean(Masking):
 
     # -- the server --------------------------------------------------------------------------
     @property
-    def space(self) -> Space:
-        """Uploads are tangent at the broadcast point."""
-        return "tangent"
-
-    @property
     def weights(self) -> Literal["uniform"]:
         """1/n: masks cancel in the plain sum."""
         return "uniform"
@@ -157,10 +153,6 @@ class MaskedMean(Masking):
         """One move."""
         return Work.of_moves(self.maps, 1, 0)
 
-    def initial(self, x: Tensor) -> ServerState:
-        """The broadcast point."""
-        return ServerState({"x": x})
-
     def down(self, state: ServerState, phase: str) -> Down:
         """The point; before round 1 keys; after a dropout who is silent."""
         x = state["x"]
@@ -170,10 +162,6 @@ class MaskedMean(Masking):
         if phase == REVEAL:
             return silent(self.secret_graph.num_nodes)(x, state["dropped"])
         return Point(x)
-
-    def base(self, state: ServerState, manifold: Manifold) -> Tensor:
-        """Uploads are tangent at the broadcast point."""
-        return state["x"]
 
     def is_due(self, state: ServerState, phase: str) -> bool:
         """Whether an exchange takes place: masks are revealed only where somebody was silent."""
@@ -228,11 +216,3 @@ class MaskedMean(Masking):
         u = manifold.proju(x, total / count)
         eta = self.step_size_in(server_round)
         return ServerState({"x": manifold.maps(self.maps).forward(x, -eta * u)})
-
-    def model(self, state: ServerState, manifold: Manifold) -> Tensor:
-        """The broadcast point."""
-        return state["x"]
-
-    def output(self, state: ServerState, manifold: Manifold) -> Tensor:
-        """The broadcast point."""
-        return state["x"]

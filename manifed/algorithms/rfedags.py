@@ -33,15 +33,16 @@ from pydantic import Field
 from torch import Tensor
 
 from manifed.algorithms.gradient_steps import GradientSteps
-from manifed.algorithms.interface import Collected, Memory, Phase, ServerState, Space, Work
+from manifed.algorithms.interface import Collected, Memory, Phase, ServerState, Work
 from manifed.algorithms.payloads import Displacement, Payload, Point
+from manifed.algorithms.tangent_mean import AtPoint
 from manifed.manifolds.base import Manifold, MapChoice
 from manifed.oracles.oracle import Draws, Oracle
 
 Probability = Annotated[float, Field(gt=0, le=1)]
 
 
-class RFedAGS(GradientSteps):
+class RFedAGS(GradientSteps, AtPoint):
     """``local_steps`` gradient steps a client; the server averages the streams of those present."""
 
     kind: Literal["rfedags"] = "rfedags"
@@ -92,19 +93,9 @@ class RFedAGS(GradientSteps):
 
     # -- the server --------------------------------------------------------------------------
     @property
-    def space(self) -> Space:
-        """Streams are tangent at the broadcast point."""
-        return "tangent"
-
-    @property
     def weights(self) -> Literal["uniform"]:
         """Of the mean that a mechanism noises; `direction` has its own."""
         return "uniform"
-
-    @property
-    def needs_everyone(self) -> bool:
-        """Any cohort will do."""
-        return False
 
     @property
     def server_work(self) -> Work:
@@ -114,22 +105,6 @@ class RFedAGS(GradientSteps):
     def initial(self, x: Tensor) -> ServerState:
         """x^(0), and no client seen yet; the counts get their rows in the first step."""
         return ServerState({"x": x, "present": x.new_zeros(0)})
-
-    def down(self, state: ServerState, phase: str) -> Payload:
-        """The broadcast point."""
-        return Point(state["x"])
-
-    def base(self, state: ServerState, manifold: Manifold) -> Tensor:
-        """Streams are tangent at the broadcast point."""
-        return state["x"]
-
-    def model(self, state: ServerState, manifold: Manifold) -> Tensor:
-        """The broadcast point."""
-        return state["x"]
-
-    def output(self, state: ServerState, manifold: Manifold) -> Tensor:
-        """x^(T)."""
-        return state["x"]
 
     def step(
         self,

@@ -22,9 +22,9 @@ from torch import Tensor
 
 from manifed.algorithms.broadcast import check_tangent
 from manifed.algorithms.gradient_steps import GradientSteps
-from manifed.algorithms.interface import Collected, Memory, Phase, ServerState, Space, Work
+from manifed.algorithms.interface import Collected, Memory, Phase, ServerState, Work
 from manifed.algorithms.payloads import Displacement, LocalGradient, MeanGradient, Payload, Point
-from manifed.algorithms.tangent_mean import tangent_mean
+from manifed.algorithms.tangent_mean import AtPoint, tangent_mean
 from manifed.manifolds.base import Manifold, MapChoice, as_point, as_tangent
 from manifed.oracles.minibatch import Full
 from manifed.oracles.oracle import Draws, Oracle
@@ -41,7 +41,7 @@ class Reference(Memory):
     has_history: Tensor
 
 
-class RFedSVRG(GradientSteps):
+class RFedSVRG(GradientSteps, AtPoint):
     """Two exchanges a round: gradients, then iterates."""
 
     kind: Literal["rfedsvrg"] = "rfedsvrg"
@@ -128,16 +128,6 @@ class RFedSVRG(GradientSteps):
         )
 
     # -- the server --------------------------------------------------------------------------
-    @property
-    def space(self) -> Space:
-        """Uploads are tangent at the broadcast point, in both phases."""
-        return "tangent"
-
-    @property
-    def needs_everyone(self) -> bool:
-        """Any cohort will do."""
-        return False
-
     def initial(self, x: Tensor) -> ServerState:
         """The broadcast point; no gradient yet."""
         return ServerState({"x": x, "gradient": torch.zeros_like(x)})
@@ -147,10 +137,6 @@ class RFedSVRG(GradientSteps):
         if phase == "gradient":
             return Point(state["x"])
         return MeanGradient(state["gradient"])
-
-    def base(self, state: ServerState, manifold: Manifold) -> Tensor:
-        """Uploads are tangent at the broadcast point."""
-        return state["x"]
 
     def step(
         self,
@@ -171,11 +157,3 @@ class RFedSVRG(GradientSteps):
     def server_work(self) -> Work:
         """One step."""
         return Work.of_moves(self.maps, 1, 0)
-
-    def model(self, state: ServerState, manifold: Manifold) -> Tensor:
-        """The broadcast point."""
-        return state["x"]
-
-    def output(self, state: ServerState, manifold: Manifold) -> Tensor:
-        """The last point."""
-        return state["x"]

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from manifed.algorithms.adam import Adam
 from manifed.algorithms.averaging import Average
-from manifed.algorithms.interface import Collected, ServerState, Space, Work
+from manifed.algorithms.interface import Collected, Down, ServerState, Space, Work
 from manifed.algorithms.payloads import Payload, Point
 from manifed.manifolds.base import Manifold, MapChoice
 from manifed.manifolds.defects import DRIFT
@@ -42,7 +42,44 @@ def tangent_mean(
     return manifold.maps(maps).forward(x, server_step_size * mean)  # (3.2)
 
 
-class TangentMean(Frozen):
+class AtPoint(Frozen):
+    """One model for everybody, in ``state["x"]``: it goes down, and what comes up is tangent at it.
+
+    A method says what else its state carries, how it steps, and where it differs.
+    """
+
+    @property
+    def space(self) -> Space:
+        """Uploads are tangent at the broadcast point."""
+        return "tangent"
+
+    @property
+    def needs_everyone(self) -> bool:
+        """Any cohort will do."""
+        return False
+
+    def initial(self, x: Tensor) -> ServerState:
+        """The broadcast point."""
+        return ServerState({"x": x})
+
+    def down(self, state: ServerState, phase: str) -> Down:
+        """The broadcast point."""
+        return Point(state["x"])
+
+    def base(self, state: ServerState, manifold: Manifold) -> Tensor:
+        """Uploads are tangent at the broadcast point."""
+        return state["x"]
+
+    def model(self, state: ServerState, manifold: Manifold) -> Tensor:
+        """The broadcast point."""
+        return state["x"]
+
+    def output(self, state: ServerState, manifold: Manifold) -> Tensor:
+        """The last model."""
+        return self.model(state, manifold)
+
+
+class TangentMean(AtPoint):
     """Algorithm 1: one Riemannian gradient step on the weighted Fréchet mean of the uploads."""
 
     kind: Literal["tangent-mean"] = "tangent-mean"
@@ -76,16 +113,6 @@ class TangentMean(Frozen):
             )
         return self
 
-    @property
-    def space(self) -> Space:
-        """Uploads are tangent at the broadcast point."""
-        return "tangent"
-
-    @property
-    def needs_everyone(self) -> bool:
-        """Any cohort will do."""
-        return False
-
     def initial(self, x: Tensor) -> ServerState:
         """The broadcast point, the drawn output, and what average, momentum or Adam carry."""
         state = ServerState({"x": x, "output": x})
@@ -98,10 +125,6 @@ class TangentMean(Frozen):
     def down(self, state: ServerState, phase: str) -> Payload:
         """The broadcast point."""
         return Point(state["x"])  # line 3
-
-    def base(self, state: ServerState, manifold: Manifold) -> Tensor:
-        """Uploads are tangent at the broadcast point."""
-        return state["x"]
 
     def step(
         self,
