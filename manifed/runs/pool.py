@@ -2,16 +2,19 @@
 
 A finished run of the same resolved config is kept, an unfinished one is resumed, and a folder of
 another config is refused before any run, so that whoever is interrupted goes on by the same
-command. Every run is a process of its own: one that dies takes no other with it.
+command. Every run is a process of its own: one that dies takes no other with it. All are forked off
+one that has imported what a run needs, which takes longer than many a run.
 """
 
+import importlib
 import os
-import subprocess
 import sys
-import threading
+import tempfile
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
+from multiprocessing import active_children, get_context
+from multiprocessing.connection import wait
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import TypeVar
 
@@ -21,6 +24,8 @@ from manifed.experiment.load import sha256
 from manifed.experiment.schema import Experiment
 from manifed.runs.resume import refused, saved_config
 from manifed.runs.run_folder import RunFolder, is_fresh
+
+THREADS = "OMP_NUM_THREADS"
 
 
 @dataclass(frozen=True)
@@ -63,53 +68,66 @@ def run_all(tasks: Sequence[T], jobs: int, on_end: Callable[[T, str | None], Non
     ``on_end`` hears of each task, with the line of its error if it failed. When all this is
     interrupted the processes are ended too, each after it has written what it has.
     """
-    failed: list[T] = []
-    processes: set[subprocess.Popen[str]] = set()
-    stopping = threading.Event()
     for folder in {task.directory.parent for task in tasks}:
         make_folder(folder)
-    with ThreadPoolExecutor(jobs) as pool:
-        waiting = {pool.submit(_run, task, jobs, processes, stopping): task for task in tasks}
+    waiting, failed = list(reversed(tasks)), list[T]()
+    running: dict[ForkServerProcess, tuple[T, Path]] = {}
+    with tempfile.TemporaryDirectory() as said:
         try:
-            for future in as_completed(waiting):
-                task, error = waiting[future], future.result()
-                failed += [task] if error else []
-                on_end(task, error)
+            while waiting or running:
+                while waiting and len(running) < jobs:
+                    task = waiting.pop()
+                    if task.is_finished:
+                        on_end(task, None)
+                        continue
+                    errors = Path(said) / str(len(waiting))
+                    running[_start(task, jobs, errors)] = task, errors
+                ended = wait([process.sentinel for process in running]) if running else ()
+                for process in [process for process in running if process.sentinel in ended]:
+                    task, errors = running.pop(process)
+                    process.join()
+                    error = None if process.exitcode == 0 else _last_line(errors, process.exitcode)
+                    failed += [task] if error else []
+                    on_end(task, error)
         except BaseException:
-            stopping.set()
-            for process in tuple(processes):
+            for process in active_children():
                 process.terminate()
+            for process in active_children():
+                process.join()
             raise
     return failed
 
 
-def _run(
-    task: Task, jobs: int, processes: set[subprocess.Popen[str]], stopping: threading.Event
-) -> str | None:
-    """Run one task in a process; the last line it wrote if it failed."""
-    if stopping.is_set() or task.is_finished:
-        return None
+def _start(task: Task, jobs: int, errors: Path) -> ForkServerProcess:
+    """A process that plays one task, forked off one that has imported everything."""
     sets = [part for override in task.overrides for part in ("--set", override)]
-    where = [task.source, *sets, "--out", str(task.directory)]
+    words = ["run", task.source, *sets, "--out", str(task.directory), "--plain"]
     if RunFolder(task.directory).experiment_path.is_file():
-        where = ["--resume", str(task.directory)]
-    threads = str(max(1, (os.cpu_count() or 1) // jobs))
-    process = subprocess.Popen(
-        [sys.executable, "-m", "manifed", "run", *where, "--plain"],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,  # Ctrl-C reaches this process alone, which then ends the others
-        env={"OMP_NUM_THREADS": threads, **os.environ},
-    )
-    processes.add(process)
-    if stopping.is_set():
-        process.terminate()
+        words = ["run", "--resume", str(task.directory), "--plain"]
+    context = get_context("forkserver")
+    context.set_forkserver_preload(["manifed.cli.launch", "manifed.runs.driver"])
+    before = os.environ.get(THREADS)
+    os.environ.setdefault(THREADS, str(max(1, (os.cpu_count() or 1) // jobs)))
     try:
-        _, said = process.communicate()
+        process = context.Process(target=_play, args=(words, str(errors)))
+        process.start()
     finally:
-        processes.discard(process)
-    if process.returncode == 0:
-        return None
-    last = next(reversed(said.strip().splitlines()), f"exit code {process.returncode}")
+        if before is None:
+            del os.environ[THREADS]
+    return process
+
+
+def _play(words: list[str], errors: str) -> None:
+    """Be ``manifed WORDS``, in a session of its own: Ctrl-C reaches who started it alone."""
+    os.setsid()
+    sys.argv = ["manifed", *words]
+    with Path(errors).open("w") as file, Path(os.devnull).open("w") as nowhere:
+        os.dup2(nowhere.fileno(), sys.stdout.fileno())
+        os.dup2(file.fileno(), sys.stderr.fileno())
+    importlib.import_module("manifed.cli.main").main(words)
+
+
+def _last_line(errors: Path, code: int | None) -> str:
+    said = errors.read_text(errors="replace") if errors.is_file() else ""
+    last = next(reversed(said.strip().splitlines()), f"exit code {code}")
     return one_line(last, 400).removeprefix("error: ")
