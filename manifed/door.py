@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor, nn
 
@@ -18,7 +18,10 @@ from manifed.runs.result import Result
 from manifed.torch import Metric, Site
 from manifed.torch import fit as fit_module
 
-_OF_A_MODULE = ("loss", "step_size", "local_steps", "batch_size", "strategy", "test", "metrics")
+_OF_A_MODULE = (
+    "loss", "step_size", "local_steps", "batch_size", "strategy", "test", "metrics", "clip_shares",
+    "compute",
+)  # fmt: skip
 
 
 def fit(
@@ -37,6 +40,8 @@ def fit(
     strategy: TangentMean | None = None,
     test: Site | None = None,
     metrics: Mapping[str, Metric] | None = None,
+    clip_shares: Mapping[str, float] | None = None,
+    compute: Literal["float64", "float32"] | None = None,
     cohort: Cohort | None = None,
     seed: int = 0,
     start: Tensor | None = None,
@@ -71,6 +76,9 @@ def fit(
             momentum, an average, step sizes by the round; None is the plain tangent mean.
         test: public examples, on which a module is judged after every round.
         metrics: further columns of the curves: functions of outputs and labels of ``test``.
+        clip_shares: groups of a module's parameters that are clipped by themselves, by prefixes of
+            their names; the price is that of one clip.
+        compute: what a module computes in; None is "float64".
         cohort: who takes part in a round; None is everyone.
         seed: of a seeded run, and of the random starting point.
         start: x^(0); None is a random point of ``seed``, or the parameters of the module.
@@ -100,13 +108,8 @@ def fit(
         "progress": progress,
     }
     common = {name: value for name, value in common.items() if value is not None}
-    own: dict[str, Any] = dict(
-        zip(
-            _OF_A_MODULE,
-            (loss, step_size, local_steps, batch_size, strategy, test, metrics),
-            strict=True,
-        )
-    )
+    settings = (loss, step_size, local_steps, batch_size, strategy, test, metrics)
+    own: dict[str, Any] = dict(zip(_OF_A_MODULE, (*settings, clip_shares, compute), strict=True))
     own = {name: value for name, value in own.items() if value is not None}
     if model is None:
         if own or sites or problem is None or algorithm is None or rounds is None:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from safetensors.torch import load_file
@@ -55,6 +55,8 @@ def fit(
     strategy: TangentMean | None = None,
     test: Site | None = None,
     metrics: Mapping[str, Metric] | None = None,
+    clip_shares: Mapping[str, float] | None = None,
+    compute: Literal["float64", "float32"] | None = None,
     **options: Any,
 ) -> Result:
     """Train a copy of ``model`` on the examples of several sites, in this process.
@@ -73,6 +75,8 @@ def fit(
             sizes by the round; None is the plain tangent mean.
         test: public examples; "test_loss" and "test_accuracy" stand in the curves.
         metrics: further columns of the curves: functions of outputs and labels of ``test``.
+        clip_shares: of groups of parameters, by prefixes of their names: `module_problem`.
+        compute: what the model computes in; None is float64. Norms, sums and noise are float64.
         options: further arguments of `manifed.fit`. The default of ``transport`` takes a whole
             cohort in one call.
 
@@ -85,7 +89,10 @@ def fit(
         raise ConfigError(f"model: expected a torch.nn.Module, got {type(model).__name__}")
     if metrics and test is None:
         raise ConfigError("metrics: are functions of public test examples, got none; give test=")
-    problem = module_problem(model, loss)
+    if compute not in (None, "float64", "float32"):
+        raise ConfigError(f"compute: expected 'float64' or 'float32', got {compute!r}")
+    dtype = torch.float32 if compute == "float32" else torch.float64
+    problem = module_problem(model, loss, dtype=dtype, clip_shares=clip_shares)
     shards = [examples_of(site, f"sites[{i}]") for i, site in enumerate(sites)]
     if not shards:
         raise ConfigError("sites: expected the examples of at least one site, got none")

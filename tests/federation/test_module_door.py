@@ -13,6 +13,8 @@ import manifed
 from manifed.algorithms.rsgd import RSGD
 from manifed.errors import ConfigError
 from manifed.manifolds.sphere import Sphere
+from manifed.privacy import accountant
+from manifed.privacy.events import GaussianRelease, PoissonSampled
 from manifed.problems.frechet_mean import FrechetMean
 from manifed.runs.progress import watched
 
@@ -58,6 +60,43 @@ def test_a_module_is_trained_within_its_budget_and_stays_on_its_manifold():
     frame = found.state_dict["frame"].to(torch.float64)
     torch.testing.assert_close(frame.mT @ frame, torch.eye(3).double(), rtol=0, atol=1e-6)
     Frame().load_state_dict(found.state_dict, strict=True)
+
+
+def test_groups_and_a_shorter_type_cost_what_one_clip_costs():
+    seeded = SHORT.model_copy(update={"noise_source": "seed"})
+
+    def parts():
+        return nn.Sequential(Frame(), nn.Linear(3, 3))
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)  # noqa: TID251
+        model = parts()
+    plain = trained(model=model, privacy=seeded)
+    grouped = trained(model=model, privacy=seeded, clip_shares={"0.": 3.0, "": 4.0})
+    short = trained(model=model, privacy=seeded, compute="float32")
+    assert grouped.statement["adversaries"] == plain.statement["adversaries"]
+    assert short.statement["adversaries"] == plain.statement["adversaries"]
+    assert float((grouped.model - plain.model).abs().max()) > 1e-6
+    torch.testing.assert_close(short.model, plain.model, rtol=0, atol=1e-4)
+
+
+def test_what_is_priced_is_what_the_sites_and_the_rounds_are():
+    """A site of 20 rows of 30 pays its own rate, over all local steps, and no site another's."""
+    (feature, label), *others = sites(3)
+    few = [(feature[:20], label[:20]), *others[:1]]
+    noise = manifed.ExampleLevel(
+        l2_norm_clip=1.0, noise={"kind": "multiplier", "noise_multiplier": 2.0}, delta=1e-4
+    )
+    found = trained(sites=few, privacy=noise, rounds=4, local_steps=3, batch_size=10.0)
+    worst = GaussianRelease(
+        unit="example",
+        neighboring_relation="add-or-remove",
+        noise_multiplier=2.0,
+        sampling=PoissonSampled(sampling_probability=0.5),
+    )
+    assert found.statement["adversaries"][0]["epsilon"] == pytest.approx(
+        accountant.epsilon([worst.times(12)], 1e-4), rel=1e-6
+    )
 
 
 def test_a_cohort_at_once_is_its_clients_one_by_one():
@@ -129,6 +168,8 @@ class Broken(Frame):
         ({"sites": []}, "sites: expected the examples of at least one site"),
         ({"loss": raising}, "loss: no gradient of each example.*KeyError: 'weights'"),
         ({"loss": "hinge"}, "loss: expected one of"),
+        ({"compute": "float16"}, "compute: expected 'float64' or 'float32', got 'float16'"),
+        ({"clip_shares": {"head": 1.0}}, "no group has parameter 'frame'"),
         ({"model": Broken()}, "forward fails.*KeyError"),
         ({"metrics": {"bad": lambda outputs, labels: outputs}}, r"metrics\['bad'\]: expected one"),
         ({"test": None, "metrics": {"f": raising}}, "metrics: are functions of public test"),

@@ -61,6 +61,21 @@ def test_a_resumed_run_ends_with_all_rounds_and_pays_for_the_lost_ones(tmp_path,
     assert [note for note in notes if "target epsilon 2 is passed" in note]
 
 
+def test_the_moments_of_adam_go_on_where_they_were(tmp_path, monkeypatch):
+    """Nothing is drawn, so that a round done again is the same round."""
+    sets = (
+        *SETS,
+        "privacy={kind='none'}",
+        "training.minibatch={kind='full'}",
+        "strategy={kind='tangent-mean', server_step_size=0.05, adam={}}",
+    )
+    whole = launch(Request(QUICKSTART, sets, out=tmp_path / "whole", plain=True))
+    run_until_death(tmp_path, monkeypatch, at_round=4, sets=sets)
+    folder = launch(Request(QUICKSTART, resume=tmp_path / "run", plain=True))
+    assert folder.metrics()["round"] == list(range(7))
+    assert torch.equal(folder.load_tensors("model")["x"], whole.load_tensors("model")["x"])
+
+
 def test_a_resumed_run_stops_before_it_passes_its_target(tmp_path, monkeypatch):
     run_until_death(tmp_path, monkeypatch, at_round=4)
     manifest = launch(Request(QUICKSTART, resume=tmp_path / "run", plain=True)).manifest()
