@@ -88,7 +88,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="folder whose gossip.md to write")
     given = parser.parse_args()
     page = Page()
-    page.say(prepare("Gossip beside a numpy loop"))
+    heading = prepare("Gossip beside a numpy loop")
+    page.say(heading.replace("smallest of interleaved rounds", "medians of interleaved runs"))
     rows: list[list[str]] = []
     for kind in CASES:
         rivals = [make(kind, given.nodes, given.rounds) for make in (engine, numpy_loop)]

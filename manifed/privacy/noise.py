@@ -563,7 +563,7 @@ class NoiseSource:
         partitions = (partition,) if isinstance(partition, int) else tuple(partition)
         count, first = math.prod(shape), reading.block(start)
         stop = first + -(-count * reading.words // 2)
-        for address in addresses:
+        for address in (min(addresses), max(addresses)):  # they differ by the round alone
             address.check(partitions, stop)
         if self.recorder is not None and count:
             for address in addresses:
@@ -572,8 +572,10 @@ class NoiseSource:
         out = np.empty((len(addresses) * len(partitions), count), dtype=reading.dtype)
         if out.size:
             highs = np.array([address.high() for address in addresses], dtype=WORD)
-            lows = np.concatenate([address.lows(partitions, first) for address in addresses])
-            self._fill(out, np.repeat(highs, len(partitions)), lows, stop - first, reading)
+            starts = np.array([address.low(0) for address in addresses], dtype=WORD)
+            lows = starts[:, None] + (addresses[0].lows(partitions, first) - starts[0])
+            highs = np.repeat(highs, len(partitions))
+            self._fill(out, highs, lows.reshape(-1), stop - first, reading)
         clients = () if isinstance(partition, int) else (len(partitions),)
         return torch.as_tensor(out.reshape(len(addresses), *clients, *shape))
 
