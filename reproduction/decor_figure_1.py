@@ -18,7 +18,8 @@ from manifed.algorithms.decor import Decor
 from manifed.experiment.assembly import facts_of
 from manifed.experiment.schema import CorrelatedNoise, Experiment
 from manifed.privacy.secldp import calibrate_masks, paper_slope
-from manifed.runs.report.figures import COLORS, DASHES, STYLE
+from manifed.runs.report.figures import COLORS, DASHES
+from manifed.runs.report.panels import COLUMN, SMALL
 from manifed.runs.report.runs import Run
 from reproduction.checks_004.learning import local_stddev
 
@@ -84,9 +85,15 @@ def noise_of(config: Experiment, curve: str, epsilon: float) -> tuple[float, flo
     return noise.sigma_cdp, noise.sigma_cor
 
 
-def draw(figure: str, runs: Mapping[str, Mapping[float, Sequence[Run]]], out: Path) -> list[Path]:
+def draw(
+    figure: str,
+    runs: Mapping[str, Mapping[float, Sequence[Run]]],
+    labels: Mapping[str, str],
+    out: Path,
+) -> list[Path]:
     """The panel as PNG and PDF and its numbers as CSV, from every curve's runs at every budget."""
     panel = PANELS[figure]
+    budgets = sorted({budget for row in runs.values() for budget in row})
     out.mkdir(parents=True, exist_ok=True)
     values = {
         curve: {e: [_value(run, panel) for run in several] for e, several in row.items()}
@@ -100,22 +107,28 @@ def draw(figure: str, runs: Mapping[str, Mapping[float, Sequence[Run]]], out: Pa
             shown = ",".join(f"{number:.6g}" for number in numbers)
             lines.append(f"{curve},{epsilon:g},{len(each)},{shown}")
     table.write_text("\n".join(lines) + "\n")
-    with rc_context(rc=STYLE):
-        drawn = Figure(figsize=(5.4, 4.0), layout="constrained")
+    with rc_context(rc=SMALL):
+        drawn = Figure(figsize=(COLUMN, 3.2), layout="constrained")
         axes = drawn.subplots()
         for k, (curve, row) in enumerate(values.items()):
             means = [float(np.mean(each)) for each in row.values()]
             style = DASHES[("cdp", "decor", "ldp").index(curve.partition("-")[0])]
             axes.plot(list(row), means, color=COLORS[k], linestyle=style, marker="o",
-                      markersize=3, label=curve)  # fmt: skip
+                      markersize=2, linewidth=1.1, label=labels[curve])  # fmt: skip
+            if max(map(len, row.values())) > 1:
+                low, high = ([end(each) for each in row.values()] for end in (min, max))
+                axes.fill_between(list(row), low, high, color=COLORS[k], alpha=0.15, linewidth=0)
+        axes.set_xscale("log")
+        axes.set_xticks(budgets, [f"{budget:g}" for budget in budgets])
+        axes.minorticks_off()
         if panel.is_log:
             axes.set_yscale("log")
         axes.set_xlabel("$\\varepsilon$")
         axes.set_ylabel(panel.column.replace("_", " "))
         axes.set_title(panel.title)
-        axes.legend(fontsize=8)
+        drawn.legend(loc="outside lower center", ncols=2)
         picture = out / f"figure-{figure}.png"
-        drawn.savefig(picture, dpi=140, metadata={"Software": None})
+        drawn.savefig(picture, dpi=200, metadata={"Software": None})
         drawn.savefig(picture.with_suffix(".pdf"), metadata={"CreationDate": None})
     return [picture, picture.with_suffix(".pdf"), table]
 

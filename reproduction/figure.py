@@ -53,7 +53,7 @@ def draw_runs(figure: FigureOf, tasks: Sequence[FigureTask], folder: Path) -> li
     for budget, some in budgets.items():
         for curve, several in runs_of(some).items():
             runs.setdefault(curve.rpartition("_")[2], {})[budget] = several
-    return decor_figure_1.draw(figure.figure, runs, folder)
+    return decor_figure_1.draw(figure.figure, runs, figure.file.labels, folder)
 
 
 # -- Figure 6 --------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ library alone; budgets, disks and what no run makes are drawn by the clone's fol
 
 import os
 import shlex
+import shutil
 import sys
 import time
 from collections.abc import Sequence
@@ -201,6 +202,9 @@ def _run(plans: Sequence[Plan], jobs: int) -> list[str]:
     kept = sum(len(plan.tasks) for plan in plans) - len(tasks)
     if tasks:
         sys.stderr.write(f"{len(tasks)} runs, {jobs} beside each other; {kept} are here already\n")
+    for task in tasks:
+        if task.starts_anew:  # `tasks_of` has seen that it is a run of this very config
+            shutil.rmtree(task.directory)
     began, done = time.monotonic(), 0
 
     def show(task: "FigureTask", error: str | None) -> None:

@@ -23,6 +23,30 @@ class FigureTask(Task):
     curve: str
     seed: int
 
+    @property
+    def is_finished(self) -> bool:
+        """Whether its folder holds the whole run; a seeded private one has all its rounds."""
+        if not super().is_finished or not self._is_seeded:
+            return super().is_finished
+        rounds: int = RunFolder(self.directory).manifest()["final"]["rounds"]
+        return rounds >= self.config.federation.num_rounds
+
+    @property
+    def starts_anew(self) -> bool:
+        """Whether it has begun, and cannot be gone on with to the same curve.
+
+        A round that was charged and then lost is paid for: a private run that is resumed ends
+        before its last round, or spends more. With noise from the seed nothing was released, and
+        the same run can be made from its beginning.
+        """
+        has_begun = RunFolder(self.directory).experiment_path.is_file()
+        return self._is_seeded and has_begun and not self.is_finished
+
+    @property
+    def _is_seeded(self) -> bool:
+        privacy = self.config.privacy
+        return privacy.kind != "none" and privacy.noise_source == "seed"
+
 
 def tasks_of(
     figure: FigureOf,

@@ -161,7 +161,10 @@ def test_all_shipped_mechanisms_pass_and_the_published_calibration_fails():
 
 OWN = {
     "sphere": ("quickstart.toml", ()),
-    "SPD": ("experiments/000_3_wishart-rsgd-N-50.toml", ('training.minibatch={ kind = "full" }',)),
+    "SPD": (
+        "figures/000_3.toml::000_3_wishart-rsgd-N-50",
+        ('training.minibatch={ kind = "full" }',),
+    ),
 }
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from manifed.cli.main import main
 from manifed.experiment.figure_files import read_figure
-from manifed.experiment.load import load
+from manifed.experiment.load import load, to_toml
 from manifed.problems.readers import DOWNLOADED, DataMissing
 from manifed.runs.figure_runs import duration_of, tasks_of, verdicts_of
 from manifed.runs.report import panels
@@ -78,6 +78,26 @@ def test_only_missing_runs_run_and_the_picture_is_drawn(tmp_path, small):
     assert spent is not None
     assert spent.seconds > 0
     assert not spent.is_measured
+
+
+@pytest.mark.parametrize(
+    ("override", "is_made_again"),
+    [
+        ("privacy.noise_source=seed", True),
+        ("privacy={ kind = 'none' }", False),
+        ("privacy.noise_source=os", False),
+    ],
+)
+def test_a_seeded_private_run_that_lost_a_round_is_made_again(
+    tmp_path, small, override, is_made_again
+):
+    """What was charged stays charged, so a resumed run would end before its last round."""
+    (task,) = tasks_of(read_figure(small), ["steps-long"], [0], tmp_path, [override])
+    assert not task.starts_anew
+    write_run(task.directory, rounds=3)
+    RunFolder(task.directory).experiment_path.write_text(to_toml(task.config))
+    assert task.is_finished != is_made_again
+    assert task.starts_anew == is_made_again
 
 
 def said_of(capsys, *words):
