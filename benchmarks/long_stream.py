@@ -35,7 +35,12 @@ from manifed.runs.driver import Job, rounds_over, run_experiment
 CONFIG = Path(__file__).parents[1] / "configs" / "examples" / "long_stream.toml"
 ALGORITHMS = {
     "gradient": (),
-    "output, mixed": ("training.perturbation=output", "training.grad_point=mixed"),
+    "output, mixed": (  # the conditions of Theorems 3 and 4, and a finite sum
+        "training.perturbation=output",
+        "training.grad_point=mixed",
+        "training.schedules.mixing.exponent=-0.8",
+        "training.schedules.noise_scale.exponent=0.1",
+    ),
 }
 AUDIT = """
 import json, sys, time

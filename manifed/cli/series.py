@@ -152,6 +152,10 @@ def priced(
             "epsilon_K": epsilon_of_rho(whole.partial, delta),
             "epsilon_infinite": epsilon_of_rho(whole.total, delta),
         }
+    if star is None and releases.num_examples is None:
+        cost = releases.once(rounds)
+        is_pure = releases.noise == "laplace"
+        found["epsilon_once_K"] = cost if is_pure else epsilon_of_rho(cost, delta)
     if budget is not None:
         found |= {"budget": budget, "rounds_within_budget": _within(releases, budget)}
     return found
@@ -318,6 +322,12 @@ def _shown(found: dict[str, Any], releases: "Releases") -> str:
         f"epsilon{at} after K rounds {found['epsilon_K']:.6g}, after all rounds "
         f"{found['epsilon_infinite']:.6g} (tail at most {found['tail_bound']:.3g})"
     )
+    if "epsilon_once_K" in found:
+        lines.append(
+            f"epsilon{at if 'rho_K' in found and 'epsilon_K_at_delta' not in found else ''} after "
+            "K rounds of a record that one round alone uses (samples = 'in-order'): "
+            f"{found['epsilon_once_K']:.6g}"
+        )
     if "printed" in found:
         text = f"; the text says {found['in_the_text']:g}" if "in_the_text" in found else ""
         lines.append(f"the paper's formula, too low: {found['printed']:.6g}{text}")

@@ -105,6 +105,39 @@ class Releases(Frozen):
         """
         return self.model_copy(update={"noise": "gaussian"}).series(rounds)
 
+    def once(self, rounds: int) -> float:
+        """Epsilon or rho after ``rounds`` rounds of a record that is used in one of them alone.
+
+        Which one is public: a stream, or a file that is read in order. What costs most of
+        cost_l = (C alpha_l / gamma_l / sigma)^p over all that round l moves (p = 1, or 2 and half
+        of it): gradient perturbation releases it once; with output perturbation it stays in the
+        hidden state, times 1 - beta_k + alpha_k Lip a round, and is shown in every later one.
+
+        Raises:
+            ValueError: unless 0 <= rounds <= 10^7.
+        """
+        if not 0 <= rounds <= _MOST_TERMS:
+            raise ValueError(f"rounds: expected 0 to {_MOST_TERMS}, got {rounds}")
+        if rounds == 0:
+            return 0.0
+        if self.algorithm == "gradient":
+            return float(self._costs(rounds, 1).max())
+        s, k = self.schedules, np.arange(rounds, dtype=np.float64)
+        power, share = (1, 1.0) if self.noise == "laplace" else (2, 0.5)
+        up = 1 + _ROUNDING
+        with np.errstate(over="ignore", under="ignore"):
+            fresh = self.sensitivity * s.step_size.values(k) / self._sizes(k) * up
+            shown = s.noise_scale.values(k + 1) ** -power * up
+        kept = 1.0 - s.mixing.values(k) + self.lipschitz * s.step_size.values(k) + _ROUNDING
+        after, worst = 0.0, 0.0
+        for i in range(
+            rounds - 1, -1, -1
+        ):  # what a unit in the state of k = i + 1 costs from there
+            grown = max(float(kept[i + 1]), 0.0) ** power * after if i + 1 < rounds else 0.0
+            after = (float(shown[i]) + grown) * up
+            worst = max(worst, share * float(fresh[i]) ** power * after * up)
+        return worst
+
     def rounds_within(self, budget: float, most: int = 10**6) -> int | None:
         """The most rounds whose cost is at most ``budget``; None where all are, for ever.
 

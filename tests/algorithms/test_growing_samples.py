@@ -9,7 +9,8 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from manifed.algorithms.growing_samples import GrowingSamples
+from manifed.algorithms.growing_samples import GrowingSamples, OwnAndMixed
+from manifed.algorithms.payloads import Point
 from manifed.errors import ConfigError, RoundFailed
 from manifed.experiment.assembly import client_side, initial_point, load_shards, plan_of
 from manifed.experiment.limits import check_steepness
@@ -20,6 +21,7 @@ from manifed.oracles.oracle import Asked, Draws
 from manifed.privacy import accountant
 from manifed.privacy.noise import Stream
 from manifed.privacy.series import Releases, epsilon_of_rho
+from manifed.problems.base import Examples
 from manifed.problems.pca import PrincipalEigenvector
 from reproduction.time_varying_reference import Setting, clipped, run
 from tests.algorithms.gossip_runs import WAYS, reports_of
@@ -396,3 +398,61 @@ def test_a_network_on_a_manifold_is_refused():
             "configs/examples/growing_cnn.toml",
             ["problem.model=tests.experiment.own_nets:orthogonal"],
         )
+
+
+def realised_of_one_record(case, rounds, place, num_examples):
+    """Rho of what node 0 sends in ``rounds`` rounds when record ``place`` is its opposite.
+
+    Both runs are sent the same and draw the same noise, so uploads differ by what records moved.
+    """
+    config = experiment(
+        case, rounds, samples="in-order", on_exhausted="recycle",
+        schedules={**SCHEDULES, "sample_size": {"kind": "ceil-polynomial", "scale": 1.0,
+                                                "exponent": 1.0}},
+    )  # fmt: skip
+    side, x = client_side(config), initial_point(config)
+    rows = torch.ones(num_examples, 4, dtype=torch.float64)
+    far, near = (torch.full((num_examples,), 1e6, dtype=torch.float64) for _ in range(2))
+    near[place] = -1e6
+    both = [
+        config.problem.prepare(
+            Examples({"feature": rows, "target": target}, {"feature": 1, "target": 0}), {}
+        )
+        for target in (far, near)
+    ]
+    training, total = config.training, 0.0
+    memories = [training.initial_memory(x)] * 2
+    down = Point(x) if training.perturbation == "output" else OwnAndMixed(x, x)
+    for r in range(1, rounds + 1):
+        sent = []
+        for i, shard in enumerate(both):
+            made = run_update(
+                side.setup,
+                Seat(0, r, 0, "mix"),
+                down,
+                memories[i],
+                shard,
+                num_examples,
+                side.source,
+            )
+            memories[i] = made.memory
+            sent.append(made.up.x)
+        (query,) = training.in_round(r).queries(side.setup.mechanism, num_examples)
+        scale = 1.0 if training.perturbation == "output" else training.schedules.step_size(r - 1)
+        moved = float((sent[0] - sent[1]).as_subclass(torch.Tensor).norm()) / scale
+        total += (moved / query.stddev) ** 2 / 2
+    return total, training.priced(num_examples).model_copy(
+        update={"sensitivity": 1 / NOISE, "num_examples": None}
+    ).once(rounds)
+
+
+@pytest.mark.parametrize("case", ["gradient", "output, mixed"])
+def test_a_record_that_is_read_in_order_costs_at_most_what_one_round_costs(case):
+    """For every place; and read twice, because the file begins again, it costs more."""
+    rounds = 4  # 1 + 2 + 3 + 4 records
+    found = [realised_of_one_record(case, rounds, place, 10) for place in (0, 1, 4, 9)]
+    for spent, price in found:
+        assert 0 < spent <= price * (1 + 1e-6)
+    assert found[0][0] == pytest.approx(found[0][1], rel=1e-6)  # the first round's is the dearest
+    spent, price = realised_of_one_record(case, rounds, 0, 3)  # rounds 1, 3 and 4 read record 0
+    assert spent > 1.05 * price

@@ -295,3 +295,29 @@ def test_the_command_refuses_releases_that_its_sum_leaves_out(tmp_path, old, new
     assert answer.exit_code == 2
     assert refused in answer.stderr
     assert "epsilon at delta" not in answer.stdout
+
+
+def test_a_record_that_is_used_once_costs_what_its_own_round_costs():
+    """Spec 002 6.2 (f): 0.2 of Example 2; of Example 1 0.497, that of the first round."""
+    assert example(2).once(10_000) == pytest.approx(0.2, rel=1e-9)
+    assert example(1).once(200_000) == pytest.approx(0.497, abs=1e-3)
+    assert example(1).once(1) == pytest.approx(example(1).series(1).partial, rel=1e-9)
+
+
+@pytest.mark.parametrize("noise", ["laplace", "gaussian"])
+@pytest.mark.parametrize("lipschitz", [0.0, 0.7])
+def test_one_record_at_a_time_is_the_recursion_with_all_others_alike(noise, lipschitz):
+    releases, rounds = with_("output", noise, lipschitz, eta=0.1), 25
+    s, worst = releases.schedules, 0.0
+    for used in range(rounds):
+        moved, cost = 0.0, 0.0
+        for k in range(rounds):
+            kept = 1 - s.mixing(k) + lipschitz * s.step_size(k)
+            fresh = releases.sensitivity * s.step_size(k) / s.size(k) if k == used else 0.0
+            moved = kept * moved + fresh
+            ratio = moved / s.noise_scale(k + 1)
+            cost += ratio if noise == "laplace" else ratio**2 / 2
+        worst = max(worst, cost)
+    assert releases.once(rounds) == pytest.approx(worst, rel=1e-9)
+    assert releases.once(rounds) >= worst
+    assert releases.once(rounds) <= releases.series(rounds).partial
