@@ -205,7 +205,7 @@ def page(found: dict[str, dict[str, Any]]) -> str:
         "audit of the ledger, s": ("audit s", "{:.2f}"),
         "rounds that it found": ("audited rounds", "{}"),
         "epsilon at delta 1e-9": ("epsilon", "{:.3f}"),
-        "squared distance of the mean model to the truth": (
+        "squared distance of the mean of what nodes show to the truth": (
             "squared distance to the truth", "{:.2e}",
         ),
         "wall time, s": ("wall s", "{:.0f}"),
