@@ -145,7 +145,7 @@ def plain(*, is_correlated: bool) -> list[Setting]:
     return found
 
 
-def measured(epsilons: list[float], seeds: int) -> list[dict[str, Any]]:
+def measured(epsilons: list[float], seeds: int, *, is_quick: bool = False) -> list[dict[str, Any]]:
     """A row for every epsilon and method."""
     rows, a, d = list[dict[str, Any]](), moments(), 784
 
@@ -155,8 +155,9 @@ def measured(epsilons: list[float], seeds: int) -> list[dict[str, Any]]:
         )
         print(epsilon, method, numbers, f"{statistics.mean(gaps):.4g}", how, flush=True)
 
+    families = (("rounds, plain", False), ("rounds, correlated noise", True))
     for epsilon in epsilons:
-        for name, correlated in (("rounds, plain", False), ("rounds, correlated noise", True)):
+        for name, correlated in families[: 1 if is_quick else 2]:
             best, gaps = tuned(epsilon, plain(is_correlated=correlated), seeds)
             how = f"{best.rounds} rounds, step {best.training['step_size']:g}"
             add(epsilon, name, best.rounds * d, gaps, how)
@@ -206,11 +207,12 @@ def main() -> None:
     )
     parser.add_argument("--epsilon", type=float, nargs="+", default=[0.5, 1.0, 2.0])
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--quick", action="store_true", help="without correlated noise")
     parser.add_argument("--out", type=Path, help="folder for few_numbers.md")
     parser.add_argument("--json", action="store_true", help="the rows as the last line")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    rows = measured(given.epsilon, given.seeds)
+    rows = measured(given.epsilon, given.seeds, is_quick=given.quick)
     if given.out is not None:
         given.out.mkdir(parents=True, exist_ok=True)
         (given.out / "few_numbers.md").write_text(text_of(rows), encoding="utf-8")
