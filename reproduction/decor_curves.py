@@ -88,7 +88,7 @@ FIGURES: Mapping[str, AccountantFigure] = {
 
 
 def draw(name: str, out: Path) -> list[Path]:
-    """The figure as PNG, and its numbers as CSV, in a folder that is made if it is missing."""
+    """The figure as PNG and PDF and its numbers as CSV, in a folder made if it is missing."""
     chosen = FIGURES[name]
     found = chosen.table()
     out.mkdir(parents=True, exist_ok=True)
@@ -111,5 +111,6 @@ def draw(name: str, out: Path) -> list[Path]:
         axes.set_title(chosen.title, fontsize=9)
         axes.legend(fontsize=8)
         picture = out / f"figure-{name}.png"
-        figure.savefig(picture, dpi=140, metadata={"Software": None})
-    return [picture, table]
+        figure.savefig(picture, dpi=200, metadata={"Software": None})
+        figure.savefig(picture.with_suffix(".pdf"), metadata={"CreationDate": None})
+    return [picture, picture.with_suffix(".pdf"), table]

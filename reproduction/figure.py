@@ -45,7 +45,7 @@ def draw_runs(figure: FigureOf, tasks: Sequence[FigureTask], folder: Path) -> li
     """A figure of finished runs that is no column of panels."""
     if figure.file.drawing == "disk":
         folder.mkdir(parents=True, exist_ok=True)
-        return [draw_disk(runs_of(tasks), folder / f"figure-{figure.figure}.png")]
+        return draw_disk(runs_of(tasks), folder / f"figure-{figure.figure}.png")
     budgets: dict[float, list[FigureTask]] = {}
     for task in tasks:
         budgets.setdefault(float(task.directory.parent.name.partition("-")[2]), []).append(task)
@@ -57,7 +57,7 @@ def draw_runs(figure: FigureOf, tasks: Sequence[FigureTask], folder: Path) -> li
 
 
 # -- Figure 6 --------------------------------------------------------------------------------
-def draw_disk(runs: RunsOf, path: Path) -> Path:
+def draw_disk(runs: RunsOf, path: Path) -> list[Path]:
     """All nodes, the truth and the best prediction of every config, whole disk and close up.
 
     The best is the nearest to the truth among the runs on the first run's data (the random tree is
@@ -86,7 +86,7 @@ def draw_disk(runs: RunsOf, path: Path) -> Path:
         )
         figure.savefig(path, dpi=140, metadata={"Software": None})
         figure.savefig(path.with_suffix(".pdf"), metadata={"CreationDate": None})
-    return path
+    return [path, path.with_suffix(".pdf")]
 
 
 def _data(run: Run) -> object:

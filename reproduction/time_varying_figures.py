@@ -123,7 +123,7 @@ FIGURES: Mapping[str, Callable[[], Curves]] = {
 
 
 def draw(name: str, out: Path) -> list[Path]:
-    """The figure as PNG, and its numbers as CSV, in a folder that is made if it is missing."""
+    """The figure as PNG and PDF and its numbers as CSV, in a folder made if it is missing."""
     found = FIGURES[name]()
     out.mkdir(parents=True, exist_ok=True)
     table, picture = out / f"figure-{name}.csv", out / f"figure-{name}.png"
@@ -143,8 +143,9 @@ def draw(name: str, out: Path) -> list[Path]:
             _draw_classifiers(panels, found)
         else:
             _draw_rivals(panels, found)
-        figure.savefig(picture, dpi=140, metadata={"Software": None})
-    return [picture, table]
+        figure.savefig(picture, dpi=200, metadata={"Software": None})
+        figure.savefig(picture.with_suffix(".pdf"), metadata={"CreationDate": None})
+    return [picture, picture.with_suffix(".pdf"), table]
 
 
 def _draw_errors(panels: Sequence[Any], found: Curves) -> None:
