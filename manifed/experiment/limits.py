@@ -450,6 +450,21 @@ def check_laplace(training: ClientUpdate, l1_norm_clip: float | None) -> None:
         )
 
 
+def check_own_models(training: ClientUpdate, dtype: str) -> None:
+    """Refuse float32 for models that nobody sees, whose roundings no price holds.
+
+    Raises:
+        ValueError: naming field, value and what to use instead.
+    """
+    is_own = isinstance(training, GrowingSamples) and training.perturbation == "output"
+    if is_own and dtype != "float64":
+        raise ValueError(
+            "engine.dtype: with training.perturbation = 'output' noise covers what a record moves "
+            "a node's own model by, and float32 may round that model by more; expected 'float64', "
+            f"got {dtype!r}; or use perturbation = 'gradient'"
+        )
+
+
 def check_sampling(training: AnyTraining, relation: NeighboringRelation, clip: float) -> None:
     """Refuse minibatches that nothing prices, and a plug-in that states no release.
 

@@ -24,6 +24,7 @@ from manifed.experiment.limits import (
     check_limits,
     check_manifold,
     check_masks,
+    check_own_models,
     check_participation,
     check_private,
     check_sampling,
@@ -572,6 +573,7 @@ class Experiment(Frozen):
             return
         check_sampling(training, privacy.neighboring_relation, privacy.l2_norm_clip)
         check_laplace(training, privacy.l1_norm_clip)
+        check_own_models(training, self.engine.dtype)
         if (
             isinstance(self.problem, HyperbolicPredictionSpec)
             and isinstance(self.data, SiteData)

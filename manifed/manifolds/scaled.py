@@ -28,11 +28,12 @@ class Scaled(OverBase):
         """``scale`` > 0.
 
         Raises:
-            ValueError: another scale, or one whose square is no number.
+            ValueError: another scale, or one far from 1: squares of short vectors vanish before
+                they are scaled.
         """
         super().__init__(base)
-        if not 1e-100 < scale < 1e100:
-            raise ValueError(f"scale: expected a number above 0 of usual size, got {scale}")
+        if not 1e-10 <= scale <= 1e10:
+            raise ValueError(f"scale: expected a number from 1e-10 to 1e10, got {scale}")
         self.scale = float(scale)
         self.ndim = base.ndim
         self.is_whole_space = base.is_whole_space
@@ -68,6 +69,10 @@ class Scaled(OverBase):
     def norm(self, x: Tensor, u: Tensor, *, keepdim: bool = False) -> Tensor:
         """C times the base's, shape ``(...)``."""
         return self.scale * self.base.norm(x, u, keepdim=keepdim)
+
+    def norm_bound(self, x: Tensor, u: Tensor) -> Tensor:
+        """C times the base's, which knows where its own squares vanish."""
+        return self.scale * self.base.norm_bound(x, u)
 
     def norm_slack(self, x: Tensor) -> Tensor | float:
         """The base's: it is relative."""

@@ -369,7 +369,7 @@ class Oracle:
         if asked.query.clip is None:
             return x
         largest = float(seen.detach().abs().max())
-        least = float(torch.as_tensor(asked.charged).min())
+        least = self._least_noise(asked, seen.detach())
         if not largest <= LARGEST_BESIDE_NOISE * least:
             raise ValueError(
                 f"Expected a broadcast point of entries up to {LARGEST_BESIDE_NOISE:g} times the "
@@ -484,6 +484,18 @@ class Oracle:
             return narrowed(mean, x.dtype)
         noise = self._noise(asked, x, manifold, normals)
         return (mean + asked.stddev_for(manifold.ndim) * noise).to(x.dtype)
+
+    def _least_noise(self, asked: Asked, x: Tensor) -> float:
+        """The least deviation of an entry of what is added at x, in flat space.
+
+        A metric of distances that are c times as long has entries of 1/c.
+        """
+        if asked.query.mechanism.l1_norm_clip is not None:
+            return float(torch.as_tensor(asked.charged).min())
+        shape = self.manifold.coords_shape(tuple(x.shape[x.dim() - self.manifold.ndim :]))
+        ones = x.new_ones(shape, dtype=torch.float64)
+        unit = self.manifold.from_coords(x.to(torch.float64), ones)
+        return float((asked.charged * unit).abs().min())
 
     def _noise(
         self, asked: Asked, x: Tensor, manifold: Manifold, normals: Tensor | None = None

@@ -417,7 +417,8 @@ class NoiseSource:
                 kept.clear()
             ahead = kept[what] = _Ahead(server_round, 1)
         elif not ahead.rows:
-            ahead.count = min(2 * ahead.count, most, (1 << BITS["server_round"]) - server_round)
+            last = (1 << BITS["server_round"]) - server_round
+            ahead.count = max(1, min(2 * ahead.count, most, last))  # beyond it `draw` refuses
         if not ahead.rows:
             rounds = range(server_round, server_round + ahead.count)
             ahead.rows = list(reversed(draw(rounds).unbind(0)))

@@ -312,6 +312,11 @@ def plain(manifold: Manifold, x: Tensor, egrads: Tensor) -> Part:
     return Plain(Vectors(manifold, x, manifold.egrad2rgrad(at, egrads)))
 
 
+def is_table(manifold: Manifold) -> bool:
+    """Whether its rows are points by themselves, as `table` takes them to be."""
+    return isinstance(manifold, Euclidean | Power)
+
+
 def table(manifold: Manifold, x: Tensor, index: Tensor, errors: Tensor) -> Part:
     """Gradients with respect to rows of a table; NaN where there is no such row."""
     size = x.shape[-2]

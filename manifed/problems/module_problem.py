@@ -25,7 +25,7 @@ from manifed.manifolds.linalg import standard_normal
 from manifed.problems.base import KEY, Examples, Gradients
 from manifed.problems.finite_sum import FiniteSum
 from manifed.problems.module_checks import NotPrivate, check_forward, check_layers
-from manifed.problems.module_gradients import Groups, ModuleGradients, Part
+from manifed.problems.module_gradients import Groups, ModuleGradients, Part, is_table
 from manifed.problems.module_layout import Layout
 from manifed.problems.module_trace import Call, OwnRows, Read, Trace, assembled
 
@@ -91,6 +91,8 @@ class ModuleProblem(FiniteSum):
         names = tuple(self.layout.shapes)
         self.groups = None if clip_shares is None else Groups.by_prefix(names, clip_shares)
         self._trace = Trace(model, names)
+        whole = {f.name for f in self.manifold.factors if not is_table(f.manifold)}
+        self._trace.forget({n for n, kind in self._trace.roles.items() if kind == "table"} & whole)
         self._seen: dict[tuple[tuple[int, ...], torch.dtype], tuple[Call, ...]] = {}
         self._numbers = 1
         trained = set(self.layout.shapes)

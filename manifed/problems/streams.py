@@ -74,7 +74,7 @@ class DrawnRecords:
 
     def of_clients(self, rows: slice | Tensor) -> "DrawnRecords":
         """As `Records.of_clients`."""
-        picked = np.array(self.clients)[rows if isinstance(rows, slice) else rows.numpy()]
+        picked = np.array(self.clients)[rows if isinstance(rows, slice) else rows.numpy(force=True)]
         return replace(self, clients=tuple(int(i) for i in picked))
 
     def stacked_with(self, others: Sequence[Records]) -> "DrawnRecords":
@@ -85,7 +85,8 @@ class DrawnRecords:
     def _rows(self, client: int, positions: NDArray[np.int64]) -> Examples:
         blocks, where = np.unique(positions // BLOCK, return_inverse=True)
         found = Examples.concatenate([self._block(client, int(b)) for b in blocks])
-        return found.take(torch.from_numpy(where.reshape(-1) * BLOCK + positions % BLOCK))
+        at = torch.from_numpy(where.reshape(-1) * BLOCK + positions % BLOCK)
+        return found.take(at.to(next(iter(found.tensors.values())).device))
 
     def _block(self, client: int, number: int) -> Examples:
         known = self._newest.get(client)
@@ -98,7 +99,7 @@ class DrawnRecords:
 class StreamData(DataSource):
     """Data that are never all there: every client reads a stream of its own, in order."""
 
-    num_examples: int = Field(ge=1, lt=1 << 53)
+    num_examples: int = Field(ge=1, le=1 << 47)  # times 2^16 attempts: places are 63 bits
     """How many records a client sets aside for the run. A round that is made again reads the next
     so many: no record is read twice."""
 

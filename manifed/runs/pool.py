@@ -72,6 +72,7 @@ def run_all(tasks: Sequence[T], jobs: int, on_end: Callable[[T, str | None], Non
         make_folder(folder)
     waiting, failed = list(reversed(tasks)), list[T]()
     running: dict[ForkServerProcess, tuple[T, Path]] = {}
+    others = set(active_children())
     with tempfile.TemporaryDirectory() as said:
         try:
             while waiting or running:
@@ -90,9 +91,10 @@ def run_all(tasks: Sequence[T], jobs: int, on_end: Callable[[T, str | None], Non
                     failed += [task] if error else []
                     on_end(task, error)
         except BaseException:
-            for process in active_children():
+            mine = set(active_children()) - others
+            for process in mine:
                 process.terminate()
-            for process in active_children():
+            for process in mine:
                 process.join()
             raise
     return failed

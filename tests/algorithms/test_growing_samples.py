@@ -2,6 +2,7 @@
 
 import math
 import sys
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -17,11 +18,13 @@ from manifed.experiment.limits import check_steepness
 from manifed.experiment.load import load, parse
 from manifed.experiment.privacy import planned_statement
 from manifed.federation.client import Seat, run_update
+from manifed.manifolds import Euclidean, Scaled
 from manifed.oracles.oracle import Asked, Draws
 from manifed.privacy import accountant
 from manifed.privacy.noise import Stream
 from manifed.privacy.series import Releases, epsilon_of_rho
 from manifed.problems.base import Examples
+from manifed.problems.least_squares import LeastSquares
 from manifed.problems.pca import PrincipalEigenvector
 from reproduction.time_varying_reference import Setting, clipped, run
 from tests.algorithms.gossip_runs import WAYS, reports_of
@@ -261,6 +264,26 @@ def test_no_broadcast_is_so_far_away_that_noise_is_rounded_off():
     memory = side.setup.training.initial_memory(start)
     with pytest.raises(ValueError, match="float64 would round the noise away"):
         run_update(side.setup, Seat(0, 1, 0, "mix"), down, memory, side.shards[0], 4, side.source)
+
+
+def test_noise_is_not_rounded_off_where_a_metric_makes_it_short():
+    config = experiment("output, mixed")
+    side, start = client_side(config), initial_point(config)
+    steep = LeastSquares()
+    steep.manifold = Scaled(Euclidean(), 1e8)
+    setup = replace(side.setup, problem=steep)
+    down = plan_of(config).phases[0].down(start + 1e6)
+    memory = setup.training.initial_memory(start)
+    with pytest.raises(ValueError, match="float64 would round the noise away"):
+        run_update(setup, Seat(0, 1, 0, "mix"), down, memory, side.shards[0], 4, side.source)
+
+
+def test_a_model_that_nobody_sees_is_not_rounded_to_float32():
+    """Beside 1e6 a step of float32 is 1/16, above what a record is charged to move."""
+    other = {"engine": {"dtype": "float32"}}
+    with pytest.raises(ConfigError, match=r"engine\.dtype: with training\.perturbation = 'output'"):
+        parse(experiment("output, mixed").model_dump(exclude_none=True) | other)
+    assert parse(experiment("gradient").model_dump(exclude_none=True) | other)
 
 
 def test_samples_that_run_out_end_the_run_or_are_asked_for_in_the_open():

@@ -227,6 +227,8 @@ def test_a_cohort_in_turn_draws_what_each_round_alone_would_draw_and_is_handed_i
     assert all(torch.equal(*pair) for pair in zip(found, alone, strict=True))
     assert len({f.data_ptr() for f in found}) == len(asked)  # nobody writes into another's numbers
     assert len(calls) - len(asked) < 15
+    with pytest.raises(ValueError, match=r"server_round < 2\*\*24, got 16777216"):
+        source.in_turn("noise", 2**24, 15, draw)
 
 
 def test_a_release_and_a_source_with_a_recorder_draw_nothing_ahead():

@@ -127,6 +127,19 @@ class OnScaled(nn.Module):
         return torch.sin(feature @ self.frame) @ self.points.mT
 
 
+class ScaledTable(nn.Module):
+    """A table whose flat metric is scaled, and of which made-up examples read nothing."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.out = nn.Embedding(10, 4), nn.Linear(4, CLASSES)
+        scaled = geoopt.Scaled(geoopt.Euclidean(), 8.0)
+        self.table.weight = geoopt.ManifoldParameter(normals(10, 4), manifold=scaled)
+
+    def forward(self, feature):
+        return self.out((self.table(feature) * (feature != 0).unsqueeze(-1)).sum(1))
+
+
 def convolutional():
     return nn.Sequential(
         nn.Unflatten(1, (1, 8, 8)), nn.Conv2d(1, 4, 3, stride=2, padding=1), nn.LeakyReLU(),
@@ -144,6 +157,7 @@ OTHERS = {
     "grassmann": (OnGrassmann, lambda: normals(5, CLASSES)),
     "convolutional": (convolutional, lambda: normals(5, 64)),
     "scaled": (OnScaled, lambda: normals(5, 6)),
+    "scaled table": (ScaledTable, lambda: tokens(5, 3)),
 }
 DIFFERENTIATED = {
     "everything": {"frame", "ball", "scale"},
@@ -155,6 +169,7 @@ DIFFERENTIATED = {
     "grassmann": set(),
     "convolutional": set(),
     "scaled": {"frame", "points"},
+    "scaled table": {"table.weight"},
     "orthogonal": set(),
     "poincare": set(),
     "lorentz": set(),
