@@ -31,7 +31,7 @@ def _run(project: Path, out: Path, *overrides: str, nodes: int = 2, **more: Any)
 
 @pytest.mark.usefixtures("leaves_nothing")
 def test_the_quickstart_has_the_same_trajectory_as_inline() -> None:
-    rounds, nodes = "federation.num_rounds=5", "federation.num_clients=3"
+    rounds, nodes = "federation.num_rounds=3", "federation.num_clients=3"
     found = compare_engines(str(QUICKSTART), [rounds, nodes], ("inline", "deployment"))
     assert found["engines"] == ["inline", "deployment"]
     assert found["max_difference"] <= 1e-10

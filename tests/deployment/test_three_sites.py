@@ -46,7 +46,7 @@ pytestmark = [pytest.mark.deployment, pytest.mark.slow]
 @pytest.mark.parametrize("name", ["three_sites", "three_sites_classifier"])
 def test_a_rehearsal_is_the_run_in_memory(name: str, tmp_path: Path) -> None:
     config = str(EXAMPLES / f"{name}.toml")
-    sets = ("output.plots=false",)
+    sets = ("output.plots=false", "federation.num_rounds=2")
     found = launch(Request(config, sets, "deployment", out=tmp_path / "sites", plain=True))
     wanted = launch(Request(config, sets, "inline", out=tmp_path / "memory", plain=True))
     models = [folder.load_tensors("model")["x"] for folder in (found, wanted)]
