@@ -360,7 +360,8 @@ class Oracle:
         large as it is.
 
         Raises:
-            ValueError: ``seen`` is so large that float64 would round the noise away beside it.
+            ValueError: ``seen`` is so large that float64 would round the noise away beside it, or x
+                is in a shorter type, which rounds it by more than its sensitivity holds.
         """
         asked = self._asked[label]
         if asked.query.drawn is not None:
@@ -368,6 +369,8 @@ class Oracle:
         self._step += 1
         if asked.query.clip is None:
             return x
+        if x.dtype != torch.float64:
+            raise ValueError(f"Expected a model that nobody sees in float64, got {x.dtype}")
         largest = float(seen.detach().abs().max())
         least = self._least_noise(asked, seen.detach())
         if not largest <= LARGEST_BESIDE_NOISE * least:

@@ -284,6 +284,11 @@ def test_a_model_that_nobody_sees_is_not_rounded_to_float32():
     with pytest.raises(ConfigError, match=r"engine\.dtype: with training\.perturbation = 'output'"):
         parse(experiment("output, mixed").model_dump(exclude_none=True) | other)
     assert parse(experiment("gradient").model_dump(exclude_none=True) | other)
+    side, start = client_side(experiment("output, mixed")), initial_point(experiment())
+    setup, x = side.setup, start.to(torch.float32)
+    memory, shard = setup.training.initial_memory(x), side.shards[0].to(torch.float32)
+    with pytest.raises(ValueError, match="a model that nobody sees in float64"):
+        run_update(setup, Seat(0, 1, 0, "mix"), Point(x), memory, shard, 4, side.source)
 
 
 def test_samples_that_run_out_end_the_run_or_are_asked_for_in_the_open():
