@@ -6,7 +6,6 @@ library alone; budgets, disks and what no run makes are drawn by the clone's fol
 
 import os
 import shlex
-import shutil
 import sys
 import time
 from collections.abc import Sequence
@@ -191,6 +190,7 @@ def _noise(figure: "FigureOf", curve: str, budget: float, asked: Asked) -> tuple
 
 def _run(plans: Sequence[Plan], jobs: int) -> list[str]:
     """Run what is missing of all figures, and say what is done of all; who failed."""
+    from manifed.cli.launch import guarded
     from manifed.runs.pool import run_all
 
     for plan in plans:
@@ -204,7 +204,7 @@ def _run(plans: Sequence[Plan], jobs: int) -> list[str]:
         sys.stderr.write(f"{len(tasks)} runs, {jobs} beside each other; {kept} are here already\n")
     for task in tasks:
         if task.starts_anew:  # `tasks_of` has seen that it is a run of this very config
-            shutil.rmtree(task.directory)
+            guarded(task.clear, fail)
     began, done = time.monotonic(), 0
 
     def show(task: "FigureTask", error: str | None) -> None:

@@ -1,5 +1,6 @@
 """The runs of a figure file: which there are, which are missing, and how long they take."""
 
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ from manifed.problems.federation import data_folder, dataset
 from manifed.problems.readers import DOWNLOADED, DataMissing
 from manifed.runs.pool import Task, check_folder
 from manifed.runs.report.runs import Run, read
+from manifed.runs.resume import held_or_refused
 from manifed.runs.run_folder import RunFolder
 
 QUICK = 5
@@ -41,6 +43,16 @@ class FigureTask(Task):
         """
         has_begun = RunFolder(self.directory).experiment_path.is_file()
         return self._is_seeded and has_begun and not self.is_finished
+
+    def clear(self) -> None:
+        """Remove what `starts_anew`, and never a release.
+
+        Raises:
+            ConfigError: another process runs it.
+        """
+        with held_or_refused(self.directory):
+            if self.starts_anew:  # whoever held it may have finished it
+                shutil.rmtree(self.directory)
 
     @property
     def _is_seeded(self) -> bool:

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from manifed.cli.main import main
+from manifed.durable import held
+from manifed.errors import ConfigError
 from manifed.experiment.figure_files import read_figure
 from manifed.experiment.load import load, to_toml
 from manifed.problems.readers import DOWNLOADED, DataMissing
@@ -98,6 +100,11 @@ def test_a_seeded_private_run_that_lost_a_round_is_made_again(
     RunFolder(task.directory).experiment_path.write_text(to_toml(task.config))
     assert task.is_finished != is_made_again
     assert task.starts_anew == is_made_again
+    with held(task.directory), pytest.raises(ConfigError, match="one that another process holds"):
+        task.clear()
+    assert task.starts_anew == is_made_again, "it is still there"
+    task.clear()
+    assert task.directory.exists() != is_made_again, "no release is removed"
 
 
 def said_of(capsys, *words):
