@@ -34,7 +34,6 @@ class Panel:
 
     title: str
     curves: tuple[str, ...]
-    epsilons: tuple[float, ...]
     column: str
     """Of metrics.csv, averaged over the last ``rows`` measured."""
     rows: int = 1
@@ -45,15 +44,11 @@ ALL = ("cdp", "decor-complete", "decor-torus", "decor-ring", "ldp-complete", "ld
        "ldp-ring")  # fmt: skip
 FEW = ("cdp", "decor-complete", "decor-torus", "decor-ring", "ldp-ring")
 PANELS: Mapping[str, Panel] = {
-    "004-1a": Panel(
-        "least squares", ALL, (1, 3, 5, 7, 10, 15, 20, 25, 30, 40), "optimum_distance", 20
-    ),
-    "004-1b": Panel("logistic regression, a9a", FEW, (3, 5, 7, 10, 15, 20, 25, 30, 40), "cost_gap"),
-    "004-1b-breast-cancer": Panel(
-        "logistic regression, breast cancer", FEW, (3, 10, 40), "cost_gap"
-    ),
-    "004-1c": Panel("a network, MNIST", FEW, (1, 3, 6, 10), "accuracy", is_log=False),
-    "004-1c-digits": Panel("a network, digits", FEW, (3, 10, 30), "accuracy", is_log=False),
+    "004-1a": Panel("least squares", ALL, "optimum_distance", 20),
+    "004-1b": Panel("logistic regression, a9a", FEW, "cost_gap"),
+    "004-1b-breast-cancer": Panel("logistic regression, breast cancer", FEW, "cost_gap"),
+    "004-1c": Panel("a network, MNIST", FEW, "accuracy", is_log=False),
+    "004-1c-digits": Panel("a network, digits", FEW, "accuracy", is_log=False),
 }
 
 

@@ -15,10 +15,13 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file
 from torch import Tensor
 
+from manifed.errors import ConfigError
 from manifed.experiment.assembly import load_shards
 from manifed.experiment.figure_files import FigureOf
 from manifed.experiment.load import load, parse
 from manifed.experiment.schema import Experiment
+from manifed.problems.federation import data_folder
+from manifed.problems.readers import DataMissing, mnist
 from manifed.runs.figure_runs import FigureTask, runs_of
 from manifed.runs.report.figures import COLORS, STYLE
 from manifed.runs.report.runs import Run
@@ -26,6 +29,7 @@ from reproduction import decor_curves, decor_figure_1, time_varying_figures
 
 RunsOf = Mapping[str, Sequence[Run]]
 """The runs of every curve by its name."""
+_MAKERS = (decor_curves, time_varying_figures)
 
 
 def noise_for(config: Experiment, curve: str, budget: float) -> tuple[str, ...]:
@@ -34,10 +38,46 @@ def noise_for(config: Experiment, curve: str, budget: float) -> tuple[str, ...]:
     return f"privacy.noise_stddev={own!r}", f"privacy.mask_stddev={masks!r}"
 
 
+def check(figure: FigureOf, of: FigureOf) -> None:
+    """Refuse a figure that nothing here draws; ``of`` has the curves.
+
+    Raises:
+        ConfigError: a name that no drawing here is made for, or a problem that has no disk.
+    """
+    drawing = figure.file.drawing
+    known = {
+        "budgets": list(decor_figure_1.PANELS),
+        "computed": [name for maker in _MAKERS for name in maker.FIGURES],
+    }
+    if drawing in known and figure.figure not in known[drawing]:
+        raise ConfigError(
+            f"{figure.path}: drawing: {drawing!r} is made for the figures "
+            f"{', '.join(known[drawing])}, got {figure.figure!r}"
+        )
+    if drawing == "disk":
+        for curve in of.choices:
+            kind = load(of.source(curve)).problem.kind
+            if kind != "hyperbolic-prediction":
+                raise ConfigError(
+                    f"{figure.path}: drawing: 'disk' needs problem.kind = 'hyperbolic-prediction', "
+                    f"got {kind!r}"
+                )
+
+
+def missing(figure: FigureOf) -> str | None:
+    """What is not below MANIFED_DATA of the data that a computed figure reads."""
+    readers = {"mnist": mnist}
+    try:
+        for name in figure.file.data:
+            readers[name](data_folder())
+    except DataMissing as error:
+        return str(error)
+    return None
+
+
 def draw_computed(figure: FigureOf, folder: Path) -> list[Path]:
     """A figure that no run makes."""
-    makers = (decor_curves, time_varying_figures)
-    (maker,) = (one for one in makers if figure.figure in one.FIGURES)
+    (maker,) = (one for one in _MAKERS if figure.figure in one.FIGURES)
     return maker.draw(figure.figure, folder)
 
 

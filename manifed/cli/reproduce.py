@@ -43,7 +43,7 @@ class Plan:
     tasks: "list[FigureTask]"
     folder: Path
     missing: dict[str, str]
-    """Curves whose data are not here, and what is missing."""
+    """Curves whose data are not here, or a computed figure's name, and what is missing."""
 
 
 def reproduce(
@@ -84,12 +84,20 @@ def reproduce(
     if (bool(named) == is_all) if not is_listed else is_all and bool(named):
         fail("reproduce: expected figures as 000-1, or --all, or --list")
     found = guarded(lambda: [_find(name) for name in named] or _all(), fail)
+    guarded(lambda: _check(asked, found), fail)
     if is_listed:
         guarded(lambda: _list(found, asked, as_json=as_json), fail)
         return
     plans = guarded(lambda: [_plan(figure, asked) for figure in found], fail)
-    failed = _run(plans, jobs or _cores())
-    drawn = guarded(lambda: [_draw(plan, asked) for plan in plans], fail)
+
+    def made() -> tuple[list[str], list[list[Path]]]:
+        try:
+            return _run(plans, jobs or _cores()), [_draw(plan) for plan in plans]
+        except Ended as end:
+            command = shlex.join(["manifed", *sys.argv[1:]])
+            fail(f"interrupted; go on where it stopped: {command}", end.code)
+
+    failed, drawn = guarded(made, fail)
     if as_json:
         print_json(
             {
@@ -100,6 +108,16 @@ def reproduce(
         )  # fmt: skip
     if failed:
         fail(f"{len(failed)} runs failed; the same command runs them again", 1)
+
+
+def _check(asked: Asked, figures: "Sequence[FigureOf]") -> None:
+    """Refuse budgets that are none, and those that no figure of these has."""
+    from manifed.errors import ConfigError
+    from manifed.experiment.figure_files import check_budgets
+
+    check_budgets("--epsilon", asked.budgets)
+    if asked.budgets and not any(figure.file.budgets for figure in figures):
+        raise ConfigError("--epsilon: expected a figure with budgets on its axis, got none")
 
 
 def _cores() -> int:
@@ -150,9 +168,11 @@ def _plan(figure: "FigureOf", asked: Asked) -> Plan:
 
     file = figure.file
     home = asked.out / "quick" if asked.is_quick else asked.out
-    of = figure if file.runs_of is None else _find(file.runs_of)
+    of = _with_curves(figure)
     curves = selected(list(of.choices), asked.only)
     seeds = range(asked.seeds or (1 if asked.is_quick else file.seeds))
+    if file.drawing != "panels":
+        reproduction().check(figure, of)
     tasks: list[FigureTask] = []
     for budget in _budgets(figure, asked) or (None,):
         folder, sets = home / of.figure, asked.sets
@@ -162,11 +182,24 @@ def _plan(figure: "FigureOf", asked: Asked) -> Plan:
             if budget is not None:
                 sets = (*asked.sets, *_noise(figure, curve, budget, asked))
             tasks += tasks_of(of, [curve], seeds, folder, sets, is_quick=asked.is_quick)
-    if file.drawing != "panels":
-        reproduction()
     missing = without_data(tasks)
+    if file.data and (what := reproduction().missing(figure)) is not None:
+        missing[figure.figure] = what
     kept = [task for task in tasks if task.curve not in missing]
     return Plan(figure, kept, home / figure.figure, missing)
+
+
+def _with_curves(figure: "FigureOf") -> "FigureOf":
+    """The figure whose curves are drawn: itself, or the one it names, beside it where a file."""
+    from manifed.errors import ConfigError
+
+    named = figure.file.runs_of
+    if named is None:
+        return figure
+    of = _find(str(figure.path.parent / named) if named.endswith(".toml") else named)
+    if not of.choices:
+        raise ConfigError(f"{figure.path}: runs_of: expected a figure with curves, got {named!r}")
+    return of
 
 
 def _budgets(figure: "FigureOf", asked: Asked) -> tuple[float, ...]:
@@ -183,14 +216,14 @@ def _noise(figure: "FigureOf", curve: str, budget: float, asked: Asked) -> tuple
     from manifed.cli.application import reproduction
     from manifed.runs.figure_runs import tasks_of
 
-    (task,) = tasks_of(figure, [curve], [0], Path("nowhere"), asked.sets, is_quick=asked.is_quick)
+    (task,) = tasks_of(figure, [curve], [0], Path("nowhere"), asked.sets, is_quick=asked.is_quick,
+                       checks=False)  # fmt: skip
     found: tuple[str, ...] = reproduction().noise_for(task.config, curve, budget)
     return found
 
 
 def _run(plans: Sequence[Plan], jobs: int) -> list[str]:
     """Run what is missing of all figures, and say what is done of all; who failed."""
-    from manifed.cli.launch import guarded
     from manifed.runs.pool import run_all
 
     for plan in plans:
@@ -204,7 +237,7 @@ def _run(plans: Sequence[Plan], jobs: int) -> list[str]:
         sys.stderr.write(f"{len(tasks)} runs, {jobs} beside each other; {kept} are here already\n")
     for task in tasks:
         if task.starts_anew:  # `tasks_of` has seen that it is a run of this very config
-            guarded(task.clear, fail)
+            task.clear()
     began, done = time.monotonic(), 0
 
     def show(task: "FigureTask", error: str | None) -> None:
@@ -215,11 +248,7 @@ def _run(plans: Sequence[Plan], jobs: int) -> list[str]:
         sys.stderr.write(f"{done}/{len(tasks)} {task.directory.name}: {state}\n")
         sys.stderr.flush()
 
-    try:
-        return [task.directory.name for task in run_all(tasks, jobs, show)]
-    except Ended as end:
-        command = shlex.join(["manifed", *sys.argv[1:]])
-        fail(f"interrupted; go on where it stopped: {command}", end.code)
+    return [task.directory.name for task in run_all(tasks, jobs, show)]
 
 
 def _time(seconds: float) -> str:
@@ -229,22 +258,27 @@ def _time(seconds: float) -> str:
 
 
 # -- pictures ------------------------------------------------------------------------------------
-def _draw(plan: Plan, asked: Asked) -> list[Path]:
+def _draw(plan: Plan) -> list[Path]:
     from manifed.cli.application import reproduction
     from manifed.runs.figure_runs import runs_of, verdicts_of
     from manifed.runs.report.panels import draw_panels
 
     figure, drawn = plan.figure, list[Path]()
-    if figure.file.drawing == "computed":
+    file = figure.file
+    if file.data and figure.figure in plan.missing:
+        pass  # said already
+    elif file.drawing == "computed":
         drawn = reproduction().draw_computed(figure, plan.folder)
-    elif figure.file.drawing == "panels":
+    elif file.drawing == "panels":
         drawn = draw_panels(figure, runs_of(plan.tasks), plan.folder)
     elif plan.tasks and all(task.is_finished for task in plan.tasks):
         drawn = reproduction().draw_runs(figure, plan.tasks, plan.folder)
-    sys.stdout.write(f"\n{figure.figure}: {figure.file.title}\n  {figure.file.shows}\n")
-    for line in verdicts_of(figure, figure.path.parents[2]):
+    sys.stdout.write(f"\n{figure.figure}: {file.title}\n  {file.shows}\n")
+    for line in verdicts_of(figure):
         sys.stdout.write(f"  {line}\n")
-    sys.stdout.write("".join(f"{path}\n" for path in drawn) or "  not drawn: no finished run\n")
+    sys.stdout.write(
+        "".join(f"{path}\n" for path in drawn) or "  not drawn: no data, or no finished run\n"
+    )
     return drawn
 
 
@@ -258,7 +292,7 @@ def _list(figures: "Sequence[FigureOf]", asked: Asked, *, as_json: bool) -> None
     for figure in figures:
         tasks = _listed(figure, asked)
         spent = duration_of(tasks, _listed(figure, replace(asked, is_quick=True)))
-        kinds = {task.config.data.kind for task in tasks}
+        kinds = {*figure.file.data, *(task.config.data.kind for task in tasks)}
         told.append(
             {
                 "figure": figure.figure,
@@ -266,6 +300,7 @@ def _list(figures: "Sequence[FigureOf]", asked: Asked, *, as_json: bool) -> None
                 "runs": len(tasks),
                 "rounds": sum(task.config.federation.num_rounds for task in tasks),
                 "data": sorted(kinds & DOWNLOADED),
+                "checks": list(figure.file.checks),
                 "duration": None if spent is None else asdict(spent),
             }
         )
@@ -275,7 +310,7 @@ def _list(figures: "Sequence[FigureOf]", asked: Asked, *, as_json: bool) -> None
         needs = ", ".join(sorted(kinds & DOWNLOADED)) or "-"
         sys.stdout.write(
             f"{figure.figure:22}{len(tasks):>5} runs{told[-1]['rounds']:>8} rounds  "
-            f"data: {needs:22}{took}\n"
+            f"data: {needs:18} checks: {len(figure.file.checks)}  {took}\n"
         )
     sys.stdout.write(
         "Times are those of one run after another: measured in the run folders, or estimated from "
@@ -289,7 +324,7 @@ def _listed(figure: "FigureOf", asked: Asked) -> "list[FigureTask]":
     """The runs of a figure for a list: budgets as folders, their noise not looked for."""
     from manifed.runs.figure_runs import tasks_of
 
-    of = figure if figure.file.runs_of is None else _find(figure.file.runs_of)
+    of = _with_curves(figure)
     home = (asked.out / "quick" if asked.is_quick else asked.out) / of.figure
     seeds = range(asked.seeds or (1 if asked.is_quick else figure.file.seeds))
     folders = [home / f"epsilon-{b:g}" for b in _budgets(figure, asked)] or [home]

@@ -39,7 +39,7 @@ def sweep(
     use_data_dir(data_dir)
     from manifed.cli.launch import check_parts, guarded
     from manifed.flower.run_config import find
-    from manifed.runs.places import real
+    from manifed.runs.places import check_new, real
     from manifed.runs.pool import run_all
     from manifed.runs.sweep import seeds_of, trials_of
 
@@ -49,6 +49,7 @@ def sweep(
         trials = trials_of(path, tuple(sets or ()), seeds_of(seeds), folder)
         for trial in {trial.setting: trial for trial in trials}.values():
             check_parts(trial.config)
+        check_new("--out", folder)
         return folder, trials
 
     folder, trials = guarded(planned, fail)

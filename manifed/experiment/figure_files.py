@@ -19,6 +19,7 @@ A table is merged into the one below it, key by key; a table that names a ``kind
 Any place that takes the path of a config takes one curve as FILE.toml::CURVE.
 """
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -26,9 +27,9 @@ from fnmatch import fnmatchcase
 from functools import lru_cache
 from itertools import product
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 
 from manifed.errors import ConfigError, short
 from manifed.experiment.paths import nearest, place_of
@@ -65,8 +66,8 @@ class Axes(_Strict):
     x: str = "round"
     y: str
     log: list[Literal["x", "y"]] = []
-    least: float | None = None
-    """Where y begins; None: below all curves."""
+    least: FiniteFloat | None = None
+    """Where y begins, above 0 where y is logarithmic; None: below all curves."""
 
 
 class Panel(_Strict):
@@ -99,10 +100,12 @@ class FigureFile(_Strict):
     drawing: Literal["panels", "disk", "budgets", "computed"] = "panels"
     """Others than panels are drawn by the folder reproduction/ of a clone."""
     runs_of: str | None = None
-    """The figure whose curves this one draws."""
+    """The figure whose curves this one draws, where ``drawing = "disk"``."""
+    data: list[Literal["mnist"]] = []
+    """What a computed figure reads below MANIFED_DATA."""
     seeds: int = Field(default=1, ge=1, le=1000)
-    budgets: list[float] = []
-    """Epsilons on the x axis, where ``drawing = "budgets"``."""
+    budgets: list[Annotated[float, Field(gt=0, allow_inf_nan=False)]] = []
+    """Different epsilons on the x axis, where ``drawing = "budgets"``."""
     name: str | None = None
     """Of a curve, from its choices; None: no runs."""
     base: str | Table | None = None
@@ -210,15 +213,46 @@ def _check(file: FigureFile) -> None:
             _known(where, part, file.parts)
     if (file.name is None) != (file.base is None):
         raise ConfigError("name: expected a name of the curves and their base, or neither")
+    _check_drawing(file)
+
+
+def _check_drawing(file: FigureFile) -> None:
+    """Refuse what the way of drawing does not take, or misses."""
     if (file.drawing == "panels") != bool(file.panels and file.axes):
         raise ConfigError('panels: expected panels and axes, with drawing = "panels" only')
     if (file.drawing == "budgets") != bool(file.budgets):
         raise ConfigError('budgets: expected epsilons, with drawing = "budgets" only')
+    check_budgets("budgets", file.budgets)
+    if file.data and file.drawing != "computed":
+        raise ConfigError('data: expected it with drawing = "computed" only')
+    if file.runs_of is not None and (file.drawing != "disk" or file.name is not None):
+        raise ConfigError('runs_of: expected it with drawing = "disk" only, and without a name')
+    if file.drawing != "computed" and file.name is None and file.runs_of is None:
+        raise ConfigError(f"name: required with drawing = {file.drawing!r}, but not given")
+    for row in file.axes:
+        if "y" in row.log and row.least is not None and row.least <= 0:
+            raise ConfigError(f"axes.least: expected more than 0 with log y, got {row.least!r}")
+
+
+def check_budgets(where: str, budgets: Sequence[float]) -> None:
+    """Refuse what is no epsilon, and two whose folders would have one name (six digits).
+
+    Raises:
+        ConfigError: naming ``where`` they are from.
+    """
+    for budget in budgets:
+        if not 0 < budget < math.inf:
+            raise ConfigError(f"{where}: expected an epsilon above 0, got {budget!r}")
+    if len({f"{budget:g}" for budget in budgets}) < len(budgets):
+        raise ConfigError(f"{where}: expected different epsilons, got {list(budgets)}")
 
 
 def _curves(file: FigureFile) -> dict[str, Choices]:
     if file.name is None:
         return {}
+    for part, known in file.parts.items():
+        if not known:
+            raise ConfigError(f"parts.{part}: expected choices, got none")
     found: dict[str, Choices] = {}
     for chosen in product(*file.parts.values()):
         choices = dict(zip(file.parts, chosen, strict=True))

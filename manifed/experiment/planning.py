@@ -39,7 +39,7 @@ class Auto(Frozen):
     """``training.kind = "auto"``: what the planner takes for granted."""
 
     kind: Literal["auto"] = "auto"
-    decay: float | None = Field(default=None, gt=0, le=20)
+    decay: float | None = Field(default=None, ge=1e-3, le=20)
     """Public guess: eigenvalues of the second moment fall as i^-decay; None: by problem kind."""
     numbers_up: int | None = Field(default=None, ge=1)
     """Most numbers that a client may upload over the run; None: any."""
@@ -162,11 +162,7 @@ def plan(config: Experiment, auto: Auto, rounds: int) -> list[Option]:
     sizes, shape = public_numbers(config)
     privacy = config.privacy
     assert privacy.kind == "example-level"
-    if config.problem.kind == "kpca" and shape[1] >= shape[0]:
-        raise ConfigError(
-            f"problem.num_components: a plan needs fewer than the {shape[0]} columns, got "
-            f"{shape[1]}"
-        )
+    _check_shape(config, shape)
     most = min(rounds, (auto.numbers_up or math.inf) // math.prod(shape))
     guess = guess_of(config, privacy.l2_norm_clip, shape, auto.decay)
     found = dict[str, list[Option]]()
@@ -226,6 +222,21 @@ def public_numbers(config: Experiment) -> tuple[Sizes, tuple[int, ...]]:
         if isinstance(error, ConfigError):
             raise
         raise ConfigError(f"data.kind: {data.kind!r}: {error}") from None
+
+
+def _check_shape(config: Experiment, shape: tuple[int, ...]) -> None:
+    """Refuse a problem whose every point is an optimum."""
+    if config.problem.build().manifold.dim(shape) < 1:
+        raise ConfigError(
+            f"training.kind: 'auto' plans where there is something to find, got points of shape "
+            f"{shape} on a manifold of dimension 0"
+        )
+    fields = {"kpca": "num_components", "matrix-completion": "rank"}
+    if config.problem.kind in fields and shape[1] >= shape[0]:
+        raise ConfigError(
+            f"problem.{fields[config.problem.kind]}: a plan needs fewer than the {shape[0]} "
+            f"columns, got {shape[1]}"
+        )
 
 
 def _check(config: Experiment) -> None:

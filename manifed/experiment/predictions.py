@@ -95,7 +95,9 @@ class Descent:
         variance, _ = self._backwards(bend, noise, begin)
         _, start = self._backwards(bend if pull is None else pull, np.zeros_like(noise), begin)
         is_lost = ~((bend > 0) & (bend < 2 * (1 + self.momentum)))
-        return np.where(is_lost, np.inf, eta**2 * variance), np.where(is_lost, np.inf, start**2)
+        with np.errstate(over="ignore"):
+            variance = eta**2 * variance
+        return np.where(is_lost, np.inf, variance), np.where(is_lost, np.inf, start**2)
 
     def farthest(self, curvature: Array, away: Array, stddev: float) -> Array:
         """The largest mean squared distance of an iterate from the optimum, for every step (n,).

@@ -5,10 +5,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from manifed.errors import ConfigError
 from manifed.experiment.figure_files import FigureOf
 from manifed.experiment.load import load
 from manifed.problems.federation import data_folder, dataset
 from manifed.problems.readers import DOWNLOADED, DataMissing
+from manifed.runs.places import check_new
 from manifed.runs.pool import Task, check_folder
 from manifed.runs.report.runs import Run, read
 from manifed.runs.resume import held_or_refused
@@ -45,14 +47,20 @@ class FigureTask(Task):
         return self._is_seeded and has_begun and not self.is_finished
 
     def clear(self) -> None:
-        """Remove what `starts_anew`, and never a release.
+        """Remove what `starts_anew`, and never a release; an interrupted removal starts anew too.
 
         Raises:
             ConfigError: another process runs it.
         """
         with held_or_refused(self.directory):
-            if self.starts_anew:  # whoever held it may have finished it
-                shutil.rmtree(self.directory)
+            if not self.starts_anew:  # whoever held it may have finished it
+                return
+            for path in self.directory.iterdir():
+                if path.is_dir() and not path.is_symlink():
+                    shutil.rmtree(path)
+                elif path != RunFolder(self.directory).experiment_path:
+                    path.unlink()
+            shutil.rmtree(self.directory)
 
     @property
     def _is_seeded(self) -> bool:
@@ -82,8 +90,11 @@ def tasks_of(
         checks: whether a folder that holds another run is refused.
 
     Raises:
-        ConfigError: an override that fits no curve, or a folder that holds another run.
+        ConfigError: an override that fits no curve, or a folder that holds another run, is in use
+            or cannot be made.
     """
+    if any(one.partition("=")[0].strip() == "federation.seed" for one in sets):
+        raise ConfigError("--set: federation.seed is set by --seeds")
     found: list[FigureTask] = []
     for curve in curves:
         source, quick = figure.source(curve), ()
@@ -97,6 +108,11 @@ def tasks_of(
             found.append(FigureTask(source, overrides, folder, config, curve, seed))
     for task in found if checks else ():
         check_folder(task)
+        if task.starts_anew:
+            with held_or_refused(task.directory):
+                pass
+    if checks:
+        check_new("--out", out)
     return found
 
 
@@ -155,12 +171,13 @@ def duration_of(tasks: Sequence[FigureTask], quick: Sequence[FigureTask]) -> Dur
     return Duration(seconds, all(task.is_finished for task in tasks))
 
 
-def verdicts_of(figure: FigureOf, root: Path) -> list[str]:
+def verdicts_of(figure: FigureOf) -> list[str]:
     """What the figure's report page says of its checks, a line each: "check 4: in a regime".
 
-    Nothing is measured here: the page holds what `python -m reproduction` printed.
+    Nothing is measured here: the page holds what `python -m reproduction` printed. It lies in the
+    folder that holds configs/figures/.
     """
-    page = root / (figure.file.report or "")
+    page = figure.path.resolve().parent / ".." / ".." / (figure.file.report or "")
     if not page.is_file():
         return []
     rows = [

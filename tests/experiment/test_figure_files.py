@@ -87,6 +87,11 @@ def test_layers_are_merged_and_a_kind_replaces(tmp_path):
         ('y = "cost"', "y = 3", ["axes.0.y", "string", "3"]),
         ('title = "t"', 'title = "t"\nseeds = 0', ["seeds", "greater than or equal to 1", "0"]),
         ('title = "t"', 'title = "t"\ndrawing = "disk"', ["panels", "drawing"]),
+        ('title = "t"', 'title = "t"\nruns_of = "000-1"', ["runs_of", '"disk"']),
+        ('title = "t"', 'title = "t"\ndata = ["mnist"]', ["data", '"computed"']),
+        ('y = "cost"', 'y = "cost"\nleast = nan', ["axes.0.least", "finite", "nan"]),
+        ('y = "cost"', 'y = "cost"\nlog = ["y"]\nleast = 0.0', ["axes.least", "more than 0"]),
+        ('eps."1" = { privacy.epsilon = 1 }', "none = {}", ["parts.none", "choices"]),
         ('title = "t"', "title = ", ["valid TOML"]),
     ],
 )
@@ -98,6 +103,23 @@ def test_a_fault_of_a_figure_file_is_one_line(tmp_path, old, new, words):
     text = str(found.value)
     assert all(word in text for word in [*words, str(path)]), text
     assert "\n" not in text
+
+
+@pytest.mark.parametrize(
+    ("budgets", "words"),
+    [
+        ("[nan]", ["budgets.0", "finite", "nan"]),
+        ("[-1.0]", ["budgets.0", "greater than 0", "-1.0"]),
+        ("[1.0, 1.0000001]", ["budgets", "different", "1.0000001"]),
+        ("[]", ["budgets", "expected epsilons"]),
+    ],
+)
+def test_budgets_are_different_epsilons_above_zero(tmp_path, budgets, words):
+    head = f'title = "t"\ndrawing = "budgets"\nbudgets = {budgets}'
+    text = SMALL.replace('title = "t"', head, 1).partition("[[axes]]")[0]
+    with pytest.raises(ConfigError) as found:
+        read_figure(written(tmp_path, text))
+    assert all(word in str(found.value) for word in words), found.value
 
 
 def test_a_curve_that_is_not_there_is_met_with_the_nearest(tmp_path):

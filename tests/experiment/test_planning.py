@@ -97,7 +97,7 @@ def test_a_plan_reads_no_record(monkeypatch):
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("training.decay=-1", r"training.decay: .*greater than 0, got -1"),
+        ("training.decay=1e-16", r"training.decay: .*greater than or equal to 0.001, got 1e-16"),
         ("training.step_size=1", r"training.step_size: Extra inputs are not permitted"),
         ("privacy={kind='none'}", r"training.kind: 'auto' plans for .*got 'none'"),
         (
@@ -106,6 +106,7 @@ def test_a_plan_reads_no_record(monkeypatch):
         ),
         ("federation.cohort={kind='fixed-size',cohort_size=3}", r"cohort.kind = 'all', got"),
         ("problem={kind='kpca',num_components=64}", r"fewer than the 64 columns, got 64"),
+        ("data={kind='synthetic-pca',dimension=1,num_clients=10}", r"manifold of dimension 0"),
         ("federation.num_rounds=0", r"federation.num_rounds: expected the most rounds .* got 0"),
     ],
 )

@@ -124,6 +124,10 @@ def said_of(capsys, *words):
         (["000-1", "--only", "nothing"], "--only: expected a pattern of curves, got 'nothing'"),
         (["000-1", "--set", "training.stepsize=1"], "did you mean 'step_size'?"),
         (["nowhere.toml"], "does not exist"),
+        (["000-1", "--epsilon", "2"], "--epsilon: expected a figure with budgets"),
+        (["004-1a", "--epsilon", "-1"], "--epsilon: expected an epsilon above 0, got -1.0"),
+        (["004-1a", "--epsilon", "1", "--epsilon", "1"], "--epsilon: expected different"),
+        (["000-1", "--set", "federation.seed=3"], "federation.seed is set by --seeds"),
     ],
 )
 def test_a_wrong_word_is_one_line_and_nothing_runs(tmp_path, capsys, words, text):
@@ -132,6 +136,50 @@ def test_a_wrong_word_is_one_line_and_nothing_runs(tmp_path, capsys, words, text
     assert text in err
     assert len(err.splitlines()) == 1
     assert not (tmp_path / "runs").exists()
+
+
+FOREIGN = {
+    "computed": 'drawing = "computed"',
+    "budgets": 'drawing = "budgets"\nbudgets = [1.0]\nname = "a"\nbase = "x.toml"',
+    "of itself": 'drawing = "disk"\nruns_of = "foreign.toml"',
+    "no disk": f'drawing = "disk"\nname = "a"\nbase = "{ROOT}/configs/quickstart.toml"',
+}
+
+
+@pytest.mark.parametrize("named", FOREIGN)
+def test_a_figure_that_only_the_clone_could_draw_is_refused_before_a_run(tmp_path, capsys, named):
+    head = 'title = "t"\npaper = "p"\nshows = "s"\n'
+    (tmp_path / "foreign.toml").write_text(head + FOREIGN[named])
+    told = said_of(capsys, str(tmp_path / "foreign.toml"), "--out", str(tmp_path / "runs"))
+    assert told[0] == 2
+    assert "foreign.toml: " in told[2]
+    assert len(told[2].splitlines()) == 1
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_folder_that_cannot_be_made_is_met_before_a_run(tmp_path, capsys, small):
+    (tmp_path / "file").write_text("")
+    code, out, err = said_of(capsys, str(small), "--out", str(tmp_path / "file"))
+    assert (code, out) == (2, "")
+    assert "--out: expected a folder" in err
+
+
+def test_a_run_that_somebody_runs_is_refused_before_another_is_removed(tmp_path, small):
+    (task,) = tasks_of(read_figure(small), ["steps-long"], [0], tmp_path)
+    write_run(task.directory, rounds=3)
+    RunFolder(task.directory).experiment_path.write_text(to_toml(task.config))
+    with held(task.directory), pytest.raises(ConfigError, match="that another process holds"):
+        tasks_of(read_figure(small), ["steps-long"], [0], tmp_path)
+
+
+def test_what_a_computed_figure_reads_is_missed_before_it_is_computed(
+    tmp_path, capsys, monkeypatch
+):
+    monkeypatch.delenv("MANIFED_DATA", raising=False)
+    code, out, err = said_of(capsys, "002-6", "--out", str(tmp_path))
+    assert code == 0
+    assert "left out: 002-6: Data set 'mnist'" in err
+    assert "not drawn" in out
 
 
 def test_the_list_says_what_a_figure_takes(tmp_path, capsys):
@@ -163,6 +211,15 @@ def test_panels_are_drawn_of_what_is_there(tmp_path, small, monkeypatch):
     legend, room = drawn[0].legends[0].get_window_extent(), drawn[0].bbox
     assert 0 <= legend.x0 < legend.x1 <= room.width
     assert drawn[0].axes[1].get_ylim()[0] == 0.5
+    for old, new, text in (
+        ('y = "cost"', 'y = "csot"', r"axes.y: expected a column .* 'csot'; did you mean 'cost'"),
+        ('title = "quick', r'title = "$\\frac{x$', "titles and labels that can be set"),
+    ):
+        wrong = tmp_path / "wrong.toml"
+        wrong.write_text(small.read_text().replace(old, new))
+        with pytest.raises(ConfigError, match=text):
+            draw_panels(read_figure(wrong), runs, tmp_path / "wrong")
+        read_figure.cache_clear()
     x, rows = values_of(runs["steps-long"], figure.file.axes[1])
     assert rows.shape == (2, len(x))
 
@@ -206,7 +263,7 @@ def test_what_is_downloaded_is_what_cannot_be_read_without_a_folder():
 def test_every_check_of_a_figure_has_a_verdict_on_its_page():
     for path in sorted(FIGURES.glob("*.toml")):
         figure = read_figure(path)
-        found = verdicts_of(figure, ROOT)
+        found = verdicts_of(figure)
         assert [line.partition(":")[0] for line in found] == [
             f"check {check}" for check in figure.file.checks
         ], path

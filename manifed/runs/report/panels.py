@@ -14,9 +14,11 @@ import numpy as np
 
 from manifed.algorithms.rsvrg import RSVRG
 from manifed.durable import make_folder, write_atomically
+from manifed.errors import ConfigError, one_line
 from manifed.experiment.figure_files import Axes as Row
 from manifed.experiment.figure_files import DrawnPanel, FigureOf
 from manifed.experiment.load import parse
+from manifed.experiment.paths import nearest
 from manifed.runs.report.figures import COLORS, DASHES, LABELS, STYLE
 from manifed.runs.report.runs import Column, Curve, Run
 
@@ -57,7 +59,11 @@ RunsOf = Mapping[str, Sequence[Run]]
 
 
 def draw_panels(figure: FigureOf, runs: RunsOf, folder: Path) -> list[Path]:
-    """PNG and PDF of all panels that have a run; nothing where none has."""
+    """PNG and PDF of all panels that have a run; nothing where none has.
+
+    Raises:
+        ConfigError: a column that no run has, or a text that matplotlib cannot set.
+    """
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
@@ -65,6 +71,7 @@ def draw_panels(figure: FigureOf, runs: RunsOf, folder: Path) -> list[Path]:
     if not panels:
         return []
     rows = figure.file.axes
+    _check_columns(figure, [run for several in runs.values() for run in several])
     across = min(len(panels), _across(figure, len(panels)))
     bands = -(-len(panels) // across)
     wide = PAGE if across > 1 else COLUMN
@@ -85,7 +92,29 @@ def draw_panels(figure: FigureOf, runs: RunsOf, folder: Path) -> list[Path]:
                     axes.set_title(panel.title)
         every = [run for several in runs.values() for run in several]
         _legend(drawn, list(grid.flat), every, columns)
-        return _save(drawn, folder / f"figure-{figure.figure}")
+        try:
+            return _save(drawn, folder / f"figure-{figure.figure}")
+        except ValueError as error:
+            said = one_line(str(error), 200)
+            raise ConfigError(
+                f"{figure.path}: expected titles and labels that can be set, got one that cannot: "
+                f"{said}"
+            ) from None
+
+
+def _check_columns(figure: FigureOf, runs: Sequence[Run]) -> None:
+    known = {name for run in runs for name in run.columns}
+    for row in figure.file.axes:
+        for side, name in (("x", row.x), ("y", row.y)):
+            if name not in known and (side, name) != ("x", "gradients"):
+                meant = nearest(name, known)
+                hint = (
+                    f"did you mean {meant!r}?" if meant else f"there are {', '.join(sorted(known))}"
+                )
+                raise ConfigError(
+                    f"{figure.path}: axes.{side}: expected a column of metrics.csv, got {name!r}; "
+                    f"{hint}"
+                )
 
 
 def _across(figure: FigureOf, count: int) -> int:
