@@ -298,7 +298,7 @@ def outer(
     manifold: Manifold, x: Tensor, left: Tensor, right: Tensor, shape: tuple[int, ...]
 ) -> Part:
     """Gradients sum_t l_jt r_jt^T (..., n, T, *), of a parameter of that shape."""
-    if not isinstance(manifold, (Euclidean, Stiefel)):
+    if type(manifold) not in (Euclidean, Stiefel):  # a subclass may have a metric of its own
         egrads = left.to(x.dtype).mT @ right.to(x.dtype)
         return plain(manifold, x, egrads.unflatten(-1, shape[1:]))
     if _is_cheaper_whole(left, right):  # G in the type of the layer; what it is, is summed
@@ -314,7 +314,7 @@ def plain(manifold: Manifold, x: Tensor, egrads: Tensor) -> Part:
 
 def is_table(manifold: Manifold) -> bool:
     """Whether its rows are points by themselves, as `table` takes them to be."""
-    return isinstance(manifold, Euclidean | Power)
+    return type(manifold) in (Euclidean, Power)
 
 
 def table(manifold: Manifold, x: Tensor, index: Tensor, errors: Tensor) -> Part:

@@ -7,13 +7,13 @@ import torch
 from torch import nn
 
 from manifed.layers import DistanceDecoder, LorentzEmbedding, OrthogonalLinear, PoincareEmbedding
-from manifed.manifolds import Grassmann, Lorentz, PoincareBall, Power, Scaled, Stiefel
+from manifed.manifolds import Euclidean, Grassmann, Lorentz, PoincareBall, Power, Scaled, Stiefel
 from manifed.oracles.oracle import Draws, Oracle, say_that_nothing_counts
 from manifed.privacy.clipping import clip_factors
 from manifed.privacy.mechanism import ExampleMechanism
 from manifed.problems.base import Examples
 from manifed.problems.linear import SHORTEST
-from manifed.problems.module_gradients import Outer, Whole
+from manifed.problems.module_gradients import Outer, Plain, Whole, is_table, outer
 from manifed.problems.module_layout import UnknownManifold
 from manifed.problems.module_problem import module_problem
 from tests.layers.test_layers import MODELS, normals, tokens
@@ -211,6 +211,15 @@ def test_norms_and_sums_are_those_of_the_gradients_one_by_one(name):
     torch.testing.assert_close(cohort.norms[1, :3], alone_.norms, rtol=1e-12, atol=0)
     sums = torch.stack([found.sum(weights), alone_.sum(weights[:3])])
     torch.testing.assert_close(cohort.sum(both), sums, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(("parent", "given"), [(Euclidean, 2), (Stiefel, "canonical")])
+def test_a_subclass_may_have_a_metric_of_its_own_and_is_not_taken_for_its_parent(parent, given):
+    own = type("Own", (parent,), {})(given)
+    left, right = normals(5, 1, 4), normals(5, 1, 2)
+    part = outer(own, torch.eye(4, 2, dtype=torch.float64), left, right, (4, 2))
+    assert isinstance(part, Plain)
+    assert not is_table(own)
 
 
 def test_a_scaled_metric_is_the_one_of_its_distances():
