@@ -38,6 +38,7 @@ def sweep(
     """Run a config over several values and seeds; a table, curves, and on again if interrupted."""
     use_data_dir(data_dir)
     from manifed.cli.launch import check_parts, guarded
+    from manifed.experiment.figure_files import split
     from manifed.flower.run_config import find
     from manifed.runs.places import check_new, real
     from manifed.runs.pool import run_all
@@ -45,7 +46,7 @@ def sweep(
 
     def planned() -> tuple[Path, "list[Trial]"]:
         path = find(config)
-        folder = real("--out", out or Path("runs") / f"sweep-{path.stem}")
+        folder = real("--out", out or Path("runs") / f"sweep-{split(path)[1] or path.stem}")
         trials = trials_of(path, tuple(sets or ()), seeds_of(seeds), folder)
         for trial in {trial.setting: trial for trial in trials}.values():
             check_parts(trial.config)

@@ -142,7 +142,12 @@ def _is_record(path: Path) -> bool:
 def _read(path: Path) -> dict[str, Any]:
     """The raw table of a config's file, or of one curve of a figure file."""
     file, curve = split(path)
-    return read_toml(file) if curve is None else read_figure(file).table(curve)
+    if curve is not None:
+        return read_figure(file).table(curve)
+    table = read_toml(file)
+    if "problem" not in table and {"parts", "drawing"} & set(table):
+        raise ConfigError(f"{file}: expected a config, got a figure file; name {file}::CURVE")
+    return table
 
 
 def parse_overrides(text: str) -> dict[str, Any]:

@@ -39,11 +39,14 @@ def manifold_of(parameter: Tensor, name: str) -> Manifold:
     """The manifold of this library that a parameter lives on, of as many dimensions as it has.
 
     Raises:
-        UnknownManifold: naming the parameter, its manifold and those that are known.
+        UnknownManifold: naming the parameter, its manifold and those that are known, or its scale.
     """
     if not isinstance(parameter, geoopt.ManifoldParameter):
         return Euclidean(max(parameter.dim(), 1))
-    base = _with_scale(parameter.manifold, parameter.dim())
+    try:
+        base = _with_scale(parameter.manifold, parameter.dim())
+    except ValueError as error:
+        raise UnknownManifold(f"model: parameter {name!r}: {error}") from None
     if base is None:
         raise UnknownManifold(
             f"model: parameter {name!r} lives on {parameter.manifold}, expected one of {KNOWN}"

@@ -128,6 +128,8 @@ def test_a_curve_that_is_not_there_is_met_with_the_nearest(tmp_path):
         load(f"{path}::c_a-11")
     with pytest.raises(ConfigError, match=r"does not exist; did you mean .*small\.toml"):
         load(tmp_path / "smal.toml::c_a-1")
+    with pytest.raises(ConfigError, match=r"expected a config, got a figure file; name .*::CURVE"):
+        load(path)
     assert split("a.toml") == (Path("a.toml"), None)
 
 

@@ -17,7 +17,7 @@ from manifed.oracles.oracle import Draws, Oracle
 from manifed.privacy.mechanism import ExampleMechanism
 from manifed.privacy.noise import NoiseSource
 from manifed.problems.base import Examples
-from manifed.problems.module_layout import UnknownManifold
+from manifed.problems.module_layout import UnknownManifold, manifold_of
 from manifed.problems.module_problem import NotPrivate, module_problem
 from manifed.torch import fit, load
 
@@ -252,6 +252,9 @@ def test_an_evaluated_dropout_is_allowed():
 def test_unknown_manifolds_losses_and_sites_are_named():
     with pytest.raises(UnknownManifold, match=r"'point'.*Stiefel"):
         module_problem(Unknown())
+    tiny = geoopt.Scaled(geoopt.Sphere(), 1e-20)
+    with pytest.raises(UnknownManifold, match=r"'point'.*scale: expected a number from 1e-10"):
+        manifold_of(geoopt.ManifoldParameter(torch.eye(3)[0], manifold=tiny), "point")
     with pytest.raises(ValueError, match="cross-entropy"):
         module_problem(Net(), "hinge")
     with pytest.raises(ValueError, match="requires_grad"):
