@@ -52,11 +52,6 @@ PANELS: Mapping[str, Panel] = {
 }
 
 
-def config_of(figure: str, curve: str) -> str:
-    """The name of a curve's config."""
-    return f"{figure.replace('-', '_', 1).replace('-', '_')}_{curve}"
-
-
 def noise_of(config: Experiment, curve: str, epsilon: float) -> tuple[float, float]:
     """Own and mask deviations with which a curve meets (epsilon, 1e-5) against adversary I."""
     privacy, rounds = config.privacy, config.federation.num_rounds

@@ -9,7 +9,7 @@ from manifed.experiment.figure_files import read_figure
 from manifed.experiment.load import load
 from manifed.runs.figure_runs import FigureTask, tasks_of
 from reproduction import figure
-from reproduction.decor_figure_1 import PANELS, config_of, noise_of
+from reproduction.decor_figure_1 import PANELS, noise_of
 from reproduction.experiments import FIGURES, curves, experiment_path
 from reproduction.trials import run_silently
 
@@ -24,7 +24,7 @@ QUICK = {"004-1a", "004-1b"}
      if one[0] != "004-1c"],
 )  # fmt: skip
 def test_the_noise_of_a_config_is_that_of_its_budget_or_a_little_more(name, curve):
-    named = config_of(name, curve)
+    named = f"{name.replace('-', '_')}_{curve}"
     (stated,) = re.findall(r"that of epsilon = (\d+);", curves()[named].file.left_open)
     config = load(experiment_path(named))
     own, masks = noise_of(config, curve, float(stated))
