@@ -102,7 +102,7 @@ ray: $(VENV)/.installed-dev ## The tests on Flower's simulation engine
 	$(PYTEST) -m ray $(ARGS)
 
 deployment: $(VENV)/.installed-dev ## The tests with a real SuperLink and SuperNodes on loopback
-	$(PYTEST) -m deployment $(ARGS)
+	$(PYTEST) -m deployment $(PARALLEL) $(ARGS)
 
 gpu: $(VENV)/.installed-dev ## The tests that need a CUDA device
 	$(PYTEST) -m gpu $(ARGS)
