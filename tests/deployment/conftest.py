@@ -8,6 +8,12 @@ import pytest
 from app import process_tree, processes
 
 TINY_PROJECT = Path(__file__).parent / "tiny_project"
+LONGEST = "test_everything_that_goes_wrong_goes_as_documented"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest test starts first: nobody waits for it alone at the end."""
+    items.sort(key=lambda item: item.name != LONGEST)
 
 
 @pytest.fixture(scope="session")
