@@ -43,6 +43,7 @@ from manifed.oracles.oracle import Draws, Oracle
 from manifed.privacy.mechanism import ExampleMechanism, RelativeNoise
 from manifed.privacy.noise import NoiseSource
 from manifed.problems.module_problem import module_problem
+from manifed.problems.module_spec import made
 from manifed.runs.fit import federate
 from manifed.torch import examples_of
 
@@ -91,13 +92,6 @@ def mnist(folder: Path) -> Pairs:
 
     feature = read("t10k-images-idx3-ubyte.gz", 16).reshape(-1, 784) / 255.0
     return torch.tensor(feature), torch.tensor(read("t10k-labels-idx1-ubyte.gz", 8).astype(int))
-
-
-def made(factory: Callable[[], nn.Module], seed: int) -> nn.Module:
-    """The network of a seed."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)  # noqa: TID251
-        return factory()
 
 
 # -- one step --------------------------------------------------------------------------------
@@ -213,7 +207,7 @@ def their_accuracy(
     feature, label = train[0].float(), train[1]
     dataset = torch.utils.data.TensorDataset(feature, label)
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)  # noqa: TID251
+        torch.manual_seed(seed)  # noqa: TID251  # Opacus draws from no other generator
         plain_ = copy.deepcopy(model).float()
         module, optimizer, loader = engine.make_private_with_epsilon(
             module=plain_, optimizer=torch.optim.SGD(plain_.parameters(), lr=rate),

@@ -3,12 +3,11 @@
 import argparse
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 from torch import Tensor, nn
@@ -20,13 +19,6 @@ PICTURES = Path(__file__).parents[1] / "docs" / "pictures"
 Pairs = tuple[Tensor, Tensor]
 Scores = Mapping[str, Mapping[str, Sequence[float]]]
 """What was trained -> epsilon as text ("none": not private) -> one score a seed."""
-
-
-def made(factory: Callable[[], nn.Module], seed: int) -> nn.Module:
-    """What the factory makes when torch's generator starts at a seed, which is put back."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)  # noqa: TID251
-        return factory()
 
 
 def privacy_of(epsilon: float | None, delta: float, clip: float = 1.0) -> Any:

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 import manifed
-from examples.common import Pairs, Scores, accuracy, arguments, made, privacy_of, told
+from examples.common import Pairs, Scores, accuracy, arguments, privacy_of, told
 from manifed.algorithms.rsgd import RSGD
 from manifed.errors import ConfigError
 from manifed.layers import BiMap, LogEig, ReEig
@@ -33,6 +33,7 @@ from manifed.manifolds.symmetric import packed
 from manifed.oracles.minibatch import Full
 from manifed.problems.class_means import ClassMeans
 from manifed.problems.frechet_mean import FrechetMean
+from manifed.problems.module_spec import made
 
 EPSILONS = (1.0, 4.0, None)
 DELTA, SHARE = 1e-4, 0.3

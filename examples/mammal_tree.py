@@ -17,10 +17,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from examples.common import Pairs, Scores, accuracy, arguments, made, privacy_of, told
+from examples.common import Pairs, Scores, accuracy, arguments, privacy_of, told
 from manifed.errors import ConfigError
 from manifed.layers import DistanceDecoder, PoincareEmbedding
 from manifed.manifolds import Euclidean, PoincareBall
+from manifed.problems.module_spec import made
 
 EPSILONS = (2.0, 8.0, None)
 DELTA, OWNERS, NEGATIVES, WIDTH = 1e-4, 4, 10, 5

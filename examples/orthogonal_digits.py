@@ -10,8 +10,9 @@ import torch
 from sklearn.datasets import load_digits
 from torch import nn
 
-from examples.common import Pairs, Scores, accuracy, arguments, made, privacy_of, told
+from examples.common import Pairs, Scores, accuracy, arguments, privacy_of, told
 from manifed.layers import OrthogonalLinear
+from manifed.problems.module_spec import made
 
 EPSILONS = (1.0, 4.0, None)
 HIDDEN, DELTA = 16, 1e-4

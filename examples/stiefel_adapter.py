@@ -14,9 +14,10 @@ import torch
 from torch import nn
 
 import manifed
-from examples.common import Pairs, Scores, accuracy, arguments, made, privacy_of, told
+from examples.common import Pairs, Scores, accuracy, arguments, privacy_of, told
 from examples.orthogonal_digits import digits
 from manifed.layers import adapt
+from manifed.problems.module_spec import made
 
 EPSILONS = (1.0, 4.0, None)
 RANK, DELTA = 8, 1e-4

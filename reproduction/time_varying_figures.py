@@ -29,12 +29,11 @@ from reproduction.checks_002.settings import (
     releases,
     schedules,
 )
-from reproduction.time_varying_reference import Array, Setting, run
+from reproduction.time_varying_reference import NAMES, Array, Setting, run
 from reproduction.time_varying_rivals import RIVALS, Constants, epsilon_of_an_iteration
 
 ROUNDS, SEEDS = 2000, 10
 MARKS = tuple(sorted({round(10**p) for p in np.linspace(0, np.log10(ROUNDS), 40)}))
-NAMES = {1: "output", 2: "gradient"}
 ETAS, GAMMAS = (0.0, 0.05, 0.1, 0.15, 0.2, 0.3), (0.9, 1.0, 1.1, 1.2, 1.4, 1.6, 1.8, 2.0)
 AGAINST = {3: (1, ("DOLA [42]", "Q-DPSGD-2 [44]")), 4: (2, ("A(DP)^2SGD [43]", "Q-DPSGD-1 [44]"))}
 """The two that perturb what is sent beside Algorithm 1, the two that perturb gradients beside 2."""
@@ -51,7 +50,7 @@ def figure_1() -> Curves:
     for number, algorithm in NAMES.items():
         exact = moments(algorithm, schedules(number), MARKS)
         found[f"Algorithm {number}"] = [exact[k].mse for k in MARKS]
-        setting = Setting(algorithm, schedules(number), RING)  # type: ignore[arg-type]
+        setting = Setting(algorithm, schedules(number), RING)
         start = np.broadcast_to(START, (SEEDS, NODES, DIM))
         made = run(setting, STREAM, start, ROUNDS, np.random.default_rng(0))
         drawn = _at_marks(errors(one.models) for one in made)

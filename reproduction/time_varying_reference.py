@@ -9,7 +9,7 @@ setting says: with ``grad_point = "mixed"`` at what everybody sees.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -31,6 +31,10 @@ class Gradients(Protocol):
     def each(self, x: Array, size: int, rng: np.random.Generator) -> Array:
         """The gradients of ``size`` fresh examples, (..., n, size, d)."""
         ...
+
+
+NAMES: Mapping[int, Literal["output", "gradient"]] = {1: "output", 2: "gradient"}
+"""What Algorithms 1 and 2 perturb."""
 
 
 @dataclass(frozen=True)

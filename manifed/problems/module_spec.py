@@ -1,8 +1,8 @@
 """The configuration of a torch module of one's own: ``problem = { kind = "module", ... }``."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeVar
 
 import torch
 from pydantic import Field, field_validator
@@ -15,6 +15,8 @@ from manifed.problems.finite_sum import FiniteSum
 from manifed.problems.module_problem import LOSSES, ModuleProblem, module_problem
 from manifed.problems.problem_specs import ProblemSource
 from manifed.problems.starts import ModelStart, Start
+
+T = TypeVar("T")
 
 
 class ModuleSpec(ProblemSource):
@@ -94,6 +96,13 @@ class ModuleSpec(ProblemSource):
         )
 
 
+def made(factory: Callable[[], T], seed: int) -> T:
+    """What the factory makes when torch's generator starts at a seed, which is put back."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)  # noqa: TID251  # constructors draw from no other generator
+        return factory()
+
+
 @lru_cache(maxsize=8)
 def _built(
     model: str,
@@ -103,21 +112,18 @@ def _built(
     shares: tuple[tuple[str, float], ...] | None,
 ) -> ModuleProblem:
     factory = sources.named(model, "factory")
-    with torch.random.fork_rng(devices=[]):
-        # A constructor draws from torch's own generator: it is put back afterwards.
-        torch.manual_seed(seed)  # noqa: TID251
-        try:
-            made = factory()
-        except Exception as error:
-            said = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-            raise ValueError(f"problem.model: {model!r} raised {said}") from None
-    if not isinstance(made, nn.Module):
+    try:
+        module = made(factory, seed)
+    except Exception as error:
+        said = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise ValueError(f"problem.model: {model!r} raised {said}") from None
+    if not isinstance(module, nn.Module):
         raise ValueError(
             f"problem.model: expected {model!r} to give a torch.nn.Module, got "
-            f"{type(made).__name__}"
+            f"{type(module).__name__}"
         )
     return module_problem(
-        made,
+        module,
         loss if loss in LOSSES else sources.named(loss, "function"),
         dtype=torch.float32 if is_short else torch.float64,
         clip_shares=None if shares is None else dict(shares),

@@ -183,7 +183,7 @@ _UNBOUND = (torch.embedding, torch.index_fill, Tensor.index_fill, Tensor.index_f
 """Their rules of vmap check no index against an example's own rows."""
 
 
-def _own_rows(input: Tensor, weight: Tensor, *args: Any, **kwargs: Any) -> Tensor:  # noqa: A002
+def _own_rows(input: Tensor, weight: Tensor, *args: Any, **kwargs: Any) -> Tensor:  # noqa: A002  # torch's name
     """`torch.nn.functional.embedding`."""
     size = weight.shape[0]
     rows = nn.functional.embedding(input.clamp(0, size - 1), weight, *args, **kwargs)

@@ -10,9 +10,8 @@ from manifed.privacy.series import Releases
 from reproduction.asynchronous_samples import Clocks, run, spent
 from reproduction.checks_002.settings import NODES, RING, START, STREAM, errors, schedules
 from reproduction.findings import Finding, verdict_of
-from reproduction.time_varying_reference import Setting
+from reproduction.time_varying_reference import NAMES, Setting
 
-NAMES = {1: "output", 2: "gradient"}
 SENSITIVITY, TICKS, SEEDS = 0.2, 2000, 10
 EQUAL, MIXED, ONE_SLOW = (1,) * NODES, (1, 2, 4, 1, 2, 4), (1, 1, 1, 1, 1, 8)
 
@@ -32,7 +31,7 @@ def outcome(
 ) -> Outcome:  # fmt: skip
     """Example 1 or 2; a node that is p times slower takes p times the samples in an iteration."""
     tables = tuple(schedules(number, a3=float(p)) for p in periods)
-    setting = Setting(NAMES[number], tables[0], RING)  # type: ignore[arg-type]
+    setting = Setting(NAMES[number], tables[0], RING)
     start = np.broadcast_to(START, (seeds, NODES, len(START)))
     clocks = Clocks(tuple(periods), max_staleness)
     found = run(setting, tables, clocks, STREAM, start, ticks, np.random.default_rng(0))

@@ -23,7 +23,7 @@ from reproduction.checks_002.settings import (
     second_moments,
 )
 from reproduction.findings import Finding, log_slope, verdict_of
-from reproduction.time_varying_reference import Array, Setting, last_models, run
+from reproduction.time_varying_reference import NAMES, Array, Setting, last_models, run
 
 GOLDEN = {
     1: {0: (19.5, 19.5), 1: (232.0, 47.9583), 10: (6.48347, 3.51925), 100: (0.294837, 0.225777),
@@ -35,7 +35,6 @@ GOLDEN = {
         20_000: (0.00136536, 0.000877372)},
 }  # fmt: skip
 """Spec 002 §5.1: E of the mean squared error, and of the squared error of the mean."""
-NAMES = {1: "output", 2: "gradient"}
 SEEDS = 20
 LONG, SHORT = 20_000, 2000
 
@@ -59,7 +58,7 @@ def off_table(number: int, most: int) -> float:
 @lru_cache(maxsize=4)
 def drawn(number: int) -> Array:
     """Mean squared errors of 20 seeds after 2000 iterations."""
-    setting = Setting(NAMES[number], schedules(number), RING)  # type: ignore[arg-type]
+    setting = Setting(NAMES[number], schedules(number), RING)
     start = np.broadcast_to(START, (SEEDS, NODES, len(START)))
     return errors(last_models(run(setting, STREAM, start, SHORT, np.random.default_rng(0))))
 
@@ -189,7 +188,7 @@ def clipped_errors(
 ) -> float:
     """The mean squared error of the rigorous mode, per-sample L1 clip C / 2."""
     table = schedules(number, a3=a3)
-    setting = Setting(NAMES[number], table, RING, "rigorous", sensitivity)  # type: ignore[arg-type]
+    setting = Setting(NAMES[number], table, RING, "rigorous", sensitivity)
     start = np.broadcast_to(START, (seeds, NODES, len(START)))
     found = last_models(run(setting, STREAM, start, rounds, np.random.default_rng(1)))
     return float(errors(found).mean())

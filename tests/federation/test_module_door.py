@@ -16,6 +16,7 @@ from manifed.manifolds.sphere import Sphere
 from manifed.privacy import accountant
 from manifed.privacy.events import GaussianRelease, PoissonSampled
 from manifed.problems.frechet_mean import FrechetMean
+from manifed.problems.module_spec import made
 from manifed.runs.progress import watched
 
 
@@ -68,9 +69,7 @@ def test_groups_and_a_shorter_type_cost_what_one_clip_costs():
     def parts():
         return nn.Sequential(Frame(), nn.Linear(3, 3))
 
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)  # noqa: TID251
-        model = parts()
+    model = made(parts, 0)
     plain = trained(model=model, privacy=seeded)
     grouped = trained(model=model, privacy=seeded, clip_shares={"0.": 3.0, "": 4.0})
     short = trained(model=model, privacy=seeded, compute="float32")
