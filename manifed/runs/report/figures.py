@@ -149,15 +149,15 @@ def _draw_curves(axes: "Axes", curves: Numbered, x: str, y: str) -> None:
             low, high = _positive(rows.min(axis=0), y), _positive(rows.max(axis=0), y)
             axes.fill_between(first, low, high, color=color, alpha=0.15, linewidth=0)
     if y == "cost":
-        _draw_optimum(axes, curves)
+        draw_optimum(axes, [run for _, curve in curves for run in curve.runs], "true value", 1.2)
 
 
-def _draw_optimum(axes: "Axes", curves: Numbered) -> None:
-    """A dotted line at the optimal cost (cost minus cost gap), where all curves share it."""
-    optima = [_optimum(run) for _, curve in curves for run in curve.runs]
+def draw_optimum(axes: "Axes", runs: Sequence[Run], label: str, width: float) -> None:
+    """A dotted line at the optimal cost (cost minus cost gap), where all runs share it."""
+    optima = [_optimum(run) for run in runs]
     values = np.array([np.nan if optimum is None else optimum for optimum in optima])
     if np.ptp(values) <= 1e-9 * np.abs(values).max():
-        axes.axhline(values[0], color="#555555", linestyle=":", linewidth=1.2, label="true value")
+        axes.axhline(values[0], color="#555555", linestyle=":", linewidth=width, label=label)
 
 
 def _draw_frame(axes: "Axes", curves: Numbered, x: str, y: str) -> None:

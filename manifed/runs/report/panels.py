@@ -19,7 +19,7 @@ from manifed.experiment.figure_files import Axes as Row
 from manifed.experiment.figure_files import DrawnPanel, FigureOf
 from manifed.experiment.load import parse
 from manifed.experiment.paths import nearest
-from manifed.runs.report.figures import COLORS, DASHES, LABELS, STYLE
+from manifed.runs.report.figures import COLORS, DASHES, LABELS, STYLE, draw_optimum
 from manifed.runs.report.runs import Column, Curve, Run
 
 if TYPE_CHECKING:
@@ -161,7 +161,8 @@ def _draw(
             low, high = _shown(rows.min(axis=0), row), _shown(rows.max(axis=0), row)
             axes.fill_between(x, low, high, color=color, alpha=0.15, linewidth=0)
     if row.y == "cost":
-        _draw_optimum(axes, [run for name, _ in panel.curves for run in runs.get(name, ())])
+        shown = [run for name, _ in panel.curves for run in runs.get(name, ())]
+        draw_optimum(axes, shown, "least cost", 0.9)
     for side in row.log:
         (axes.set_xscale if side == "x" else axes.set_yscale)("log")
     if row.least is not None:
@@ -205,17 +206,6 @@ def passes_a_round(run: Run) -> float:
 
 def _shown(values: Column, row: Row) -> Column:
     return np.where(values > 0, values, np.nan) if "y" in row.log else values
-
-
-def _draw_optimum(axes: "Axes", runs: Sequence[Run]) -> None:
-    """A dotted line at the least cost there is, where all runs of a panel share it."""
-    found = [
-        run.columns["cost"] - run.columns["cost_gap"] for run in runs if "cost_gap" in run.columns
-    ]
-    values = np.array([float(each[np.isfinite(each)][-1]) for each in found
-                       if np.isfinite(each).any()])  # fmt: skip
-    if len(values) == len(runs) and np.ptp(values) <= 1e-9 * np.abs(values).max():
-        axes.axhline(values[0], color="#555555", linestyle=":", linewidth=0.9, label="least cost")
 
 
 def _columns(labels: Collection[str], wide: float) -> int:
