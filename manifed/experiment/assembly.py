@@ -376,6 +376,7 @@ def client_side(config: Experiment) -> ClientSide:
         dtype=dtype_of(config),
         num_examples=facts.sizes,
         hold_outs=tuple(held for _, held in both if held is not None),
+        rate=config.federation.cohort.rate(len(both)),
     )
 
 

@@ -1,6 +1,6 @@
 """From a cohort's uploads to one mean per field, and the server's randomness of an exchange."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -52,15 +52,57 @@ class Mean:
     """The adapted clip norm, where a mechanism noised the mean."""
 
 
-def weighted_mean(uploads: Payload, weights: Tensor) -> dict[str, Tensor]:
-    """sum_i w_i u_i of every field, with weights normalised to one."""
-    share = weights / weights.sum()
-    means: dict[str, Tensor] = {}
-    for name, stacked in uploads.tensors().items():
-        columns = stacked.to(share.dtype).flatten(1)
-        mean = torch.matmul(share.unsqueeze(0).unsqueeze(0), columns.unsqueeze(0))
-        means[name] = mean.reshape(stacked.shape[1:]).to(stacked.dtype)
-    return means
+def weighted_mean(
+    uploads: Payload,
+    weights: Tensor,
+    chunks: Sequence[int] = (),
+    asked: Tensor | None = None,
+) -> dict[str, Tensor]:
+    """sum_i w_i u_i of every field, with weights normalised to one.
+
+    Each of ``chunks`` (neighbouring rows; (): all) is summed first, and their sums in order: the
+    same bits wherever a chunk was summed. There the weight of all that were ``asked`` is known, not
+    of those that replied; so that is what divides, and the quotient of both mends it.
+    """
+    fields, total = uploads.tensors(), weights.sum()
+    asked = total if asked is None else asked
+    share = weights / asked
+    if len(chunks) > 1:
+        each = zip(*[t.split(list(chunks)) for t in fields.values()], strict=True)
+        stacks = [dict(zip(fields, [t.clone() for t in one], strict=True)) for one in each]
+        shares = share.split(list(chunks))
+        sums = summed(weighted_sum(*one) for one in zip(stacks, shares, strict=True))
+    else:
+        sums = weighted_sum(fields, share)
+    return mean_of(sums, fields, total, asked)
+
+
+def weighted_sum(fields: Mapping[str, Tensor], share: Tensor) -> dict[str, Tensor]:
+    """sum_i share_i u_i of every field, in the type of ``share``."""
+    sums: dict[str, Tensor] = {}
+    for name, stacked in fields.items():
+        columns = stacked.to(share.dtype).flatten(1).contiguous()
+        total = torch.matmul(share.unsqueeze(0).unsqueeze(0), columns.unsqueeze(0))
+        sums[name] = total.reshape(stacked.shape[1:])
+    return sums
+
+
+def summed(parts: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """The sum of every field, one after the other in their order."""
+    first, *others = parts
+    sums = dict(first)
+    for part in others:
+        sums = {name: total + part[name] for name, total in sums.items()}
+    return sums
+
+
+def mean_of(
+    sums: Mapping[str, Tensor], like: Mapping[str, Tensor], total: Tensor, asked: Tensor
+) -> dict[str, Tensor]:
+    """Means out of sums by the weight ``asked``, of those who weigh ``total``; types ``like``."""
+    is_whole = bool(total == asked)
+    scaled = sums if is_whole else {name: t * (asked / total) for name, t in sums.items()}
+    return {name: t.to(like[name].dtype) for name, t in scaled.items()}
 
 
 def only_field(uploads: Payload) -> tuple[str, Tensor]:

@@ -321,6 +321,18 @@ class ClientSide:
     """The public size N_i of each shard; empty: as many as there are."""
     hold_outs: Sequence[Examples] = ()
     """What is kept out of each shard."""
+    rate: float = 1.0
+    """The share of all clients that a round asks, as expected."""
+
+    def of(self, members: range) -> "ClientSide":
+        """The same of some neighbours alone."""
+        part = slice(members.start, members.stop)
+        return replace(
+            self,
+            shards=self.shards[part],
+            num_examples=self.num_examples[part],
+            hold_outs=self.hold_outs[part],
+        )
 
     def public_size(self, client: int) -> int:
         """N_i, by which a client's means are divided."""
@@ -329,6 +341,13 @@ class ClientSide:
     def turn_source(self) -> NoiseSource:
         """The source of one update."""
         return self.source or self.release()
+
+    def examples_in_a_step(self, client: int) -> float:
+        """How many a query of a client uses, as expected."""
+        training, size = self.setup.training, self.setup.trained_on(self.public_size(client))
+        if isinstance(training, ReadsInOrder | Scheduled):
+            return float(size)
+        return max((query.expected_size for query in self.setup.queries(size)), default=1.0)
 
     def gradients_in_a_step(self, num_examples: int) -> float:
         """How many points' worth of per-example gradients, with temporaries, a query may hold."""

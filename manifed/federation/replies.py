@@ -1,7 +1,9 @@
 """What came back in one phase, and what to do when something is missing or wrong."""
 
-from collections.abc import Mapping
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate, pairwise
 from typing import Literal, get_args
 
 import torch
@@ -50,6 +52,22 @@ class Replies:
     """Where the keys of the clients' noise came from, as their replies say (flower/records.py)."""
     nodes: Mapping[int, int] = field(default_factory=dict[int, int])
     """Which node answers for a client, where there are nodes: failures name it."""
+    chunks: tuple[int, ...] = ()
+    """How many neighbouring rows were computed together, and are summed first; (): all."""
+
+    def of_rows(self, rows: Sequence[int]) -> "Replies":
+        """Some of the replies, ``rows`` ascending."""
+        place = torch.tensor(rows, dtype=torch.long)
+        uploads = self.uploads.take(place.to(next(iter(self.uploads.tensors().values())).device))
+        ends = [0, *accumulate(self.chunks)]
+        left = (bisect_left(rows, b) - bisect_left(rows, a) for a, b in pairwise(ends))
+        return replace(
+            self,
+            partitions=tuple(self.partitions[row] for row in rows),
+            uploads=uploads,
+            bytes_up=uploads.num_bytes(),
+            chunks=tuple(count for count in left if count),
+        )
 
     def zero_filled(self, partitions: tuple[int, ...]) -> "Replies":
         """The same replies with a zero row for each of ``partitions`` that has none."""
@@ -61,7 +79,8 @@ class Replies:
             stacked[0].device
         )
         whole = [t.new_zeros(len(partitions), *t.shape[1:]).index_copy(0, rows, t) for t in stacked]
-        return replace(self, partitions=partitions, uploads=type(self.uploads)(*whole))
+        uploads = type(self.uploads)(*whole)
+        return replace(self, partitions=partitions, uploads=uploads, chunks=())
 
 
 class ReplyPolicy(Frozen):

@@ -275,7 +275,9 @@ def enough(now: Attempt, replies: Replies) -> Replies:
 
 def averaged(now: Attempt, replies: Replies) -> Mean:
     """The weighted mean of every field, with the weights of the server update."""
-    return Mean(weighted_mean(replies.uploads, _weights(now.plan, replies)))
+    plan, weights = now.plan, _weights(now.plan, replies.partitions)
+    asked = weights if replies.partitions == now.asked else _weights(plan, now.asked)
+    return Mean(weighted_mean(replies.uploads, weights, replies.chunks, asked.sum()))
 
 
 def noised(now: Attempt, replies: Replies) -> Mean:
@@ -417,11 +419,11 @@ def _step(now: Attempt, replies: Replies) -> ServerState:
     return _usable(new, plan, now.server_round)
 
 
-def _weights(plan: Plan, replies: Replies) -> Tensor:
-    """N_i of those that replied, or ones."""
+def _weights(plan: Plan, partitions: tuple[int, ...]) -> Tensor:
+    """N_i of some clients, or ones."""
     if plan.server_update.weights == "uniform":
-        return torch.ones(len(replies.partitions), dtype=torch.float64, device=plan.device)
-    sizes = [plan.num_examples[i] for i in replies.partitions]
+        return torch.ones(len(partitions), dtype=torch.float64, device=plan.device)
+    sizes = [plan.num_examples[i] for i in partitions]
     return torch.tensor(sizes, dtype=torch.float64, device=plan.device)
 
 
@@ -436,7 +438,7 @@ def _without_culprits(bad: BadState, now: Attempt, replies: Replies) -> Replies:
     is_mean = now.plan.phases[now.index].aggregation == "mean"
     count = len(replies.partitions) if now.plan.mechanism is None and is_mean else 0
     for row in range(count):
-        alone = _rows(replies, [row])
+        alone = replies.of_rows([row])
         try:
             _step(now, alone)
         except BadState:
@@ -452,16 +454,7 @@ def _without_culprits(bad: BadState, now: Attempt, replies: Replies) -> Replies:
         some = ", ".join(str(i) for i in list(culprits)[:5])
         raise BadState(f"{bad}; so does each upload alone, of the clients {some}") from None
     left = [row for row, i in enumerate(replies.partitions) if i not in culprits]
-    return replace(_rows(replies, left), failures=culprits)
-
-
-def _rows(replies: Replies, rows: list[int]) -> Replies:
-    """Some of the replies."""
-    place = torch.tensor(
-        rows, dtype=torch.long, device=next(iter(replies.uploads.tensors().values())).device
-    )
-    partitions = tuple(replies.partitions[row] for row in rows)
-    return replace(replies, partitions=partitions, uploads=replies.uploads.take(place))
+    return replace(replies.of_rows(left), failures=culprits)
 
 
 def _usable(state: ServerState, plan: Plan, server_round: int) -> ServerState:

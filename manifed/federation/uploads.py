@@ -41,15 +41,7 @@ def refuse_bad_rows(expected: Expectation, replies: Replies) -> Replies:
         i = replies.partitions[row]
         unusable = Failure("unusable", _row_failure(expected, stacked, row))
         failures[i] = _told(replies, i, unusable)
-    rows = good.nonzero()[:, 0]
-    uploads = replies.uploads.take(rows)
-    return replace(
-        replies,
-        partitions=tuple(replies.partitions[i] for i in rows.tolist()),
-        uploads=uploads,
-        failures=failures,
-        bytes_up=uploads.num_bytes(),
-    )
+    return replace(replies.of_rows(good.nonzero()[:, 0].tolist()), failures=failures)
 
 
 def flaw(name: str, tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> str | None:

@@ -265,7 +265,10 @@ def _prepared(
     x = starting_point(RandomStart(), manifold, shape, seed) if start is None else start
     setup = ClientSetup(problem, client, example_mechanism(setting, sizes))
     source = seeded_source(setting)
-    side = ClientSide(setup, examples, shape, source, partial(release_source, setting), x.dtype)
+    side = ClientSide(
+        setup, examples, shape, source, partial(release_source, setting), x.dtype,
+        rate=federation.cohort.rate(len(examples)),
+    )  # fmt: skip
     plan = Plan(
         server_update=server,
         manifold=manifold,

@@ -37,14 +37,14 @@ class Watched(StackedTransport):
     uploads: Payload
 
     def remember(self, memory: Memory | None, clients: int) -> None:
-        self._memory = memory
-        self._tags = dict.fromkeys(range(clients), (0, 0))
+        (stack,) = self.stacks.values()
+        stack.memory, stack.tags = memory, dict.fromkeys(range(clients), (0, 0))
 
     @property
     def memory(self) -> Memory | None:
-        if self._memory is None:
-            return None
-        return type(self._memory)(*[t.clone() for t in self._memory.tensors().values()])
+        (stack,) = self.stacks.values()
+        kept = stack.memory
+        return kept and type(kept)(*[t.clone() for t in kept.tensors().values()])
 
     def exchange(self, *asked):
         replies = super().exchange(*asked)

@@ -87,3 +87,15 @@ def test_option_2_for_its_proof_goes_on_from_the_last_iterate():
     state = mean.step(mean.initial(x), "train", collected(x, last, drawn, 0.5), 1, sphere)
     torch.testing.assert_close(state["x"], last, rtol=0, atol=1e-14)
     torch.testing.assert_close(mean.output(state, sphere), drawn, rtol=0, atol=1e-14)
+
+
+def test_sums_of_chunks_are_added_in_their_order_whatever_failed():
+    generator = torch.Generator().manual_seed(0)
+    u = torch.randn(7, 3, dtype=torch.float64, generator=generator)
+    weights = torch.arange(1.0, 8.0, dtype=torch.float64)
+    asked = torch.tensor(30.0, dtype=torch.float64)
+    found = weighted_mean(Displacement(u), weights, (3, 4), asked)["u"]
+    parts = [(weights[rows] / asked) @ u[rows].clone() for rows in (slice(3), slice(3, 7))]
+    torch.testing.assert_close(found, (parts[0] + parts[1]) * (asked / 28), rtol=1e-15, atol=0)
+    whole = weighted_mean(Displacement(u), weights)["u"]
+    torch.testing.assert_close(found, whole, rtol=1e-14, atol=0)

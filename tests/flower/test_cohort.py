@@ -88,8 +88,7 @@ def exchange(transport, partitions, clients=8):
 def test_chunks_do_not_change_the_uploads():
     side = side_of()
     whole = exchange(StackedTransport(side, device="cpu", memory_budget_mb=64), tuple(range(8)))
-    small = StackedTransport(side, device="cpu", memory_budget_mb=64)
-    small.chunk_size = 3
+    small = StackedTransport(side, device="cpu", memory_budget_mb=64, chunk_clients=3)
     parts = exchange(small, tuple(range(8)))
     assert parts.partitions == whole.partitions
     torch.testing.assert_close(parts.uploads.u, whole.uploads.u, rtol=0, atol=1e-12)

@@ -1,0 +1,54 @@
+"""What is computed together is decided by the config alone, and shared out as whole stacks."""
+
+import pytest
+
+from manifed.errors import ConfigError
+from manifed.experiment.assembly import client_side
+from manifed.experiment.load import parse
+from manifed.federation.chunks import Chunking
+
+
+def side_of(clients=10, **federation):
+    return client_side(
+        parse(
+            {
+                "name": "chunks",
+                "problem": {"kind": "least-squares"},
+                "data": {"kind": "synthetic-least-squares", "num_clients": clients, "rows": 4},
+                "federation": {
+                    "num_clients": clients,
+                    "num_rounds": 1,
+                    "partition": {"kind": "natural"},
+                    **federation,
+                },
+                "training": {"kind": "rsgd", "step_size": 0.1, "minibatch": {"kind": "full"}},
+            }
+        )
+    )
+
+
+def chunking(chunk_clients=3, **federation):
+    return Chunking.of(side_of(**federation), "cpu", 64, chunk_clients)
+
+
+def test_a_chunk_holds_those_of_one_stack_who_are_asked():
+    found = chunking()
+    assert found.stacks == [range(3), range(3, 6), range(6, 9), range(9, 10)]
+    asked = (0, 2, 3, 8, 9)
+    assert found.cut(asked, [0, 1, 2, 3, 4]) == [[0, 1], [2], [3], [4]]
+
+
+def test_where_few_are_asked_stacks_are_larger_and_chunks_are_not():
+    found = chunking(2, cohort={"kind": "fixed-size", "cohort_size": 4})
+    assert found.stacks == [range(5), range(5, 10)]
+    assert found.cut((0, 1, 4, 7), [0, 1, 2, 3]) == [[0, 1], [2], [3]]
+
+
+def test_workers_get_whole_stacks_of_about_equal_work_and_never_none():
+    found, side = chunking(), side_of()
+    for workers in (1, 2, 3, 4):
+        shares = found.shared(side, workers)
+        assert [k for share in shares for k in share] == [0, 1, 2, 3]
+        assert all(shares)
+    with pytest.raises(ConfigError, match="expected at most 4, the number of chunks of 3 clients"):
+        found.shared(side, 5)
