@@ -40,6 +40,7 @@ def register(app: typer.Typer) -> None:
     from manifed.cli import operations
     from manifed.cli.correlated import secldp
     from manifed.cli.series import series
+    from manifed.runs.report.__main__ import report
 
     privacy.command("secldp")(secldp)
     privacy.command("series")(series)
@@ -343,22 +344,6 @@ def engines(
     sys.stdout.write(f"largest difference between final models: {result['max_difference']:.3g}\n")
     if as_json:
         print_json(result)
-
-
-def report(
-    folders: Annotated[list[Path], typer.Argument(help="Run folders.")],
-    out: Annotated[Path, typer.Option(help="Where the figures go.")] = Path("figures"),
-    as_server: Annotated[
-        bool, typer.Option("--as-server", help="Show what only the server may see.")
-    ] = False,
-) -> None:
-    """Overlay runs in figures and print their table."""
-    from manifed.runs.report.__main__ import main
-
-    shown = ["--as-server"] if as_server else []
-    code = main([*map(str, folders), "--out", str(out), *shown])
-    if code:
-        raise typer.Exit(code)
 
 
 def export(

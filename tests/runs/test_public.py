@@ -12,6 +12,7 @@ from manifed.experiment import assembly
 from manifed.experiment.load import load
 from manifed.runs.report import public
 from manifed.runs.report.__main__ import main as report
+from manifed.runs.report.page import page_of
 from manifed.runs.report.runs import read
 from manifed.runs.run_folder import RunFolder
 from tests.runs.test_cli import QUICKSTART, manifed  # noqa: F401  a fixture
@@ -101,6 +102,8 @@ def test_a_private_manifest_has_no_membership_test(neighbours):
 
 def launched_plain(neighbours):
     path = neighbours[0].parent / "plain"
+    if path.exists():
+        return path
     return launch(
         Request(
             QUICKSTART,
@@ -173,3 +176,59 @@ def test_a_run_of_an_older_version_is_published_audited_and_reported_as_before(
     assert then == now
     assert load(old / "experiment.toml") == load(neighbours[0] / "experiment.toml")
     assert report([str(old), "--as-server", "--out", str(tmp_path)]) == 0
+
+
+def of_other_replies(directory, out):
+    """The same run as if other clients had been drawn, had failed and had taken other times."""
+    shutil.copytree(directory, out)
+    manifest = json.loads((out / "manifest.json").read_text())
+    manifest["replies"] = {"participants": 987654, "failures": 1, "by_kind": {"late": 1}}
+    manifest |= {"started": "then", "command_line": "planted", "seconds_without_evaluation": 98.25}
+    manifest["machine"]["platform"] = "planted"
+    manifest["final"]["seconds"] = 98765.25
+    (out / "manifest.json").write_text(json.dumps(manifest))
+    header, *rows = (out / "metrics.csv").read_text().splitlines()
+    of_cohorts = {"bytes_up", "bytes_down", "participants", "failures", "seconds", "late"}
+    cells = [
+        ["987654" if name in of_cohorts else cell for name, cell in zip(names, row, strict=True)]
+        for names, row in ((header.split(","), row.split(",")) for row in rows)
+    ]
+    (out / "metrics.csv").write_text("\n".join([header, *map(",".join, cells)]) + "\n")
+    return out
+
+
+def test_a_page_is_the_same_whoever_was_drawn_and_whoever_replied(neighbours, tmp_path):
+    first, second = neighbours
+    third = of_other_replies(first, tmp_path / "third")
+    pages = {page_of([read(run)]) for run in (first, second, third)}
+    assert len(pages) == 1
+    page = pages.pop()
+    assert not [word for word in ("987654", "planted", "realised") if word in page]
+    plain = of_other_replies(launched_plain(neighbours), tmp_path / "plain")
+    assert "987654" not in page_of([read(plain)])
+    assert "1975308" in page_of([read(plain)], is_server_view=True)  # both rows
+
+
+def test_a_page_tells_no_seed_from_which_its_cohorts_can_be_drawn(tmp_path):
+    sets = ("privacy.noise_source=seed", "evaluation.is_simulated_oracle=false")
+    runs = [launched(tmp_path / f"{s}", *sets, f"federation.seed={s}") for s in (4711, 815)]
+    pages = {page_of([read(run)]) for run in runs}
+    assert len(pages) == 1
+    page = pages.pop()
+    assert "4711" not in page
+    assert read(runs[0]).manifest["config_sha256"] not in page
+    assert "4711" in page_of([read(runs[0])], is_server_view=True)
+
+
+def test_only_the_servers_page_says_who_took_part_and_it_is_marked(neighbours):
+    asked = [
+        json.loads(line)["body"]
+        for line in (neighbours[0] / "ledger.jsonl").read_text().splitlines()
+        if json.loads(line)["kind"] == "reserved"
+    ]
+    shown = page_of([read(neighbours[0])], is_server_view=True)
+    for body in asked:
+        assert f"<td>{body['cohort'] or 'nobody'}</td>" in shown
+    assert "voids the secrecy of the sample" in shown
+    assert "NOT FOR PUBLICATION" in shown
+    assert "NOT FOR PUBLICATION" not in page_of([read(neighbours[0])])

@@ -144,9 +144,17 @@ def test_seeds_of_one_configuration_become_one_curve_with_their_mean(tmp_path):
     np.testing.assert_allclose(y.mean(axis=0), 1.0 * 0.5 ** np.arange(6), rtol=1e-15)
 
 
-def test_configurations_of_one_name_are_told_apart_by_their_folders(tmp_path):
+def test_configurations_of_one_name_are_told_apart_by_the_keys_that_differ(tmp_path):
     runs = [read(write_run(tmp_path / f"r{n}", rounds=n)) for n in (4, 6)]
-    assert [curve.label for curve in curves_of(runs)] == ["rsgd (r4)", "rsgd (r6)"]
+    runs.append(read(write_run(tmp_path / "again", rounds=6, seed=2)))
+    labels = [curve.label for curve in curves_of(runs)]
+    assert labels == ["rsgd, num_rounds=4", "rsgd, num_rounds=6, mean of 2"]
+    told = [line.split("  ")[0] for line in table_of(runs).splitlines()[2:]]
+    assert told == [
+        "rsgd, num_rounds=4",
+        "rsgd, num_rounds=6, seed 1",
+        "rsgd, num_rounds=6, seed 2",
+    ]
 
 
 def test_curves_of_unequal_length_are_averaged_over_the_common_rounds(tmp_path):

@@ -91,12 +91,14 @@ def draw_curves(curves: Sequence[Curve], out: Path) -> list[Path]:
     return list(drawn)
 
 
-def figures_of(curves: Sequence[Curve]) -> dict[tuple[str, str], Numbered]:
-    """Those of ``FIGURES`` that have something to show, each with the curves in it."""
+def figures_of(
+    curves: Sequence[Curve], pairs: Sequence[tuple[str, str]] | None = None
+) -> dict[tuple[str, str], Numbered]:
+    """Those pairs (``FIGURES``) that have something to show, each with the curves in it."""
     numbered = list(enumerate(curves))
     shown = {
         (y, x): [(i, curve) for i, curve in numbered if _is_drawable(curve, x, y)]
-        for y, x in FIGURES
+        for y, x in (FIGURES if pairs is None else pairs)
     }
     has_uploads = any(_sends_several(curve) for curve in curves)
     return {

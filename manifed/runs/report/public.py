@@ -29,9 +29,9 @@ from manifed.experiment.older import in_todays_keys
 from manifed.experiment.plugins import allowed_here
 from manifed.experiment.privacy import filter_of, is_scheduled, reporting_delta
 from manifed.experiment.schema import Experiment
-from manifed.privacy.adversaries import OF_MASKS, named
+from manifed.privacy.adversaries import OF_MASKS, Adversary, named
 from manifed.privacy.filter import Draw, a_priori
-from manifed.privacy.ledger import Ledger
+from manifed.privacy.ledger import Entry, Ledger
 from manifed.privacy.odometer import Odometer
 from manifed.runs.places import check_new
 from manifed.runs.reading import FolderDamaged
@@ -171,13 +171,7 @@ def _config(config: Experiment) -> dict[str, Any]:
 def _privacy(privacy: Mapping[str, Any], config: Experiment, ledger: Path) -> dict[str, Any]:
     odometer, delta = _odometer(ledger), reporting_delta(config)
     assert delta is not None
-    terms, planned, draw = odometer.terms, 0, Draw(1.0)
-    depends_on_round = is_scheduled(config)
-    if depends_on_round:
-        planned = odometer.rounds_counted
-    elif terms is not None:  # a run that charged nothing made no draw and never will
-        draw = Draw.of(terms)
-        planned = max(filter_of(config, terms).planned_draws, odometer.rounds_counted)
+    planned = _planned(config, odometer)
     rows: list[dict[str, Any]] = []
     for one in privacy["adversaries"]:
         shown = {key: one[key] for key in ADVERSARY}
@@ -185,10 +179,7 @@ def _privacy(privacy: Mapping[str, Any], config: Experiment, ledger: Path) -> di
             rows.append(shown | {"epsilon": one["epsilon"], "remark": one["remark"]})
             continue
         adversary = named(one["name"])
-        if depends_on_round:  # each round has its own price
-            cost = odometer.of_everybody().epsilon(adversary, delta)
-        else:
-            cost = a_priori(draw, adversary, planned, delta)
+        cost = _price(config, odometer, adversary, planned)
         if not adversary.sees_cohorts:  # it depends on no cohort: never less than was charged
             cost = max(cost, odometer.epsilon(adversary, delta))
         remark = f"before any cohort is drawn, {planned} draws"
@@ -203,6 +194,61 @@ def _privacy(privacy: Mapping[str, Any], config: Experiment, ledger: Path) -> di
         "adversaries": rows,
         "notes": notes,
     }
+
+
+def _planned(config: Experiment, odometer: Odometer) -> int:
+    """The cohort draws that are priced: those that were planned, and never less than were made."""
+    if is_scheduled(config):
+        return odometer.rounds_counted
+    if odometer.terms is None:  # a run that charged nothing made no draw and never will
+        return 0
+    return max(filter_of(config, odometer.terms).planned_draws, odometer.rounds_counted)
+
+
+def _price(config: Experiment, odometer: Odometer, adversary: Adversary, draws: int) -> float:
+    """Epsilon of so many draws before any cohort is known."""
+    delta = reporting_delta(config)
+    assert delta is not None
+    if is_scheduled(config):  # each round has its own price
+        return odometer.of_everybody().epsilon(adversary, delta)
+    draw = Draw(1.0) if odometer.terms is None else Draw.of(odometer.terms)
+    return a_priori(draw, adversary, draws, delta)
+
+
+def spending_of(run: Run, points: int = 20) -> list[Mapping[str, float]]:
+    """Epsilon after some rounds against each adversary of a private run, as `public_run` prices it.
+
+    Rows of "round" and the adversaries' names, the last as in the published statement. All rounds
+    that the config plans are priced, also those that a run has yet to make; where each round has a
+    price of its own, those that were paid for.
+    """
+    if not is_private(run.manifest):
+        return []
+    config, path = _config_of(run), run.directory / "ledger.jsonl"
+    total = config.federation.num_rounds
+    picks = sorted({max(1, round(total * k / points)) for k in range(1, points + 1)})
+    whole = _odometer(path)
+    statement = _privacy(run.manifest["privacy"], config, path)["adversaries"]
+    last = {one["name"]: one["epsilon"] for one in statement if one["name"] != "published"}
+    rows: list[Mapping[str, float]] = [{"round": 0.0} | dict.fromkeys(last, 0.0)]
+    if not is_scheduled(config):
+        for r in picks[:-1]:
+            draws = math.ceil(_planned(config, whole) * r / total)
+            rows.append({"round": r} | {n: _price(config, whole, named(n), draws) for n in last})
+        return [*rows, {"round": total} | last]
+    grown = Odometer()
+
+    def feed(entry: Entry) -> None:
+        grown.feed(entry)
+        if grown.covered in picks and grown.covered > rows[-1]["round"]:
+            prices = {n: _price(config, grown, named(n), 0) for n in last}
+            rows.append({"round": grown.covered} | prices)
+
+    Ledger.verify(path, feed=feed)
+    return [
+        *rows[: -1 if rows[-1]["round"] == whole.covered else None],
+        {"round": whole.covered} | last,
+    ]
 
 
 def _odometer(path: Path) -> Odometer:

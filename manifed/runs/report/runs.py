@@ -84,17 +84,61 @@ def curves_of(runs: Iterable[Run]) -> list[Curve]:
     for run in runs:
         key = json.dumps([run.name, _comparable(run.manifest.get("config"))], sort_keys=True)
         groups.setdefault(key, []).append(run)
-    names = [group[0].name for group in groups.values()]
+    labels = _labels(list(groups.values()))
     return [
-        Curve(_label(group, is_unique=names.count(group[0].name) == 1), tuple(group))
-        for group in groups.values()
+        Curve(label if len(group) == 1 else f"{label}, mean of {len(group)}", tuple(group))
+        for label, group in zip(labels, groups.values(), strict=True)
     ]
 
 
-def _label(group: Sequence[Run], *, is_unique: bool) -> str:
-    first = group[0]
-    label = first.name if is_unique else f"{first.name} ({first.directory.resolve().name})"
-    return label if len(group) == 1 else f"{label}, mean of {len(group)}"
+def names_of(runs: Sequence[Run]) -> list[str]:
+    """What tables call the runs: as `curves_of` labels them, repetitions with their seed."""
+    found: dict[int, str] = {}
+    curves = curves_of(runs)
+    for curve, label in zip(curves, _labels([curve.runs for curve in curves]), strict=True):
+        for k, run in enumerate(curve.runs, start=1):
+            config = run.manifest.get("config") or {}
+            seed = (config.get("federation") or {}).get("seed")
+            own = f"run {k}" if seed is None else f"seed {seed}"
+            found[id(run)] = label if len(curve.runs) == 1 else f"{label}, {own}"
+    return [found[id(run)] for run in runs]
+
+
+_MOST_KEYS = 3
+"""That a label names; where more differ, the folder's name says it shorter."""
+
+
+def _labels(groups: Sequence[Sequence[Run]]) -> list[str]:
+    """The name of each group; where several have one name, with the keys in which they differ."""
+    labels: list[str] = []
+    for group in groups:
+        first = group[0]
+        others = [_flat(other[0]) for other in groups if other[0].name == first.name]
+        if len(others) == 1:
+            labels.append(first.name)
+            continue
+        keys = [key for key in dict.fromkeys(key for one in others for key in one)
+                if len({json.dumps(one.get(key)) for one in others}) > 1]  # fmt: skip
+        own = _flat(first)
+        told = [f"{key.rpartition('.')[2]}={own[key]}" for key in keys if own.get(key) is not None]
+        is_clear = 0 < len(told) <= _MOST_KEYS
+        name = first.directory.resolve().name
+        labels.append(f"{first.name}, {', '.join(told)}" if is_clear else f"{first.name} ({name})")
+    return labels
+
+
+def _flat(run: Run) -> dict[str, Any]:
+    """The config that `curves_of` compares, one entry a key: "training.step_size"."""
+    return dict(flat(_comparable(run.manifest.get("config") or {})))
+
+
+def flat(table: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
+    """The leaves of a config's table, each with its key in dots."""
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            yield from flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
 
 
 def _comparable(config: Any) -> Any:

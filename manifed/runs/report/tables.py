@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from manifed.errors import one_line
-from manifed.runs.report.runs import Run
+from manifed.runs.report.runs import Run, names_of
 
 HEADER = (
     "run",
@@ -21,7 +21,8 @@ ABSENT = "-"
 
 def table_of(runs: Sequence[Run], *, markdown: bool = False) -> str:
     """One line per run, the header first; "-" stands for what does not apply or is not known."""
-    rows = [HEADER, *(_row(run) for run in runs)]
+    names = names_of(runs)
+    rows = [HEADER, *(_row(name, run) for name, run in zip(names, runs, strict=True))]
     widths = [max(len(row[i]) for row in rows) for i in range(len(HEADER))]
     lines = [_line(row, widths, markdown=markdown) for row in rows]
     left, *others = widths
@@ -32,10 +33,10 @@ def table_of(runs: Sequence[Run], *, markdown: bool = False) -> str:
     return "\n".join([lines[0], rule, *lines[1:]])
 
 
-def _row(run: Run) -> tuple[str, ...]:
+def _row(name: str, run: Run) -> tuple[str, ...]:
     unfinished = "" if run.final else " (unfinished)"
     return (
-        _text(run.name + unfinished),
+        _text(name + unfinished),
         _whole(_final(run, "rounds", "round")),
         _number(_final(run, "relative_cost_gap", "relative_cost_gap")),
         _number(_final(run, "gradient_norm", "gradient_norm")),
