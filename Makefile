@@ -45,6 +45,10 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	$(PIP) --editable '.[dev]' -c constraints.txt
 	@touch $@
 
+$(VENV)/.installed-docs: $(VENV)/.installed
+	$(PIP) --editable '.[docs]' -c constraints.txt
+	@touch $@
+
 .PHONY: install dev
 install: $(VENV)/.installed ## Make .venv with the CPU build of torch and this project
 dev: $(VENV)/.installed-dev ## The same with the tools for tests and checks
@@ -65,6 +69,11 @@ bench: $(VENV)/.installed-dev ## Run the benchmarks, one script per claim
 evidence: $(VENV)/.installed-dev ## Write the tables that take longer than the gate (half an hour)
 	@set -e; for name in hostile_replies kills growing_engines module_rounds; do \
 	  echo "== $$name"; $(RUN) -m tests.robustness.$$name --out tests/robustness/results; done
+
+.PHONY: docs
+docs: $(VENV)/.installed-docs ## Build the site into build/site, without a network; open build/site/index.html
+	$(RUN) -W ignore -m sphinx -b html -W --keep-going -q -j $(WORKERS) -c docs -d build/doctrees . build/site
+	$(RUN) docs/links.py build/site
 
 # -- tests and checks ------------------------------------------------------------------------
 .PHONY: test check versions portable mutants stats slow ray deployment gpu golden

@@ -51,7 +51,9 @@ class CorrelatedRSGD(RSGD):
     # frozen, so another literal in the place of the base's is sound
     kind: Literal["correlated-rsgd"] = "correlated-rsgd"  # pyright: ignore[reportIncompatibleVariableOverride]
     minibatch: Minibatch = Full()
+    """The examples of one step."""
     correlation: Correlation
+    """How the noise of a round depends on that of earlier rounds."""
 
     @model_validator(mode="after")
     def _is_priced(self) -> Self:

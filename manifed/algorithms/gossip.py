@@ -148,6 +148,7 @@ class ByGraph(GradientSteps):
     """Training whose nodes stand on a graph, and whose steps may become shorter."""
 
     graph: GraphSpec
+    """Who talks to whom."""
     graph_seed: int = Field(default=0, ge=0)
     """Read by random graphs only."""
     num_nodes: int | None = Field(default=None, ge=1, lt=1 << 20)

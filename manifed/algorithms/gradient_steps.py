@@ -12,8 +12,11 @@ class GradientSteps(Frozen):
     """``local_steps`` steps of ``step_size`` along minibatch gradients."""
 
     step_size: float = Field(gt=0)
+    """Of a local step."""
     local_steps: int = Field(default=1, ge=1)
+    """Local steps a round."""
     minibatch: Minibatch = Full()
+    """The examples of one step."""
 
     def queries(self, mechanism: ExampleMechanism, num_examples: int) -> tuple[Query, ...]:
         """``local_steps`` gradients; all else in an upload follows from them."""

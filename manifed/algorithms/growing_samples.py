@@ -97,6 +97,7 @@ class GrowingSamples(ModelOfEachNode):
     """In mode "rigorous" ``noise_scale`` counts in 2 S z (privacy.l2_norm_clip, noise multiplier);
     in mode "paper" it is the scale of the Laplace noise."""
     mode: Literal["rigorous", "paper"] = "rigorous"
+    """"rigorous" clips, and noises for what one record can change; "paper" does as printed."""
     grad_point: Literal["own", "mixed"] = "own"
     """Where Algorithm 1 takes gradients: at x_i,k, which is hidden, or at z_i,k, which everybody
     sees and which needs no Lipschitz constant (not in the paper)."""
@@ -111,10 +112,13 @@ class GrowingSamples(ModelOfEachNode):
     all it has (begin again), and lose what growth gives: the total epsilon then grows without
     bound."""
     graph: GraphSpec
+    """Who talks to whom."""
     graph_seed: int = Field(default=0, ge=0)
+    """Of random graphs."""
     num_nodes: int | None = Field(default=None, ge=1, lt=1 << 20)
     """None in a config: federation.num_clients. Node i is partition i."""
     mixing_weights: MixingWeights = "metropolis-hastings"
+    """How a node weighs its neighbours."""
 
     @model_validator(mode="after")
     def _fits(self) -> "GrowingSamples":

@@ -70,6 +70,7 @@ class HeldOut(Frozen):
     keep: Literal["last", "best"] = "last"
     """Which round's model is the result: the last, or the one of the least mean loss."""
     stop_when: StopWhen | None = None
+    """End before the last round; None: never."""
 
 
 class PublicEvaluation(HeldOut):

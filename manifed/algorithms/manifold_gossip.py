@@ -33,7 +33,9 @@ class ManifoldGossip(OnGraph):
 
     kind: Literal["manifold-gossip"] = "manifold-gossip"
     consensus: Literal["tangent-mean", "projection"] = "tangent-mean"
+    """Mean in the tangent space at a node's own point, or the projection of the ambient mean."""
     maps: MapChoice = "exact"
+    """Exponential map and logarithm, or the retraction and its inverse."""
 
     @model_validator(mode="after")
     def _server_mixes(self) -> "ManifoldGossip":

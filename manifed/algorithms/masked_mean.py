@@ -67,6 +67,7 @@ class MaskedMean(Masking, AtPoint):
 
     kind: Literal["masked-mean"] = "masked-mean"
     maps: MapChoice = "exact"
+    """Exponential map and logarithm, or the retraction and its inverse."""
     max_dropped: int | None = Field(default=None, ge=0)
     """With how many nodes at once masks are revealed; None: a third of them."""
 

@@ -40,6 +40,7 @@ class OneShot(Frozen):
     """One exchange: a noised mean statistic up, and the model that follows from their mean."""
 
     weights: Literal["num-examples", "uniform"] = "num-examples"
+    """A client's weight in the mean: its number of examples, or 1."""
     minibatch: Full = Full()
     """Every example: a batch would save nothing, and add noise."""
 

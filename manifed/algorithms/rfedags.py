@@ -49,6 +49,7 @@ class RFedAGS(GradientSteps, AtPoint):
     maps: MapChoice = "exact"
     """"retraction" replaces Exp, and Tr by the projection on the tangent space."""
     server_step_size: float = Field(default=1.0, gt=0)
+    """Of the server's step along the mean."""
     participation: Probability | tuple[Probability, ...] | None = None
     """p_i, one for all clients or one each; None: the share of rounds in which a client was there
     (at client level: the cohort's own)."""

@@ -27,11 +27,13 @@ class RFedProx(GradientSteps):
 
     kind: Literal["rfedprox"] = "rfedprox"
     penalty_weight: float = Field(ge=0)
+    """mu, of the pull towards the broadcast point."""
     penalty: Literal["geodesic", "chordal"] = "geodesic"
     """(mu/2) dist^2(x, x^r), or the cheaper (mu/2) |x - x^r|^2 of the ambient space."""
     sign: Literal["towards-anchor", "published-code"] = "towards-anchor"
     """"published-code" is wrong (it pushes away) and exists for reproduction only."""
     maps: MapChoice = "exact"
+    """Exponential map and logarithm, or the retraction and its inverse."""
 
     @property
     def phases(self) -> tuple[Phase, ...]:

@@ -46,7 +46,9 @@ class RFedSVRG(GradientSteps, AtPoint):
 
     kind: Literal["rfedsvrg"] = "rfedsvrg"
     server_step_size: float = Field(default=1.0, gt=0)
+    """Of the server's step along the mean."""
     weights: Literal["num-examples", "uniform"] = "uniform"
+    """A client's weight in the mean: its number of examples, or 1."""
     maps: MapChoice = "exact"
     """"retraction" replaces Exp, Log and Tr, on both sides."""
 

@@ -75,7 +75,9 @@ class RSGD(GradientSteps):
 
     kind: Literal["rsgd"] = "rsgd"
     minibatch: Minibatch = Poisson(batch_size=32)
+    """The examples of one step."""
     output: Option = "last-iterate"
+    """What of its local iterates a client sends."""
     maps: MapChoice = "exact"
     """"retraction" replaces Exp and its inverse (RFedAvg as its rivals ran it)."""
 

@@ -48,14 +48,21 @@ class RSVRG(Frozen):
 
     kind: Literal["rsvrg"] = "rsvrg"
     step_size: float = Field(gt=0)
+    """Of a local step."""
     epochs: int = Field(default=1, ge=1)
+    """K: how often the reference gradient is taken anew in a round."""
     inner_steps: int = Field(ge=1)
+    """m: corrected steps an epoch."""
     minibatch: Minibatch = Poisson(batch_size=32)
+    """The examples of one step."""
     variant: Literal["reuse", "fresh"] = "reuse"
+    """Noise the reference once an epoch, or cover it by each step's own noise (as printed)."""
     correction_clip: Literal["difference", "each"] = "difference"
+    """Clip the difference of the two gradients, or each of them (as printed)."""
     reference_share: float | None = Field(default=None, gt=0, lt=1)
     """alpha: the reference's share of the variance of a step's noise; None as said above."""
     output: Option = "last-iterate"
+    """What of its local iterates a client sends."""
 
     @property
     def phases(self) -> tuple[Phase, ...]:

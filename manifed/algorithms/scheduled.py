@@ -38,8 +38,11 @@ class Schedules(Frozen):
     """Schedules of k = r - 1; each is a factor on what the config says, and None is 1."""
 
     step_sizes: AnySchedule | None = None
+    """Factor on ``step_size``."""
     noise_multipliers: AnySchedule | None = None
+    """Factor on the noise multiplier."""
     batch_sizes: AnySchedule | None = None
+    """Factor on the batch size."""
 
     def step_factor(self, server_round: int) -> float:
         """s_r."""

@@ -45,7 +45,9 @@ class StreamSpec(Frozen):
     """One stream: its shape, and its share at every node and at every edge."""
 
     kind: Literal["white", "slow", "fast"]
+    """Its shape over rounds."""
     memory: float = Field(default=0.0, ge=0, lt=1)
+    """Correlation of one round with the next, of a stream that is not white."""
     own: float = Field(default=0.0, ge=0)
     """In units of privacy.noise_stddev, which is the white part of a node's own noise."""
     shared: float = Field(default=0.0, ge=0)
@@ -85,6 +87,7 @@ class StationaryDecor(Decor):
     # frozen, so another literal in the place of the base's is sound
     kind: Literal["stationary-decor"] = "stationary-decor"  # pyright: ignore[reportIncompatibleVariableOverride]
     streams: tuple[StreamSpec, ...] = Field(min_length=1, max_length=16)
+    """What a node's noise and its masks are the sum of."""
 
     @model_validator(mode="after")
     def _takes_one_step(self) -> "StationaryDecor":

@@ -84,7 +84,9 @@ class TangentMean(AtPoint):
 
     kind: Literal["tangent-mean"] = "tangent-mean"
     server_step_size: float = Field(default=1.0, gt=0)
+    """Of the server's step along the mean."""
     weights: Literal["num-examples", "uniform"] = "num-examples"
+    """A client's weight in the mean: its number of examples, or 1."""
     output_rule: Literal["last", "uniform"] = "last"
     """Option 1 ("last") or Option 2 ("uniform"), lines 12 and 13."""
     maps: MapChoice | None = None

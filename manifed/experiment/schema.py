@@ -62,6 +62,7 @@ class Multiplier(Frozen):
 
     kind: Literal["multiplier"] = "multiplier"
     noise_multiplier: float = Field(gt=0)
+    """Deviation of the noise over the sensitivity."""
 
 
 class Target(Frozen):
@@ -69,8 +70,11 @@ class Target(Frozen):
 
     kind: Literal["target"] = "target"
     epsilon: float = Field(gt=0)
+    """Of the whole run, against ``adversary``."""
     delta: float = Field(gt=0, lt=1)
+    """At which ``epsilon`` holds; less than one over the number of examples."""
     adversary: AdversaryName = "server"
+    """Who looks."""
     noise_multiplier: float | None = Field(default=None, gt=0)
     """Kept where more rounds were added later (``manifed extend``); None: found from the target."""
 
@@ -80,8 +84,11 @@ class Published(Frozen):
 
     kind: Literal["published"] = "published"
     local_epsilon: float = Field(gt=0)
+    """Of one local-training call."""
     local_delta: float = Field(gt=0, lt=1)
+    """Of one local-training call."""
     slack_delta: float = Field(default=1e-3, gt=0, lt=1)
+    """What advanced composition adds to delta."""
     constant: float = Field(default=1.0, gt=0)
     """o_i of the papers; they set it to one, which is too small (spec 000 §7.3)."""
 
@@ -96,7 +103,9 @@ class NoPrivacy(Frozen):
 
     kind: Literal["none"] = "none"
     l2_norm_clip: float | None = Field(default=None, gt=0)
+    """Clip each example's gradient, without noise; None: no clip."""
     correction_l2_norm_clip: float | None = Field(default=None, gt=0)
+    """Of the variance-reduced part of ``rsvrg``; None: ``l2_norm_clip``."""
 
 
 class Protection(Frozen):
@@ -136,15 +145,20 @@ class ExampleLevel(Protection):
 
     kind: Literal["example-level"] = "example-level"
     l2_norm_clip: float = Field(gt=0)
+    """Largest norm of an example's gradient; longer ones are scaled down."""
     correction_l2_norm_clip: float | None = Field(default=None, gt=0)
+    """Of the variance-reduced part of ``rsvrg``; None: ``l2_norm_clip``."""
     l1_norm_clip: float | None = Field(default=None, gt=0)
     """Clip in L1 and draw Laplace noise (``training.kind = "growing-samples"``); it takes the place
     of ``l2_norm_clip``, which it bounds."""
     neighboring_relation: NeighboringRelation = "add-or-remove"
+    """One more or fewer, or one replaced; a replaced one moves a mean up to twice as far."""
     noise: Noise
+    """How much noise, as a multiplier, from a target, or by the papers' formula."""
     delta: float | None = Field(default=None, gt=0, lt=1)
     """At which delta epsilon is reported; None takes the noise's own."""
     noise_source: NoiseSourceName = "seed"
+    """"seed": a rehearsal, which protects nobody; "os": a release."""
     noise_precision: NoisePrecision = "single"
     """"summed" adds four normals a draw, against attacks on the low bits of float64 (slower)."""
     max_epsilon: float | None = Field(default=None, gt=0)
@@ -172,15 +186,21 @@ class ClientLevel(Protection):
 
     kind: Literal["client-level"] = "client-level"
     l2_norm_clip: float = Field(gt=0)
+    """Largest norm of a client's upload; longer ones are scaled down."""
     adaptive: AdaptiveClip | None = None
     """Let the clip norm follow a private quantile; ``l2_norm_clip`` is where it starts."""
     neighboring_relation: NeighboringRelation = "add-or-remove"
+    """One more or fewer, or one replaced; a replaced one moves a mean up to twice as far."""
     noise: Annotated[Multiplier | Target, Field(discriminator="kind")]
+    """How much noise, as a multiplier or from a target."""
     delta: float | None = Field(default=None, gt=0, lt=1)
+    """At which delta epsilon is reported; None takes the noise's own."""
     noise_source: NoiseSourceName = "seed"
+    """"seed": a rehearsal, which protects nobody; "os": a release."""
     noise_precision: NoisePrecision = "single"
     """"summed" adds four normals a draw, against attacks on the low bits of float64 (slower)."""
     max_epsilon: float | None = Field(default=None, gt=0)
+    """Budget; None: a target's own epsilon, else none."""
 
 
 class GivenNoise(Frozen):
@@ -194,11 +214,15 @@ class MaskTarget(Frozen):
 
     kind: Literal["target"] = "target"
     epsilon: float = Field(gt=0)
+    """Of the whole run, against ``adversary``."""
     delta: float = Field(gt=0, lt=1)
+    """At which ``epsilon`` holds; less than one over the number of examples."""
     adversary: Literal["server", "one-node", "coalition"] = "server"
+    """Who looks."""
     noise_ratio: float = Field(default=1.25, gt=1)
     """A node's own noise over the least that any masks could complete (the CDP baseline's)."""
     noise_multiplier: None = None
+    """No key of a target: masks have two deviations."""
 
 
 class CorrelatedNoise(Frozen):
@@ -213,19 +237,25 @@ class CorrelatedNoise(Frozen):
     """"client": a node's data are replaced, its whole gradient is clipped. "example": one example
     comes or goes, and each example's gradient is clipped."""
     l2_norm_clip: float = Field(gt=0)
+    """Largest norm of what ``unit`` protects: a gradient of a node or of an example."""
     noise_stddev: float | None = Field(default=None, gt=0)
     """Sigma_cdp, of a node's own noise."""
     mask_stddev: float | None = Field(default=None, ge=0)
     """Sigma_cor, of the mask of one pair; 0: the LDP baseline."""
     target: MaskTarget | None = None
+    """Finds both deviations; None: they are given."""
     collusion: int = Field(default=2, ge=1)
     """How many nodes collude as adversary III, the worst ones."""
     coalition: tuple[Annotated[int, Field(ge=0)], ...] = ()
     """They themselves, where they are known."""
     delta: float | None = Field(default=None, gt=0, lt=1)
+    """At which delta epsilon is reported; None takes the target's own."""
     noise_source: NoiseSourceName = "seed"
+    """"seed": a rehearsal, which protects nobody; "os": a release."""
     noise_precision: NoisePrecision = "single"
+    """"summed" adds four normals a draw, against attacks on the low bits of float64 (slower)."""
     max_epsilon: float | None = Field(default=None, gt=0)
+    """Budget; None: a target's own epsilon, else none."""
 
     @model_validator(mode="after")
     def _says_how_much(self) -> "CorrelatedNoise":
@@ -274,11 +304,17 @@ class Federation(Frozen):
     """Clients, rounds, shards, cohorts, and what happens when a reply is missing."""
 
     num_clients: int = Field(ge=1)
+    """All clients, whether they take part in a round or not."""
     num_rounds: int = Field(ge=1)
+    """Rounds of the whole run; the noise of a target depends on it."""
     seed: int = Field(default=0, ge=0, lt=1 << 63)
+    """Of data, partition, cohorts, start, and of seeded noise."""
     partition: Annotated[PartitionSpec, OrPlugin(PartitionRule)] = Field(default_factory=EqualSpec)
+    """How one data set becomes shards."""
     cohort: Cohort = Everyone()
+    """Who takes part in a round."""
     replies: ReplyPolicy = ReplyPolicy()
+    """When a round goes on without everybody."""
     reserve_rounds: Annotated[int, Field(ge=1)] | None = None
     """Rounds that one line of the ledger pays for before their messages leave; None: one. A crash
     then counts up to so many, for everybody; where rounds cost different amounts, each counts as
@@ -293,7 +329,9 @@ class Evaluation(Frozen):
 
     kind: Literal["oracle"] = "oracle"
     every: int = Field(default=1, ge=1)
+    """Rounds between two looks."""
     is_enabled: bool = True
+    """False: nothing is measured."""
     is_simulated_oracle: bool | None = None
     """Whether all data may be looked at, without noise, to print cost, gap and gradient norm.
 
@@ -323,22 +361,30 @@ class Engine(Frozen):
     execution: Literal["messages", "cohort"] = "messages"
     """Inline only: one Flower message a client, or one stacked call a cohort."""
     device: Literal["cpu", "cuda"] = "cpu"
+    """Where tensors live."""
     dtype: Literal["float64", "float32"] = "float64"
     """Of points, vectors and records; noise is drawn, and clipped sums are made, in float64."""
     memory_budget_mb: int = Field(default=1024, ge=16)
+    """Of a stacked cohort (``execution = "cohort"``), which is cut into parts that fit."""
     timeout: float = Field(default=3600.0, gt=0)
+    """Of the whole run on Ray or a deployment."""
 
 
 class Output(Frozen):
     """Where the run folder goes, how often a checkpoint is written, and what is printed."""
 
     directory: str | None = None
+    """The run folder; None: a new one below ``runs``."""
     checkpoint_every: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
     """Rounds between checkpoints; "auto" saves as often as 5 % of the run's time allows."""
     plots: bool = True
+    """Draw figures at the end."""
     plain: bool = False
+    """Plain lines in place of a progress bar."""
     quiet: bool = False
+    """Print neither statement nor folder."""
     resume: bool = False
+    """Go on in ``directory``; what ``--resume`` sets."""
     ledger_head: str | None = None
     """An anchor: a resumed run's ledger must hold this head, which an earlier part printed."""
 
@@ -347,17 +393,27 @@ class Experiment(Frozen):
     """One experiment, whole."""
 
     name: str = Field(min_length=1, pattern=r"^[A-Za-z0-9._-]+$")
+    """Of the run folder, the figures and the bundle's run; no part of the science."""
     description: str = ""
+    """For readers."""
     problem: Annotated[ProblemSpec, OrPlugin(ProblemSource)]
+    """What is minimised, and on which manifold."""
     data: Annotated[DataSpec, OrPlugin(DataSource)]
+    """Where examples come from."""
     federation: Federation
+    """Clients, rounds, cohorts."""
     training: Training
+    """The algorithm: what a client does in a round."""
     strategy: Strategy | None = None
     """The server update of a client update that has none of its own; None: the tangent mean."""
     privacy: Privacy = NoPrivacy()
+    """Who is protected, how much, and by which noise; left out: nobody."""
     evaluation: AnyEvaluation = Evaluation()
+    """How a model is judged after a round."""
     engine: Engine = Engine()
+    """What runs the rounds."""
     output: Output = Output()
+    """What is written and printed."""
 
     if TYPE_CHECKING:  # pydantic hashes what is frozen; a type checker cannot see it
 

@@ -61,6 +61,7 @@ class FixedSize(Frozen):
 
     kind: Literal["fixed-size"] = "fixed-size"
     cohort_size: int = Field(ge=1)
+    """Clients a round, drawn uniformly."""
 
     def draw(
         self, num_clients: int, server_round: int, attempt: int, source: NoiseSource
@@ -87,6 +88,7 @@ class PoissonCohort(Frozen):
 
     kind: Literal["poisson"] = "poisson"
     sampling_probability: float = Field(gt=0, le=1)
+    """With which each client takes part in a round, independently."""
 
     def draw(
         self, num_clients: int, server_round: int, attempt: int, source: NoiseSource

@@ -96,9 +96,11 @@ class ReplyPolicy(Frozen):
     """
 
     on_failure: Literal["proceed", "retry", "abort"] = "proceed"
+    """Go on with the others, send the round again (which is charged again), or stop."""
     min_fraction: float = Field(default=0.5, gt=0, le=1)
     """Proceed needs at least this share of the cohort."""
     max_attempts: int = Field(default=3, ge=1)
+    """Of one round, the first one included."""
     timeout: float = Field(default=3600.0, gt=0)
     """Seconds to wait for the replies of one phase."""
 

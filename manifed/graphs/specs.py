@@ -54,6 +54,7 @@ class Torus(GraphSource):
 
     kind: Literal["torus"] = "torus"
     rows: int | None = Field(default=None, ge=1)
+    """Rows of the grid; None: a square."""
 
     def build(self, num_nodes: int, seed: int = 0) -> Graph:
         """A grid, row by row."""
@@ -118,6 +119,7 @@ class ErdosRenyi(GraphSource):
 
     kind: Literal["erdos-renyi"] = "erdos-renyi"
     probability: float = Field(gt=0, le=1)
+    """Of each edge."""
 
     def build(self, num_nodes: int, seed: int = 0) -> Graph:
         """A connected draw of G(n, p)."""
@@ -141,6 +143,7 @@ class RandomRegular(GraphSource):
 
     kind: Literal["random-regular"] = "random-regular"
     degree: int = Field(ge=1)
+    """Neighbours of each node."""
 
     def build(self, num_nodes: int, seed: int = 0) -> Graph:
         """A connected random regular graph."""
@@ -168,7 +171,9 @@ class EdgeList(GraphSource):
 
     kind: Literal["edges"] = "edges"
     edges: tuple[tuple[int, int], ...] | None = None
+    """Pairs of nodes, which count from 0."""
     path: Path | None = None
+    """A file with one pair of nodes a line, in place of ``edges``."""
 
     @model_validator(mode="after")
     def _has_one(self) -> "EdgeList":

@@ -58,6 +58,7 @@ class WithoutReplacement(Frozen):
 
     kind: Literal["without-replacement"] = "without-replacement"
     batch_size: int = Field(ge=1)
+    """Examples of a batch, exactly."""
 
     def expected_size(self, num_examples: int) -> float:
         """The normaliser of the mean gradient."""

@@ -57,6 +57,7 @@ class Banded(Frozen):
 
     kind: Literal["banded"] = "banded"
     bands: int = Field(ge=2, le=MOST_BANDS)
+    """How many rounds the correlation reaches, the present one included."""
     coefficients: tuple[Annotated[float, Field(ge=0)], ...] | None = None
     """c_0 = 1 and on, not growing; None: those of A^{1/2}."""
 
@@ -98,6 +99,7 @@ class BandedInverse(Frozen):
 
     kind: Literal["banded-inverse"] = "banded-inverse"
     bands: int = Field(ge=2, le=MOST_BANDS)
+    """How many rounds the correlation reaches, the present one included."""
 
     def strategy(self, n: int) -> Array:
         """The first column of C, n entries."""

@@ -184,7 +184,9 @@ class AdaptiveClip(Frozen):
     """
 
     target_quantile: float = Field(default=0.5, gt=0, lt=1)
+    """Share of the uploads that shall not be clipped."""
     learning_rate: float = Field(default=0.2, gt=0)
+    """How fast the clip norm follows."""
     quantile_noise_multiplier: float = Field(gt=0)
     """Noise of the sum of b_i - 1/2, relative to its sensitivity of 1/2."""
 

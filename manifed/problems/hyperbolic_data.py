@@ -23,9 +23,13 @@ class HyperbolicTree(DataSource):
     kind: Literal["hyperbolic-tree"] = "hyperbolic-tree"
     provides: ClassVar[ExampleKind] = "hyperbolic-pairs"
     num_nodes: int = Field(default=1180, ge=4)
+    """Nodes of the tree."""
     num_features: int = Field(default=3, ge=1)
+    """Columns of the features."""
     radius: float = Field(default=2.5, gt=0)
+    """Largest distance of a node from the origin in the embedding."""
     held_out: int | None = Field(default=None, ge=0)
+    """The query; None: the node below the root with the largest subtree."""
 
     def load(self, data_dir: Path | None, seed: int) -> Dataset:
         """``feature`` and ``target`` of all nodes but the query; the query's own in ``meta``."""
@@ -48,9 +52,13 @@ class HyperbolicCloud(DataSource):
     kind: Literal["hyperbolic-cloud"] = "hyperbolic-cloud"
     provides: ClassVar[ExampleKind] = "hyperbolic-pairs"
     num_examples: int = Field(default=1000, ge=1)
+    """Examples in all."""
     dimension: int = Field(default=10, ge=1)
+    """Of hyperbolic space; points have one coordinate more."""
     num_features: int = Field(default=3, ge=1)
+    """Columns of the features."""
     spread: float = Field(default=0.5, gt=0)
+    """Deviation of the tangent vectors around the centre."""
 
     def load(self, data_dir: Path | None, seed: int) -> Dataset:
         """``feature`` (n, num_features) and ``target`` (n, dimension + 1)."""
@@ -77,8 +85,11 @@ class WordnetMammals(DataSource):
     kind: Literal["wordnet-mammals"] = "wordnet-mammals"
     provides: ClassVar[ExampleKind] = "hyperbolic-pairs"
     query: str = "primate"
+    """Part of the name of the node that is held out."""
     num_features: int = Field(default=3, ge=1)
+    """Columns of the features."""
     radius: float = Field(default=2.5, gt=0)
+    """Largest distance of a node from the origin in the embedding."""
     is_graph_public: bool = False
     """Declares the closure public, and with it the features and the embedding, which look at all
     of it. What privacy then protects is which nodes the clients hold."""

@@ -28,7 +28,9 @@ class EqualSpec(PartitionRule):
 
     kind: Literal["equal"] = "equal"
     shard_size: int | None = Field(default=None, ge=1)
+    """Examples a client; None divides all."""
     is_shuffled: bool = True
+    """False: consecutive blocks."""
 
     def split(
         self, dataset: Dataset, num_partitions: int, rng: np.random.Generator
@@ -48,7 +50,9 @@ class SortedSpec(PartitionRule):
 
     kind: Literal["sorted"] = "sorted"
     blocks_per_client: int = Field(default=1, ge=1)
+    """How many consecutive blocks a client gets."""
     shard_size: int | None = Field(default=None, ge=1)
+    """Examples a client; None divides all."""
 
     def split(
         self, dataset: Dataset, num_partitions: int, rng: np.random.Generator
@@ -68,7 +72,9 @@ class DirichletSpec(PartitionRule):
 
     kind: Literal["dirichlet"] = "dirichlet"
     alpha: float = Field(default=0.5, gt=0)
+    """Small: each client has few classes; large: all are alike."""
     min_size: int = Field(default=1, ge=1)
+    """The least number of examples of a client."""
 
     def split(
         self, dataset: Dataset, num_partitions: int, rng: np.random.Generator

@@ -125,6 +125,7 @@ class OnFrames(ProblemSource):
     """A problem over orthonormal frames, or over the subspaces that they span."""
 
     on: Literal["stiefel", "grassmann"] = "stiefel"
+    """Frames with orthonormal columns, or the subspaces that they span."""
     scaling: Scaling = "sum"
     """"sum": f_i as in the paper, KPCA's -1/2 tr(X^T A_i^T A_i X); "mean": that over p."""
 
@@ -135,6 +136,7 @@ class KPCASpec(OnFrames):
     kind: Literal["kpca"] = "kpca"
     needs: ClassVar[ExampleKind] = "rows"
     num_components: int = Field(default=2, ge=1)
+    """Columns of the frame, k."""
 
     def build(self) -> FiniteSum:
         """The problem on the manifold ``on``."""
@@ -153,6 +155,7 @@ class OnPoints(ProblemSource):
     manifold: Literal[
         "spd", "spd-log-euclidean", "spd-log-cholesky", "sphere", "lorentz", "poincare"
     ] = "spd"
+    """Where the points lie, and which metric measures between them."""
 
     _NEEDS: ClassVar[dict[str, ExampleKind]] = {
         "sphere": "sphere-points", "lorentz": "hyperbolic-pairs", "poincare": "hyperbolic-pairs",
@@ -203,8 +206,11 @@ class NearestMeanSpec(ProblemSource):
     needs: ClassVar[ExampleKind] = "labelled-spd-matrices"
     start: Start = OriginStart()
     manifold: Literal["spd", "spd-log-euclidean", "spd-log-cholesky"] = "spd"
+    """Which metric measures between covariance matrices."""
     num_classes: int = Field(ge=2, le=1000)
+    """Classes of the labels, which are 0, 1, ... ."""
     center: Literal["mean", "median"] = "mean"
+    """Fréchet mean, or geometric median, of each class."""
 
     def build(self) -> FiniteSum:
         """The problem on the product of one ``manifold`` a class."""
@@ -219,7 +225,9 @@ class HyperbolicPredictionSpec(ProblemSource):
     needs: ClassVar[ExampleKind] = "hyperbolic-pairs"
     start: Start = OriginStart()
     bandwidth: float = Field(default=0.3, gt=0)
+    """v, the width of the kernel over features."""
     ridge: float = Field(default=1e-5, gt=0)
+    """gamma, added to the diagonal of the kernel matrix."""
     kernel_width: KernelWidth = "printed"
     """"printed": exp(-|w-w'|^2 / (2 v)^2); "rbf": exp(-|w-w'|^2 / (2 v^2))."""
     ridge_rule: Ridge = "printed"
@@ -263,7 +271,9 @@ class LeastSquaresSpec(ProblemSource):
     kind: Literal["least-squares"] = "least-squares"
     needs: ClassVar[ExampleKind] = "regression"
     ridge: float = Field(default=0.0, ge=0)
+    """Weight of |x|^2 / 2 in the loss."""
     scaling: Scaling = "mean"
+    """"mean": the loss is a mean over a client's rows; "sum": their sum."""
 
     def build(self) -> FiniteSum:
         """The problem on R^d."""
@@ -283,6 +293,7 @@ class LogisticSpec(ProblemSource):
     needs: ClassVar[ExampleKind] = "classification"
     start: Start = OriginStart()
     penalty: float = Field(default=0.0, ge=0)
+    """Weight of |x|^2 / 2 in the loss."""
 
     def build(self) -> FiniteSum:
         """The problem on R^d."""
@@ -300,8 +311,11 @@ class MLPSpec(ProblemSource):
     kind: Literal["mlp"] = "mlp"
     needs: ClassVar[ExampleKind] = "labelled-rows"
     hidden: int = Field(default=32, ge=1, le=10_000)
+    """Units of the hidden layer."""
     num_classes: int = Field(ge=2, le=1000)
+    """Classes of the labels, which are 0, 1, ... ."""
     activation: Activation = "relu"
+    """Of the hidden layer."""
 
     @model_validator(mode="before")
     @classmethod
@@ -323,6 +337,7 @@ class MatrixCompletionSpec(OnFrames):
     kind: Literal["matrix-completion"] = "matrix-completion"
     needs: ClassVar[ExampleKind] = "columns"
     rank: int = Field(default=2, ge=1)
+    """Columns of the frame."""
 
     def build(self) -> FiniteSum:
         """The problem on the manifold ``on``."""

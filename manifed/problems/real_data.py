@@ -27,6 +27,7 @@ class _Images(DataSource):
     centre: float | tuple[float, ...] | None = None
     """Subtract this public point, or this number from every pixel."""
     is_unit_norm: bool = True
+    """Scale every row to length 1."""
 
     @property
     def provides(self) -> ExampleKind:
@@ -107,14 +108,19 @@ class SamplePhotos(DataSource):
     kind: Literal["sample-photos"] = "sample-photos"
     provides: ClassVar[ExampleKind] = "spd-matrices"
     features: covariance_descriptors.Features = "nine"
+    """Features of a pixel: nine, or eleven with second derivatives."""
     photo: Literal[0, 1] | None = None
     """Only china.jpg (0) or flower.jpg (1); null takes both."""
     patch: int = Field(default=28, ge=4)
+    """Side of a square patch, of which a covariance matrix is an example."""
     stride: int = Field(default=8, ge=1)
+    """From one patch to the next."""
     ridge: float = Field(default=1e-6, ge=0)
+    """Times trace / k, added to the diagonal of each matrix."""
     is_standardised: bool = False
     """Divide features by their deviation over the whole photograph: refused with privacy."""
     num_examples: int | None = Field(default=None, ge=1)
+    """A uniform subset of this size; None keeps all."""
 
     def mixes_records(self) -> str | None:
         """The deviation over a photograph is that of all its patches."""
@@ -147,7 +153,9 @@ class A9a(DataSource):
     kind: Literal["a9a"] = "a9a"
     provides: ClassVar[ExampleKind] = "classification"
     split: Literal["train", "test"] = "train"
+    """Which of the two published files."""
     has_intercept: bool = True
+    """Add a constant column of ones."""
 
     def load(self, data_dir: Path | None, seed: int) -> Dataset:
         """``feature`` (n, 123 or 124) and ``label`` -1 or 1."""
@@ -168,6 +176,7 @@ class BreastCancer(DataSource):
     kind: Literal["breast-cancer"] = "breast-cancer"
     provides: ClassVar[ExampleKind] = "classification"
     has_intercept: bool = True
+    """Add a constant column of ones."""
 
     def load(self, data_dir: Path | None, seed: int) -> Dataset:
         """``feature`` (569, 30 or 31), ``label`` 1 for benign and -1 for malignant."""

@@ -83,7 +83,9 @@ class LayersStart(Frozen):
 
     kind: Literal["layers"] = "layers"
     hidden: int = Field(ge=1)
+    """Units of the hidden layer."""
     num_classes: int = Field(ge=2)
+    """Classes of the labels, which are 0, 1, ... ."""
 
     def point(
         self, manifold: Manifold, shape: tuple[int, ...], generator: torch.Generator

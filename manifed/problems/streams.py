@@ -132,6 +132,7 @@ class RegressionStream(StreamData):
     truth: float = 0.5
     """Every entry of x*."""
     noise_stddev: float = Field(default=1.0, ge=0)
+    """Deviation of the noise in the targets."""
 
     def draw(self, rng: np.random.Generator, count: int) -> Examples:
         """``feature`` u and ``target`` u^T x* + nu."""

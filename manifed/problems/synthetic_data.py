@@ -17,10 +17,15 @@ class SyntheticEigengap(DataSource):
     kind: Literal["synthetic-eigengap"] = "synthetic-eigengap"
     provides: ClassVar[ExampleKind] = "rows"
     num_clients: int = Field(default=16, ge=1)
+    """Clients that rows are made for, each from its own law."""
     rows: int = Field(default=70, ge=1)
+    """Rows a client."""
     dimension: int = Field(default=25, ge=5)
+    """Of a row, or of the space that the points lie in."""
     gap: float = Field(default=1e-3, gt=0, lt=0.7)
+    """nu, between the two leading eigenvalues."""
     is_shared_basis: bool = False
+    """All clients have one eigenbasis."""
 
     def load(self, data_dir: Path | None, seed: int) -> Dataset:
         """Rows ``z`` with their client as source."""
@@ -42,8 +47,11 @@ class SyntheticPCA(DataSource):
     kind: Literal["synthetic-pca"] = "synthetic-pca"
     provides: ClassVar[ExampleKind] = "rows"
     num_clients: int = Field(default=30, ge=1)
+    """Clients that rows are made for, each from its own law."""
     rows: int = Field(default=15, ge=1)
+    """Rows a client."""
     dimension: int = Field(default=20, ge=1)
+    """Of a row, or of the space that the points lie in."""
 
     def load(self, data_dir: Path | None, seed: int) -> Dataset:
         """Rows ``z`` with their client as source."""
@@ -59,7 +67,9 @@ class SpikedRows(DataSource):
     kind: Literal["spiked-rows"] = "spiked-rows"
     provides: ClassVar[ExampleKind] = "rows"
     num_examples: int = Field(default=6903, ge=2)
+    """Examples in all."""
     dimension: int = Field(default=784, ge=2)
+    """Of a row, or of the space that the points lie in."""
     squared_norm: float = Field(default=100.0, gt=0)
     """Mean squared norm of a row; about 100 for pixels in [0, 1]."""
 
@@ -77,8 +87,11 @@ class Wishart(DataSource):
     kind: Literal["wishart"] = "wishart"
     provides: ClassVar[ExampleKind] = "spd-matrices"
     num_examples: int = Field(default=5000, ge=1)
+    """Examples in all."""
     dimension: int = Field(default=2, ge=1)
+    """Side of the matrices."""
     radius: float | None = Field(default=1.0, gt=0)
+    """Largest distance from the identity; None takes every matrix."""
 
     def load(self, data_dir: Path | None, seed: int) -> Dataset:
         """Matrices ``z``."""
@@ -94,9 +107,13 @@ class LogNormalSPD(DataSource):
     kind: Literal["spd-lognormal"] = "spd-lognormal"
     provides: ClassVar[ExampleKind] = "spd-matrices"
     num_examples: int = Field(default=1000, ge=1)
+    """Examples in all."""
     dimension: int = Field(default=10, ge=1)
+    """Side of the matrices."""
     spread: float = Field(default=0.25, gt=0)
+    """Deviation in the exponent."""
     condition: float = Field(default=100.0, ge=1)
+    """Condition number of the centre."""
 
     def load(self, data_dir: Path | None, seed: int) -> Dataset:
         """Matrices ``z``."""
@@ -114,10 +131,15 @@ class SPDClasses(DataSource):
     kind: Literal["spd-classes"] = "spd-classes"
     provides: ClassVar[ExampleKind] = "labelled-spd-matrices"
     num_examples: int = Field(default=1000, ge=1)
+    """Examples in all."""
     dimension: int = Field(default=4, ge=1)
+    """Side of the matrices."""
     num_classes: int = Field(default=2, ge=2)
+    """Classes of the labels, which are 0, 1, ... ."""
     spread: float = Field(default=0.25, gt=0)
+    """Deviation in the exponent."""
     condition: float = Field(default=10.0, ge=1)
+    """Condition number of the centre."""
 
     def load(self, data_dir: Path | None, seed: int) -> Dataset:
         """Matrices ``z`` and their class numbers ``label``, class after class in turn."""
@@ -144,8 +166,11 @@ class SphereCloud(DataSource):
     kind: Literal["sphere-cloud"] = "sphere-cloud"
     provides: ClassVar[ExampleKind] = "sphere-points"
     num_examples: int = Field(default=1000, ge=1)
+    """Examples in all."""
     dimension: int = Field(default=10, ge=2)
+    """Of the vectors; the sphere has one less."""
     spread: float = Field(default=0.1, gt=0)
+    """Deviation of the tangent vectors around the centre."""
 
     def load(self, data_dir: Path | None, seed: int) -> Dataset:
         """Unit vectors ``z``."""
@@ -162,10 +187,15 @@ class SyntheticLeastSquares(DataSource):
     kind: Literal["synthetic-least-squares"] = "synthetic-least-squares"
     provides: ClassVar[ExampleKind] = "regression"
     num_clients: int = Field(default=10, ge=1)
+    """Clients that rows are made for, each from its own law."""
     rows: int = Field(default=20, ge=1)
+    """Rows a client."""
     dimension: int = Field(default=10, ge=1)
+    """Of a row, or of the space that the points lie in."""
     noise_stddev: float = Field(default=0.1, ge=0)
+    """Deviation of the noise in the targets."""
     heterogeneity: float = Field(default=0.0, ge=0)
+    """Deviation of a client's own truth from the common one."""
 
     def load(self, data_dir: Path | None, seed: int) -> Dataset:
         """``feature`` and ``target`` with their client as source."""
@@ -187,7 +217,9 @@ class ScaledIdentities(DataSource):
     kind: Literal["scaled-identities"] = "scaled-identities"
     provides: ClassVar[ExampleKind] = "regression"
     num_clients: int = Field(default=16, ge=1)
+    """Clients that rows are made for, each from its own law."""
     dimension: int = Field(default=10, ge=1)
+    """Of a row, or of the space that the points lie in."""
 
     def load(self, data_dir: Path | None, seed: int) -> Dataset:
         """``feature`` and ``target`` with their client as source."""
@@ -203,6 +235,7 @@ class SyntheticLogistic(DataSource):
     kind: Literal["synthetic-logistic"] = "synthetic-logistic"
     provides: ClassVar[ExampleKind] = "classification"
     num_examples: int = Field(default=32000, ge=1)
+    """Examples in all."""
 
     def load(self, data_dir: Path | None, seed: int) -> Dataset:
         """``feature`` and ``label``."""
@@ -218,8 +251,11 @@ class ClassMixture(DataSource):
     kind: Literal["class-mixture"] = "class-mixture"
     provides: ClassVar[ExampleKind] = "labelled-rows"
     num_examples: int = Field(default=16_000, ge=1)
+    """Examples in all."""
     dimension: int = Field(default=40, ge=1)
+    """Of a row, or of the space that the points lie in."""
     num_classes: int = Field(default=10, ge=2)
+    """Classes of the labels, which are 0, 1, ... ."""
     components: int = Field(default=20, ge=2)
     """Of all classes together; component c is of class c mod num_classes."""
     spread: float = Field(default=0.5, gt=0)
@@ -241,12 +277,19 @@ class SyntheticLowRank(DataSource):
     kind: Literal["synthetic-low-rank"] = "synthetic-low-rank"
     provides: ClassVar[ExampleKind] = "columns"
     num_clients: int = Field(default=10, ge=1)
+    """Clients that rows are made for, each from its own law."""
     columns: int = Field(default=100, ge=1)
+    """Columns a client."""
     dimension: int = Field(default=100, ge=1)
+    """Of a row, or of the space that the points lie in."""
     rank: int = Field(default=2, ge=1)
+    """Of the matrix."""
     oversampling: float = Field(default=10.0, gt=0)
+    """Entries seen over the degrees of freedom."""
     noise_stddev: float = Field(default=0.0, ge=0)
+    """Deviation of the noise in the entries."""
     heterogeneity: float = Field(default=0.0, ge=0)
+    """Deviation of a client's own truth from the common one."""
 
     def load(self, data_dir: Path | None, seed: int) -> Dataset:
         """``column`` and ``mask`` with their client as source; ``true_basis`` in ``meta``."""

@@ -109,6 +109,7 @@ class Constant(Schedule):
 
     kind: Literal["constant"] = "constant"
     value: float = Field(gt=0)
+    """In every round."""
 
     def values(self, k: Array) -> Array:
         """The value, k.shape times."""

@@ -11,7 +11,7 @@ from packaging.version import Version
 from manifed.experiment.load import parse
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 LIBRARY, APPLICATION = {"manifed"}, {"app", "strategies", "clients"}
 BESIDE = {"tests", "benchmarks", "reproduction"}
@@ -42,7 +42,7 @@ def test_the_pinned_versions_are_those_that_the_project_admits():
     split = (line.split("==") for line in lines if not line.startswith("#"))
     pins = {canonicalize_name(name): version for name, version in split}
     extras = PROJECT["project"]["optional-dependencies"]
-    for text in [*PROJECT["project"]["dependencies"], *extras["dev"]]:
+    for text in [*PROJECT["project"]["dependencies"], *extras["dev"], *extras["docs"]]:
         requirement = Requirement(text)
         assert Version(pins[canonicalize_name(requirement.name)]) in requirement.specifier
 
@@ -64,7 +64,7 @@ def test_make_explains_each_target_that_the_pages_name():
     assert all(f"make {target} " in shown for target in targets())
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_no_link_within_the_repository_is_broken(page):
     links = re.findall(r"\]\((?!https?:)([^)#]+)[^)]*\)", page.read_text())
     assert [link for link in links if not (page.parent / link).exists()] == []

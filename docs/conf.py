@@ -1,0 +1,93 @@
+"""The site: ``make docs`` renders the pages of this repository, as they are, with Sphinx.
+
+The source folder is the repository, so that links between pages, configs and measured tables are
+the same here and on a forge. Nothing is fetched: Furo brings its style, formulas are plain text.
+"""
+
+import json
+import re
+import sys
+from importlib.metadata import version as version_of
+from pathlib import Path
+from typing import Any
+
+from docutils import nodes
+from myst_parser.parsers.sphinx_ import MystParser
+from sphinx.application import Sphinx
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+project = "manifed"
+version = release = version_of("manifed")
+author = "The manifed authors"
+html_title = f"manifed {version}"
+html_show_copyright = False
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+root_doc = "docs/index"
+include_patterns = ["CONTRIBUTING.md", "CHANGELOG.md", "docs/**", "benchmarks/results/*.md"]
+exclude_patterns = [".*", "**/.*", "**/__pycache__", "**/*.py", "build", "runs", "tests", "manifed"]
+html_theme = "furo"
+html_extra_path = ["site"]
+html_copy_source = False
+pygments_style, pygments_dark_style = "default", "github-dark-high-contrast"
+html_static_path = ["static"]
+html_css_files = ["tables.css"]
+html_theme_options = {"footer_icons": []}
+
+myst_heading_anchors = 3
+myst_links_external_new_tab = False
+suppress_warnings = ["myst.header"]
+
+default_role = "py:obj"
+add_module_names = False
+python_use_unqualified_type_names = True
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+autodoc_typehints_format = "short"
+autodoc_preserve_defaults = True
+autodoc_default_options = {"members": True, "exclude-members": "model_config, model_post_init"}
+napoleon_use_rtype = False
+
+
+class NotebookParser(MystParser):
+    """A notebook as a page: its text, its code, and what the code said and drew."""
+
+    supported = ("notebook",)
+
+    def parse(self, inputstring: str, document: nodes.document) -> None:
+        """Cells as Markdown; a picture goes beside the page's other images."""
+        cells = json.loads(inputstring)["cells"]
+        super().parse("\n\n".join(self._shown(cell) for cell in cells), document)
+
+    def _shown(self, cell: dict[str, Any]) -> str:
+        source = "".join(cell["source"])
+        if cell["cell_type"] != "code":
+            return source
+        said = [self._said(output) for output in cell["outputs"]]
+        return "\n\n".join([f"```python\n{source}\n```", *said])
+
+    def _said(self, output: dict[str, Any]) -> str:
+        data = output.get("data", {})
+        if "image/png" in data:
+            picture = "".join(data["image/png"].split())
+            return f"![The figure that this cell draws](data:image/png;base64,{picture})"
+        return f"```text\n{''.join(output.get('text') or data['text/plain'])}\n```"
+
+
+def plain_prose(
+    _app: Sphinx, _what: str, _name: str, _object: object, _options: object, lines: list[str]
+) -> None:
+    """Docstrings are prose with names in backquotes: a star is a star, a bar is a bar."""
+    text = "\n".join(lines)
+    parts = re.split(r"(`[^`]*`)", text)
+    parts[::2] = [re.sub(r"([*|\\]|_\b)", r"\\\1", part) for part in parts[::2]]
+    lines[:] = "".join(parts).split("\n")
+
+
+def setup(app: Sphinx) -> None:
+    """Notebooks are pages; docstrings are read before their sections are."""
+    app.connect("autodoc-process-docstring", plain_prose, priority=400)
+    app.add_source_suffix(".ipynb", "notebook")
+    app.add_source_parser(NotebookParser)
