@@ -166,13 +166,14 @@ def check_participation(
                 f"training.{field}: expected one for each of federation.num_clients = "
                 f"{num_clients}, got {len(found)}"
             )
-    rate = cohort.rate(num_clients)
-    most = max(given) if isinstance(given, tuple) else given or 0.0
-    if most > rate * (1 + 1e-9):
-        raise ValueError(
-            f"training.participation: expected at most {rate:g}, with which federation.cohort asks "
-            f"a client, got {most:g}"
-        )
+    rates = cohort.probabilities or (cohort.rate(num_clients),) * num_clients
+    own = given if isinstance(given, tuple) else (given or 0.0,) * num_clients
+    for i, (mine, rate) in enumerate(zip(own, rates, strict=True)):
+        if mine > rate * (1 + 1e-9):
+            raise ValueError(
+                f"training.participation: expected at most {rate:g}, with which federation.cohort "
+                f"asks client {i}, got {mine:g}"
+            )
     if privacy_kind == "client-level" and (given is not None or weights is not None):
         raise ValueError(
             "training.participation, training.client_weights: with privacy.kind = 'client-level' "
@@ -183,7 +184,7 @@ def check_participation(
         raise ValueError(
             "training.participation: required with privacy.kind = 'example-level' and drawn "
             f"cohorts ({cohort.kind!r}), got none: an estimate carries who took part into later "
-            f"rounds, which nothing prices; give {rate:g} or less"
+            f"rounds, which nothing prices; give {min(rates):g} or less"
         )
 
 

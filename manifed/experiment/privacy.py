@@ -225,7 +225,13 @@ def _calibrated(
         if is_scheduled(config):
             lines = blocks_of(config, tuple(sorted(set(sizes))))
             run = tuple(_charged(config, mechanism, size, block) for block in lines)
-            return Schedule(frozenset({run}), rate, attempts_of(config), lengths_of(config, lines))
+            return Schedule(
+                frozenset({run}),
+                rate,
+                attempts_of(config),
+                lengths_of(config, lines),
+                is_drawn=min(federation.cohort.probabilities, default=rate) < 1,
+            )
         return Draw(rate, frozenset({_releases(config, mechanism, size, 1)}))
 
     return _search(draw, named(rule.adversary), federation.num_rounds, rule)
@@ -349,8 +355,9 @@ def lengths_of(config: Setting, blocks: tuple[Block, ...]) -> tuple[int, ...]:
 def may_reserve(config: Setting) -> bool:
     """Whether rounds that cost different amounts are reserved together: with everybody in each."""
     federation = config.federation
-    rate = federation.cohort.rate(federation.num_clients)
-    return (federation.reserve_rounds or 1) > 1 and rate >= 1
+    cohort = federation.cohort
+    least = min(cohort.probabilities, default=cohort.rate(federation.num_clients))
+    return (federation.reserve_rounds or 1) > 1 and least >= 1
 
 
 @lru_cache(maxsize=16)
@@ -419,6 +426,7 @@ def _terms(config: Setting, sizes: Sizes, block: Block | None = None) -> Terms:
         sampling=sampling,
         aggregate=() if server is None else (server.release(sampling=sampling),),
         num_examples=sizes if config.is_at_sites else (),
+        probabilities=federation.cohort.probabilities,
     )
 
 

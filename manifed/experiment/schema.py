@@ -451,6 +451,30 @@ class Experiment(Frozen):
             found["pair_keys"] = "exchanged" if is_release else "seeded"
         return {**table, "training": {**found, **training}}
 
+    @model_validator(mode="before")
+    @classmethod
+    def _a_cohort_says_its_probabilities(cls, table: Any) -> Any:
+        """``training.participation`` of 'rfedags' is the cohort's p_i, where those differ.
+
+        At client level the mechanism divides by the expected size of the cohort instead.
+        """
+        if not isinstance(table, dict):
+            return table
+        training, federation = table.get("training"), table.get("federation")
+        if not (isinstance(training, dict) and isinstance(federation, dict)):
+            return table
+        cohort, privacy = federation.get("cohort"), table.get("privacy")
+        is_of_clients = isinstance(privacy, dict) and privacy.get("kind") == "client-level"
+        if (
+            training.get("kind") != "rfedags"
+            or is_of_clients
+            or not isinstance(cohort, dict)
+            or cohort.get("kind") != "poisson-each"
+            or "probabilities" not in cohort
+        ):
+            return table
+        return {**table, "training": {"participation": cohort["probabilities"], **training}}
+
     @model_validator(mode="after")
     def _parts_fit(self) -> "Experiment":
         cohort, clients = self.federation.cohort, self.federation.num_clients
@@ -458,6 +482,11 @@ class Experiment(Frozen):
             raise ValueError(
                 f"federation.cohort.cohort_size: expected at most federation.num_clients = "
                 f"{clients}, got {cohort.cohort_size}"
+            )
+        if cohort.kind == "poisson-each" and len(cohort.probabilities) != clients:
+            raise ValueError(
+                "federation.cohort.probabilities: expected one for each of "
+                f"federation.num_clients = {clients}, got {len(cohort.probabilities)}"
             )
         if isinstance(self.data, FileData):
             check_pair(self.problem, self.data)

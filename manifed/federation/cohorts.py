@@ -4,7 +4,8 @@ Flower's node ids are fresh random numbers in every run and its strategies sampl
 random module; both would make a run unrepeatable and its sampling rate unaccountable.
 """
 
-from typing import Annotated, Literal
+import math
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -18,6 +19,8 @@ from manifed.privacy.events import (
 )
 from manifed.privacy.noise import NoiseSource, Stream
 
+Probabilities = tuple[Annotated[float, Field(gt=0, le=1)], ...]
+"""p_i of every client, where they differ; () where one number says them all."""
 _SERVER = 0
 """The partition field of the server's own draws; its streams are never a client's."""
 
@@ -35,6 +38,8 @@ def _uniforms(source: NoiseSource, server_round: int, attempt: int, count: int) 
 class Everyone(Frozen):
     """All clients, every round."""
 
+    probabilities: ClassVar[Probabilities] = ()
+
     kind: Literal["all"] = "all"
 
     def draw(
@@ -48,7 +53,7 @@ class Everyone(Frozen):
         return float(num_clients)
 
     def rate(self, num_clients: int) -> float:
-        """Probability that a given client takes part in a given round."""
+        """Probability that a given client takes part in a given round, the largest of any."""
         return 1.0
 
     def sampling(self, num_clients: int) -> Sampling:
@@ -58,6 +63,8 @@ class Everyone(Frozen):
 
 class FixedSize(Frozen):
     """A uniform subset of ``cohort_size`` clients, without replacement (Algorithm 1, line 2)."""
+
+    probabilities: ClassVar[Probabilities] = ()
 
     kind: Literal["fixed-size"] = "fixed-size"
     cohort_size: int = Field(ge=1)
@@ -86,6 +93,8 @@ class FixedSize(Frozen):
 class PoissonCohort(Frozen):
     """Each client independently with ``sampling_probability``; a round may have nobody."""
 
+    probabilities: ClassVar[Probabilities] = ()
+
     kind: Literal["poisson"] = "poisson"
     sampling_probability: float = Field(gt=0, le=1)
     """With which each client takes part in a round, independently."""
@@ -110,4 +119,46 @@ class PoissonCohort(Frozen):
         return PoissonSampled(sampling_probability=self.sampling_probability)
 
 
-Cohort = Annotated[Everyone | FixedSize | PoissonCohort, Field(discriminator="kind")]
+class PoissonEach(Frozen):
+    """Client i independently with ``probabilities[i]``; a round may have nobody.
+
+    One client's privacy is amplified by its own probability alone, so prices are those of the
+    client with the largest where one number must do, and never of a mean. A server that divides a
+    sum of uploads by their expected number leans to those who come often; ``rfedags`` divides each
+    upload by its own p_i.
+    """
+
+    kind: Literal["poisson-each"] = "poisson-each"
+    probabilities: Probabilities = Field(min_length=1)
+
+    def draw(
+        self, num_clients: int, server_round: int, attempt: int, source: NoiseSource
+    ) -> tuple[int, ...]:
+        """The partitions whose coin fell, each by its own probability.
+
+        Raises:
+            ValueError: for another number of clients than of probabilities.
+        """
+        if len(self.probabilities) != num_clients:
+            raise ValueError(
+                f"cohort.probabilities: expected one for each of {num_clients} clients, got "
+                f"{len(self.probabilities)}"
+            )
+        rates = torch.tensor(self.probabilities, dtype=torch.float64)
+        coins = _uniforms(source, server_round, attempt, num_clients) < rates
+        return tuple(int(i) for i in coins.nonzero()[:, 0])
+
+    def expected_size(self, num_clients: int) -> float:
+        """Expected number of participants."""
+        return math.fsum(self.probabilities)
+
+    def rate(self, num_clients: int) -> float:
+        """The largest probability of a client."""
+        return max(self.probabilities)
+
+    def sampling(self, num_clients: int) -> Sampling:
+        """The sampling event at client level, of the client that it protects least."""
+        return PoissonSampled(sampling_probability=self.rate(num_clients))
+
+
+Cohort = Annotated[Everyone | FixedSize | PoissonCohort | PoissonEach, Field(discriminator="kind")]

@@ -165,6 +165,7 @@ def promise_of(
         sampling=sampling,
         aggregate=() if server is None else (server.release(sampling=sampling),),
         planned_draws=draws,
+        probabilities=cohort.probabilities,
     )
     count = sum(sizes) if server is None else num_clients
     if budget is not None and not budget[1] < 1 / count:

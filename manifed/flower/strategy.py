@@ -232,7 +232,7 @@ class ManifoldStrategy(ServerLoop):
             )
             self.promise, self._planned = self.promise.for_draws(draws), num_rounds
             self._odometer.declare(self.promise.terms)
-        elif self.promise.adversaries and self.promise.terms.participation_probability < 1:
+        elif self.promise.adversaries and self.promise.terms.is_drawn:
             raise ConfigError(
                 f"num_rounds: expected it in the call of {type(self).__name__} under Flower's own "
                 "loop, got none; an outsider is priced for all cohorts that may be drawn"

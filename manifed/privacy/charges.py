@@ -15,7 +15,7 @@ A `Charge` says all of that by itself for one round; it is what format 1 wrote f
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 from pydantic import Field, TypeAdapter, model_validator
 
@@ -66,10 +66,33 @@ class Terms(Frozen):
     outsider is priced for at least these, because how many were made can tell who was in them."""
     num_examples: tuple[int, ...] = ()
     """N_i of every client, where they are declared and not counted."""
+    probabilities: tuple[Annotated[float, Field(gt=0, le=1)], ...] = ()
+    """p_i of every client, where they differ; ``sampling`` is then by the largest of them."""
+
+    @model_validator(mode="after")
+    def _no_client_is_drawn_more_often(self) -> "Terms":
+        each = self.probabilities
+        if not each:
+            return self
+        if len(each) != self.population:
+            raise ValueError(
+                f"Expected a probability for each of {self.population} clients, got {len(each)}"
+            )
+        if self.sampling != PoissonSampled(sampling_probability=max(each)):
+            raise ValueError(
+                f"Expected Poisson sampling by the largest probability {max(each):g}, got "
+                f"{self.sampling}"
+            )
+        return self
+
+    @property
+    def is_drawn(self) -> bool:
+        """Whether any client may miss a round."""
+        return min(self.probabilities, default=self.participation_probability) < 1
 
     @property
     def participation_probability(self) -> float:
-        """The probability that a given client is in a cohort."""
+        """The probability that a given client is in a cohort; the largest where they differ."""
         if isinstance(self.sampling, PoissonSampled):
             return self.sampling.sampling_probability
         if isinstance(self.sampling, SampledWithoutReplacement):
@@ -91,7 +114,8 @@ class Terms(Frozen):
             "aggregate": _RELEASES.dump_python(self.aggregate, mode="json"),
             "planned_draws": self.planned_draws,
         }
-        return found | ({"num_examples": list(self.num_examples)} if self.num_examples else {})
+        lists = {"num_examples": self.num_examples, "probabilities": self.probabilities}
+        return found | {name: list(values) for name, values in lists.items() if values}
 
     @classmethod
     def of_body(cls, body: Mapping[str, Any]) -> "Terms":
@@ -117,6 +141,7 @@ class Terms(Frozen):
             aggregate=_RELEASES.validate_python(body["aggregate"]),
             planned_draws=body["planned_draws"],
             num_examples=tuple(body.get("num_examples", ())),
+            probabilities=tuple(body.get("probabilities", ())),
         )
 
 

@@ -50,6 +50,7 @@ class Draw:
     """What one cohort draw may release, whoever is drawn."""
 
     participation_probability: float
+    """The largest of any client."""
     updates: frozenset[Releases] = frozenset()
     """What a client that takes part releases; several where clients differ."""
     aggregate: Releases = ()
@@ -75,15 +76,18 @@ class Schedule:
     """What a client releases in rounds 1, 2, ..., the last one holding on; several where clients
     differ."""
     participation_probability: float = 1.0
+    """The largest of any client."""
     attempts: int = 1
     """The most of one round, crashes aside."""
     lengths: tuple[int, ...] = ()
     """How many rounds each release of a run stands for, where everybody is in each; () for one.
     Counts, here and in `slots`, are then of all attempts of these rounds."""
+    is_drawn: bool = False
+    """Whether a client may miss a round although another may not."""
 
     def __post_init__(self) -> None:
         """Refuse stretches of rounds whose cohorts are drawn: it matters how often each was."""
-        if self.lengths and self.participation_probability < 1:
+        if self.lengths and self._misses_rounds:
             raise ValueError(
                 "Expected rounds one by one where cohorts are drawn, got stretches of them"
             )
@@ -102,11 +106,17 @@ class Schedule:
             for i in range(terms.population):
                 by_client.setdefault(i, []).append(said.get(i, ()))
         runs = frozenset(tuple(one) for one in by_client.values())
-        return cls(runs, rounds[0].participation_probability, attempts, lengths)
+        first = rounds[0]
+        rate, is_drawn = first.participation_probability, first.is_drawn
+        return cls(runs, rate, attempts, lengths, is_drawn)
 
     def hides_cohorts(self, adversary: Adversary) -> bool:
         """Whether a client's part in a draw is a coin to the adversary."""
-        return not adversary.sees_cohorts and self.participation_probability < 1
+        return not adversary.sees_cohorts and self._misses_rounds
+
+    @property
+    def _misses_rounds(self) -> bool:
+        return self.is_drawn or self.participation_probability < 1
 
     def slots(self, adversary: Adversary, made: Made) -> tuple[int, ...]:
         """How often each of the rounds 1, 2, ... counts when it was drawn as often as ``made``."""

@@ -441,7 +441,7 @@ class Odometer:
     def _planned(self) -> int:
         """How many draws an outsider must reckon with; 0 where everybody is in every one."""
         terms = self.terms
-        if terms is None or terms.participation_probability >= 1:
+        if terms is None or not terms.is_drawn:
             return 0
         return terms.planned_draws
 

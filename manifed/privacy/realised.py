@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
+from numpy.typing import NDArray
 
 from manifed.privacy import accountant
 from manifed.privacy.adversaries import Adversary
-from manifed.privacy.charges import Releases
+from manifed.privacy.charges import Releases, Terms
 from manifed.privacy.cohorts import Members
 from manifed.privacy.composition import NoValidBound
 from manifed.privacy.events import Unsampled, repeated, seen_by
@@ -21,10 +22,11 @@ _History = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True)
 class _Signature:
-    """A client and its update under each terms."""
+    """A client and its update under each terms, with the largest probability of those like it."""
 
     client: int
     updates: dict[int, int]
+    rates: dict[int, float]
 
 
 def price(register: Register, tally: Tally, adversary: Adversary, delta: float) -> float:
@@ -141,12 +143,28 @@ def _signatures(register: Register, tally: Tally) -> list["_Signature"]:
     for row, index in enumerate(used):
         update_of = register.known[index].update_of
         table[row, : update_of.size] = update_of
-    columns, firsts = np.unique(table, axis=1, return_index=True)
+    columns, firsts, group = np.unique(table, axis=1, return_index=True, return_inverse=True)
+    rates = np.stack([_largest_rates(register.known[index].terms, group) for index in used])
     return [
-        _Signature(client, dict(zip(used, column, strict=True)))
-        for client, column in zip(firsts.tolist(), columns.T.tolist(), strict=True)
+        _Signature(
+            client,
+            dict(zip(used, column, strict=True)),
+            dict(zip(used, rate, strict=True)),
+        )
+        for client, column, rate in zip(
+            firsts.tolist(), columns.T.tolist(), rates.T.tolist(), strict=True
+        )
         if max(column) >= 0
     ]
+
+
+def _largest_rates(terms: Terms, group: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Of each group of clients that release alike: a price grows with the probability."""
+    found = np.zeros(int(group.max()) + 1)
+    each = np.full(group.size, terms.participation_probability)
+    each[: len(terms.probabilities)] = terms.probabilities or each[:0]
+    np.maximum.at(found, group.ravel(), each)
+    return found
 
 
 def _external_counts(
@@ -167,7 +185,7 @@ def _external_counts(
                 )
             (update,) = others
         assert update is not None
-        rate = max(register.known[i].terms.participation_probability for i in coin)
+        rate = max(signature.rates[i] for i in coin)
         counts[update, rate] += times
     return frozenset((update, rate, times) for (update, rate), times in counts.items())
 

@@ -140,7 +140,7 @@ class Promise:
     def _remark(self, adversary: Adversary, odometer: Odometer) -> str | None:
         if adversary.sees_cohorts:
             return f"realised: at most {odometer.participations} rounds a client"
-        if adversary.releases == "aggregate" or self.terms.participation_probability >= 1:
+        if adversary.releases == "aggregate" or not self.terms.is_drawn:
             return None
         planned = sum(terms.planned_draws for terms in self.plan) or self.terms.planned_draws
         planned = max(planned, odometer.rounds_counted)
@@ -184,7 +184,7 @@ class Promise:
     def for_draws(self, draws: int) -> "Promise":
         """The same promise, planned for so many draws; of a schedule, for so many of its rounds."""
         new = {"planned_draws": draws}
-        if self.terms.participation_probability >= 1 or not self.schedule:
+        if not self.terms.is_drawn or not self.schedule:
             schedule = tuple(terms.model_copy(update=new) for terms in self.schedule)
             return replace(self, terms=self.terms.model_copy(update=new), schedule=schedule)
         bare = [terms.model_copy(update={"planned_draws": 0}) for terms in self.schedule]

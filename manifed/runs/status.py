@@ -224,7 +224,7 @@ def _budget(config: Experiment, odometer: Odometer) -> Budget | None:
         return None
     adversary, delta, spent = budget.adversary, budget.delta, odometer.epsilon
     epsilon = spent(adversary, delta)
-    if terms is not None and terms.participation_probability < 1:
+    if terms is not None and terms.is_drawn:
         epsilon = a_priori(Draw.of(terms), adversary, odometer.rounds_counted, delta)
     return Budget(budget.field, budget.epsilon, delta, adversary.name, epsilon)
 

@@ -1,0 +1,248 @@
+"""Cohorts whose clients take part with different probabilities: each is amplified by its own."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from pydantic import ValidationError
+from scipy import stats
+
+from manifed.cli.launch import Request, launch
+from manifed.errors import ConfigError
+from manifed.experiment.load import load, sha256
+from manifed.experiment.privacy import promise_of
+from manifed.federation.cohorts import PoissonCohort, PoissonEach
+from manifed.privacy import accountant
+from manifed.privacy.adversaries import CLIENT_LEVEL, EXTERNAL, SERVER
+from manifed.privacy.charges import ClientReleases, Reservation, Terms
+from manifed.privacy.events import PoissonSampled, Unsampled, repeated
+from manifed.privacy.filter import Draw, Schedule, a_priori
+from manifed.privacy.noise import NoiseSource
+from manifed.privacy.odometer import Odometer
+from manifed.privacy.participation import external_epsilon
+from manifed.privacy.statement import audit_ledger
+from tests.privacy.test_spending import DELTA, LARGE, SMALL
+
+ROUNDS, SOURCE = 20, NoiseSource.from_seed(0)
+QUICKSTART = Path(__file__).resolve().parents[2] / "configs" / "quickstart.toml"
+EACH = "federation.cohort={kind='poisson-each',probabilities=[0.2,0.9,0.4]}"
+
+
+def terms(probabilities, updates=(SMALL,), **more):
+    """Client i releases the i-th update, the last one holding on."""
+    named = [updates[min(i, len(updates) - 1)] for i in range(len(probabilities))]
+    groups = tuple(
+        ClientReleases(
+            partitions=tuple(i for i, mine in enumerate(named) if mine == one), releases=one
+        )
+        for one in dict.fromkeys(named)
+    )
+    return Terms(
+        population=len(probabilities),
+        updates=groups,
+        sampling=PoissonSampled(sampling_probability=max(probabilities)),
+        probabilities=probabilities,
+        **more,
+    )
+
+
+def spent(of, rounds=ROUNDS, adversary=EXTERNAL):
+    """After so many rounds of which an outsider sees the models."""
+    odometer = Odometer()
+    odometer.declare(of)
+    for r in range(1, rounds + 1):
+        odometer.reserve(Reservation(r, r, 0, np.arange(1)))
+    return odometer.epsilon(adversary, DELTA)
+
+
+def amplified(update, probability, rounds=ROUNDS):
+    return external_epsilon(
+        update, participation_probability=probability, num_rounds=rounds, delta=DELTA
+    )
+
+
+# -- prices ----------------------------------------------------------------------------------
+def test_a_client_that_always_takes_part_is_not_amplified():
+    whole = accountant.epsilon(repeated(SMALL, ROUNDS), DELTA)
+    assert spent(terms((0.1, 1.0, 0.2))) == pytest.approx(whole, rel=1e-9)
+    assert spent(terms((0.1, 0.1, 0.2))) < 0.7 * whole
+
+
+def test_the_price_is_that_of_the_largest_probability_never_of_the_mean():
+    found = spent(terms((0.1, 0.9)))
+    assert found == pytest.approx(amplified(SMALL, 0.9), rel=1e-9)
+    assert found > 1.3 * amplified(SMALL, 0.5)
+
+
+def test_each_client_is_priced_by_its_own_probability_and_release():
+    found = spent(terms((0.2, 0.9), (SMALL, LARGE)))
+    own = amplified(SMALL, 0.2), amplified(LARGE, 0.9)
+    assert found == pytest.approx(max(own), rel=1e-9)
+    assert found < amplified(SMALL, 0.9)
+
+
+@pytest.mark.parametrize("order", [(0.2, 0.7, 0.1), (0.7, 0.1, 0.2), (0.1, 0.2, 0.7)])
+def test_among_clients_that_release_alike_the_one_most_often_asked_counts(order):
+    assert spent(terms(order)) == pytest.approx(amplified(SMALL, 0.7), rel=1e-9)
+
+
+def test_equal_probabilities_cost_what_one_number_costs():
+    alike = Terms(
+        population=3,
+        updates=(ClientReleases(partitions=(0, 1, 2), releases=SMALL),),
+        sampling=PoissonSampled(sampling_probability=0.3),
+    )
+    assert spent(terms((0.3, 0.3, 0.3))) == pytest.approx(spent(alike), rel=1e-12)
+
+
+def test_draws_that_are_planned_count_although_one_client_is_in_all_of_them():
+    planned = terms((0.95, 1.0), planned_draws=3 * ROUNDS)
+    assert planned.is_drawn
+    assert spent(planned) >= amplified(SMALL, 0.95, 3 * ROUNDS)
+    assert spent(planned) > accountant.epsilon(repeated(SMALL, ROUNDS), DELTA)
+
+
+def test_who_sees_cohorts_prices_the_rounds_that_a_client_served_without_amplification():
+    assert spent(terms((0.1, 0.2)), adversary=SERVER) == pytest.approx(
+        accountant.epsilon(repeated(SMALL, ROUNDS), DELTA), rel=1e-9
+    )
+
+
+@pytest.mark.parametrize("probabilities", [(0.1, 0.9), (0.5, 1.0), (1.0, 1.0), (0.3, 0.3)])
+@pytest.mark.parametrize("adversary", [SERVER, EXTERNAL])
+def test_the_filter_never_promises_less_than_is_charged(probabilities, adversary):
+    of = terms(probabilities, (SMALL, LARGE))
+    priced = a_priori(Draw.of(of), adversary, ROUNDS, DELTA / 2)
+    charged = spent(of) if adversary is EXTERNAL else priced
+    assert priced >= charged
+    assert priced >= max(
+        amplified(u, p) for u, p in zip((SMALL, LARGE), probabilities, strict=True)
+    ) * (1 - 1e-9)
+
+
+def test_a_schedule_reckons_with_all_attempts_while_any_client_may_miss_a_round():
+    of = [terms((0.95, 1.0)), terms((0.95, 1.0))]
+    schedule = Schedule.of(of, attempts=3)
+    assert schedule.hides_cohorts(EXTERNAL)
+    assert a_priori(schedule, EXTERNAL, 2, DELTA) >= amplified(SMALL, 0.95, 6)
+    with pytest.raises(ValueError, match="one by one where cohorts are drawn"):
+        Schedule.of(of, lengths=(1, 1))
+    assert not Schedule.of([terms((1.0, 1.0))]).hides_cohorts(EXTERNAL)
+
+
+# -- on disk ---------------------------------------------------------------------------------
+def test_terms_say_every_probability_on_disk_and_refuse_others():
+    of = terms((0.1, 1 / 3))
+    assert Terms.of_body(json.loads(json.dumps(of.body()))) == of
+    body = of.body()
+    for wrong, told in (
+        ({"probabilities": [0.1]}, "each of 2 clients, got 1"),
+        ({"probabilities": [0.1, 0.9]}, "largest probability 0.9"),
+        ({"probabilities": [0.1, 0.2]}, "largest probability 0.2"),
+        ({"probabilities": [0.0, 1 / 3]}, "greater than 0"),
+        ({"sampling": {"kind": "unsampled"}}, "largest probability"),
+    ):
+        with pytest.raises(ValidationError, match=told):
+            Terms.of_body(body | wrong)
+
+
+# -- cohorts ---------------------------------------------------------------------------------
+def test_every_client_has_its_own_rate():
+    rates, draws = (0.05, 0.5, 0.95, 1.0), 1000
+    cohort = PoissonEach(probabilities=rates)
+    counts = np.zeros(4)
+    for r in range(draws):
+        counts[list(cohort.draw(4, r, 0, SOURCE))] += 1
+    for count, rate in zip(counts, rates, strict=True):
+        assert stats.binomtest(int(count), draws, rate).pvalue > 1e-6
+    assert counts[3] == draws
+    assert cohort.expected_size(4) == sum(rates)
+
+
+def test_equal_probabilities_draw_the_cohorts_of_one_number():
+    each, one = PoissonEach(probabilities=(0.3,) * 9), PoissonCohort(sampling_probability=0.3)
+    assert all(each.draw(9, r, 0, SOURCE) == one.draw(9, r, 0, SOURCE) for r in range(50))
+
+
+# -- configs ---------------------------------------------------------------------------------
+def quick(*sets):
+    rounds = "federation.num_rounds=6", "federation.num_clients=3"
+    return load(QUICKSTART, (*rounds, EACH, *sets))
+
+
+NOISE = "noise={kind='multiplier',noise_multiplier=4.0},delta=1e-5"
+
+
+def test_a_release_about_clients_is_that_of_the_client_most_often_asked():
+    private = f"privacy={{kind='client-level',l2_norm_clip=1.0,{NOISE}}}"
+    one = "federation.cohort={kind='poisson',sampling_probability=0.9}"
+    own, alike = quick(private), quick(private, one)
+    mine, theirs = (promise_of(one, (100, 100, 100)) for one in (own, alike))
+    assert mine.terms.aggregate == theirs.terms.aggregate
+    ((release,), whole) = mine.terms.aggregate, Unsampled()
+    assert release.sampling == PoissonSampled(sampling_probability=0.9)
+    odometer = mine.odometer(6)
+    assert odometer.epsilon(CLIENT_LEVEL, DELTA) == pytest.approx(
+        accountant.epsilon(repeated(mine.terms.aggregate, 6), DELTA), rel=1e-9
+    )
+    never = quick(private, "federation.cohort.probabilities=[0.2,1.0,0.4]")
+    always = promise_of(never, (100, 100, 100)).odometer(6).epsilon(CLIENT_LEVEL, DELTA)
+    bare = release.model_copy(update={"sampling": whole})
+    assert always == pytest.approx(accountant.epsilon(repeated((bare,), 6), DELTA), rel=1e-6)
+
+
+def test_a_node_with_other_probabilities_has_another_config():
+    other = quick("federation.cohort.probabilities=[0.2,0.9,0.5]")
+    assert sha256(quick()) != sha256(other)
+
+
+def test_a_target_against_an_outsider_holds_for_the_client_most_often_asked():
+    target = (
+        "privacy.noise={kind='target',epsilon=1.0,delta=1e-5,adversary='external'}",
+        "privacy.max_epsilon=1.0",
+    )
+    promise = promise_of(quick(*target), (100, 100, 50))
+    found = {one["name"]: one["epsilon"] for one in promise.planned(6)["adversaries"]}
+    assert 0.9 < found["external"] <= 1.0 < found["server"]
+
+
+@pytest.mark.parametrize(
+    ("sets", "told"),
+    [
+        (["federation.cohort.probabilities=[0.5]"], "federation.num_clients = 3, got 1"),
+        (["federation.cohort.probabilities=[0.5,1.5,0.5]"], "less than or equal to 1"),
+        (["federation.cohort.probabilities=[]"], "at least 1"),
+        (
+            ["training={kind='rfedags',step_size=0.1,local_steps=1,participation=0.5,"
+             "minibatch={kind='full'}}"],
+            "at most 0.2, with which federation.cohort asks client 0, got 0.5",
+        ),
+    ],
+)  # fmt: skip
+def test_probabilities_that_do_not_fit_are_refused_in_one_line(sets, told):
+    with pytest.raises(ConfigError) as found:
+        quick(*sets)
+    assert told in str(found.value)
+    assert "\n" not in str(found.value)
+
+
+def test_a_ledger_proves_what_a_run_states_and_streams_are_divided_by_their_own_p(tmp_path):
+    streams = "training={kind='rfedags',step_size=0.1,local_steps=1,minibatch={kind='full'}}"
+    sets = (
+        "federation.num_rounds=6", "federation.num_clients=3", EACH, streams,
+        "output.plots=false", f"privacy={{kind='example-level',l2_norm_clip=1.0,{NOISE}}}",
+    )  # fmt: skip
+    launch(Request(str(QUICKSTART), sets, out=tmp_path / "run", plain=True))
+    manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
+    assert manifest["config"]["training"]["participation"] == [0.2, 0.9, 0.4]
+    stated = {a["name"]: a["epsilon"] for a in manifest["privacy"]["adversaries"]}
+    proved = audit_ledger(tmp_path / "run" / "ledger.jsonl", 1e-5)["adversaries"]
+    assert {one["name"]: one["epsilon"] for one in proved} == pytest.approx(stated, rel=1e-9)
+    (update,) = {u.releases for u in promise_of(load(QUICKSTART, sets), (599,) * 3).terms.updates}
+    assert stated["external"] == pytest.approx(amplified(update, 0.9, 6), rel=1e-6)
+
+
+def test_probabilities_of_other_clients_draw_nobody():
+    with pytest.raises(ValueError, match="each of 3 clients, got 1"):
+        PoissonEach(probabilities=(0.5,)).draw(3, 1, 0, SOURCE)
