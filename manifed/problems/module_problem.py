@@ -286,12 +286,12 @@ class ModuleProblem(FiniteSum):
             )
         self._forget_what_differs(one)
         calls = self._calls(one["feature"][0])
-        held = sum(call.numbers for call in calls)
-        held += sum(
+        others = sum(
             shape.numel() for n, shape in self.layout.shapes.items() if n not in self._trace.roles
         )
-        self._numbers = max(self._numbers, 4 * held)
-        self.points_per_example = self._numbers / gradients.shape[-1]
+        self._numbers = max(self._numbers, 4 * (others + sum(call.numbers for call in calls)))
+        held = 4 * (others + sum(call.numbers_read for call in calls))
+        self.points_per_example = max(self._numbers, held) / gradients.shape[-1]
 
     # -- what the layers saw ---------------------------------------------------------------------
     def _calls(self, feature: Tensor) -> tuple[Call, ...]:

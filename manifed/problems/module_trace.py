@@ -57,7 +57,12 @@ class Call:
 
     @property
     def numbers(self) -> int:
-        """How many are read off it."""
+        """How many it reads and gives."""
+        return self.input.numel() + self.output.numel()
+
+    @property
+    def numbers_read(self) -> int:
+        """How many are read off it, the patches of a convolution written out."""
         layer, seen = self.watched.layer, self.input.numel()
         if isinstance(layer, nn.Conv2d):
             seen *= prod(layer.kernel_size)
