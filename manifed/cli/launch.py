@@ -242,13 +242,11 @@ def _inline(plan: Launch, strategy: Callable[[Any], Any] | None) -> None:
     config = plan.config
     engine, clients = config.engine, config.federation.num_clients
     if engine.execution == "cohort":
-        from manifed.experiment.assembly import client_side
-        from manifed.federation.stacked import StackedTransport
+        from manifed.runs.cohort import cohort_transport
         from manifed.runs.driver import rounds_over, run
 
-        side, budget = client_side(config), engine.memory_budget_mb
-        stacked = StackedTransport(side, device=engine.device, memory_budget_mb=budget)
-        run(config, rounds_over(stacked))
+        with cohort_transport(config) as transport:
+            run(config, rounds_over(transport), is_elsewhere=engine.workers is not None)
         return
     from manifed.flower.apps import run as run_on
     from manifed.flower.client import client_app_of

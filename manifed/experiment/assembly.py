@@ -22,7 +22,7 @@ from manifed.algorithms.interface import Collected, remembers_setup, setup_phase
 from manifed.algorithms.payloads import PerClient
 from manifed.errors import ConfigError, one_line
 from manifed.experiment.evaluation import PublicEvaluator
-from manifed.experiment.load import sha256
+from manifed.experiment.load import from_toml, sha256
 from manifed.experiment.plugins import is_plugin
 from manifed.experiment.privacy import Sizes, client_mechanism, example_mechanism
 from manifed.experiment.schema import Experiment
@@ -33,7 +33,7 @@ from manifed.manifolds.base import Manifold
 from manifed.privacy.noise import NoiseSource, Stream
 from manifed.problems.base import Examples
 from manifed.problems.dataset import SiteData
-from manifed.problems.federation import data_folder, dataset, shards
+from manifed.problems.federation import data_folder, dataset, shards, some_shards
 from manifed.problems.finite_sum import FiniteSum
 from manifed.problems.problem_specs import NUM_EXAMPLES
 from manifed.problems.records import InvalidRecord
@@ -376,7 +376,53 @@ def client_side(config: Experiment) -> ClientSide:
         dtype=dtype_of(config),
         num_examples=facts.sizes,
         hold_outs=tuple(held for _, held in both if held is not None),
-        rate=config.federation.cohort.rate(len(both)),
+        rate=config.federation.cohort.expected_size(len(both)) / len(both),
+    )
+
+
+def side_of(text: str, sizes: Sizes, point_shape: tuple[int, ...], members: range) -> ClientSide:
+    """The client side of neighbours alone, from a config's text: what a worker makes.
+
+    ``sizes`` are the public ones of all clients. Nobody else's file is opened; of a data set that
+    the config names, nobody else's examples are prepared.
+    """
+    config, setup = _read_in_a_worker(text, sizes)
+    both = [halves(config, examples) for examples in _examples_of(config, sizes, members)]
+    return ClientSide(
+        setup,
+        tuple(shard for shard, _ in both),
+        point_shape,
+        seeded_source(config),
+        partial(release_source, config),
+        dtype=dtype_of(config),
+        num_examples=sizes[members.start : members.stop],
+        hold_outs=tuple(held for _, held in both if held is not None),
+        rate=config.federation.cohort.expected_size(len(sizes)) / len(sizes),
+    )
+
+
+@lru_cache(maxsize=1)
+def _read_in_a_worker(text: str, sizes: Sizes) -> tuple[Experiment, ClientSetup]:
+    """The config, and the one setup of all stacks of a worker."""
+    config = from_toml(text)
+    mechanism, held = example_mechanism(config, sizes), config.evaluation
+    evaluation = held if held.kind == "private" else None
+    return config, ClientSetup(config.problem.build(), config.training, mechanism, evaluation)
+
+
+def _examples_of(config: Experiment, sizes: Sizes, members: range) -> tuple[Examples, ...]:
+    """The prepared examples of some clients."""
+    if isinstance(config.data, SiteData):
+        return tuple(_read(config, i, None, sizes[i]) for i in members)
+    federation = config.federation
+    return some_shards(
+        config.problem,
+        config.data,
+        federation.partition,
+        federation.num_clients,
+        federation.seed,
+        data_folder(),
+        members,
     )
 
 
@@ -396,7 +442,7 @@ def plan_of(config: Experiment, sizes: Sizes | None = None) -> Plan:
         config_sha256=sha256(config),
         mechanism=client_mechanism(config),
         needs_everyone=config.server_update.needs_everyone,
-        device=config.engine.device,
+        device=config.engine.server_device,
         evaluation=config.evaluation if config.evaluation.kind == "private" else None,
     )
 

@@ -365,9 +365,33 @@ class Engine(Frozen):
     dtype: Literal["float64", "float32"] = "float64"
     """Of points, vectors and records; noise is drawn, and clipped sums are made, in float64."""
     memory_budget_mb: int = Field(default=1024, ge=16)
-    """Of a stacked cohort (``execution = "cohort"``), which is cut into parts that fit."""
+    """Of the stacked cohort: shards, memory, uploads and temporaries, of all workers together."""
+    chunk_clients: int | None = Field(default=None, ge=1)
+    """Of the stacked cohort: at most so many clients in one call; None: as many as fit."""
+    workers: int | None = Field(default=None, ge=1)
+    """Of the stacked cohort: processes that Ray runs; None: this one alone."""
+    address: str | None = Field(default=None, pattern=r"^(local|auto|ray://\S+)$")
+    """Where workers run: "local" (None), "auto" (this machine's cluster), or "ray://HOST:PORT"."""
     timeout: float = Field(default=3600.0, gt=0)
     """Of the whole run on Ray or a deployment."""
+
+    @property
+    def server_device(self) -> str:
+        """Where the server's part is computed: here, where workers have the device."""
+        return "cpu" if self.workers else self.device
+
+    @model_validator(mode="after")
+    def _workers_run_cohorts(self) -> "Engine":
+        if (self.workers or self.chunk_clients) and self.execution != "cohort":
+            name = "workers" if self.workers else "chunk_clients"
+            raise ValueError(
+                f"{name}: goes with engine.execution = 'cohort', got {self.execution!r}"
+            )
+        if self.address is not None and self.workers is None:
+            raise ValueError(
+                f"address: expected engine.workers, how many run at {self.address!r}, got none"
+            )
+        return self
 
 
 class Output(Frozen):

@@ -67,14 +67,19 @@ def weighted_mean(
     fields, total = uploads.tensors(), weights.sum()
     asked = total if asked is None else asked
     share = weights / asked
-    if len(chunks) > 1:
-        each = zip(*[t.split(list(chunks)) for t in fields.values()], strict=True)
-        stacks = [dict(zip(fields, [t.clone() for t in one], strict=True)) for one in each]
-        shares = share.split(list(chunks))
-        sums = summed(weighted_sum(*one) for one in zip(stacks, shares, strict=True))
-    else:
-        sums = weighted_sum(fields, share)
+    many = len(chunks) > 1
+    sums = summed(chunk_sums(fields, share, chunks)) if many else weighted_sum(fields, share)
     return mean_of(sums, fields, total, asked)
+
+
+def chunk_sums(
+    fields: Mapping[str, Tensor], share: Tensor, chunks: Sequence[int]
+) -> list[dict[str, Tensor]]:
+    """`weighted_sum` of each of ``chunks``, whose rows stand in memory of their own."""
+    each = zip(*[t.split(list(chunks)) for t in fields.values()], strict=True)
+    stacks = [dict(zip(fields, [t.clone() for t in one], strict=True)) for one in each]
+    shares = share.split(list(chunks))
+    return [weighted_sum(*one) for one in zip(stacks, shares, strict=True)]
 
 
 def weighted_sum(fields: Mapping[str, Tensor], share: Tensor) -> dict[str, Tensor]:

@@ -146,7 +146,7 @@ class Stack:
 
     def __init__(self, side: ClientSide, members: range, device: str) -> None:
         """``side`` is that of ``members`` alone, in their order."""
-        self._side, self._device, self._first = side, device, members.start
+        self._setup, self._device, self._first = side.setup, device, members.start
         self._members = tuple(members)
         self.examples = Examples.stack(list(side.shards)).to(device)
         held = list(side.hold_outs)
@@ -160,7 +160,7 @@ class Stack:
 
     def run(self, asked: Asked, at: list[int], chunk: tuple[int, ...]) -> Payload:
         """The uploads of ``chunk``, the clients in the rows ``at`` of what was asked."""
-        side, header, sizes = self._side, asked.header, self._sizes
+        header, sizes = asked.header, self._sizes
         examples = self._held if header.phase == EVALUATE.name else self.examples
         if chunk != self._members:
             examples = examples.of_clients(self._rows(chunk))
@@ -169,7 +169,7 @@ class Stack:
         memory = self._remember(asked, down, chunk)
         seat = Seat(chunk, header.server_round, header.attempt, header.phase)
         made = run_update(
-            side.setup, seat, down, memory, examples, sizes, asked.source, self._device
+            self._setup, seat, down, memory, examples, sizes, asked.source, self._device
         )
         if made.memory is not None:
             self._write(made.memory, header, chunk)
@@ -185,7 +185,7 @@ class Stack:
     # -- memory ------------------------------------------------------------------------------
     def _remember(self, asked: Asked, down: Payload, chunk: tuple[int, ...]) -> Memory | None:
         x: Tensor = next(iter(down.tensors().values()))
-        training = self._side.setup.training
+        training = self._setup.training
         if self._has_setup:  # what it learns there need not look like a point
             each = [training.initial_memory(row) for row in x]
             blank = each[0] and type(each[0]).stack([one for one in each if one])

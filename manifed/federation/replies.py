@@ -1,14 +1,17 @@
 """What came back in one phase, and what to do when something is missing or wrong."""
 
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import Literal, get_args
 
 import torch
 from pydantic import Field
+from torch import Tensor
 
+from manifed.algorithms.interface import Collected
 from manifed.algorithms.payloads import Payload
 from manifed.privacy.events import Frozen
 
@@ -40,6 +43,32 @@ class Failure:
 
 
 @dataclass(frozen=True)
+class Summed:
+    """Uploads that were checked and summed where they were made."""
+
+    fields: Mapping[str, Tensor]
+    """sum_i w_i u_i of every field over those that replied, by weights of all that were asked."""
+    fetch: Callable[[], Payload]
+    """Brings the rows themselves."""
+
+
+class Fetched(Collected):
+    """What was collected, whose uploads stay where they were summed until somebody looks."""
+
+    _bring: Callable[[], Payload]
+
+    def __init__(self, known: Collected, fetch: Callable[[], Payload]) -> None:
+        own = {k: v for k, v in vars(known).items() if k != "uploads"}
+        for name, value in {**own, "_bring": fetch}.items():
+            object.__setattr__(self, name, value)
+
+    @cached_property
+    def uploads(self) -> Payload:  # pyright: ignore[reportIncompatibleVariableOverride]  # the same, later
+        """The rows."""
+        return self._bring()
+
+
+@dataclass(frozen=True)
 class Replies:
     """The usable uploads of a phase, stacked in the order of ``partitions``."""
 
@@ -54,6 +83,14 @@ class Replies:
     """Which node answers for a client, where there are nodes: failures name it."""
     chunks: tuple[int, ...] = ()
     """How many neighbouring rows were computed together, and are summed first; (): all."""
+    sums: Summed | None = None
+    """What came instead of ``uploads``, which then have no row."""
+
+    def with_rows(self) -> "Replies":
+        """The same with the uploads themselves."""
+        if self.sums is None:
+            return self
+        return replace(self, uploads=self.sums.fetch(), sums=None)
 
     def of_rows(self, rows: Sequence[int]) -> "Replies":
         """Some of the replies, ``rows`` ascending."""

@@ -23,11 +23,17 @@ from manifed.algorithms.held_out import EVALUATE
 from manifed.algorithms.interface import Collected, Phase, ServerState
 from manifed.algorithms.payloads import Down, PerClient, Point
 from manifed.errors import BudgetExhausted, ConfigError, RoundFailed
-from manifed.federation.aggregation import Mean, ServerDraws, only_field, weighted_mean
+from manifed.federation.aggregation import (
+    Mean,
+    ServerDraws,
+    mean_of,
+    only_field,
+    weighted_mean,
+)
 from manifed.federation.header import Header
 from manifed.federation.plan import Plan, RoundReport
-from manifed.federation.replies import Failure, Replies
-from manifed.federation.transport import Transport
+from manifed.federation.replies import Failure, Fetched, Replies
+from manifed.federation.transport import SumsTransport, Transport
 from manifed.federation.uploads import Expectation, refuse_bad_rows
 from manifed.manifolds.defects import DRIFT, LARGEST
 
@@ -126,10 +132,7 @@ def run_round(
         try:
             while now.phase is not None:
                 _pay_more(now, seen, charge_more)
-                came = transport.exchange(
-                    now.header, now.phase, sent(now), now.asked, last_accepted
-                )
-                replies = checked(now, came)
+                replies = _exchanged(transport, now, now.phase, last_accepted)
                 seen = seen.plus(replies)
                 now = after(now, replies)
             return report_of(now, seen)
@@ -140,6 +143,23 @@ def run_round(
                 "Round %d, attempt %d failed and is paid for: %s", server_round, attempt, failure
             )
     raise AssertionError("unreachable: a round ends by a report or an error")
+
+
+def _exchanged(
+    transport: Transport, now: "Attempt", phase: Phase, last_accepted: Mapping[int, int]
+) -> Replies:
+    """The checked replies of the next exchange: rows, or their sums where these will do."""
+    down, plan = sent(now), now.plan
+    is_mean = phase.aggregation == "mean" and phase is not EVALUATE and plan.mechanism is None
+    if not (is_mean and now.rules is AS_PLANNED and isinstance(transport, SumsTransport)):
+        return checked(now, transport.exchange(now.header, phase, down, now.asked, last_accepted))
+    weights = _weights(plan, now.asked)
+    shares = weights / weights.sum()
+    found = transport.exchange_sums(
+        now.header, phase, down, now.asked, last_accepted, _expected(now, phase), shares
+    )
+    _tell_who_was_dropped(now, found)
+    return found
 
 
 def _pay_more(now: "Attempt", seen: "Traffic", charge_more: ChargeMore) -> None:
@@ -277,6 +297,9 @@ def averaged(now: Attempt, replies: Replies) -> Mean:
     """The weighted mean of every field, with the weights of the server update."""
     plan, weights = now.plan, _weights(now.plan, replies.partitions)
     asked = weights if replies.partitions == now.asked else _weights(plan, now.asked)
+    if replies.sums is not None:
+        like = replies.uploads.tensors()
+        return Mean(mean_of(replies.sums.fields, like, weights.sum(), asked.sum()))
     return Mean(weighted_mean(replies.uploads, weights, replies.chunks, asked.sum()))
 
 
@@ -319,15 +342,19 @@ def begin(
 
 def checked(now: Attempt, replies: Replies) -> Replies:
     """The replies without the uploads that no step could use; who was dropped is logged."""
-    plan = now.plan
-    base = plan.server_update.base(now.state, plan.manifold)
     assert now.phase is not None
-    fields, space = now.phase.up.names(), plan.server_update.space
-    places = now.phase.uploads or (space,) * len(fields)
-    expected = Expectation(base, dict(zip(fields, places, strict=True)), plan.manifold)
-    found = refuse_bad_rows(expected, replies)
+    found = refuse_bad_rows(_expected(now, now.phase), replies)
     _tell_who_was_dropped(now, found)
     return found
+
+
+def _expected(now: Attempt, phase: Phase) -> Expectation:
+    """Where the uploads of the next exchange must lie."""
+    plan = now.plan
+    base = plan.server_update.base(now.state, plan.manifold)
+    fields, space = phase.up.names(), plan.server_update.space
+    places = phase.uploads or (space,) * len(fields)
+    return Expectation(base, dict(zip(fields, places, strict=True)), plan.manifold)
 
 
 def after(now: Attempt, replies: Replies) -> Attempt:
@@ -408,6 +435,8 @@ def _step(now: Attempt, replies: Replies) -> ServerState:
         state = state.replace(**{CLIP: torch.tensor(mean.next_clip, dtype=torch.float64)})
     seen = (None, ()) if plan.mechanism is not None else (replies.uploads, replies.partitions)
     collected = Collected(mean.fields, *seen, plan.num_clients, draws.uniform)
+    if replies.sums is not None:
+        collected = Fetched(collected, replies.sums.fetch)
     try:
         new = plan.server_update.step(state, now.name, collected, now.server_round, plan.manifold)
     # torch exports the error from C, out of the sight of pyright
@@ -434,7 +463,7 @@ def _without_culprits(bad: BadState, now: Attempt, replies: Replies) -> Replies:
         BadState: ``bad``, where no single upload does or all do, and under client-level privacy,
             where a clipped mean moves the model and no upload decides anything.
     """
-    culprits: dict[int, Failure] = {}
+    culprits, replies = dict[int, Failure](), replies.with_rows()
     is_mean = now.plan.phases[now.index].aggregation == "mean"
     count = len(replies.partitions) if now.plan.mechanism is None and is_mean else 0
     for row in range(count):

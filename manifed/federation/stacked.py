@@ -6,7 +6,8 @@ noise comes from each client's own address, so a result does not depend on who i
 beyond rounding; what is in a chunk is decided by the config (chunks.py).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Self
 
 from torch import Tensor
@@ -20,7 +21,6 @@ from manifed.federation.header import Header
 from manifed.federation.replies import Failure, Replies
 from manifed.federation.transport import stacked_or_empty
 from manifed.manifolds.base import Manifold
-from manifed.privacy.noise import NoiseSource
 
 
 class StackedTransport:
@@ -40,32 +40,26 @@ class StackedTransport:
             ConfigError: when it cannot hold one client's update beside what is kept of all.
         """
         chunking = Chunking.of(side, device, memory_budget_mb, chunk_clients)
-        self._hold(
-            {i: Stack(side.of(m), m, device) for i, m in enumerate(chunking.stacks)},
-            chunking,
-            side.setup.manifold,
-            side.turn_source,
-        )
+        self._hold(side, range(len(chunking.stacks)), chunking, device)
 
     @classmethod
-    def of_stacks(cls, sides: Mapping[int, ClientSide], chunking: Chunking, device: str) -> Self:
-        """The same over some stacks alone: a worker's share."""
-        made, members = cls.__new__(cls), chunking.stacks
-        some = next(iter(sides.values()))
-        held = {i: Stack(side, members[i], device) for i, side in sides.items()}
-        made._hold(held, chunking, some.setup.manifold, some.turn_source)
+    def of_stacks(cls, side: ClientSide, owned: range, chunking: Chunking, device: str) -> Self:
+        """The same over neighbouring stacks alone; ``side`` is that of their clients."""
+        made = cls.__new__(cls)
+        made._hold(side, owned, chunking, device)
         return made
 
-    def _hold(
-        self,
-        stacks: dict[int, Stack],
-        chunking: Chunking,
-        manifold: Manifold,
-        turn_source: Callable[[], NoiseSource],
-    ) -> None:
-        self.stacks, self._chunking = stacks, chunking
-        self._manifold, self._turn_source = manifold, turn_source
-        self.chunk_size = chunking.at_a_time
+    def _hold(self, side: ClientSide, owned: range, chunking: Chunking, device: str) -> None:
+        members = chunking.stacks[owned.start : owned.stop]
+        first = members[0].start
+        places = [range(own.start - first, own.stop - first) for own in members]
+        self.stacks = {
+            i: Stack(side.of(place), own, device)
+            for i, place, own in zip(owned, places, members, strict=True)
+        }
+        self._chunking, self.chunk_size = chunking, chunking.at_a_time
+        self._manifold = side.setup.manifold
+        self._turn_source = replace(side, shards=(), hold_outs=()).turn_source
 
     def shards_bytes(self) -> int:
         """Bytes of the stacked shards."""

@@ -2,7 +2,9 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Protocol
+from typing import Protocol, runtime_checkable
+
+from torch import Tensor
 
 from manifed.algorithms.broadcast import check_broadcast
 from manifed.algorithms.held_out import EVALUATE
@@ -11,6 +13,7 @@ from manifed.algorithms.payloads import Down, Payload, PerClient, down_bytes, do
 from manifed.federation.client import ClientSide, Seat, run_update
 from manifed.federation.header import Header
 from manifed.federation.replies import Failure, Replies
+from manifed.federation.uploads import Expectation
 
 
 class Transport(Protocol):
@@ -29,6 +32,27 @@ class Transport(Protocol):
         ``down`` is one payload for all, or a `PerClient` with a row for each of ``partitions``.
         ``last_accepted`` says in which round the server last used a client's reply: a client whose
         memory is of another round starts from its initial one.
+        """
+        ...
+
+
+@runtime_checkable
+class SumsTransport(Protocol):
+    """A transport whose clients' side checks uploads and sums them, chunk by chunk."""
+
+    def exchange_sums(
+        self,
+        header: Header,
+        phase: Phase,
+        down: Down,
+        partitions: tuple[int, ...],
+        last_accepted: Mapping[int, int],
+        expected: Expectation,
+        shares: Tensor,
+    ) -> Replies:
+        """`Transport.exchange` with checked replies and their sums instead of their rows.
+
+        ``shares`` (C,) are the weights of ``partitions`` in the mean, that of all being one.
         """
         ...
 

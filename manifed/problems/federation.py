@@ -62,6 +62,32 @@ def pooled(
     return finite_sum.pool(shards(problem, data, partition, num_partitions, seed, data_dir))
 
 
+def some_shards(
+    problem: ProblemSpec,
+    data: DataSpec,
+    partition: PartitionSpec,
+    num_partitions: int,
+    seed: int,
+    data_dir: Path | None,
+    members: range,
+) -> tuple[Examples, ...]:
+    """`shards` of the clients ``members`` alone; nothing but the data set is kept."""
+    check_pair(problem, data)
+    if isinstance(data, StreamData):
+        meta = {NUM_EXAMPLES: data.num_examples}
+        prepare = partial(problem.prepare, meta=meta)
+        return tuple(data.shard(seed, i, prepare) for i in members)
+    whole = dataset(data, seed, data_dir)
+    lists = partition.split(whole, num_partitions, generator(seed, "partition"))
+    parts = (whole.examples.take(torch.from_numpy(lists[i])) for i in members)
+    return tuple(problem.prepare(part, whole.meta) for part in parts)
+
+
+def forget_datasets() -> None:
+    """Let go of whole data sets: a process that keeps some shards needs no more of them."""
+    _dataset.cache_clear()
+
+
 @lru_cache(maxsize=4)
 def _dataset(data: DataSpec, seed: int, data_dir: Path | None) -> Dataset:
     return data.load(data_dir, seed)
@@ -76,12 +102,5 @@ def _shards(
     seed: int,
     data_dir: Path | None,
 ) -> tuple[Examples, ...]:
-    check_pair(problem, data)
-    if isinstance(data, StreamData):
-        meta = {NUM_EXAMPLES: data.num_examples}
-        prepare = partial(problem.prepare, meta=meta)
-        return tuple(data.shard(seed, i, prepare) for i in range(num_partitions))
-    whole = dataset(data, seed, data_dir)
-    lists = partition.split(whole, num_partitions, generator(seed, "partition"))
-    parts = (whole.examples.take(torch.from_numpy(indices)) for indices in lists)
-    return tuple(problem.prepare(part, whole.meta) for part in parts)
+    everybody = range(num_partitions)
+    return some_shards(problem, data, partition, num_partitions, seed, data_dir, everybody)

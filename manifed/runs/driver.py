@@ -297,7 +297,7 @@ def _randomness(config: Experiment) -> Any:
 
 
 def _start(config: Experiment, plan: Plan, past: Past | None) -> Start:
-    device = config.engine.device
+    device = config.engine.server_device
     saved = past.checkpoint if past is not None else None
     if saved is not None and plan.setup_phases:
         raise ConfigError(

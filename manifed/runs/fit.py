@@ -267,7 +267,7 @@ def _prepared(
     source = seeded_source(setting)
     side = ClientSide(
         setup, examples, shape, source, partial(release_source, setting), x.dtype,
-        rate=federation.cohort.rate(len(examples)),
+        rate=federation.cohort.expected_size(len(examples)) / len(examples),
     )  # fmt: skip
     plan = Plan(
         server_update=server,

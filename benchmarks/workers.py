@@ -1,0 +1,293 @@
+"""The stacked cohort over Ray workers: the same bits, what a round costs more, how much faster.
+
+    python benchmarks/workers.py [--repeats 5] [--only NAME ...] [--json] [--out benchmarks/results]
+
+Wall time of a round, one thread a process, medians of interleaved repeats:
+
+* overhead: a round over one worker less the same round in this process, least squares d = 10;
+* two workers beside two independent processes, each of which runs half of the clients in memory at
+  the same time: kPCA 784 x 5 and Fréchet means of SPD(50);
+* 100 000 least-squares clients on two workers, with the memory that each worker took;
+* clients a second of gossip, DECOR and a torch module: one by one, stacked, over two workers.
+
+No ledger is written here; what it costs is in engines.md.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from torch import nn
+
+from benchmarks.common.cases import CASES
+from benchmarks.common.page import Page
+from benchmarks.common.stopwatch import circumstances, table
+from manifed.experiment.assembly import client_side, initial_point, plan_of
+from manifed.experiment.load import parse
+from manifed.experiment.schema import Experiment
+from manifed.federation.rounds import run_rounds
+from manifed.federation.transport import MemoryTransport, Transport
+from manifed.federation.workers import WorkersTransport
+from manifed.runs.cohort import cohort_transport
+
+ROOT = Path(__file__).resolve().parents[1]
+Step = Callable[[], object]
+
+
+def mlp() -> nn.Module:
+    """Two layers for the 8 x 8 digits."""
+    return nn.Sequential(nn.Linear(64, 32), nn.Tanh(), nn.Linear(32, 10))
+
+
+def kpca(clients: int) -> dict[str, Any]:
+    """784 x 5, a hundred rows a client, all of them summed in chunks of four clients."""
+    return CASES["kpca_784x5"](clients, 10**6) | {"engine": {"chunk_clients": 4}}
+
+
+def spd(clients: int) -> dict[str, Any]:
+    """The Fréchet mean of 50 x 50 matrices, four a client, in chunks of four clients."""
+    given = CASES["spd_10"](clients, 10**6)
+    given["data"] |= {"dimension": 50, "num_examples": 4 * clients}
+    given["training"]["local_steps"] = 3
+    return given | {"engine": {"chunk_clients": 4}}
+
+
+def lines(clients: int, chunk: int) -> dict[str, Any]:
+    """Least squares in ten dimensions."""
+    return CASES["least_squares_d10"](clients, 10**6) | {"engine": {"chunk_clients": chunk}}
+
+
+def gossip(kind: str) -> dict[str, Any]:
+    """64 nodes on a ring, least squares in ten dimensions."""
+    masked = {
+        "kind": "correlated", "l2_norm_clip": 1.0, "noise_stddev": 3.0, "mask_stddev": 20.0,
+        "delta": 1e-3,
+    }  # fmt: skip
+    return {
+        "name": kind,
+        "problem": {"kind": "least-squares", "scaling": "sum"},
+        "data": {"kind": "scaled-identities", "num_clients": 64, "dimension": 10},
+        "federation": {
+            "num_clients": 64, "num_rounds": 10**6, "partition": {"kind": "natural"},
+        },
+        "training": {"kind": kind, "graph": {"kind": "ring"}, "step_size": 1e-3},
+        "privacy": masked if kind == "decor" else {"kind": "none"},
+        "engine": {"chunk_clients": 32},
+    }  # fmt: skip
+
+
+def module() -> dict[str, Any]:
+    """A small network, ten clients' digits, clipped and noised."""
+    return {
+        "name": "module",
+        "problem": {"kind": "module", "model": "benchmarks.workers:mlp"},
+        "data": {"kind": "digits", "has_labels": True, "num_examples": 1700},
+        "federation": {"num_clients": 100, "num_rounds": 10**6},
+        "training": {
+            "kind": "rsgd", "step_size": 0.1, "local_steps": 5, "maps": "retraction",
+            "minibatch": {"kind": "poisson", "batch_size": 8},
+        },
+        "privacy": {
+            "kind": "example-level", "l2_norm_clip": 1.0, "delta": 1e-3,
+            "noise": {"kind": "multiplier", "noise_multiplier": 1.0},
+        },
+        "engine": {"chunk_clients": 25},
+    }  # fmt: skip
+
+
+def with_engine(given: dict[str, Any], workers: int | None) -> Experiment:
+    """The experiment of a table, in this process (None) or over workers."""
+    engine = {**given["engine"], "execution": "cohort", "memory_budget_mb": 4096}
+    return parse(given | {"engine": engine | ({"workers": workers} if workers else {})})
+
+
+def steps(config: Experiment, transport: Transport) -> Step:
+    """A function that runs the next round, and gives its report."""
+    plan = plan_of(config)
+    start = plan.server_update.initial(initial_point(config))
+    rounds = run_rounds(plan, start, transport, num_rounds=10**6)
+
+    def step() -> object:
+        report = next(rounds)
+        if report.failures:
+            raise RuntimeError(f"Expected no failures, got {report.failures}")
+        return report.state
+
+    return step
+
+
+@contextmanager
+def stepping(given: dict[str, Any], workers: int | None) -> Iterator[Step]:
+    config = with_engine(given, workers)
+    with cohort_transport(config) as transport:
+        yield steps(config, transport)
+
+
+def seconds(step: Step) -> float:
+    began = time.perf_counter()
+    step()
+    return time.perf_counter() - began
+
+
+def interleaved(ways: dict[str, Step], repeats: int, inner: int = 1) -> dict[str, float]:
+    """Median seconds of one call of each, after a warm-up."""
+    found: dict[str, list[float]] = {name: [] for name in ways}
+    for repeat in range(repeats + 1):
+        for name, step in ways.items():
+            spent = [seconds(step) for _ in range(inner)]
+            if repeat:
+                found[name].append(median(spent))
+    return {name: median(spent) for name, spent in found.items()}
+
+
+def overhead(repeats: int) -> dict[str, float]:
+    given = lines(400, 100)
+    with stepping(given, None) as here, stepping(given, 1) as one:
+        found = interleaved({"here": here, "one worker": one}, repeats, inner=20)
+    both = {f"{name} ms": spent * 1e3 for name, spent in found.items()}
+    return {**both, "overhead ms": both["one worker ms"] - both["here ms"]}
+
+
+# -- two workers beside two processes ----------------------------------------------------------
+def half(path: str) -> None:
+    """One of two independent processes: a round in memory for every line that it reads."""
+    torch.set_num_threads(1)
+    with stepping(json.loads(Path(path).read_text()), None) as step:
+        print("ready", flush=True)
+        for _ in sys.stdin:
+            step()
+            print("done", flush=True)
+
+
+class Independent:
+    """Two processes that know nothing of each other, each with half of the clients."""
+
+    def __init__(self, given: dict[str, Any], path: Path) -> None:
+        path.write_text(json.dumps(given))
+        command = [sys.executable, "-W", "ignore", "-m", "benchmarks.workers", "--half", str(path)]
+        self.both = [
+            subprocess.Popen(
+                command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            )
+            for _ in range(2)
+        ]
+        self._hear("ready")
+
+    def _hear(self, word: str) -> None:
+        for process in self.both:
+            assert process.stdout is not None
+            if (said := process.stdout.readline().strip()) != word:
+                raise RuntimeError(f"Expected {word!r} of an independent process, got {said!r}")
+
+    def __call__(self) -> None:
+        """A round of both."""
+        for process in self.both:
+            assert process.stdin is not None
+            process.stdin.write("go\n")
+            process.stdin.flush()
+        self._hear("done")
+
+    def close(self) -> None:
+        """End both."""
+        for process in self.both:
+            assert process.stdin is not None
+            process.stdin.close()
+            process.wait()
+
+
+def speed_up(make: Callable[[int], dict[str, Any]], clients: int, repeats: int) -> dict[str, float]:
+    with ExitStack() as held, tempfile.TemporaryDirectory() as folder:
+        here = held.enter_context(stepping(make(clients), None))
+        two = held.enter_context(stepping(make(clients), 2))
+        apart = Independent(make(clients // 2), Path(folder) / "half.json")
+        held.callback(apart.close)
+        found = interleaved({"here": here, "two": two, "apart": apart}, repeats)
+    return {
+        "clients": clients,
+        "one process s": found["here"],
+        "two workers s": found["two"],
+        "two processes s": found["apart"],
+        "of two processes": found["apart"] / found["two"],
+        "speed-up": found["here"] / found["two"],
+    }
+
+
+def many(repeats: int) -> dict[str, float]:
+    config = with_engine(lines(100_000, 2000), 2)
+    with cohort_transport(config) as transport:
+        assert isinstance(transport, WorkersTransport)
+        step = steps(config, transport)
+        first = seconds(step)
+        spent = median(seconds(step) for _ in range(repeats))
+        grown = transport.grown_mb()
+    return {"clients": 100_000, "first round s": first, "round s": spent, "worker MiB": max(grown)}
+
+
+def per_second(given: dict[str, Any], repeats: int) -> dict[str, float]:
+    clients = given["federation"]["num_clients"]
+    config = with_engine(given, None)
+    one = steps(config, MemoryTransport(client_side(config)))
+    with stepping(given, None) as here, stepping(given, 2) as two:
+        ways = {"one by one": one, "stacked": here, "two workers": two}
+        found = interleaved(ways, repeats, inner=10)
+    return {name: clients / spent for name, spent in found.items()}
+
+
+RUNS: dict[str, Callable[[int], dict[str, float]]] = {
+    "overhead": overhead,
+    "kpca_784x5": lambda repeats: speed_up(kpca, 64, repeats),
+    "spd_50": lambda repeats: speed_up(spd, 32, repeats),
+    "many": many,
+    "gossip": lambda repeats: per_second(gossip("gossip"), repeats),
+    "decor": lambda repeats: per_second(gossip("decor"), repeats),
+    "module": lambda repeats: per_second(module(), repeats),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--only", nargs="+", choices=RUNS, default=list(RUNS))
+    parser.add_argument("--json", action="store_true", help="the numbers alone")
+    parser.add_argument("--out", type=Path, help="folder of workers.json and workers.md")
+    parser.add_argument("--half", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.half:
+        half(given.half)
+        return
+    torch.set_num_threads(1)
+    kept = given.out / "workers.json" if given.out else None
+    found = json.loads(kept.read_text()) if kept and kept.exists() else {}
+    for name in given.only:
+        said = circumstances().splitlines()[-1]
+        found[name] = {**RUNS[name](given.repeats), "on": said}
+        if kept:
+            kept.write_text(json.dumps(found, indent=1) + "\n")
+    if given.json:
+        print(json.dumps(found))
+        return
+    page = Page()
+    page.say("# The stacked cohort over Ray workers\n\n`python benchmarks/workers.py`\n")
+    page.say("Wall time, one thread a process, medians of interleaved repeats.")
+    for name in RUNS:
+        if name in found:
+            numbers = {k: v for k, v in found[name].items() if k != "on"}
+            cells = [f"{value:.4g}" for value in numbers.values()]
+            page.say(f"\n**{name}**: {found[name]['on']}\n")
+            page.say(table(list(numbers), [cells]))
+    page.save(given.out, "workers.md")
+
+
+if __name__ == "__main__":
+    main()

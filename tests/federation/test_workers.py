@@ -1,0 +1,211 @@
+"""Workers give the bits of one process, check what it checks, and may die; Ray is pretended here.
+
+tests/federation/test_workers_on_ray.py has the real one.
+"""
+
+import pytest
+import torch
+
+from manifed.errors import ConfigError, RoundFailed
+from manifed.experiment.assembly import initial_point, plan_of
+from manifed.experiment.load import parse
+from manifed.federation import workers
+from manifed.federation.rounds import free, run_rounds
+from manifed.privacy.noise import Stream
+from manifed.runs.cohort import cohort_transport
+from tests.federation.pretended_ray import Pretended
+
+PRIVATE = {
+    "kind": "example-level", "l2_norm_clip": 1.0, "delta": 1e-3,
+    "noise": {"kind": "multiplier", "noise_multiplier": 2.0},
+}  # fmt: skip
+CLIENT = {
+    "kind": "client-level", "l2_norm_clip": 1.0, "delta": 1e-3,
+    "noise": {"kind": "multiplier", "noise_multiplier": 2.0},
+}  # fmt: skip
+RSGD = {"kind": "rsgd", "step_size": 0.05, "local_steps": 2, "minibatch": {"kind": "full"}}
+PROJECTED = {"kind": "projected", "step_size": 1e-3, "local_steps": 2}
+SOME = {"cohort": {"kind": "fixed-size", "cohort_size": 7}}
+LINES = {
+    "problem": {"kind": "least-squares"},
+    "data": {"kind": "synthetic-least-squares", "num_clients": 13, "rows": 5},
+}
+FRAMES = {
+    "problem": {"kind": "kpca", "num_components": 2},
+    "data": {"kind": "synthetic-pca", "num_clients": 13, "rows": 6, "dimension": 9},
+}
+
+
+def table(parts, training, privacy=None, federation=None, **engine):
+    return {
+        "name": "workers",
+        **parts,
+        "federation": {
+            "num_clients": 13, "num_rounds": 3, "partition": {"kind": "natural"},
+            **(federation or {}),
+        },
+        "training": training,
+        "privacy": privacy or {"kind": "none"},
+        "engine": {"execution": "cohort", "chunk_clients": 2, **engine},
+    }  # fmt: skip
+
+
+CASES = {
+    "least squares": (LINES, RSGD),
+    "least squares, some of them": (LINES, RSGD, None, SOME),
+    "private least squares, some of them": (LINES, RSGD, PRIVATE, SOME),
+    "frames with memory": (FRAMES, PROJECTED),
+    "private frames": (FRAMES, {**RSGD, "step_size": 1e-3}, PRIVATE),
+    "frames, each client's record at the server": (
+        FRAMES, {**PROJECTED, "kind": "projected-partial"}, None, SOME,
+    ),
+    "two exchanges": (FRAMES, {"kind": "rfedsvrg", "step_size": 1e-3, "local_steps": 2}),
+    "at client level": (
+        LINES, RSGD, CLIENT, {"cohort": {"kind": "poisson", "sampling_probability": 0.5}},
+    ),
+    "gossip": (LINES, {"kind": "gossip", "graph": {"kind": "ring"}, "step_size": 0.02}),
+}  # fmt: skip
+
+
+def reports_of(config, transport, charge=free):
+    plan = plan_of(config)
+    start = plan.server_update.initial(initial_point(config))
+    return list(run_rounds(plan, start, transport, charge, num_rounds=3))
+
+
+def played(given, charge=free):
+    config = parse(given)
+    with cohort_transport(config) as transport:
+        return reports_of(config, transport, charge)
+
+
+@pytest.fixture
+def ray(monkeypatch):
+    found = Pretended()
+    monkeypatch.setattr(workers, "_ray", lambda: found)
+    return found
+
+
+def assert_same(found, expected):
+    for mine, theirs in zip(found, expected, strict=True):
+        for name, tensor in theirs.state.tensors.items():
+            assert torch.equal(mine.state[name], tensor), name
+        assert mine.participants == theirs.participants
+        assert mine.failures == theirs.failures
+        assert (mine.bytes_up, mine.bytes_down) == (theirs.bytes_up, theirs.bytes_down)
+        assert mine.noise_origins == theirs.noise_origins
+
+
+@pytest.mark.usefixtures("ray")
+@pytest.mark.parametrize("case", CASES)
+def test_one_two_and_four_workers_give_the_bits_of_one_process(case):
+    expected = played(table(*CASES[case]))
+    for count in (1, 2, 4):
+        assert_same(played(table(*CASES[case], workers=count)), expected)
+
+
+@pytest.mark.usefixtures("ray")
+def test_an_upload_that_cannot_be_used_is_dropped_where_it_is_summed(monkeypatch):
+    from manifed.algorithms import rsgd
+
+    plain = rsgd.RSGD.update
+
+    def update(self, phase, down, memory, oracle, manifold, draws):
+        up, after = plain(self, phase, down, memory, oracle, manifold, draws)
+        bad = torch.tensor([i in {3, 4, 11} for i in draws.partition]).unsqueeze(-1)
+        if 8 in draws.partition:
+            raise RuntimeError("no factor")
+        return type(up)(torch.where(bad, torch.nan, up.tensors()["u"])), after
+
+    monkeypatch.setattr(rsgd.RSGD, "update", update)
+    expected = played(table(LINES, RSGD))
+    assert {i: f.kind for i, f in expected[-1].failures.items()} == {
+        3: "unusable", 4: "unusable", 8: "absent", 11: "unusable"
+    }  # fmt: skip
+    for count in (1, 2, 4):
+        assert_same(played(table(LINES, RSGD, workers=count)), expected)
+
+
+def test_a_mean_takes_no_row_to_the_driver_and_what_goes_down_is_put_once(ray):
+    played(table(LINES, RSGD, workers=2))
+    assert ray.puts == 3
+    assert all(actor.calls.count("rows") == 0 for actor in ray.actors)
+
+
+@pytest.mark.usefixtures("ray")
+def test_in_a_release_every_worker_draws_a_key_of_its_own_for_every_exchange(monkeypatch):
+    from manifed.algorithms import rsgd
+
+    plain, drawn = rsgd.RSGD.update, set()
+    at = {"stream": Stream.COHORT, "partition": 3, "server_round": 1, "attempt": 0}
+
+    def update(self, phase, down, memory, oracle, manifold, draws):
+        drawn.add(tuple(draws.source.uniforms((2,), **at).tolist()))
+        return plain(self, phase, down, memory, oracle, manifold, draws)
+
+    monkeypatch.setattr(rsgd.RSGD, "update", update)
+    reports = played(table(LINES, RSGD, {**PRIVATE, "noise_source": "os"}, workers=2))
+    assert all(report.noise_origins == {"os"} for report in reports)
+    assert len(drawn) == 2 * 3  # one key an exchange and worker, one number of it
+
+
+def with_policy(how):
+    return {"replies": {"on_failure": how, "min_fraction": 0.3}}
+
+
+def test_a_worker_that_dies_is_its_clients_failure_and_is_started_anew(ray, caplog):
+    ray._dies[1] = ("exchange", 2)
+    charged = []
+    found = played(
+        table(FRAMES, PROJECTED, federation=with_policy("retry"), workers=2),
+        lambda *attempt: charged.append(attempt[:2]),
+    )
+    assert charged == [(1, 0), (2, 0), (2, 1), (3, 0)]
+    assert len(ray.actors) == 3
+    assert "Worker 1 died" in caplog.text
+    lost = found[1].failures
+    assert {f.kind for f in lost.values()} == {"unavailable"} or not lost
+    assert found[2].participants == tuple(range(13))
+
+
+def test_a_policy_that_proceeds_goes_on_without_the_clients_of_a_dead_worker(ray):
+    ray._dies[0] = ("exchange", 2)
+    found = played(table(LINES, RSGD, federation=with_policy("proceed"), workers=2))
+    assert [len(report.participants) for report in found] == [13, 7, 13]
+    assert {f.kind for f in found[1].failures.values()} == {"unavailable"}
+
+
+def test_a_policy_that_aborts_ends_the_run_when_a_worker_dies(ray):
+    ray._dies[0] = ("exchange", 2)
+    with pytest.raises(RoundFailed, match="worker 0 died"):
+        played(table(LINES, RSGD, federation=with_policy("abort"), workers=2))
+
+
+@pytest.mark.parametrize(
+    ("engine", "words"),
+    [
+        ({"workers": 8}, "expected at most 7, the number of chunks of 2 clients, got 8"),
+        ({"workers": 2, "execution": "messages"}, "goes with engine.execution = 'cohort'"),
+        ({"address": "auto"}, "expected engine.workers"),
+        ({"workers": 2, "address": "somewhere"}, "engine.address"),
+    ],
+)
+@pytest.mark.usefixtures("ray")
+def test_what_cannot_be_shared_out_is_refused_in_one_line(engine, words):
+    with pytest.raises(ConfigError, match=words):
+        played(table(LINES, RSGD, **engine))
+
+
+def test_without_ray_one_line_says_what_to_install(monkeypatch):
+    import builtins
+
+    plain = builtins.__import__
+
+    def without(name, *args, **options):
+        if name == "ray":
+            raise ImportError(name)
+        return plain(name, *args, **options)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(ConfigError, match=r"pip install 'flwr\[simulation\]'"):
+        played(table(LINES, RSGD, workers=2))
