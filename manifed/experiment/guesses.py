@@ -8,13 +8,15 @@ problem.kind                   C bounds      the guess
 =============================  ============  ================================================
 principal-eigenvector, kpca    |z|^2         second moment of trace C, eigenvalues i^-2
 matrix-completion              a gradient    as kpca of columns with |a|^2 = 2 C
-frechet-mean, nearest-mean     a gradient    records at C / 4 from their mean, the start at
-                                             3 C / 4
+frechet-mean, nearest-mean     a gradient    records at C / 4 or C / 2 from their mean; the start
+                                             at C / 4, C / 2, 3 C / 4 or C
 least-squares                  |a|^2 + b^2   second moment of trace C d / (d + 1), eigenvalues
-                                             i^-1; half of the variance of b is explained
-logistic                       a gradient    |a| = C, eigenvalues i^-1; scores of deviation
-                                             1.5, labels as likely as a true model says; no
-                                             step beyond 2 / smoothness, which is C^2 / 4 at most
+                                             i^-1; half of the variance of b is explained; no
+                                             step beyond 2 / C, which bounds every curvature
+logistic                       a gradient    |a| = 2 C, so that the clip just bites at the start;
+                                             eigenvalues i^-1; scores of deviation 1.5, labels as
+                                             likely as a true model says; no step beyond
+                                             2 / smoothness, which is C^2 for these rows
 =============================  ============  ================================================
 
 A gradient of a row of squared length C is at most C / 2 long where f_j = -1/2 |x^T z|^2 (two
@@ -22,31 +24,30 @@ orthogonal parts of z are multiplied), and about that for least squares (|a| |b|
 there a descent gets that clip, and half of the noise.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 
-from manifed.experiment.predictions import Array, Components, Flat, Spectrum
+from manifed.experiment.predictions import Array, Cloud, Components, Flat, Spectrum
 from manifed.experiment.schema import Experiment
 from manifed.problems.problem_specs import FrechetMeanSpec, NearestMeanSpec
 
 SCORES = 1.5
 """Standard deviation of the scores a_j^T x of a logistic model that is worth fitting."""
+_ROWS_OF = 2.0
+"""Length of a row of a logistic model over the clip: the gradient at 0 is half as long as a row."""
 _EXPLAINED = 0.5
 """Share of the variance of a target that least squares explains."""
-_MEAN_OF = 0.25
-"""Distance of a record from the mean, over the clip of gradients 2 dist."""
-_START_OF = 0.75
-"""Distance of the start from the mean, over that clip. Gradients are clipped from C / 2 on; of four
-guesses this one loses least to the best of them for starts within 1.2 C (docs/choosing.md)."""
+_STARTS_OF, _SPREADS_OF = (0.25, 0.5, 0.75, 1.0), (0.25, 0.5)
+"""Distances of the start and of records from the mean, over the clip of gradients 2 dist, which is
+exact up to C / 2: every pair is as likely (docs/choosing.md)."""
 _CURVATURE: Mapping[str, float] = {
     "spd": -0.5, "spd-log-euclidean": 0.0, "spd-log-cholesky": 0.0, "sphere": 1.0,
     "lorentz": -1.0, "poincare": -1.0,
 }  # fmt: skip
-_WIDEST = 1.4
-"""Distance on a sphere, below pi / 2, up to which a mean is looked for."""
+"""The sectional curvature farthest from zero."""
 _DECAY: Mapping[str, float] = {
     "principal-eigenvector": 2.0, "kpca": 2.0, "matrix-completion": 2.0, "least-squares": 1.0,
     "logistic": 1.0,
@@ -57,7 +58,7 @@ _DECAY: Mapping[str, float] = {
 class Guess:
     """A landscape, and what of the config's clip a gradient of it needs."""
 
-    landscape: Components | Flat
+    landscape: Components | Flat | Cloud
     clip_share: float = 1.0
     """A descent's clip over the config's."""
 
@@ -71,16 +72,15 @@ def guess_of(
     if kind in ("principal-eigenvector", "kpca", "matrix-completion"):
         return _components(kind, clip, shape, fall)
     if kind in ("frechet-mean", "nearest-mean"):
-        found = _mean(config, clip, shape)
-        return None if found is None else Guess(found)
+        return _mean(config, clip, shape)
     if kind == "least-squares":
         values = _powers(shape[0], fall, clip * shape[0] / (shape[0] + 1))
         variance = clip / (shape[0] + 1)
         start = 1.0 if config.problem.start.kind == "random" else 0.0  # of every coordinate
         away = np.full(shape[0], _EXPLAINED * variance / values.sum() + start)
-        return Guess(Flat(values, away, (1 - _EXPLAINED) / 2 * variance), 0.5)
+        return Guess(Flat(values, away, (1 - _EXPLAINED) / 2 * variance, smoothness=clip), 0.5)
     if kind == "logistic":
-        return Guess(_logistic(_powers(shape[0], fall, clip**2)))
+        return Guess(_logistic(_powers(shape[0], fall, (_ROWS_OF * clip) ** 2)))
     return None
 
 
@@ -95,28 +95,25 @@ def _components(kind: str, clip: float, shape: tuple[int, ...], decay: float) ->
     return Guess(Components(spectrum, 2.0, spectrum.best))
 
 
-def _mean(config: Experiment, clip: float, shape: tuple[int, ...]) -> Flat | None:
-    """Mean dist^2: curvature 2 where it is flat, else between that and 2 r ct r at distance r.
+def _mean(config: Experiment, clip: float, shape: tuple[int, ...]) -> Guess | None:
+    """Means of points, for several starts and distances; a class has a share of the records.
 
-    ct is coth for negative curvature and cot for positive; a class of `nearest-mean` is a share of
-    the records.
+    The mean sectional curvature of m x m matrices is -1 / (2 (m + 1)): that of X and Y is
+    -|[X, Y]|^2 / 4 for orthonormal ones, and the mean over Y is -m / 4 in all m (m + 1) / 2
+    directions together.
     """
     problem = config.problem
     assert isinstance(problem, FrechetMeanSpec | NearestMeanSpec)
     if isinstance(problem, NearestMeanSpec) and problem.center == "median":
         return None
     classes = problem.num_classes if isinstance(problem, NearestMeanSpec) else 1
-    away, bow = clip * _START_OF, _CURVATURE[problem.manifold]
-    bent = math.sqrt(abs(bow)) * away
-    if bow > 0:
-        bent = min(bent, _WIDEST)
-        far = bent / math.tan(bent)
-    else:
-        far = bent / math.tanh(bent) if bent > 0 else 1.0
-    dim = problem.build().manifold.dim(shape)
-    curvature = 2 / classes * np.linspace(1.0, far, dim)
-    start = np.full(dim, classes * away**2 / dim)
-    return Flat(curvature, start, (clip * _MEAN_OF) ** 2, is_local=bow != 0)
+    worst = _CURVATURE[problem.manifold]
+    mean = worst if problem.manifold != "spd" else -0.5 / (shape[-1] + 1)
+    dim = problem.build().manifold.dim(shape) // classes
+    away, spread = (
+        clip * np.array(each) for each in zip(*product(_STARTS_OF, _SPREADS_OF), strict=True)
+    )
+    return Guess(Cloud(away, spread, clip, dim, classes, mean, worst))
 
 
 def _powers(count: int, decay: float, trace: float) -> Array:

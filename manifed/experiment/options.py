@@ -6,7 +6,7 @@ save computing time, which is not what a budget pays for.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,7 @@ from manifed.algorithms.scheduled import ScheduledRSGD
 from manifed.algorithms.second_moment import SecondMoment
 from manifed.algorithms.tangent_mean import TangentMean
 from manifed.experiment.guesses import Guess
-from manifed.experiment.predictions import Array, Components, Descent
+from manifed.experiment.predictions import Array, Cloud, Components, Descent
 from manifed.experiment.privacy import Sizes, example_mechanism
 from manifed.experiment.schema import Experiment
 from manifed.manifolds.base import Manifold, MapChoice
@@ -33,9 +33,14 @@ from manifed.oracles.minibatch import Full
 from manifed.problems.problem_specs import LeastSquaresSpec
 from manifed.schedules.schedule import Geometric
 
-_ROUNDS = (1, 3, 8, 15, 30, 60, 100, 200, 400)
-_STEPS = (0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0)
+_ROUNDS = (1, 2, 3, 4, 6, 8, 11, 15, 22, 30, 45, 60, 100, 200, 400)
+_STEPS = (0.05, 0.07, 0.1, 0.14, 0.2, 0.28, 0.4, 0.56, 0.75, 1.0)
 """In units of one over the largest curvature of the guess."""
+_FEWER_ROUNDS, _FEWER_STEPS = (
+    (1, 3, 8, 15, 30, 60, 100, 200, 400),
+    (0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0),
+)
+"""Of principal components, which are followed by pairs of directions: that takes longer."""
 _FIRST = (0.25, 0.5)
 """Where an average begins, as a share of the rounds."""
 _FALLS = (0.5, 0.2, 0.05)
@@ -56,7 +61,8 @@ class Option:
     numbers_up: int
     """Of one client, over the run."""
     gap: float | None
-    """Predicted (f(x) - f*) / |f*|; None: nothing is predicted, the safe default."""
+    """Predicted (f(x) - f*) / |f*|, the geometric mean over the guesses; None: nothing is
+    predicted, the safe default."""
     momentum: float | None = None
     average: Average | None = None
 
@@ -99,14 +105,14 @@ def releases(
         price, stddev = _noise(config, training, sizes, clip)
         if isinstance(landscape, Components):
             gap = landscape.one_shot_gap(stddev)
-        elif isinstance(training, NoisyGram):
+        elif isinstance(landscape, Cloud):
+            gap = float(_typical(landscape.shifted_gap(stddev)))
+        else:
             # the largest eigenvalue of the noise, by the semicircle law
             floor = float(f"{stddev * math.sqrt(2 * shape[0]):.3g}")
             assert isinstance(config.problem, LeastSquaresSpec)
             training = NoisyGram(eigenvalue_floor=max(floor, 1e-9), ridge=config.problem.ridge)
             gap = landscape.solved_gap(stddev, floor)
-        else:
-            gap = landscape.shifted_gap(stddev)
         up = math.prod(training.up.layout(shape, torch.float64)["u"][0])
         yield Option(training, 1, clip, price, up, gap)
 
@@ -150,16 +156,35 @@ def descents(
     if guess is None:
         yield refuge
         return
-    shares = np.array([float(f"{share / guess.landscape.sharpest:.3g}") for share in _STEPS])
+    landscape = guess.landscape
+    has_pairs = isinstance(landscape, Components)
+    shares = _FEWER_STEPS if has_pairs else _STEPS
+    steps = np.array([float(f"{share / landscape.sharpest:.3g}") for share in shares])
+    counts = {min(count, rounds) for count in (_FEWER_ROUNDS if has_pairs else _ROUNDS)}
+    found = [
+        (tried, np.atleast_2d(landscape.descent_gaps(tried, stddev)))
+        for tried in _tried(steps, sorted(counts))
+    ]
+    # a guess by which every setting is lost says nothing of which to take
+    is_told = np.isfinite([gaps.min(-1) for _, gaps in found]).any(0)
     is_known = False
-    for tried in _tried(shares, rounds):
-        gaps = guess.landscape.descent_gaps(tried, stddev)
-        best = int(gaps.argmin())
-        if math.isfinite(gaps[best]):
+    for tried, gaps in found if is_told.any() else []:
+        typical = _typical(gaps[is_told])
+        best = int(typical.argmin())
+        if math.isfinite(typical[best]):
             is_known = True
-            yield option(tried, float(shares[best]), float(gaps[best]))
+            yield option(tried, float(steps[best]), float(typical[best]))
     if not is_known:
         yield refuge
+
+
+def _typical(gaps: Array) -> Array:
+    """The geometric mean over guesses, the first axis: no guess counts more for its large gaps."""
+    if len(gaps) == 1:
+        return gaps[0]
+    with np.errstate(divide="ignore"):
+        found: Array = np.exp(np.log(gaps).mean(0))
+    return found
 
 
 def safe(
@@ -188,9 +213,9 @@ def safe(
     return option(Descent(np.ones(1), rounds, from_round=first), float(f"{step:.3g}"), None)
 
 
-def _tried(steps: Array, rounds: int) -> Iterator[Descent]:
+def _tried(steps: Array, counts: Sequence[int]) -> Iterator[Descent]:
     """Numbers of rounds, averages, falling noise and momentum."""
-    for count in sorted({min(count, rounds) for count in _ROUNDS}):
+    for count in counts:
         tails = () if count == 1 else tuple(max(1, int(share * count)) for share in _FIRST)
         firsts: set[int | None] = {None, *tails}
         for first in firsts:

@@ -2,8 +2,8 @@
 
 ``training = { kind = "auto" }`` is resolved here, when a config is read: every method that serves
 the problem (`options.py`) is predicted at its best settings (`predictions.py`), and the one of the
-least gap is written into the config in its place. What is hashed, approved and run is that resolved
-config.
+least gap is written into the config in its place. Where there are several guesses, it is the least
+geometric mean of the gaps. What is hashed, approved and run is that resolved config.
 
 Public are the dimension, the clients, their N_i, the clip and the budget; what the problem looks
 like is a guess, one a problem kind for all data sets (`guesses.py`). Who knows better says so in

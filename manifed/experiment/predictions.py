@@ -9,7 +9,14 @@ r, which then has the deviation s z_r sqrt(sum_u z_u^-2); w_u the weights of the
   share a_r of noise_r and the share of the start follow from the adjoint recursion, from T down:
   S_r = w_r + S_{r+1} - eta h D_{r+1}, D_r = S_r + beta D_{r+1}, a_r = eta D_r. So the variance is
   s^2 sum_r a_r^2 z_r^2 sum_r z_r^-2.
-* `Flat` (means of points, linear models): f - f* = 1/2 sum_j h_j error_j^2.
+* `Flat` (linear models): f - f* = 1/2 sum_j h_j error_j^2.
+* `Cloud` (a mean of points in each of K classes): f - f* = dist^2 summed over classes, over K. An
+  iterate at root mean square distance r of its mean goes eta (2 / K) c(r) of the way, where
+  c(r) = min(1, C / (2 sqrt(r^2 + q^2))) is what a clip of C leaves of the gradient of a point at
+  distance q of the mean. A step of noise of variance v in each of n coordinates adds
+  v (1 + (n - 1) ct r) to r^2: the Laplacian of dist^2 / 2 under the mean sectional curvature of the
+  space, with ct r = r coth r at curvature -1. So r follows forwards, and the shares of noises and
+  start backwards, with that eta h by round.
 * `Spectrum` (principal components): l_1 >= ... >= l_d a spectrum, k components. For i <= k < j let
   g_ij = l_i - l_j and t_ij^2 the squared tangent of the angle by which direction j leaks into
   component i; then f - f* is proportional to sum_ij g_ij t_ij^2, and a component that is lost
@@ -47,7 +54,9 @@ _DROWNED = 0.9
 """Squared sine from which on an iterate says next to nothing."""
 _ROUNDING = 1 + 1e-9
 _LOST = 1e100
-"""Squared tangent where nothing settles."""
+"""Squared tangent where nothing settles; and squared distance beyond which none is told apart."""
+_WIDEST = 1.4
+"""Distance on a sphere, below pi / 2, up to which a mean is looked for."""
 _APART, _TOGETHER = 40, 24
 """Directions beyond the components that are followed one by one, and groups of all others."""
 
@@ -92,46 +101,33 @@ class Descent:
         bend = eta * curvature
         begin = np.zeros(len(self.step_sizes)) if first is None else first
         noise = self.noise**2 * (np.arange(self.num_rounds) >= begin[:, None])
-        variance, _ = self._backwards(bend, noise, begin)
-        _, start = self._backwards(bend if pull is None else pull, np.zeros_like(noise), begin)
+        variance, _ = self._always(bend, noise, begin)
+        _, start = self._always(bend if pull is None else pull, np.zeros_like(noise), begin)
         is_lost = ~((bend > 0) & (bend < 2 * (1 + self.momentum)))
         with np.errstate(over="ignore"):
             variance = eta**2 * variance
         return np.where(is_lost, np.inf, variance), np.where(is_lost, np.inf, start**2)
 
-    def farthest(self, curvature: Array, away: Array, stddev: float) -> Array:
-        """The largest mean squared distance of an iterate from the optimum, for every step (n,).
-
-        ``curvature``, ``away`` (m,), the squared distance of the start by direction.
-        """
-        eta, beta, noise = self.step_sizes[:, None], self.momentum, (stddev * self.noise) ** 2
-        bend = eta * curvature
-        place = np.broadcast_to(away, bend.shape)  # E x^2, E x d and E d^2 by direction
-        both, speed = np.zeros_like(bend), np.zeros_like(bend)
-        found = place.sum(-1)
-        for variance in noise:
-            pushed = eta**2 * variance
-            with np.errstate(over="ignore", invalid="ignore"):
-                speed, both = (
-                    beta**2 * speed - 2 * beta * bend * both + bend**2 * place + pushed,
-                    beta * both - bend * place,
-                )
-                place, both = place + 2 * both + speed, both + speed
-            found = np.fmax(found, place.sum(-1))
-        return found
-
-    def _backwards(self, bend: Array, noise: Array, first: Array) -> tuple[Array, Array]:
-        """(sum_r noise_r D_r^2, S_first); noise (n, T)."""
-        axes, weights = tuple(range(1, bend.ndim)), self.weights
-        total, velocity = np.zeros_like(bend), np.zeros_like(bend)
-        position = np.full_like(bend, weights[-1])
+    def backwards(self, bends: Array, noise: Array, first: Array) -> tuple[Array, Array]:
+        """(sum_r noise_r D_r^2, S_first) for eta h and noise by round, each (T, n, ...)."""
+        weights, shape = self.weights, bends.shape[1:]
+        total, velocity = np.zeros(shape), np.zeros(shape)
+        position = np.full(shape, weights[-1])
         start = position
         for r in range(self.num_rounds, 0, -1):
             velocity = position + self.momentum * velocity
-            total = total + np.expand_dims(noise[:, r - 1], axes) * velocity**2
-            position = weights[r - 1] + position - bend * velocity
-            start = np.where(np.expand_dims(first <= r - 1, axes), position, start)
+            total = total + noise[r - 1] * velocity**2
+            position = weights[r - 1] + position - bends[r - 1] * velocity
+            start = np.where(first <= r - 1, position, start)
         return total, start
+
+    def _always(self, bend: Array, noise: Array, first: Array) -> tuple[Array, Array]:
+        """The same with one eta h for all rounds, (n, ...); noise (n, T), first (n,)."""
+        axes = tuple(range(1, bend.ndim))
+        bends = np.broadcast_to(bend, (self.num_rounds, *bend.shape))
+        return self.backwards(
+            bends, np.expand_dims(noise.T, tuple(a + 1 for a in axes)), np.expand_dims(first, axes)
+        )
 
 
 @dataclass(frozen=True)
@@ -143,8 +139,6 @@ class Flat:
     """Squared distance of the start by direction, (m,)."""
     value: float
     """|f*|."""
-    is_local: bool = False
-    """Whether it is known no farther from the optimum than the start is."""
     smoothness: float = 0.0
     """A bound on every curvature that is sure; 0: none."""
 
@@ -157,13 +151,9 @@ class Flat:
         return max(float(self.curvature.max()), self.smoothness / 2)
 
     def descent_gaps(self, descent: Descent, stddev: float) -> Array:
-        """(f - f*) / |f*| of every step size; infinite where nothing is known of the way there."""
+        """(f - f*) / |f*| of every step size."""
         variance, start = descent.errors(self.curvature)
-        gaps = self._gap(stddev**2 * variance + start * self.away)
-        if not self.is_local:
-            return gaps
-        farthest = descent.farthest(self.curvature, self.away, stddev)
-        return np.where(farthest > _ROUNDING * self.away.sum(), np.inf, gaps)
+        return self._gap(stddev**2 * variance + start * self.away)
 
     def solved_gap(self, stddev: float, floor: float, bias: float = 0.0) -> float:
         """Of the solution of a noised Gram matrix whose eigenvalues ``curvature`` are."""
@@ -171,12 +161,89 @@ class Flat:
         noise = stddev**2 / 2 * (1 + self.away.sum()) / believed**2
         return float(self._gap(noise + self.away * (1 - self.curvature / believed) ** 2)) + bias
 
-    def shifted_gap(self, stddev: float) -> float:
-        """Of the optimum with this deviation in every coordinate."""
-        return float(self._gap(np.full_like(self.curvature, stddev**2)))
-
     def _gap(self, squares: Array) -> Array:
         return 0.5 * (self.curvature * squares).sum(-1) / self.value
+
+
+@dataclass(frozen=True)
+class Cloud:
+    """Points around a mean in each of some classes, seen from a start: several guesses at once."""
+
+    away: Array
+    """Distance of the start from each mean, shape (m,)."""
+    spread: Array
+    """Root mean square distance of the points of a class from their mean, shape (m,)."""
+    clip: float
+    dim: int
+    """Of one class."""
+    classes: int = 1
+    mean_bow: float = 0.0
+    """Mean sectional curvature."""
+    worst_bow: float = 0.0
+    """The one farthest from zero."""
+
+    @property
+    def sharpest(self) -> float:
+        """The largest curvature of f between start and mean, clip included."""
+        r = np.linspace(0.0, self.away, 33)  # (33, m)
+        turned = np.maximum(_cotangent(self.worst_bow, r), 1.0) * self._kept(r**2, self.spread)
+        return 2 / self.classes * float(turned.max())
+
+    def shifted_gap(self, stddev: float) -> Array:
+        """Of the mean with this deviation in every coordinate, shape (m,)."""
+        return self.dim * (stddev / self.spread) ** 2
+
+    def descent_gaps(self, descent: Descent, stddev: float) -> Array:
+        """(f - f*) / |f*| of every guess and step size, (m, n); infinite where the way is lost."""
+        away, spread = self.away[:, None], self.spread[:, None]
+        bends, pushed, farthest = self._forwards(descent, stddev)
+        variance, start = descent.backwards(bends, pushed, np.zeros(len(descent.step_sizes)))
+        with np.errstate(over="ignore", invalid="ignore"):
+            gaps = (variance + (away * start) ** 2) / spread**2
+        is_lost = ~(bends[0] < 2 * (1 + descent.momentum))
+        if self.mean_bow:  # no average repairs what noise carries off in a bent space
+            is_lost |= farthest > _ROUNDING * np.maximum(away, self.clip / 2) ** 2
+        return np.where(is_lost | np.isnan(gaps), np.inf, gaps)
+
+    def _kept(self, square: Array, spread: Array) -> Array:
+        """c(r) by r^2."""
+        found: Array = np.minimum(1.0, self.clip / (2 * np.sqrt(square + spread**2)))
+        return found
+
+    def _forwards(self, descent: Descent, stddev: float) -> tuple[Array, Array, Array]:
+        """(eta h, what noise adds to r^2) by round, (T, m, n), and the largest r^2, (m, n)."""
+        eta, beta, spread = descent.step_sizes, descent.momentum, self.spread[:, None]
+        way = np.repeat(self.away[:, None], len(eta), axis=1)
+        pace, place, both, speed = (np.zeros_like(way) for _ in range(4))
+        # of the noise: place squared, place times speed, speed squared
+        farthest, bends, pushed = way**2, list[Array](), list[Array]()
+        for deviation in stddev * descent.noise:
+            square = way**2 + place
+            bend = eta * (2 / self.classes) * self._kept(square, spread)
+            bent = _cotangent(self.mean_bow, np.sqrt(square))
+            push = (eta * deviation) ** 2 * (1 + (self.dim - 1) * bent)
+            bends.append(bend)
+            pushed.append(push)
+            pace = beta * pace - bend * way
+            way = way + pace
+            speed, both = (
+                beta**2 * speed - 2 * beta * bend * both + bend**2 * place + push,
+                beta * both - bend * place,
+            )
+            place, both = np.minimum(place + 2 * both + speed, _LOST), both + speed
+            farthest = np.fmax(farthest, way**2 + place)
+        return np.stack(bends), np.stack(pushed), farthest
+
+
+def _cotangent(bow: float, r: Array) -> Array:
+    """Of ``bow`` < 0 b coth b, of ``bow`` > 0 b cot b, with b = sqrt|bow| r."""
+    bent = math.sqrt(abs(bow)) * np.maximum(r, 1e-9)
+    if bow == 0:
+        return np.ones_like(r)
+    if bow > 0:
+        bent = np.minimum(bent, _WIDEST)
+        return bent / np.tan(bent)
+    return bent / np.tanh(bent)
 
 
 @dataclass(frozen=True)
