@@ -57,14 +57,15 @@ def rows_of(kind: str, clip: float) -> Task:
 
 def share_of(task: Task, epsilon: float, name: str, guess: Any, seeds: int) -> float:
     """Mean share of the start's gap that is left when a plan takes that guess."""
+    made = task.table(epsilon, 0)
+    made["training"] = {"kind": "auto"}
+    made["federation"]["num_rounds"] = 100
+    with patch.object(guesses, name, guess):
+        config = config_of.parse(made)
     found = list[float]()
     for seed in range(seeds):
-        made = task.table(epsilon, seed)
-        made["training"] = {"kind": "auto"}
-        made["federation"]["num_rounds"] = 100
-        with patch.object(guesses, name, guess):
-            config = config_of.parse(made)
-        found.append(run(task, config)["share"])
+        federation = config.federation.model_copy(update={"seed": seed})
+        found.append(run(task, config.model_copy(update={"federation": federation}))["share"])
     return statistics.mean(found)
 
 
