@@ -16,8 +16,10 @@ if TYPE_CHECKING:
 NOT_ACCOUNTED = (
     "privacy: each run's statement prices that run alone. The search is not accounted: to choose "
     "among these {runs} runs on private data, or to show them, costs more than one of them. Search "
-    "on public data."
+    "on public data, or pay for the search: --private."
 )
+
+STOPPED = "interrupted; the same command goes on where it stopped"
 
 
 def sweep(
@@ -32,11 +34,24 @@ def sweep(
     measure: Annotated[
         str | None, typer.Option(help="The measured column that the table compares.")
     ] = None,
+    private: Annotated[
+        float | None,
+        typer.Option(
+            "--private",
+            min=1,
+            max=1e4,
+            metavar="MEAN",
+            help="Publish the best of a random number of runs, MEAN on average, and its price.",
+        ),
+    ] = None,
     data_dir: DataDir = None,
     as_json: Json = False,
 ) -> None:
     """Run a config over several values and seeds; a table, curves, and on again if interrupted."""
     use_data_dir(data_dir)
+    if private is not None:
+        _search(config, tuple(sets or ()), seeds, jobs, out, measure, private, as_json=as_json)
+        return
     from manifed.cli.launch import check_parts, guarded
     from manifed.experiment.figure_files import split
     from manifed.flower.run_config import find
@@ -64,7 +79,7 @@ def sweep(
     try:
         failed = run_all(trials, jobs, show)
     except Ended as end:
-        fail("interrupted; the same command goes on where it stopped", end.code)
+        fail(STOPPED, end.code)
     if len(failed) == len(trials):
         fail(f"all {len(trials)} runs failed; their folders are in {folder}", 1)
     column, rows, written = guarded(lambda: _results(trials, folder, measure), fail)
@@ -83,6 +98,55 @@ def sweep(
         )
     if failed:
         fail(f"{len(failed)} of {len(trials)} runs failed; the same command runs them again", 1)
+
+
+def _search(
+    config: str,
+    sets: tuple[str, ...],
+    seeds: str,
+    jobs: int,
+    out: Path | None,
+    measure: str | None,
+    mean: float,
+    *,
+    as_json: bool,
+) -> None:
+    """The best of a random number of runs."""
+    from manifed.cli.launch import check_parts, guarded
+    from manifed.errors import ConfigError
+    from manifed.experiment.figure_files import split
+    from manifed.experiment.search_price import to_public
+    from manifed.flower.run_config import find
+    from manifed.privacy.tuning import Search
+    from manifed.runs.places import check_new, real
+    from manifed.runs.search import Found, Sought, conduct, sought, text_of
+    from manifed.runs.sweep import seeds_of
+
+    def planned() -> Sought:
+        path, (seed, *others) = find(config), seeds_of(seeds)
+        if others:
+            raise ConfigError(f"--seeds: expected one seed beside --private, got {seeds!r}")
+        folder = real("--out", out or Path("runs") / f"search-{split(path)[1] or path.stem}")
+        asked = sought(path, sets, seed, Search(mean=mean), measure, folder)
+        for setting in asked.settings:
+            check_parts(setting.config)
+        check_new("--out", folder)
+        price = to_public(asked.config, asked.law)
+        sys.stderr.write(f"what will be published costs epsilon {price:.4g}\n")
+        return asked
+
+    asked = guarded(planned, fail)
+
+    def made() -> Found:
+        try:
+            return conduct(asked, jobs, lambda: sys.stderr.write("a run has ended\n"))
+        except Ended as end:
+            fail(STOPPED, end.code)
+
+    found = guarded(made, fail)
+    sys.stdout.write(f"{text_of(found)}\npublished: {found.directory}\n")
+    if as_json:
+        print_json(found.statement | {"directory": str(found.directory)})
 
 
 def _results(

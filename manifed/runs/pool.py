@@ -62,11 +62,17 @@ def check_folder(task: Task) -> None:
         raise refused(task.directory, "expected a new folder", "one that is no run's")
 
 
-def run_all(tasks: Sequence[T], jobs: int, on_end: Callable[[T, str | None], None]) -> list[T]:
+def run_all(
+    tasks: Sequence[T],
+    jobs: int,
+    on_end: Callable[[T, str | None], None],
+    on_start: Callable[[T], None] = lambda _: None,
+) -> list[T]:
     """Run what is not finished, ``jobs`` processes beside each other; the tasks that failed.
 
-    ``on_end`` hears of each task, with the line of its error if it failed. When all this is
-    interrupted the processes are ended too, each after it has written what it has.
+    ``on_start`` hears of each task before its process is made. ``on_end`` hears of each task, with
+    the line of its error if it failed. When all this is interrupted the processes are ended too,
+    each after it has written what it has.
     """
     for folder in {task.directory.parent for task in tasks}:
         make_folder(folder)
@@ -82,6 +88,7 @@ def run_all(tasks: Sequence[T], jobs: int, on_end: Callable[[T, str | None], Non
                         on_end(task, None)
                         continue
                     errors = Path(said) / str(len(waiting))
+                    on_start(task)
                     running[_start(task, jobs, errors)] = task, errors
                 ended = wait([process.sentinel for process in running]) if running else ()
                 for process in [process for process in running if process.sentinel in ended]:
