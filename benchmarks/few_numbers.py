@@ -2,6 +2,8 @@ r"""MNIST (d = 784) when a client may upload at most 50 d numbers: rounds agains
 
     python -m benchmarks.few_numbers [--epsilon 0.5 1 2] [--seeds 5] [--out benchmarks/results]
 
+An epsilon that was measured is a file below --cells, and is not measured again.
+
 The leading principal component of MNIST's test set, ten clients, noise at each, (epsilon, 1e-5).
 
 * rounds, plain: descent with equal noise, its last iterate, the best of a grid of rounds and steps
@@ -24,6 +26,7 @@ import argparse
 import json
 import math
 import statistics
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +39,7 @@ from benchmarks.leaderboard.cells import run as run_of
 from benchmarks.leaderboard.methods import Setting
 from benchmarks.leaderboard.tasks import TASKS, Task
 from benchmarks.warm_start import once
+from manifed.durable import write_atomically
 from manifed.experiment import load as config_of
 from manifed.experiment.assembly import load_shards
 from manifed.experiment.schema import Experiment
@@ -187,16 +191,30 @@ def measured(epsilons: list[float], seeds: int, *, is_quick: bool = False) -> li
     return rows
 
 
+def kept(given: argparse.Namespace) -> list[dict[str, Any]]:
+    """All rows; what was measured before of the same question is read."""
+    given.cells.mkdir(parents=True, exist_ok=True)
+    rows, way = list[dict[str, Any]](), "-quick" if given.quick else ""
+    for epsilon in given.epsilon:
+        path = given.cells / f"{epsilon:g}-{given.seeds}{way}.json"
+        if not path.is_file():
+            found = measured([epsilon], given.seeds, is_quick=given.quick)
+            write_atomically(path, json.dumps(found).encode())
+        rows += json.loads(path.read_text(encoding="utf-8"))
+    return rows
+
+
 def text_of(rows: list[dict[str, Any]]) -> str:
     """A table."""
     cells = [
         [f"{r['epsilon']:g}", r["method"], str(r["numbers"]), f"{statistics.mean(r['gaps']):.3g}",
-         f"{statistics.stdev(r['gaps']):.1g}", r["how"]]
+         f"{statistics.median(r['gaps']):.3g}", f"{statistics.stdev(r['gaps']):.1g}", r["how"]]
         for r in rows
     ]  # fmt: skip
     return "\n".join(
-        ["# At most 50 d numbers up, d = 784", "", "`python -m benchmarks.few_numbers`", "",
-         table(["epsilon", "method", "numbers up", "gap", "sd", "settings"], cells), ""]
+        ["# At most 50 d numbers up, d = 784", "",
+         f"`{' '.join(['python -m benchmarks.few_numbers', *sys.argv[1:]])}`", "",
+         table(["epsilon", "method", "numbers up", "gap", "median", "sd", "settings"], cells), ""]
     )  # fmt: skip
 
 
@@ -208,11 +226,12 @@ def main() -> None:
     parser.add_argument("--epsilon", type=float, nargs="+", default=[0.5, 1.0, 2.0])
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--quick", action="store_true", help="without correlated noise")
+    parser.add_argument("--cells", type=Path, default=Path("runs/few_numbers"))
     parser.add_argument("--out", type=Path, help="folder for few_numbers.md")
     parser.add_argument("--json", action="store_true", help="the rows as the last line")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    rows = measured(given.epsilon, given.seeds, is_quick=given.quick)
+    rows = kept(given)
     if given.out is not None:
         given.out.mkdir(parents=True, exist_ok=True)
         (given.out / "few_numbers.md").write_text(text_of(rows), encoding="utf-8")
