@@ -1,0 +1,245 @@
+"""What `manifed plan` predicts of each method beside what runs of it measure, a problem kind each.
+
+    python -m benchmarks.plan_predictions [--epsilon 0.5 2] [--seeds 3] [--out benchmarks/results]
+
+Ten clients, noise at each, everybody in every round, (epsilon, delta) over the whole run. For every
+method that the plan offers: the predicted relative gap (f(x) - f*) / |f*|, the mean that seeds
+0, 1, ... measure with its resolved config, and predicted / measured. A method whose runs fail has
+no measured gap.
+
+A problem and epsilon that was measured is a file below --cells, and is measured again only when the
+plan is another one.
+"""
+
+import argparse
+import hashlib
+import json
+import statistics
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.choosing import gap_of
+from benchmarks.common.stopwatch import table
+from manifed.durable import write_atomically
+from manifed.errors import BudgetExhausted, RoundFailed
+from manifed.experiment import planning
+from manifed.experiment.load import parse
+
+FACTOR = 2.0
+"""Of a prediction that is good enough."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A problem on data that its kind is made for, with a public clip."""
+
+    title: str
+    problem: dict[str, Any]
+    data: dict[str, Any]
+    l2_norm_clip: float
+    delta: float = 1e-4
+
+    def table(self, epsilon: float) -> dict[str, Any]:
+        """The config, left to the planner."""
+        return {
+            "name": "predicted",
+            "problem": self.problem,
+            "data": self.data,
+            "federation": {
+                "num_clients": 10, "num_rounds": planning.MOST_ROUNDS, "seed": 0,
+                "partition": {"kind": "equal"},
+            },
+            "training": {"kind": "auto"},
+            "privacy": {
+                "kind": "example-level", "l2_norm_clip": self.l2_norm_clip,
+                "noise": {"kind": "target", "epsilon": epsilon, "delta": self.delta},
+            },
+            "evaluation": {"is_enabled": False},
+        }  # fmt: skip
+
+
+_SPD = {"kind": "spd-lognormal", "num_examples": 1000, "dimension": 5, "condition": 4}
+_ORIGIN = {"start": {"kind": "origin"}}
+CASES = (
+    Case("one component, digits", {"kind": "principal-eigenvector"}, {"kind": "digits"}, 1.0),
+    Case(
+        "two components, digits", {"kind": "kpca", "num_components": 2, "scaling": "mean"},
+        {"kind": "digits"}, 1.0,
+    ),
+    Case(
+        "matrix completion, rank 2 of 30",
+        {"kind": "matrix-completion", "rank": 2, "scaling": "mean"},
+        {"kind": "synthetic-low-rank", "num_clients": 10, "columns": 500, "dimension": 30,
+         "noise_stddev": 0.01}, 1.0,
+    ),
+    Case(
+        "log-Euclidean mean, 5 x 5",
+        {"kind": "frechet-mean", "manifold": "spd-log-euclidean", **_ORIGIN}, _SPD, 6.0,
+    ),
+    Case(
+        "affine-invariant mean, 5 x 5", {"kind": "frechet-mean", "manifold": "spd", **_ORIGIN},
+        _SPD, 6.0,
+    ),
+    Case(
+        "hyperbolic mean, d = 10", {"kind": "frechet-mean", "manifold": "lorentz", **_ORIGIN},
+        {"kind": "hyperbolic-cloud", "num_examples": 1000, "dimension": 10, "spread": 0.3}, 3.0,
+    ),
+    Case(
+        "spherical mean, d = 10", {"kind": "frechet-mean", "manifold": "sphere"},
+        {"kind": "sphere-cloud", "num_examples": 1000, "dimension": 10, "spread": 0.3}, 3.0,
+    ),
+    Case(
+        "class means, three classes, 4 x 4",
+        {"kind": "nearest-mean", "manifold": "spd", "num_classes": 3},
+        {"kind": "spd-classes"}, 4.0,
+    ),
+    Case(
+        "least squares, 500 rows in R^10", {"kind": "least-squares"},
+        {"kind": "synthetic-least-squares", "rows": 500, "dimension": 10, "noise_stddev": 0.5},
+        30.0,
+    ),
+    Case(
+        "logistic regression, made up", {"kind": "logistic"},
+        {"kind": "synthetic-logistic", "num_examples": 4000}, 3.0,
+    ),
+    Case("logistic regression, breast cancer", {"kind": "logistic"}, {"kind": "breast-cancer"}, 1.0,
+         1e-4),
+)  # fmt: skip
+
+
+def rows_of(case: Case, epsilon: float, seeds: int, cells: Path) -> list[dict[str, Any]]:
+    """Method, predicted gap and measured gaps of all that the plan offers, best first."""
+    asked = case.table(epsilon)
+    config = parse(planning.stand_in(asked))
+    found = planning.plan(config, planning.auto_of(asked), planning.most_rounds(asked))
+    plans = [
+        {"method": o.name, "predicted": o.gap, "table": planning.with_option(asked, o)}
+        for o in found
+    ]
+    said = json.dumps([plans, seeds], sort_keys=True)
+    spec = hashlib.sha256(said.encode()).hexdigest()
+    path = cells / f"{hashlib.sha256(case.title.encode()).hexdigest()[:12]}-{epsilon:g}.json"
+    if path.is_file() and (kept := json.loads(path.read_text()))["spec"] == spec:
+        return kept["rows"]
+    rows = [
+        {
+            "case": case.title,
+            "epsilon": epsilon,
+            "method": plan["method"],
+            "predicted": plan["predicted"],
+            "gaps": _gaps(plan["table"], seeds),
+        }
+        for plan in plans
+    ]
+    write_atomically(path, json.dumps({"spec": spec, "rows": rows}, indent=1).encode())
+    return rows
+
+
+def _gaps(made: dict[str, Any], seeds: int) -> list[float]:
+    """Of every seed; empty where a run fails."""
+    federation = made["federation"]
+    try:
+        return [
+            gap_of(parse({**made, "federation": {**federation, "seed": s}})) for s in range(seeds)
+        ]
+    except (RoundFailed, BudgetExhausted):
+        return []
+
+
+def ratio_of(row: dict[str, Any]) -> float | None:
+    """Predicted over measured, where both are there."""
+    if row["predicted"] is None or not row["gaps"]:
+        return None
+    return row["predicted"] / statistics.mean(row["gaps"])
+
+
+def within(rows: Sequence[dict[str, Any]]) -> str:
+    """How many of them are good enough, in words."""
+    ratios = [ratio for row in rows if (ratio := ratio_of(row)) is not None]
+    good = sum(1 / FACTOR <= ratio <= FACTOR for ratio in ratios)
+    return f"{good} of {len(ratios)}"
+
+
+def text_of(rows: list[dict[str, Any]]) -> str:
+    """The tables."""
+    parts = [
+        "# What a plan predicts, and what runs measure",
+        "",
+        f"`{' '.join(['python -m benchmarks.plan_predictions', *sys.argv[1:]])}`",
+        "",
+        "Relative gap (f(x) - f*) / |f*|; measured is the mean over seeds. Methods in the order of "
+        "the plan: the first is what `auto` takes. Bold: off by more than a factor of "
+        f"{FACTOR:g}. Within it: {within(rows)} methods in all, "
+        f"{within(_firsts(rows))} of those that a plan puts first.",
+        "",
+        table(["problem", "epsilon", "first method", "all methods"], _summary(rows)),
+        "",
+    ]
+    cells = [
+        [row["case"], f"{row['epsilon']:g}", row["method"], _number(row["predicted"]),
+         _number(statistics.mean(row["gaps"]) if row["gaps"] else None), _shown(ratio_of(row))]
+        for row in rows
+    ]  # fmt: skip
+    head = ["problem", "epsilon", "method", "predicted", "measured", "predicted / measured"]
+    return "\n".join([*parts, table(head, cells), ""])
+
+
+def _firsts(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    seen = dict[tuple[str, float], dict[str, Any]]()
+    for row in rows:
+        seen.setdefault((row["case"], row["epsilon"]), row)
+    return list(seen.values())
+
+
+def _summary(rows: Sequence[dict[str, Any]]) -> list[list[str]]:
+    found = list[list[str]]()
+    for first in _firsts(rows):
+        title, epsilon = first["case"], first["epsilon"]
+        mine = [row for row in rows if (row["case"], row["epsilon"]) == (title, epsilon)]
+        best = f"{first['method']}: {_shown(ratio_of(first))}"
+        found.append([title, f"{epsilon:g}", best, within(mine)])
+    return found
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3g}"
+
+
+def _shown(ratio: float | None) -> str:
+    if ratio is None:
+        return "-"
+    return f"{ratio:.2f}" if 1 / FACTOR <= ratio <= FACTOR else f"**{ratio:.2g}**"
+
+
+def main() -> None:
+    """Measure what is not there yet, and write the page."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--epsilon", type=float, nargs="+", default=[0.5, 2.0])
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--cells", type=Path, default=Path("runs/plan_predictions"))
+    parser.add_argument("--out", type=Path, help="folder for plan_predictions.md")
+    parser.add_argument("--json", action="store_true", help="the rows as the last line")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    given.cells.mkdir(parents=True, exist_ok=True)
+    rows = list[dict[str, Any]]()
+    for case in CASES:
+        for epsilon in given.epsilon:
+            rows += rows_of(case, epsilon, given.seeds, given.cells)
+            print(*_summary(rows)[-1], flush=True)
+    if given.out is not None:
+        given.out.mkdir(parents=True, exist_ok=True)
+        (given.out / "plan_predictions.md").write_text(text_of(rows), encoding="utf-8")
+    if given.json:
+        print(json.dumps(rows))
+
+
+if __name__ == "__main__":
+    main()
