@@ -1,4 +1,4 @@
-r"""Least squares from one noised Gram matrix of each client: sufficient statistics, then a solve.
+r"""Least squares, or logistic regression's surrogate, from one noised Gram matrix of each client.
 
 Vu, Slavkovic: Differential Privacy for Clinical Trial Data (2009); Sheffet: Differentially Private
 Ordinary Least Squares (2017); Wang: Revisiting Differentially Private Linear Regression (2018),
@@ -13,6 +13,12 @@ sqrt(2) C / N_i. The clip scales row and target together, so a long row keeps it
 residual, and loses weight. Post-processing: A_aa^+ has its eigenvalues raised to
 ``eigenvalue_floor``, because noise may make A_aa indefinite; a direction in which the noise is all
 there is would else be divided by next to nothing. Invariant: state["x"] is finite.
+
+Logistic regression with labels b_j = -1 or 1: log(1 + exp(-s)) is log 2 - s / 2 + s^2 / 8 up to
+s^4 / 192, so that the mean loss is log 2 - A_ab^T x / 2 + x^T A_aa x / 8 near the origin
+(functional mechanism: Zhang, Zhang, Xiao, Yang, Winslett 2012). Its minimiser with the ridge is
+(A_aa^+ / 4 + rho I)^{-1} A_ab / 2, the first step of Newton's method from the origin, and as far
+from the optimum as scores are from 0. Statistic, clip, sensitivity and noise are those above.
 """
 
 from typing import ClassVar, Literal
@@ -26,7 +32,7 @@ from manifed.algorithms.payloads import GramMean, Statistic
 from manifed.manifolds.base import Manifold
 from manifed.manifolds.symmetric import unpacked
 from manifed.problems.base import Problem
-from manifed.problems.second_moments import APART, GramMatrices
+from manifed.problems.second_moments import APART, GramMatrices, LabelledGrams
 
 
 class NoisyGram(OneShot):
@@ -42,10 +48,25 @@ class NoisyGram(OneShot):
     takes: ClassVar[type[Problem]] = GramMatrices
     apart: ClassVar[float] = APART
 
+    quadratic: ClassVar[float] = 1.0
+    """c of the loss c/2 s^2 - l b s of a score s."""
+    linear: ClassVar[float] = 1.0
+    """l of that loss."""
+
     def solve(self, mean: Tensor, x: Tensor, manifold: Manifold) -> Tensor:
-        """(A_aa^+ + rho I)^{-1} A_ab, shape (d,)."""
+        """(c A_aa^+ + rho I)^{-1} l A_ab, shape (d,)."""
         gram = unpacked(mean.to(torch.float64))
         values, vectors = torch.linalg.eigh(gram[:-1, :-1])
-        believed = values.clamp_min(self.eigenvalue_floor) + self.ridge
-        solved = vectors @ ((vectors.mT @ gram[:-1, -1]) / believed)
+        believed = self.quadratic * values.clamp_min(self.eigenvalue_floor) + self.ridge
+        solved = vectors @ ((vectors.mT @ (self.linear * gram[:-1, -1])) / believed)
         return solved.to(x.dtype)
+
+
+class LogisticGram(NoisyGram):
+    """Noised Gram matrices of rows with labels, and the surrogate's minimiser."""
+
+    kind: Literal["logistic-gram"] = "logistic-gram"  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    takes: ClassVar[type[Problem]] = LabelledGrams
+    quadratic: ClassVar[float] = 0.25
+    linear: ClassVar[float] = 0.5

@@ -8,7 +8,7 @@ from manifed.algorithms.interface import ClientUpdate, ReadsInOrder, ServerUpdat
 from manifed.algorithms.log_euclidean import LogEuclidean
 from manifed.algorithms.manifold_gossip import ManifoldGossip
 from manifed.algorithms.masked_mean import MaskedMean
-from manifed.algorithms.noisy_gram import NoisyGram
+from manifed.algorithms.noisy_gram import LogisticGram, NoisyGram
 from manifed.algorithms.one_shot import OneShot
 from manifed.algorithms.pair_masks import Masking
 from manifed.algorithms.projected import Projected, ProjectedPartial, Projecting, reach
@@ -32,7 +32,6 @@ from manifed.privacy.events import NeighboringRelation
 from manifed.privacy.mechanism import ExampleMechanism, RelativeNoise
 from manifed.privacy.noise import BITS
 from manifed.problems.base import Problem
-from manifed.problems.least_squares import LeastSquares
 from manifed.problems.linear_model import LinearModel
 
 _MANY_EXAMPLES = 1 << 20
@@ -58,6 +57,7 @@ AnyTraining = (
     | SecondMoment
     | LogEuclidean
     | NoisyGram
+    | LogisticGram
 )
 
 
@@ -219,6 +219,7 @@ _SOLVES: dict[type[OneShot], str] = {
     SecondMoment: "'principal-eigenvector' or 'kpca'",
     LogEuclidean: "'frechet-mean' with problem.manifold = 'spd-log-euclidean'",
     NoisyGram: "'least-squares'",
+    LogisticGram: "'logistic'",
 }
 """The problems that have the statistic that a one-shot release takes."""
 
@@ -237,7 +238,7 @@ def check_statistic(training: ClientUpdate, problem: Problem, kind: str) -> None
             f"{_SOLVES[type(training)]}, got {kind!r}; use training.kind = 'rsgd'"
         )
     if (
-        isinstance(problem, LeastSquares)
+        isinstance(problem, LinearModel)
         and isinstance(training, NoisyGram)
         and problem.ridge != training.ridge
     ):

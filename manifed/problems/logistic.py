@@ -8,15 +8,21 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from manifed.problems.base import Examples
+from manifed.problems.base import Examples, Problem
 from manifed.problems.finite_sum import Constant, Optimum, Shards, pool
 from manifed.problems.linear import row_products, squared_norms
 from manifed.problems.linear_model import LinearModel
 from manifed.problems.records import require
+from manifed.problems.second_moments import LabelledGrams
 
 
 class Logistic(LinearModel):
     """Examples ``feature`` (..., n, d) and ``label`` (..., n) in {-1, 1}."""
+
+    @property
+    def sufficient_statistic(self) -> Problem:
+        """Of the loss up to second order at the origin: second moments of rows with labels."""
+        return LabelledGrams()
 
     def check_records(self, examples: Examples) -> None:
         """Labels -1 and 1."""

@@ -15,6 +15,7 @@ are |z|^2 and zeros).
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -71,10 +72,12 @@ class OuterProducts:
         return packed(torch.matmul((weights.unsqueeze(-1) * z).mT, z))
 
 
-class GramMatrices(ProblemBase):
-    """The second moment of rows (a_j, b_j); ``feature`` (..., n, d) and ``target`` (..., n)."""
+class _Joint(ProblemBase):
+    """The second moment of rows (a_j, b_j); ``feature`` (..., n, d) and ``beside`` (..., n)."""
 
     points_per_example = 0.0
+    beside: ClassVar[str]
+    """What b_j is called."""
 
     def __init__(self) -> None:
         self.manifold = Euclidean()
@@ -85,18 +88,29 @@ class GramMatrices(ProblemBase):
 
     def losses(self, x: Tensor, examples: Examples) -> Tensor:
         """<r_j r_j^T, x>, shape ``(..., n)``."""
-        return SecondMoments().losses(x, _joint(examples))
+        return SecondMoments().losses(x, self._rows(examples))
 
     def rgrads(self, x: Tensor, examples: Examples) -> Tensor:
         """r_j r_j^T in coordinates, shape ``(..., n, (d+1)(d+2)/2)``."""
-        return SecondMoments().rgrads(x, _joint(examples))
+        return SecondMoments().rgrads(x, self._rows(examples))
 
     def gradients(self, x: Tensor, examples: Examples) -> OuterProducts:
         """The same, whose sum is one product of matrices."""
-        return OuterProducts(_joint(examples))
+        return OuterProducts(self._rows(examples))
+
+    def _rows(self, examples: Examples) -> Examples:
+        """The rows (a_j, b_j) as ``z``; norms that are stored are those of a_j alone."""
+        z = torch.cat([examples["feature"], examples[self.beside].unsqueeze(-1)], dim=-1)
+        return Examples({"z": z}, {"z": 1})
 
 
-def _joint(examples: Examples) -> Examples:
-    """The rows (a_j, b_j) as ``z``; norms that are stored are those of a_j alone."""
-    z = torch.cat([examples["feature"], examples["target"].unsqueeze(-1)], dim=-1)
-    return Examples({"z": z}, {"z": 1})
+class GramMatrices(_Joint):
+    """Of rows with their targets."""
+
+    beside: ClassVar[str] = "target"
+
+
+class LabelledGrams(_Joint):
+    """Of rows with their labels -1 or 1."""
+
+    beside: ClassVar[str] = "label"

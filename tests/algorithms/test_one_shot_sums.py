@@ -11,7 +11,7 @@ from scipy import stats
 
 import manifed
 from manifed.algorithms.log_euclidean import LogEuclidean
-from manifed.algorithms.noisy_gram import NoisyGram
+from manifed.algorithms.noisy_gram import LogisticGram, NoisyGram
 from manifed.algorithms.second_moment import SecondMoment
 from manifed.errors import ConfigError
 from manifed.experiment.load import load
@@ -26,6 +26,7 @@ from manifed.problems.frechet_mean import FrechetMean
 from manifed.problems.geometric_median import GeometricMedian
 from manifed.problems.least_squares import LeastSquares
 from manifed.problems.linear import with_squared_norms
+from manifed.problems.logistic import Logistic
 from manifed.problems.pca import PrincipalEigenvector
 from tests.conformance.federated_loop import federate, last
 
@@ -67,6 +68,19 @@ LOGS = (FrechetMean(SPDLogEuclidean()), LogEuclidean(), spd, {"z": 2}, M * (M + 
 GRAMS = (LeastSquares(), NoisyGram(), pair, {"feature": 1, "target": 0}, (D + 1) * (D + 2) // 2)
 
 
+def labelled(seed, scale=1.0, bad=None):
+    return {
+        "feature": pair(seed, scale, bad)["feature"],
+        "label": torch.tensor(1.0 - 2 * (seed % 2)),
+    }
+
+
+LABELS = (
+    Logistic(), LogisticGram(), labelled, {"feature": 1, "label": 0}, (D + 1) * (D + 2) // 2
+)  # fmt: skip
+KINDS = pytest.mark.parametrize("kind", [LOGS, GRAMS, LABELS], ids=["logarithms", "gram", "labels"])
+
+
 def mean(kind, records, relation="add-or-remove", multiplier=0.0, server_round=1):
     problem, training, _, ndim, size = kind
     mechanism = ExampleMechanism(
@@ -78,10 +92,9 @@ def mean(kind, records, relation="add-or-remove", multiplier=0.0, server_round=1
     return oracle.statistic(origin, "statistic", training.takes), asked[0]
 
 
-@pytest.mark.parametrize("kind", [LOGS, GRAMS], ids=["logarithms", "gram"])
+@KINDS
 def test_no_record_moves_a_sum_by_more_than_its_bound(kind):
-    make, apart = kind[2], {"logarithms": 2.0, "gram": math.sqrt(2.0)}
-    bound_apart = apart["logarithms" if kind is LOGS else "gram"]
+    make, bound_apart = kind[2], 2.0 if kind is LOGS else math.sqrt(2.0)
     record = st.builds(make, SEEDS, st.sampled_from(SCALES), st.sampled_from((None,) * 4 + BAD))
 
     @QUICK
@@ -109,7 +122,7 @@ def test_the_bounds_are_attained():
 
 
 @pytest.mark.statistical
-@pytest.mark.parametrize("kind", [LOGS, GRAMS], ids=["logarithms", "gram"])
+@KINDS
 def test_the_noise_is_what_is_charged(kind):
     records, rounds = [kind[2](seed, 0.5) for seed in range(3)], 500
     clean, asked = mean(kind, records)
@@ -151,6 +164,22 @@ def test_without_noise_the_gram_is_solved_as_least_squares(ridge):
     torch.testing.assert_close(done["x"], problem.optimum(data).x, rtol=1e-8, atol=1e-10)
 
 
+@pytest.mark.parametrize("ridge", [0.0, 0.3])
+def test_without_noise_the_labels_give_newtons_first_step(ridge):
+    problem, training = Logistic(ridge), LogisticGram(ridge=ridge, eigenvalue_floor=1e-9)
+    ndim = {"feature": 1, "label": 0}
+    data = [examples([labelled(9 * i + j) for j in range(8 + i)], ndim) for i in range(3)]
+    x = torch.zeros(D, dtype=torch.float64)
+    done = last(federate(problem, data, training, training, x, 1)).state
+
+    def objective(y):
+        return problem.objective(y, data)
+
+    hessian = torch.func.hessian(objective)(x)
+    newton = -torch.linalg.solve(hessian, torch.func.grad(objective)(x))
+    torch.testing.assert_close(done["x"], newton, rtol=1e-8, atol=1e-10)
+
+
 def test_an_indefinite_gram_is_raised_to_the_floor():
     gram = torch.diag(torch.tensor([2.0, -1.0, 5.0], dtype=torch.float64))
     gram[0, 2] = gram[2, 0] = gram[1, 2] = gram[2, 1] = 1.0
@@ -163,6 +192,7 @@ def test_an_indefinite_gram_is_raised_to_the_floor():
     [
         ("log-euclidean", "{kind='frechet-mean',manifold='spd-log-euclidean'}", "spd-lognormal"),
         ("noisy-gram", "{kind='least-squares'}", "synthetic-least-squares"),
+        ("logistic-gram", "{kind='logistic'}", "breast-cancer"),
     ],
 )
 def test_configs_name_them_and_what_does_not_fit_is_refused(kind, problem, data):
@@ -176,9 +206,10 @@ def test_configs_name_them_and_what_does_not_fit_is_refused(kind, problem, data)
             QUICKSTART,
             [*sets, "problem={kind='frechet-mean',manifold='spd'}", "data={kind='spd-lognormal'}"],
         )
-    if kind == "noisy-gram":
+    if "gram" in kind:
+        ridged = problem.replace("}", ",penalty=1}" if "logistic" in kind else ",ridge=1}")
         with pytest.raises(ConfigError, match=r"training.ridge: expected the problem's 1, got 0"):
-            load(QUICKSTART, [*sets, "problem={kind='least-squares',ridge=1}"])
+            load(QUICKSTART, [*sets, f"problem={ridged}"])
 
 
 def test_no_door_opens_to_a_statistic_that_is_not_the_one_that_is_priced():
