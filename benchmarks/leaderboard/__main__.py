@@ -14,6 +14,7 @@ import argparse
 import json
 import logging
 import math
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -64,7 +65,7 @@ def measure(given: argparse.Namespace) -> None:
             cell = fresh(task, epsilon, method, plain, given.seeds)
             cell["spec"] = spec_of(task, epsilon, method, given.seeds)
         if given.audit and "shares" in cell and "proved" not in cell and method != CENTRAL:
-            cell["proved"], is_new = audited(task, epsilon, cell, given.audit), True
+            cell, is_new = cell | audited(task, epsilon, cell, given.audit), True
         if is_new:
             said = {"task": task.name, "epsilon": epsilon, "name": method, **cell}
             encoded = json.dumps(said, indent=1).encode()
@@ -127,6 +128,7 @@ def main() -> None:
     parser.add_argument("--again", action="store_true", help="measure what is there once more")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--audit", type=int, metavar="TRIALS", help="attack each config too")
+    parser.add_argument("--audit-out", type=Path, metavar="FILE", help="what the attacks proved")
     parser.add_argument("--limit", type=float, metavar="SECONDS", help="of processor time")
     parser.add_argument("--cells", type=Path, default=Path("runs/leaderboard"))
     parser.add_argument("--out", type=Path, help="folder for the page and the pictures")
@@ -138,6 +140,8 @@ def main() -> None:
     board, rows = collected(given)
     if given.out is not None:
         written(given, board, rows)
+    if given.audit_out is not None:
+        given.audit_out.write_text(page.audits(board, sys.argv[1:]), encoding="utf-8")
     for row in rows:
         print(f"{row.task:24s} {row.epsilon:4g}  {row.verdict:12s} {row.ratio:6.2f}  {row.best}")
     if given.json:

@@ -180,19 +180,26 @@ def _central(task: Task, epsilon: float, seeds: int) -> Cell:
     return measured(task, configs, strategy=best.strategy)
 
 
-def audited(task: Task, epsilon: float, cell: Cell, trials: int) -> float | None:
-    """The epsilon that attacks on some rounds of a cell's config prove; None: none is held to it.
+def audited(task: Task, epsilon: float, cell: Cell, trials: int) -> Cell:
+    """What attacks on a cell's config prove: epsilon, at the delta where it is most of the claim.
 
-    A bound at the claim's own delta of those rounds, so it is read beside the claim of a whole run.
+    Beside it the claim at that delta, for the rounds that were attacked; {} where nothing is held
+    to an attack.
     """
     table = task.table(epsilon, 0)
     setting = Setting(cell["method"], cell["uploads"], cell["strategy"])
     try:
         attacks = attacks_of(config_of.parse(setting.into(table)), trials)
     except ConfigError:
-        return None
-    strongest, _ = find_strongest(attacks[-1:])
-    return strongest.verdict.epsilon_lower_bound
+        return {}
+    verdict = find_strongest(attacks)[0].verdict
+    return {
+        "proved": verdict.epsilon_lower_bound,
+        "proved_of": verdict.claimed_epsilon,
+        "proved_delta": verdict.delta,
+        "attacks": len(attacks),
+        "trials": verdict.trials,
+    }
 
 
 def path_of(folder: Path, task: str, epsilon: float, method: str) -> Path:
