@@ -26,8 +26,14 @@ html_show_copyright = False
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 root_doc = "docs/index"
-include_patterns = ["CONTRIBUTING.md", "CHANGELOG.md", "docs/**", "benchmarks/results/*.md"]
-exclude_patterns = [".*", "**/.*", "**/__pycache__", "**/*.py", "build", "runs", "tests", "manifed"]
+include_patterns = [
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+    "docs/**",
+    "benchmarks/**/*.md",
+    "tests/**/*.md",
+]
+exclude_patterns = [".*", "**/.*", "**/__pycache__", "**/*.py", "build", "runs", "manifed"]
 html_theme = "furo"
 html_extra_path = ["site"]
 html_copy_source = False

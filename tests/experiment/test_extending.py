@@ -1,4 +1,4 @@
-"""The pages of docs/extending.md, written to an empty folder and run from there."""
+"""docs/extending.md and its two tutorials, written to an empty folder and run from there."""
 
 import json
 import math
@@ -12,7 +12,11 @@ import pytest
 from scipy.optimize import brentq
 from scipy.stats import norm
 
-PAGE = Path(__file__).parents[2] / "docs" / "extending.md"
+ROOT = Path(__file__).parents[2]
+PAGES = [
+    ROOT / "docs" / name
+    for name in ("tutorials/own_manifold.md", "extending.md", "tutorials/own_algorithm.md")
+]
 FENCE = re.compile(r"^```(?:python|toml)\n# (\S+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -31,7 +35,7 @@ def call(folder, *arguments):
     done = subprocess.run(
         [sys.executable, *arguments],
         cwd=folder,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(folder), str(PAGE.parents[1])])},
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)])},
         check=False,
         capture_output=True,
         text=True,
@@ -44,8 +48,9 @@ def call(folder, *arguments):
 def test_the_package_of_the_page_runs_from_outside(tmp_path):
     (tmp_path / "orchard").mkdir()
     (tmp_path / "orchard" / "__init__.py").write_text("")
-    for name, text in FENCE.findall(PAGE.read_text()):
-        (tmp_path / name).write_text(text)
+    for page in PAGES:
+        for name, text in FENCE.findall(page.read_text()):
+            (tmp_path / name).write_text(text)
     for name in sorted(tmp_path.glob("check_*.py")):
         call(tmp_path, str(name))
     growing = "training={kind='orchard.growing:Growing',step_size=0.2}"
@@ -59,6 +64,8 @@ def test_the_package_of_the_page_runs_from_outside(tmp_path):
         "-c",
         "from orchard.keys import Introduced; Introduced(step_size=0.1).setup_phases",
     )
+    said = call(tmp_path, "-m", "manifed", "run", "descent.toml", "--out", "runs/heavy-ball")
+    assert "1e-05)-DP against the server" in said
     manifests = []
     for execution in ("messages", "cohort"):
         out = tmp_path / execution

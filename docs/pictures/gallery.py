@@ -1,0 +1,55 @@
+"""Draws pictures of the gallery and the tutorials: python docs/pictures/gallery.py [--runs DIR].
+
+Runs what is missing of one figure a paper (`manifed reproduce`) and of the first tutorial's sweep,
+and keeps a small copy of each picture here: at most WIDTH pixels wide, few colours.
+"""
+
+import argparse
+import subprocess
+import sys
+from pathlib import Path
+
+from PIL import Image
+
+HERE = Path(__file__).parent
+CONFIG = HERE.parents[1] / "configs" / "quickstart.toml"
+SWEEP = "first-component"
+STEPS = ("sweep", str(CONFIG), "--set", "training.step_size=0.5,0.25", "--seeds", "0-2")
+WIDTH, COLOURS = 900, 48
+FIGURES = {
+    "000-3-regime": (),
+    "002-1": (),
+    "004-2": (),
+}
+"""The ones that take a minute or two."""
+
+
+def small(source: Path, target: Path) -> None:
+    """A copy that a page can afford."""
+    with Image.open(source) as image:
+        flat = Image.new("RGB", image.size, "white")
+        flat.paste(image, mask=image.getchannel("A") if image.mode == "RGBA" else None)
+    if flat.width > WIDTH:
+        flat = flat.resize(
+            (WIDTH, round(flat.height * WIDTH / flat.width)), Image.Resampling.LANCZOS
+        )
+    flat.quantize(COLOURS).save(target, optimize=True)
+
+
+def main() -> None:
+    """Every picture in turn."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--runs", type=Path, default=Path("runs"))
+    parser.add_argument("--only", nargs="*", default=[*FIGURES, SWEEP])
+    given = parser.parse_args()
+    for name in given.only:
+        is_sweep = name == SWEEP
+        out = given.runs / "steps" if is_sweep else given.runs
+        words = STEPS if is_sweep else ("reproduce", name, *FIGURES[name])
+        subprocess.run([sys.executable, "-m", "manifed", *words, "--out", str(out)], check=True)
+        drawn = "steps/relative-cost-gap-by-round.png" if is_sweep else f"{name}/figure-{name}.png"
+        small(given.runs / drawn, HERE / f"{name}.png")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,79 @@
+"""The tutorials run as they are printed, in a copy of what a clone holds."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+TUTORIALS = ROOT / "docs" / "tutorials"
+FENCE = re.compile(r"^```(bash|toml|python)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+PAGES = {"first_component": 4, "three_sites": 4, "epsilon": 3}
+"""How many commands each has; the others: tests/experiment/test_extending.py."""
+
+
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory):
+    """What the pages need of a clone; runs of one page lie beside those of another."""
+    found = tmp_path_factory.mktemp("pages") / "clone"
+    ignored = shutil.ignore_patterns("__pycache__", "files")
+    for part in ("app", "strategies", "clients", "manifed", "configs"):
+        shutil.copytree(ROOT / part, found / part, ignore=ignored)
+    shutil.copy(ROOT / "simulation.py", found)
+    return found
+
+
+def played(page, folder):
+    """Write and run the blocks of a page in order; every command that was run, and what it said."""
+    said = []
+    paths = [str(Path(sys.executable).parent), os.environ["PATH"]]
+    env = os.environ | {"PATH": os.pathsep.join(paths), "PYTHONPATH": str(folder)}
+    for language, text in FENCE.findall(page.read_text()):
+        if language != "bash":
+            name, _, rest = text.partition("\n")
+            (folder / name.removeprefix("# ")).write_text(rest)
+            continue
+        for line in text.strip().splitlines():
+            done = subprocess.run(
+                ["bash", "-c", line],
+                cwd=folder,
+                env=env,
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            wanted = 2 if line.endswith("# exit 2") else 0
+            assert done.returncode == wanted, (line, done.stderr[-2000:])
+            said.append((line, done.stdout + done.stderr))
+    return said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PAGES)
+def test_a_tutorial_runs_as_printed(clone, name):
+    said = played(TUTORIALS / f"{name}.md", clone)
+    assert len(said) == PAGES[name]
+    assert not [line for line, text in said if "Traceback" in text]
+    whole = "\n".join(text for _, text in said)
+    for promised in {
+        "first_component": ["step_size=0.5", "step_size=0.25", "1e-05)-DP against the server"],
+        "three_sites": ["column 'weight': expected one column of this name, got 0"],
+        "epsilon": ["unit: one example", "unit: one client", "external"],
+    }[name]:
+        assert promised in whole
+
+
+def test_every_tutorial_is_tested():
+    others = {"own_manifold", "own_algorithm"}
+    assert {path.stem for path in TUTORIALS.glob("*.md")} == set(PAGES) | others
+
+
+def test_every_picture_of_the_gallery_is_small():
+    page = ROOT / "docs" / "gallery.md"
+    found = re.findall(r"!\[[^\]]+\]\(([^)]+)\)", page.read_text())
+    assert len(found) > 10
+    assert [name for name in found if (page.parent / name).stat().st_size > 80_000] == []
