@@ -40,10 +40,10 @@ def plan(
         auto_of,
         most_rounds,
         plan,
-        search_cost,
         stand_in,
         with_option,
     )
+    from manifed.experiment.search_price import check_searched, to_public
     from manifed.privacy.tuning import Search
 
     def options() -> tuple[dict[str, Any], list[Option]]:
@@ -70,8 +70,14 @@ def plan(
         else "gap: (f(x) - f*) / |f*|, a mean over runs, for a guessed problem (docs/choosing.md)\n"
     )
     if trials is not None:
-        best = with_option(table, found[0])
-        cost = guarded(lambda: search_cost(parse(best), Search(mean=trials)), fail)
+        law = Search(mean=trials)
+
+        def price() -> float:
+            best = parse(with_option(table, found[0]))
+            check_searched([best])
+            return to_public(best, law)
+
+        cost = guarded(price, fail)
         sys.stdout.write(
             f"best of K runs of the first, K geometric of mean {trials:g}: epsilon {cost:.4g} at "
             "the config's delta (Papernot and Steinke 2022)\n"

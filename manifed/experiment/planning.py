@@ -19,12 +19,9 @@ from pydantic import Field, ValidationError
 from manifed.errors import ConfigError
 from manifed.experiment.guesses import guess_of
 from manifed.experiment.options import Option, descents, releases
-from manifed.experiment.privacy import Sizes, example_mechanism
+from manifed.experiment.privacy import Sizes
 from manifed.experiment.schema import Experiment
-from manifed.federation.client import releases_in
-from manifed.privacy import tuning
 from manifed.privacy.events import Frozen
-from manifed.privacy.tuning import Search
 from manifed.problems.dataset import SiteData
 from manifed.problems.federation import data_folder, shards
 from manifed.problems.problem_specs import NUM_EXAMPLES
@@ -98,37 +95,6 @@ def auto_of(table: Mapping[str, Any]) -> Auto:
         where = ".".join(str(part) for part in first["loc"])
         got = "" if first["type"] == "extra_forbidden" else f", got {first.get('input')!r}"
         raise ConfigError(f"training.{where}: {first['msg']}{got}") from None
-
-
-def search_cost(config: Experiment, search: Search) -> float:
-    """Epsilon of the best of K runs of such a config, K by a public law, scores included.
-
-    The settings of the runs may differ in what changes no release: steps, averages, starts.
-
-    Raises:
-        ConfigError: no noise, or a score that no release pays for.
-    """
-    privacy, held = config.privacy, config.evaluation
-    if privacy.kind != "example-level" or privacy.noise.kind != "target":
-        raise ConfigError(
-            "privacy.kind: a search is priced for 'example-level' with a target, got "
-            f"{privacy.kind!r}"
-        )
-    if held.kind != "private":
-        raise ConfigError(
-            "evaluation.kind: the best of several runs is chosen by a score, which each run must "
-            f"release under noise: expected 'private', got {held.kind!r}"
-        )
-    sizes, _ = public_numbers(config)
-    mechanism, rounds = example_mechanism(config, sizes), range(1, config.federation.num_rounds + 1)
-    return max(
-        tuning.epsilon(
-            (e for r in rounds for e in releases_in(r, config.training, held, mechanism, size)),
-            search,
-            privacy.noise.delta,
-        )
-        for size in set(sizes)
-    )
 
 
 def most_rounds(table: Mapping[str, Any]) -> int:

@@ -18,6 +18,7 @@ from manifed.experiment.load import from_toml, load, parse, sha256, table_of, to
 from manifed.experiment.planning import Auto, plan, public_numbers
 from manifed.experiment.predictions import Cloud, Components, Descent, Spectrum
 from manifed.experiment.privacy import example_mechanism
+from manifed.experiment.search_price import check_searched, to_public
 from manifed.federation.rounds import run_rounds
 from manifed.federation.stacked import StackedTransport
 from manifed.manifolds.euclidean import Euclidean
@@ -131,14 +132,14 @@ def test_the_command_prints_the_methods_and_writes_the_best(tmp_path):
 
 
 def test_the_best_of_several_runs_costs_more_and_needs_a_score_that_is_paid_for():
-    with pytest.raises(ConfigError, match=r"evaluation.kind: .* expected 'private', got 'oracle'"):
-        planning.search_cost(load(BEST, ["federation.num_rounds=1"]), Search(mean=5.0))
+    with pytest.raises(ConfigError, match=r"evaluation.kind: .* got 'oracle'"):
+        check_searched([load(BEST, ["federation.num_rounds=1"])])
     sets = [
         "training={kind='rsgd',step_size=0.5,minibatch={kind='full'}}", "federation.num_rounds=3",
         "evaluation={kind='private',every=3,hold_out=0.2,loss_range=[-1,0]}",
     ]  # fmt: skip
     config = load(BEST, sets)
-    costs = [planning.search_cost(config, Search(mean=mean)) for mean in (2.0, 20.0)]
+    costs = [to_public(config, Search(mean=mean)) for mean in (2.0, 20.0)]
     assert config.privacy.noise.epsilon < costs[0] < costs[1] < 4 * config.privacy.noise.epsilon
 
 
