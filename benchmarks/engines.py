@@ -4,10 +4,10 @@
     python benchmarks/engines.py --cases spd_10 --out benchmarks/results   # adds to what is there
 
 Every engine runs the same experiment of benchmarks/common/cases.py, with its ledger, its checks and
-its byte accounting; evaluation is off. In-process rivals are interleaved and the median round is
-kept; Ray runs once per case, its first round (start-up) dropped. The floor of a kPCA case is the
-flops of its gradients and polar factors over the rate of the bare products, measured on the same
-shards, stacked in the same way.
+its byte accounting; evaluation is off. In-process rivals take turns of 20 ms of rounds each, and
+the median turn is kept; Ray runs once per case, its first round (start-up) dropped. The floor of a
+kPCA case is the flops of its gradients and polar factors over the rate of the bare products,
+measured on the same shards, stacked in the same way.
 """
 
 import argparse
@@ -34,19 +34,27 @@ from manifed.federation.stacked import StackedTransport
 from manifed.federation.transport import Transport
 from manifed.privacy.account import opened
 
-INTERLEAVED = 5
+INTERLEAVED, TURN = 15, 0.02
+"""Turns of each rival, and the seconds that a turn of quick rounds fills."""
 Results = dict[str, dict[str, float]]
 """Seconds of a round by rival, by "case clients"; "memory" is the peak of the process in MiB."""
 
 
-def stepper(config: Experiment, folder: Path) -> Callable[[], None]:
-    """A function that runs the next round of an inline experiment, ledger included."""
+def stepper(
+    config: Experiment, folder: Path, held: contextlib.ExitStack | None = None
+) -> Callable[[], None]:
+    """A function that runs the next round of an inline experiment, ledger included.
+
+    ``held`` closes the ledger; where nobody pays, nothing is left to write.
+    """
     found, plan = load_shards(config), plan_of(config)
     start = plan.server_update.initial(initial_point(config))
     transport = _transport(config, folder)
-    held = contextlib.ExitStack()
+    held = contextlib.ExitStack() if held is None else held
     promise = promise_of(config, found.sizes)
-    ledger = opened(folder / "ledger.jsonl", promise, header={}, last_round=1_000_000)
+    block = config.federation.reserve_rounds or 1
+    path = folder / "ledger.jsonl"
+    ledger = opened(path, promise, header={}, last_round=1_000_000, block=block)
     account = held.enter_context(ledger)
     rounds = run_rounds(plan, start, transport, account.charge, num_rounds=1_000_000)
 
@@ -83,18 +91,25 @@ def numpy_stepper(case: str, config: Experiment) -> Callable[[], None]:
 def interleaved(
     rivals: dict[str, Callable[[], None]], most: float, rounds: int = INTERLEAVED
 ) -> dict[str, float]:
-    """Median wall seconds of one round of each rival; slow ones stop after ``most`` seconds."""
-    for step in rivals.values():
-        step()
+    """Median wall seconds of one round of each rival; slow ones stop after ``most`` seconds.
+
+    A turn is as many rounds as fill ``TURN``: in a run a round follows a round, too.
+    """
+    turns = {name: max(1, int(TURN / _wall(step, 3))) for name, step in rivals.items()}
     seconds: dict[str, list[float]] = {name: [] for name in rivals}
     for _ in range(rounds):
         for name, step in rivals.items():
-            if sum(seconds[name]) > most:
-                continue
-            began = time.perf_counter()
-            step()
-            seconds[name].append(time.perf_counter() - began)
+            if sum(seconds[name]) * turns[name] <= most:
+                seconds[name].append(_wall(step, turns[name]))
     return {name: statistics.median(values) for name, values in seconds.items()}
+
+
+def _wall(step: Callable[[], None], times: int) -> float:
+    """Wall seconds of one of so many rounds."""
+    began = time.perf_counter()
+    for _ in range(times):
+        step()
+    return (time.perf_counter() - began) / times
 
 
 def ray_seconds(case: str, clients: int, rounds: int) -> float:

@@ -24,7 +24,7 @@ def round_of(case: str, config: Experiment) -> tuple[Round, Array]:
     x = initial_point(config).numpy()
     tensors = [shard.tensors for shard in load_shards(config).examples]
     step = float(config.training.step_size)
-    if case == "least_squares_d10":
+    if case.startswith("least_squares"):
         data = [(t["feature"].numpy(), t["target"].numpy()) for t in tensors]
         return _least_squares(data, step), x
     rows = [t["z"].numpy() for t in tensors]

@@ -47,7 +47,7 @@ class Payload:
 
     def num_bytes(self) -> int:
         """Size of the tensors in bytes."""
-        return sum(t.numel() * t.element_size() for t in self.tensors().values())
+        return sum([t.nbytes for t in self.tensors().values()])
 
     @classmethod
     def stack(cls, payloads: "list[Self]") -> Self:

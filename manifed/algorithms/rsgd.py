@@ -107,7 +107,12 @@ class RSGD(GradientSteps):
     ) -> tuple[Payload, Memory | None]:
         """Algorithm 2 from the broadcast point."""
         assert isinstance(down, Point)
-        maps, x = manifold.maps(self.maps), down.x.detach()  # line 1
+        x = down.x.detach()  # line 1
+        if self.output == "last-iterate" and manifold.is_whole_space:
+            u = oracle.descended(x, self.step_size, self.local_steps)
+            if u is not None:  # lines 2-8 in one product
+                return Displacement(u), None
+        maps = manifold.maps(self.maps)
         output = Output(self.output, x, self.local_steps, draws, manifold.ndim)
         for k in range(self.local_steps):  # line 2
             output.see(k, x)

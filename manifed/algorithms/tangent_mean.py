@@ -39,7 +39,8 @@ def tangent_mean(
     x: Tensor, mean: Tensor, server_step_size: float, manifold: Manifold, maps: MapChoice = "exact"
 ) -> Tensor:
     """Exp_x(server_step_size * sum_i w_i Exp_x^{-1}(x_i)), shape ``(*point)``."""
-    return manifold.maps(maps).forward(x, server_step_size * mean)  # (3.2)
+    u = mean if server_step_size == 1.0 else server_step_size * mean
+    return manifold.maps(maps).forward(x, u)  # (3.2)
 
 
 class AtPoint(Frozen):

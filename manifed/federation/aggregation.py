@@ -87,8 +87,8 @@ def weighted_sum(fields: Mapping[str, Tensor], share: Tensor) -> dict[str, Tenso
     sums: dict[str, Tensor] = {}
     for name, stacked in fields.items():
         columns = stacked.to(share.dtype).flatten(1).contiguous()
-        total = torch.matmul(share.unsqueeze(0).unsqueeze(0), columns.unsqueeze(0))
-        sums[name] = total.reshape(stacked.shape[1:])
+        total = torch.bmm(share.view(1, 1, -1), columns.unsqueeze(0))
+        sums[name] = total.view(stacked.shape[1:])
     return sums
 
 

@@ -165,7 +165,9 @@ class Stack:
         if chunk != self._members:
             examples = examples.of_clients(self._rows(chunk))
             sizes = tuple(sizes[i - self._first] for i in chunk)
-        down = _spread(asked.down, at).to(self._device)
+        down = _spread(asked.down, at)
+        if self._device != "cpu":
+            down = down.to(self._device)
         memory = self._remember(asked, down, chunk)
         seat = Seat(chunk, header.server_round, header.attempt, header.phase)
         made = run_update(

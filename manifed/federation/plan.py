@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+import torch
 from torch import Tensor
 
 from manifed.algorithms.gossip import OnGraph
@@ -80,6 +81,26 @@ class Plan:
     def has_mean_model(self) -> bool:
         """Whether the model is the mean of rows of the state: on R^d as finite as they are."""
         return type(self.server_update).model is OnGraph.model
+
+    def weights_of(self, partitions: tuple[int, ...]) -> Tensor:
+        """The weights of these clients in a mean, (C,): N_i, or ones."""
+        is_uniform = self.server_update.weights == "uniform"
+        sizes = [1 if is_uniform else self.num_examples[i] for i in partitions]
+        return torch.tensor(sizes, dtype=torch.float64, device=self.device)
+
+    def shares(self, partitions: tuple[int, ...]) -> Tensor:
+        """The same over their sum."""
+        share = self._shares.get(partitions)
+        if share is None:
+            weights = self.weights_of(partitions)
+            share = weights / weights.sum()
+            self._shares.clear()  # often the same clients answer in every round
+            self._shares[partitions] = share
+        return share
+
+    @cached_property
+    def _shares(self) -> dict[tuple[int, ...], Tensor]:
+        return {}
 
     @cached_property
     def num_clients(self) -> int:

@@ -29,6 +29,7 @@ from manifed.federation.aggregation import (
     mean_of,
     only_field,
     weighted_mean,
+    weighted_sum,
 )
 from manifed.federation.header import Header
 from manifed.federation.plan import Plan, RoundReport
@@ -122,7 +123,7 @@ def run_round(
         BadState: when the server update leads to no usable state.
     """
     tries = plan.policy.max_attempts if plan.policy.on_failure == "retry" else 1
-    seen = Traffic()
+    seen = NO_TRAFFIC
     for attempt in range(first_attempt, first_attempt + tries):
         try:
             now = begin(plan, state, server_round, attempt, charge, rules)
@@ -153,8 +154,7 @@ def _exchanged(
     is_mean = phase.aggregation == "mean" and phase is not EVALUATE and plan.mechanism is None
     if not (is_mean and now.rules is AS_PLANNED and isinstance(transport, SumsTransport)):
         return checked(now, transport.exchange(now.header, phase, down, now.asked, last_accepted))
-    weights = _weights(plan, now.asked)
-    shares = weights / weights.sum()
+    shares = plan.shares(now.asked)
     found = transport.exchange_sums(
         now.header, phase, down, now.asked, last_accepted, _expected(now, phase), shares
     )
@@ -190,6 +190,9 @@ class Traffic:
             {**self.failures, **replies.failures},
             self.noise_origins | replies.noise_origins,
         )
+
+
+NO_TRAFFIC = Traffic()
 
 
 @dataclass(frozen=True)
@@ -295,11 +298,14 @@ def enough(now: Attempt, replies: Replies) -> Replies:
 
 def averaged(now: Attempt, replies: Replies) -> Mean:
     """The weighted mean of every field, with the weights of the server update."""
-    plan, weights = now.plan, _weights(now.plan, replies.partitions)
-    asked = weights if replies.partitions == now.asked else _weights(plan, now.asked)
+    plan, fields = now.plan, replies.uploads.tensors()
+    is_all = replies.sums is None and replies.partitions == now.asked
+    if is_all and len(replies.chunks) <= 1:
+        sums = weighted_sum(fields, plan.shares(now.asked))
+        return Mean({name: total.to(fields[name].dtype) for name, total in sums.items()})
+    weights, asked = plan.weights_of(replies.partitions), plan.weights_of(now.asked)
     if replies.sums is not None:
-        like = replies.uploads.tensors()
-        return Mean(mean_of(replies.sums.fields, like, weights.sum(), asked.sum()))
+        return Mean(mean_of(replies.sums.fields, fields, weights.sum(), asked.sum()))
     return Mean(weighted_mean(replies.uploads, weights, replies.chunks, asked.sum()))
 
 
@@ -377,7 +383,10 @@ def after(now: Attempt, replies: Replies) -> Attempt:
         taken = now.rules.judge(now, left)
         state = _step(now, taken)
     index = _next_due(now, state)
-    return replace(now, asked=taken.partitions, state=state, index=index, failures=failures)
+    return Attempt(
+        now.plan, now.server_round, now.attempt, now.cohort, taken.partitions, state, now.rules,
+        now.phases, index, failures, now.held_out,
+    )  # fmt: skip
 
 
 def _next_due(now: Attempt, state: ServerState) -> int:
@@ -448,14 +457,6 @@ def _step(now: Attempt, replies: Replies) -> ServerState:
     return _usable(new, plan, now.server_round)
 
 
-def _weights(plan: Plan, partitions: tuple[int, ...]) -> Tensor:
-    """N_i of some clients, or ones."""
-    if plan.server_update.weights == "uniform":
-        return torch.ones(len(partitions), dtype=torch.float64, device=plan.device)
-    sizes = [plan.num_examples[i] for i in partitions]
-    return torch.tensor(sizes, dtype=torch.float64, device=plan.device)
-
-
 def _without_culprits(bad: BadState, now: Attempt, replies: Replies) -> Replies:
     """The replies without each whose upload alone leads to a state that nobody can use.
 
@@ -495,8 +496,9 @@ def _usable(state: ServerState, plan: Plan, server_round: int) -> ServerState:
         BadState: with the tensor; the state before the round stays.
     """
     kept = "the state of the round before stays (lower the step sizes?)"
+    passed: list[Tensor] = []
     for name, tensor in state.tensors.items():
-        if not tensor.is_floating_point():
+        if not tensor.is_floating_point() or any(tensor is one for one in passed):
             continue
         bound = LARGEST[tensor.dtype]
         is_short = float(torch.linalg.vector_norm(tensor)) <= bound  # its squares may overflow
@@ -507,9 +509,12 @@ def _usable(state: ServerState, plan: Plan, server_round: int) -> ServerState:
                 f"{bad} of {tensor.numel()} numbers in {name} that are not, or above {bound:g}; "
                 f"{kept}"
             )
+        passed.append(tensor)
     if plan.manifold.is_whole_space and plan.has_mean_model:
         return state
     model = plan.server_update.model(state, plan.manifold)
+    if plan.manifold.is_whole_space and any(model is one for one in passed):
+        return state
     if plan.manifold.is_whole_space and math.isfinite(float(model.sum())):
         return state
     bound = DRIFT[model.dtype]

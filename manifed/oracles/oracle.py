@@ -26,13 +26,16 @@ from manifed.oracles.salvage import Points, salvaged
 from manifed.privacy import laplace
 from manifed.privacy.clipping import clip_factors, clipped
 from manifed.privacy.noise import NoiseSource, Stream
-from manifed.problems.base import KEY, Examples, Problem
+from manifed.problems.base import KEY, Examples, Problem, Quadratic
+from manifed.problems.linear import steps_at_once
 from manifed.problems.linear_model import LinearModel
 
 log = logging.getLogger("manifed")
 
 LARGEST_BESIDE_NOISE = 1e9
 """An entry this many standard deviations long is rounded by 1e-7 of one."""
+Walk = tuple[str, float, int, torch.dtype]
+"""Label, step size, number of steps, and the type of the points."""
 STEPS_PER_PHASE = 1 << 20
 """Oracle queries that one phase of one update may ask."""
 
@@ -218,6 +221,9 @@ class Answers:
     """By label."""
     whole: dict[str, Batch]
     """By label, where nothing is drawn: all rows, once they were asked for."""
+    walks: "dict[Walk, tuple[Tensor, Tensor] | None]"
+    """T and v with x_K - x = T x + v, one client's below the other's, of the steps that were asked
+    for; None: no such map."""
 
     @staticmethod
     def of(
@@ -230,7 +236,7 @@ class Answers:
         """
         rows, each = _rows(examples, queries, draws), zip(*queries, strict=True)
         asked = {one[0].label: Asked.of(one, problem.manifold.ndim, draws) for one in each}
-        return Answers(rows, examples.size, asked, {})
+        return Answers(rows, examples.size, asked, {}, {})
 
     @cached_property
     def present(self) -> Tensor:
@@ -320,6 +326,47 @@ class Oracle:
             here = (base - step_size * total).to(base.dtype)
             total = total + self._mean(gradient_sum, asked, (here,), self.problem)
         return self._released(asked, base, total, self.problem.manifold, masks, None)
+
+    def descended(
+        self, x: Tensor, step_size: float, steps: int, label: str = "gradient"
+    ) -> Tensor | None:
+        """x_K - x after K = ``steps`` steps x - step_size gradient(x), at once, (..., *point).
+
+        None: step by step. Of a run that protects nobody, where the mean gradient of a whole shard
+        is affine and has no more dimensions than make that cheaper. It counts as K answers.
+        """
+        walk = label, step_size, steps, x.dtype
+        known = self._known.walks
+        if walk not in known:
+            known[walk] = self._at_once(walk, x.shape[-1])
+        found = known[walk]
+        if found is None:
+            return None
+        self._step += steps
+        self.queries[label + UNNOISED] += steps
+        turn, shift = found
+        if x.dim() == 1:
+            return torch.addmv(shift, turn, x)
+        if x.stride(0) == 0:  # all start from one point, and their maps are one long matrix
+            return torch.addmv(shift, turn, x[0]).view(x.shape)
+        stacked = turn.view(*x.shape, -1), shift.view(*x.shape, 1)
+        return torch.baddbmm(stacked[1], stacked[0], x.unsqueeze(-1)).squeeze(-1)
+
+    def _at_once(self, walk: Walk, dimension: int) -> tuple[Tensor, Tensor] | None:
+        label, step_size, steps, dtype = walk
+        asked, problem, examples = self._asked[label], self.problem, self._examples
+        is_bare = asked.query.mechanism.l2_norm_clip is None and asked.query.first is None
+        is_whole = asked.query.sampling.kind == "unsampled" and examples.stream is None
+        if not (is_bare and is_whole and isinstance(problem, Quadratic)):
+            return None
+        if dimension > min(2 * steps, len(examples)):  # H costs more than the steps, or the rows
+            return None
+        _, weights = self._batch(asked)
+        equations = problem.normal_equations(examples, weights.to(dtype))
+        if equations is None:
+            return None
+        turn, shift = steps_at_once(*equations, step_size, steps)
+        return turn.view(-1, dimension), shift.view(-1)
 
     def masking(self, x: Tensor, masks: Tensor, label: str = "gradient") -> Tensor:
         """What `gradient` adds for these masks, as a vector at x; of no record."""

@@ -8,7 +8,7 @@ so the same code serves one client and a stacked cohort.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -257,6 +257,18 @@ class Problem(Protocol):
         """Vectors of the examples whose sum fixes the minimiser; None: none is known.
 
         As a linear problem: f_j(x) = <s_j, x> on R^m: its gradient is s_j at any x.
+        """
+        ...
+
+
+@runtime_checkable
+class Quadratic(Protocol):
+    """A problem on R^d whose gradient is affine in x: K full-gradient steps are one affine map."""
+
+    def normal_equations(self, examples: Examples, weights: Tensor) -> tuple[Tensor, Tensor] | None:
+        """H (..., d, d) and c (..., d) with sum_j weights_j grad f_j(x) = H x - c at every x.
+
+        None: of a problem that only inherits from a quadratic one.
         """
         ...
 

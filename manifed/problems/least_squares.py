@@ -55,6 +55,16 @@ class LeastSquares(LinearModel):
         """Of r^2 / 2."""
         return 1.0
 
+    def normal_equations(self, examples: Examples, weights: Tensor) -> tuple[Tensor, Tensor] | None:
+        """sum_j weights_j (a_j a_j^T + ridge I) and sum_j weights_j b_j a_j."""
+        if type(self) is not LeastSquares:  # whose slopes may be others
+            return None
+        rows, targets = examples["feature"], examples["target"]
+        weighted = weights.unsqueeze(-1) * rows
+        hessian = torch.matmul(weighted.mT, rows)
+        hessian.diagonal(dim1=-2, dim2=-1).add_(self.ridge * weights.sum(-1, keepdim=True))
+        return hessian, torch.matmul(weighted.mT, targets.unsqueeze(-1)).squeeze(-1)
+
     def slopes(self, x: Tensor, examples: Examples) -> Tensor:
         """The residuals a_j^T x - b_j, shape ``(..., n)``."""
         return row_products(examples["feature"], x) - examples["target"]

@@ -41,6 +41,20 @@ def outer_combination(left: Tensor, rows: Tensor) -> Tensor:
     return torch.matmul(left.mT, rows).mT
 
 
+def steps_at_once(
+    hessian: Tensor, constant: Tensor, step_size: float, steps: int
+) -> tuple[Tensor, Tensor]:
+    """T (..., d, d) and v (..., d) with x_steps - x = T x + v for x <- x - step_size (H x - c)."""
+    d = constant.shape[-1]
+    one = torch.zeros(*constant.shape[:-1], d + 1, d + 1, dtype=constant.dtype).to(constant.device)
+    one[..., :d, :d] = -step_size * hessian
+    one[..., :d, d] = step_size * constant
+    one.diagonal(dim1=-2, dim2=-1).add_(1.0)  # a step, with x extended by a one
+    all_steps = torch.linalg.matrix_power(one, steps)
+    all_steps.diagonal(dim1=-2, dim2=-1).sub_(1.0)
+    return all_steps[..., :d, :d].contiguous(), all_steps[..., :d, d].contiguous()
+
+
 def squared_norms(examples: Examples, key: str) -> Tensor:
     """|rows_j|^2, shape ``(..., n)``: the tensor ``squared_norm`` if ``prepare`` stored it.
 

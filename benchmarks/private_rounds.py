@@ -1,0 +1,85 @@
+"""What privacy costs a round of the cohort engine: clip, noise, and the ledger's durable writes.
+
+    python benchmarks/private_rounds.py [--clients 3 1000] [--json]
+
+Least squares, twenty rows a client, ten local steps of full gradients: without privacy; with a clip
+and noise for every example and a ledger on disk, one line a round; the same with one line for
+``BLOCK`` rounds (``federation.reserve_rounds``). In ten dimensions a run without privacy takes its
+ten steps as one product, so that row shows what protection costs there in all; in thirty it takes
+them one by one, as a private run does. Rivals take turns of rounds; medians of wall times, the disk
+that of --folder (default: the temporary one).
+"""
+
+import argparse
+import contextlib
+import json
+import tempfile
+from pathlib import Path
+
+from benchmarks.common.cases import CASES
+from benchmarks.common.stopwatch import table
+from benchmarks.engines import interleaved, stepper
+from manifed.experiment.load import parse
+from manifed.experiment.schema import Experiment
+
+BLOCK, DIMENSIONS = 50, (10, 30)
+PRIVACY = {
+    "kind": "example-level",
+    "l2_norm_clip": 1.0,
+    "noise": {"kind": "multiplier", "noise_multiplier": 5.0},
+    "delta": 1e-5,
+}
+KINDS = ("without", "one line a round", f"one line for {BLOCK} rounds")
+
+
+def config_of(kind: str, clients: int, dimension: int) -> Experiment:
+    """Least squares, as benchmarks/engines.py runs it, of one of the three kinds."""
+    case = CASES[f"least_squares_d{dimension}"](clients, 1_000_000)
+    case["engine"] = {"execution": "cohort"}
+    if kind != KINDS[0]:
+        case["privacy"] = PRIVACY
+    if kind == KINDS[2]:
+        case["federation"]["reserve_rounds"] = BLOCK
+    return parse(case)
+
+
+def measure(clients: int, dimension: int, folder: Path | None) -> dict[str, float]:
+    """Seconds of a round of each kind."""
+    with (
+        tempfile.TemporaryDirectory(prefix="manifed-bench-", dir=folder) as root,
+        contextlib.ExitStack() as held,
+    ):
+        rivals = {}
+        for kind in KINDS:
+            own = Path(root) / kind.replace(" ", "-")
+            own.mkdir()
+            rivals[kind] = stepper(config_of(kind, clients, dimension), own, held)
+        return interleaved(rivals, most=20.0)
+
+
+def main() -> None:
+    """Print the table; with --json the ratios as the last line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--clients", type=int, nargs="+", default=[3, 1000])
+    parser.add_argument("--folder", type=Path, help="where the ledgers are written")
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    rows, flat = [], {}
+    for dimension in DIMENSIONS:
+        for clients in arguments.clients:
+            found = measure(clients, dimension, arguments.folder)
+            ratios = [found[kind] / found[KINDS[0]] for kind in KINDS[1:]]
+            flat |= {
+                f"d{dimension}_{clients}_private_over_plain": ratios[0],
+                f"d{dimension}_{clients}_blocks_over_plain": ratios[1],
+            }
+            times = [f"{found[kind] * 1e3:.3g}" for kind in KINDS]
+            rows.append([str(dimension), str(clients), *times, *(f"{r:.2f}" for r in ratios)])
+    heads = [f"ms {kind}" for kind in KINDS]
+    print(table(["d", "clients", *heads, "x, each round", "x, blocks"], rows))
+    if arguments.json:
+        print(json.dumps(flat))
+
+
+if __name__ == "__main__":
+    main()
