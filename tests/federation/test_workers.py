@@ -11,6 +11,7 @@ from manifed.experiment.assembly import initial_point, plan_of
 from manifed.experiment.load import parse
 from manifed.federation import workers
 from manifed.federation.rounds import free, run_rounds
+from manifed.manifolds.defects import LARGEST
 from manifed.privacy.noise import Stream
 from manifed.runs.cohort import cohort_transport
 from tests.federation.pretended_ray import Pretended
@@ -124,6 +125,40 @@ def test_an_upload_that_cannot_be_used_is_dropped_where_it_is_summed(monkeypatch
     }  # fmt: skip
     for count in (1, 2, 4):
         assert_same(played(table(LINES, RSGD, workers=count)), expected)
+
+
+def test_who_led_to_a_state_that_nobody_can_use_is_found_among_rows_that_are_fetched(
+    ray, monkeypatch
+):
+    from manifed.algorithms import rsgd
+
+    plain = rsgd.RSGD.update
+
+    def update(self, phase, down, memory, oracle, manifold, draws):
+        up, after = plain(self, phase, down, memory, oracle, manifold, draws)
+        far = torch.tensor([i == 5 for i in draws.partition]).double().unsqueeze(-1)
+        return type(up)(up.tensors()["u"] + far * 0.1 * LARGEST[torch.float64]), after
+
+    monkeypatch.setattr(rsgd.RSGD, "update", update)
+    far = table(LINES, RSGD) | {"strategy": {"kind": "tangent-mean", "server_step_size": 1000.0}}
+    expected = played(far)
+    assert expected[0].failures[5].kind == "unusable"
+    far["engine"]["workers"] = 2
+    assert_same(played(far), expected)
+    assert ray.actors[0].calls.count("rows") > 0
+
+
+def test_what_hold_outs_say_is_that_of_one_process(ray):
+    held = {"kind": "private", "hold_out": 0.4, "loss_range": [0.0, 10.0]}
+    many = {**LINES, "data": {**LINES["data"], "rows": 10}}
+    given = table(many, RSGD, PRIVATE) | {"evaluation": held}
+    expected = played(given)
+    assert expected[-1].held_out is not None
+    given["engine"]["workers"] = 2
+    found = played(given)
+    assert_same(found, expected)
+    assert torch.equal(found[-1].held_out[0], expected[-1].held_out[0])
+    assert len(ray.actors) == 2
 
 
 def test_a_mean_takes_no_row_to_the_driver_and_what_goes_down_is_put_once(ray):
