@@ -6,7 +6,7 @@
 000 is PriRFed (checks 1 to 16), 001 projected federated learning (C3 to C13, EQUAL, STEP, PAIR,
 PARTIAL, EXAMPLE, CLIENT), 002 growing samples (002-1 to 002-21, 002-B1, 002-B2), 003 DP-RSVRG (H1
 to H22), 004 DECOR (004-H1 to 004-H25). Verdicts are computed from the numbers printed beside them;
-docs/experiments.md explains each. Checks 11 and 12 use MNIST and the WordNet mammals where
+docs/experiments.md explains each. Checks 11 and 12 use MNIST and the mammals' embedding where
 MANIFED_DATA names a folder that has them, and their stand-ins elsewhere; 004-H17 takes a9a from
 there, and 004-H20 needs MNIST. With --json the last line printed is one JSON object. One thread.
 """

@@ -37,6 +37,7 @@ _LATER = (
     ("strategy", "adam"),
     ("strategy", "server_step_sizes"),
     ("data", "has_labels"),
+    ("data", "edge"),
     ("problem", "clip_shares"),
     ("problem", "compute"),
 )

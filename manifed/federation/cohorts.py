@@ -130,6 +130,7 @@ class PoissonEach(Frozen):
 
     kind: Literal["poisson-each"] = "poisson-each"
     probabilities: Probabilities = Field(min_length=1)
+    """p_i of every client, public: with which a round asks it."""
 
     def draw(
         self, num_clients: int, server_round: int, attempt: int, source: NoiseSource

@@ -1,7 +1,7 @@
 """Configuration of the hyperbolic data sets: a random tree, and the WordNet mammals."""
 
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from manifed.problems.dataset import Dataset, DataSource, ExampleKind, build, ge
 class HyperbolicTree(DataSource):
     """A random recursive tree embedded by Sarkar's construction, with spectral features.
 
-    Stand-in for the WordNet mammals and their pretrained embedding. One internal node is the query:
+    Stand-in for the published embedding of the WordNet mammals. One internal node is the query:
     ``held_out``, or the non-root node with the largest subtree.
     """
 
@@ -27,7 +27,9 @@ class HyperbolicTree(DataSource):
     num_features: int = Field(default=3, ge=1)
     """Columns of the features."""
     radius: float = Field(default=2.5, gt=0)
-    """Largest distance of a node from the origin in the embedding."""
+    """Most edges from the root to a node, times the length of an edge."""
+    edge: Annotated[float, Field(gt=0)] | None = None
+    """Length of an edge, in place of ``radius``: trees of any depth are then equally curved."""
     held_out: int | None = Field(default=None, ge=0)
     """The query; None: the node below the root with the largest subtree."""
 
@@ -42,8 +44,9 @@ class HyperbolicTree(DataSource):
             raise ValueError(f"Expected held_out < num_nodes = {self.num_nodes}, got {query}")
         edges = trees.closure_edges(parents)
         features = trees.laplacian_eigenmap(edges, self.num_nodes, self.num_features)
-        points = trees.sarkar(parents, radius=self.radius)
-        return hold_out(features, points, trees.depths(parents), query)
+        depths = trees.depths(parents)
+        radius = self.radius if self.edge is None else self.edge * int(depths.max())
+        return hold_out(features, trees.sarkar(parents, radius=radius), depths, query)
 
 
 class HyperbolicCloud(DataSource):
@@ -73,23 +76,12 @@ class HyperbolicCloud(DataSource):
         )
 
 
-class WordnetMammals(DataSource):
-    """The mammals subtree of WordNet: its closure's spectral features and a Sarkar embedding.
+class _Mammals(DataSource):
+    """The mammals subtree of WordNet, one of them held out."""
 
-    PriRFed uses a pretrained Poincaré embedding, which is a download; the targets here are our own:
-    each synset hangs from its deepest hypernym and the resulting tree is embedded by Sarkar's
-    construction. The shipped closure has 1170 synsets and 6448 pairs, the paper's 1180 and 6540.
-    The name held out is ``query`` ("primate" finds "primate.n.02").
-    """
-
-    kind: Literal["wordnet-mammals"] = "wordnet-mammals"
     provides: ClassVar[ExampleKind] = "hyperbolic-pairs"
     query: str = "primate"
-    """Part of the name of the node that is held out."""
-    num_features: int = Field(default=3, ge=1)
-    """Columns of the features."""
-    radius: float = Field(default=2.5, gt=0)
-    """Largest distance of a node from the origin in the embedding."""
+    """The name held out; "primate" finds "primate.n.02"."""
     is_graph_public: bool = False
     """Declares the closure public, and with it the features and the embedding, which look at all
     of it. What privacy then protects is which nodes the clients hold."""
@@ -104,37 +96,68 @@ class WordnetMammals(DataSource):
             "false"
         )
 
-    def load(self, data_dir: Path | None, seed: int) -> Dataset:
-        """``feature`` and ``target`` of all synsets but the query; the query's own in ``meta``."""
-        del seed
-        names, pairs = readers.wordnet_mammals(data_dir)
-        order, parents = trees.tree_of_closure(pairs, len(names))
-        names = [names[i] for i in order]
+    def _place(self, names: list[str]) -> int:
         found = [i for i, name in enumerate(names) if name.split(".")[0] == self.query]
         found = found or [i for i, name in enumerate(names) if name == self.query]
         if len(found) != 1:
             raise ValueError(
                 f"Expected query to name one mammal, got {self.query!r} for {len(found)}"
             )
+        return found[0]
+
+
+class WordnetEmbedding(_Mammals):
+    """The embedding that PriRFed predicts, as published: 1180 synsets, features, points."""
+
+    kind: Literal["wordnet-embedding"] = "wordnet-embedding"
+
+    def load(self, data_dir: Path | None, seed: int) -> Dataset:
+        """``feature`` and ``target`` of all synsets but the query, in order of the file."""
+        del seed
+        names, features, points = readers.wordnet_embedding(data_dir)
+        points = trees.poincare_to_lorentz(points)
+        return hold_out(features, points, None, self._place(names), {"names": names})
+
+
+class WordnetMammals(_Mammals):
+    """The closure's spectral features, and a Sarkar embedding of our own.
+
+    Each synset hangs from its deepest hypernym and the resulting tree is embedded by Sarkar's
+    construction. The shipped closure has 1170 synsets and 6448 pairs, PriRFed's 1180 and 6540.
+    """
+
+    kind: Literal["wordnet-mammals"] = "wordnet-mammals"
+    num_features: int = Field(default=3, ge=1)
+    """Columns of the features."""
+    radius: float = Field(default=2.5, gt=0)
+    """Most edges from the root to a node, times the length of an edge."""
+
+    def load(self, data_dir: Path | None, seed: int) -> Dataset:
+        """``feature`` and ``target`` of all synsets but the query; the query's own in ``meta``."""
+        del seed
+        names, pairs = readers.wordnet_mammals(data_dir)
+        order, parents = trees.tree_of_closure(pairs, len(names))
+        names = [names[i] for i in order]
+        query = self._place(names)
         rank = np.argsort(order)
         features = trees.laplacian_eigenmap(rank[pairs], len(names), self.num_features)
         points = trees.sarkar(parents, radius=self.radius)
-        return hold_out(features, points, trees.depths(parents), found[0], {"names": names})
+        return hold_out(features, points, trees.depths(parents), query, {"names": names})
 
 
 def hold_out(
     features: NDArray[np.float64],
     points: NDArray[np.float64],
-    depths: NDArray[np.int64],
+    depths: NDArray[np.int64] | None,
     query: int,
     meta: dict[str, Any] | None = None,
 ) -> Dataset:
-    """All nodes but ``query`` as examples, labelled by depth; the query's own pair in ``meta``."""
+    """All nodes but ``query`` as examples, labelled by depth if known; its own pair in ``meta``."""
     kept = np.flatnonzero(np.arange(len(points)) != query)
     return build(
         {"feature": features[kept], "target": points[kept]},
         feature_ndim={"feature": 1, "target": 1},
-        labels=depths[kept],
+        labels=None if depths is None else depths[kept],
         meta={
             **({} if meta is None else meta),
             "query": query,

@@ -6,6 +6,7 @@ Each returns numpy arrays and touches nothing else. Heavy imports stay inside th
 import gzip
 import hashlib
 import importlib.util
+import io
 import math
 import re
 import zlib
@@ -73,7 +74,7 @@ def lines(path: Path) -> list[str]:
         raise DataDamaged(path, "expected UTF-8", line) from None
 
 
-DOWNLOADED = frozenset({"mnist", "a9a", "wordnet-mammals"})
+DOWNLOADED = frozenset({"mnist", "a9a", "wordnet-mammals", "wordnet-embedding"})
 """Kinds of data that no library ships: they are looked for in the data folder."""
 
 
@@ -236,3 +237,28 @@ def wordnet_mammals(data_dir: Path | None) -> tuple[list[str], NDArray[np.int64]
     if not pairs:
         raise DataDamaged(path, "expected pairs of names, got none")
     return list(index), np.array(pairs, dtype=np.int64)
+
+
+def wordnet_embedding(data_dir: Path | None) -> tuple[list[str], Array, Array]:
+    """The mammals' names, features (n, r) and points of the Poincaré disk (n, 2), as published.
+
+    Raises:
+        DataDamaged: no archive of numpy, or not one finite row of each for every name.
+    """
+    path = find("wordnet-embedding", data_dir, "wordnet_hsp/wordnet_hsp.npz")
+    try:
+        with np.load(io.BytesIO(content(path)), allow_pickle=False) as archive:
+            if sum(one.file_size for one in archive.zip.infolist()) > MOST_BYTES:
+                raise DataDamaged(path, f"expected at most {MOST_BYTES} bytes unpacked, got more")
+            names, features, points = (archive[k] for k in ("names", "features", "poincare"))
+    except DataDamaged:
+        raise
+    except Exception as error:  # a broken zip, deflate stream or header: numpy raises of any kind
+        raise DataDamaged(path, "expected arrays names, features and poincare") from error
+    kinds = (names.dtype.kind, features.dtype.kind, points.dtype.kind)
+    shapes = (names.ndim, features.shape[:-1], points.shape)
+    if kinds != ("U", "f", "f") or shapes != (1, names.shape, (*names.shape, 2)):
+        raise DataDamaged(path, "expected a row of features and a point of the disk for each name")
+    if not np.isfinite(features).all() or not (np.square(points).sum(-1) < 1).all():
+        raise DataDamaged(path, "expected finite features, and points inside the unit disk")
+    return [str(name) for name in names], features, points

@@ -10,7 +10,12 @@ from typing import Annotated
 from pydantic import Field
 
 from manifed.problems.files import FileData
-from manifed.problems.hyperbolic_data import HyperbolicCloud, HyperbolicTree, WordnetMammals
+from manifed.problems.hyperbolic_data import (
+    HyperbolicCloud,
+    HyperbolicTree,
+    WordnetEmbedding,
+    WordnetMammals,
+)
 from manifed.problems.module_spec import ModuleSpec
 from manifed.problems.partition_specs import DirichletSpec, EqualSpec, NaturalSpec, SortedSpec
 from manifed.problems.problem_specs import (
@@ -64,6 +69,7 @@ DataSpec = Annotated[
     | SamplePhotos
     | A9a
     | BreastCancer
+    | WordnetEmbedding
     | WordnetMammals
     | HyperbolicTree
     | HyperbolicCloud

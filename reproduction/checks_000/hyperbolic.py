@@ -1,9 +1,9 @@
 """Check 12: Figures 5 and 6, hyperbolic structured prediction."""
 
-import os
-
 import numpy as np
 
+from manifed.problems.federation import data_folder
+from manifed.problems.readers import DataMissing, wordnet_embedding
 from reproduction.findings import Finding, verdict_of
 from reproduction.trials import Trial, mean, trials
 
@@ -14,8 +14,12 @@ EVERY = ("evaluation.every=5",)
 
 
 def source() -> str:
-    """WordNet's mammals where they are, else the random tree."""
-    return "mammals" if os.environ.get("MANIFED_DATA") else "tree"
+    """The published embedding of WordNet's mammals where it is, else the random tree."""
+    try:
+        wordnet_embedding(data_folder())
+    except DataMissing:
+        return "tree"
+    return "mammals"
 
 
 def start_reach_end(runs: list[Trial]) -> dict[str, float]:
@@ -40,15 +44,21 @@ def check_12() -> Finding:
             for run in trials(f"000_5_{source()}-rsgd", SEEDS, *EVERY)
         ]
     )
-    reaches = all(found[name]["least"] < 1.5 * optimum for name in ("dp-rsgd", "dp-rsvrg"))
+    reaches = {name: found[name]["least"] < 1.5 * optimum for name in ("dp-rsgd", "dp-rsvrg")}
     leaves = {name: found[name]["end"] > 1.2 * found[name]["least"] for name in CURVES}
     faster = found["dp-rsvrg"]["round of least"] < found["dp-rsgd"]["round of least"]
-    private = reaches and faster and leaves["dp-rsvrg"]
+    private = all(reaches.values()) and faster and leaves["dp-rsvrg"]
     return Finding(
         "12",
         "Figure 5: DP methods reach the embedding, RSVRG faster; both RSVRG leave it again",
         verdict_of(as_printed=private and leaves["rsvrg"], in_regime=private),
-        {**found, "leaves": leaves, "where RSGD ends": optimum},
+        {
+            **found,
+            "reaches": reaches,
+            "DP-RSVRG sooner": faster,
+            "leaves": leaves,
+            "where RSGD ends": optimum,
+        },
         SEEDS,
-        f"regime: with noise; RSVRG without noise does not leave. Data: {source()}",
+        f"regime: with noise, whether RSVRG without noise leaves or not. Data: {source()}",
     )

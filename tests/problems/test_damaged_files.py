@@ -1,6 +1,7 @@
 """Whatever bytes a data file holds, a reader returns data or names the file (and the line)."""
 
 import gzip
+import io
 
 import numpy as np
 import pytest
@@ -112,6 +113,33 @@ def test_a_damaged_closure_names_the_line(tmp_path, line, text):
         readers.wordnet_mammals(tmp_path)
 
 
+def embedding(**arrays):
+    """An archive of a few names, features and points."""
+    whole = {"names": np.array(["a.n.01", "b.n.01"]), "features": np.eye(2),
+             "poincare": np.full((2, 2), 0.5)}  # fmt: skip
+    file = io.BytesIO()
+    np.savez(file, **(whole | arrays))
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("raw", "told"),
+    [
+        (b"", "arrays names"),
+        (embedding(names=np.array(["a"])), "for each name"),
+        (embedding(names=np.array([1, 2])), "for each name"),
+        (embedding(features=np.array(["x", "y"], dtype=object)), "arrays names"),
+        (embedding(features=np.array([[np.nan], [0.0]])), "finite features"),
+        (embedding(poincare=np.ones((2, 2))), "inside the unit disk"),
+        (embedding(poincare=np.full((2, 2), np.nan)), "inside the unit disk"),
+    ],
+)
+def test_a_damaged_embedding_says_what_it_lacks(tmp_path, raw, told):
+    put(tmp_path, "wordnet_hsp/wordnet_hsp.npz", raw)
+    with pytest.raises(DataDamaged, match=f"npz: .*{told}"):
+        readers.wordnet_embedding(tmp_path)
+
+
 def test_a_folder_in_place_of_a_file_is_missing(tmp_path):
     (tmp_path / "a9a" / "a9a").mkdir(parents=True)
     with pytest.raises(DataMissing):
@@ -172,3 +200,11 @@ def test_any_damage_to_the_closure_is_read_or_named(tmp_path_factory, raw):
     folder = tmp_path_factory.mktemp("wordnet")
     put(folder, "wordnet_mammals/wordnet_mammals.tsv", raw)
     sound_or_refused(lambda: readers.wordnet_mammals(folder), ".tsv")
+
+
+@FUZZ
+@given(damaged(embedding()))
+def test_any_damage_to_the_embedding_is_read_or_named(tmp_path_factory, raw):
+    folder = tmp_path_factory.mktemp("embedding")
+    put(folder, "wordnet_hsp/wordnet_hsp.npz", raw)
+    sound_or_refused(lambda: readers.wordnet_embedding(folder), ".npz")

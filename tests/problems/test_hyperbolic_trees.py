@@ -1,9 +1,16 @@
 """Trees, their closures, their embeddings and their spectral features."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
+from manifed.experiment.figure_files import read_figure
+from manifed.experiment.load import load
 from manifed.problems import hyperbolic_trees as trees
+from manifed.problems.federation import dataset
+
+FIGURES = Path(__file__).resolve().parents[2] / "configs" / "figures"
 
 
 def lorentz_dist(x, y):
@@ -55,6 +62,15 @@ def test_sarkar_edges_have_one_length_and_the_tree_fits_the_radius(seed):
     lengths = lorentz_dist(points[1:], points[parents[1:]])
     assert lengths == pytest.approx(2.5 / trees.depths(parents).max(), rel=1e-7)
     assert lorentz_dist(points, points[0]).max() <= 2.5 + 1e-9
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_stand_in_of_figure_5_is_as_curved_as_the_published_embedding(seed):
+    figure = read_figure(FIGURES / "000_5_tree.toml")
+    config = load(figure.source("000_5_tree-rsgd"), [f"federation.seed={seed}"])
+    found = dataset(config.data, seed, None)
+    away = lorentz_dist(found.examples["target"].numpy(), found.meta["query_target"].numpy())
+    assert 0.9 * 7.67 < np.median(away) < 1.1 * 7.67
 
 
 def test_sarkar_spreads_siblings_evenly():

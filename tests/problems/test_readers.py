@@ -67,7 +67,9 @@ def test_a_damaged_idx_file_is_refused(tmp_path):
         readers.read_idx(path)
 
 
-@pytest.mark.parametrize("read", [readers.mnist, readers.a9a, readers.wordnet_mammals])
+@pytest.mark.parametrize(
+    "read", [readers.mnist, readers.a9a, readers.wordnet_mammals, readers.wordnet_embedding]
+)
 def test_a_missing_file_names_path_and_variable(tmp_path, read):
     with pytest.raises(DataMissing, match=f"{tmp_path}.*MANIFED_DATA"):
         read(tmp_path)

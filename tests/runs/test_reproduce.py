@@ -188,7 +188,7 @@ def test_the_list_says_what_a_figure_takes(tmp_path, capsys):
     assert code == 0
     first, second, third = json.loads(out.splitlines()[-1])["figures"]
     assert (first["runs"], first["rounds"], first["data"]) == (27, 5400, [])
-    assert second["data"] == ["wordnet-mammals"]
+    assert second["data"] == ["wordnet-embedding"]
     assert (third["runs"], third["duration"]) == (0, None)
     assert "not measured: --quick tells" in out
 
