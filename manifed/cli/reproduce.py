@@ -7,7 +7,6 @@ library alone; budgets, disks and what no run makes are drawn by the clone's fol
 import os
 import shlex
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -225,6 +224,7 @@ def _noise(figure: "FigureOf", curve: str, budget: float, asked: Asked) -> tuple
 def _run(plans: Sequence[Plan], jobs: int) -> list[str]:
     """Run what is missing of all figures, and say what is done of all; who failed."""
     from manifed.runs.pool import run_all
+    from manifed.runs.progress import over_runs
 
     for plan in plans:
         for curve, missing in plan.missing.items():
@@ -238,23 +238,9 @@ def _run(plans: Sequence[Plan], jobs: int) -> list[str]:
     for task in tasks:
         if task.starts_anew:  # `tasks_of` has seen that it is a run of this very config
             task.clear()
-    began, done = time.monotonic(), 0
-
-    def show(task: "FigureTask", error: str | None) -> None:
-        nonlocal done
-        done += 1
-        left = (time.monotonic() - began) / done * (len(tasks) - done)
-        state = f"about {_time(left)} left" if error is None else f"FAILED: {error}"
-        sys.stderr.write(f"{done}/{len(tasks)} {task.directory.name}: {state}\n")
-        sys.stderr.flush()
-
-    return [task.directory.name for task in run_all(tasks, jobs, show)]
-
-
-def _time(seconds: float) -> str:
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+    with over_runs(len(tasks)) as show:
+        failed = run_all(tasks, jobs, lambda task, error: show(task.directory.name, error))
+    return [task.directory.name for task in failed]
 
 
 # -- pictures ------------------------------------------------------------------------------------
@@ -287,6 +273,7 @@ def _list(figures: "Sequence[FigureOf]", asked: Asked, *, as_json: bool) -> None
 
     from manifed.problems.readers import DOWNLOADED
     from manifed.runs.figure_runs import duration_of
+    from manifed.runs.progress import duration
 
     told = list[dict[str, object]]()
     for figure in figures:
@@ -304,7 +291,7 @@ def _list(figures: "Sequence[FigureOf]", asked: Asked, *, as_json: bool) -> None
                 "duration": None if spent is None else asdict(spent),
             }
         )
-        took = "not measured: --quick tells" if spent is None else _time(spent.seconds)
+        took = "not measured: --quick tells" if spent is None else duration(spent.seconds)
         if spent is not None:
             took += " measured" if spent.is_measured else " estimated"
         needs = ", ".join(sorted(kinds & DOWNLOADED)) or "-"

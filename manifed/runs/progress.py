@@ -6,6 +6,7 @@ with progress_of(num_rounds) as progress:
 
 import math
 import sys
+import time
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from typing import Protocol, Self, TextIO
@@ -16,6 +17,8 @@ SHOWN = (("cost", "cost"), ("gradient_norm", "gradient norm"), ("epsilon", "epsi
 SHORT = (("cost", "cost", 9), ("gradient_norm", "gradient", 9), ("epsilon", "epsilon", 5))
 """Key, word and width on the bar, which has to fit 80 columns."""
 
+LONGEST = 28
+"""Characters of a run's name on the bar over all runs."""
 WIDTH = 20
 """Characters of the bar of a fit."""
 UNTOLD = ("round", "participants", "failures")
@@ -114,6 +117,64 @@ def _cells(row: Row) -> dict[str, str]:
 def _number(value: float | int | None, digits: int = 4) -> str:
     """``digits`` significant digits; a dash for what was not measured (epsilon: privacy is off)."""
     return "-" if value is None else f"{value:.{digits}g}"
+
+
+class OverRuns(Protocol):
+    """What is told of each run that has ended, with the line of its error if it failed."""
+
+    def __call__(self, name: str, error: str | None) -> None:
+        """Show that one more has ended."""
+        ...
+
+
+@contextmanager
+def over_runs(total: int, stream: TextIO | None = None) -> Generator[OverRuns, None, None]:
+    """One bar over all runs on a terminal, what failed above it; elsewhere a line for each run."""
+    target = stream if stream is not None else sys.stderr
+    if not target.isatty():
+        yield _line_a_run(total, target)
+        return
+    from rich import progress as rich
+    from rich.console import Console
+
+    bar = rich.Progress(
+        rich.TextColumn("runs"),
+        rich.MofNCompleteColumn(),
+        rich.BarColumn(bar_width=24),
+        rich.TextColumn("{task.fields[last]}", markup=False),
+        rich.TimeRemainingColumn(),
+        console=Console(file=target),
+    )
+    with bar:
+        task = bar.add_task("runs", total=total, last="")
+
+        def show(name: str, error: str | None) -> None:
+            if error is not None:
+                bar.console.print(f"{name}: FAILED: {error}", markup=False, highlight=False)
+            bar.update(task, advance=1, last=name[-LONGEST:])
+
+        yield show
+
+
+def _line_a_run(total: int, stream: TextIO) -> OverRuns:
+    began, done = time.monotonic(), 0
+
+    def show(name: str, error: str | None) -> None:
+        nonlocal done
+        done += 1
+        left = (time.monotonic() - began) / done * (total - done)
+        state = f"about {duration(left)} left" if error is None else f"FAILED: {error}"
+        stream.write(f"{done}/{total} {name}: {state}\n")
+        stream.flush()
+
+    return show
+
+
+def duration(seconds: float) -> str:
+    """Seconds as a person says them."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 @contextmanager

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from manifed.runs.progress import Bar, PlainLines, progress_of
+from manifed.runs.progress import Bar, PlainLines, over_runs, progress_of
 
 
 class Terminal(io.StringIO):
@@ -78,3 +78,28 @@ def test_plain_text_never_imports_rich():
         "progress_of(3, stream=io.StringIO())(1, {}); sys.exit('rich' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_all_runs_share_one_bar_on_a_terminal_with_what_failed_above_it(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "100")
+    stream = Terminal()
+    with over_runs(3, stream) as show:
+        show("curve-seed-0", None)
+        show("curve-seed-1", "out of [memory]")
+        show("x" * 80 + "-seed-2", None)
+    shown = stream.getvalue()
+    assert "3/3" in shown
+    assert "curve-seed-1: FAILED: out of [memory]" in shown
+    assert "\x1b[" in shown
+
+
+def test_all_runs_are_plain_lines_without_escape_codes_elsewhere():
+    stream = io.StringIO()
+    with over_runs(2, stream) as show:
+        show("a-seed-0", None)
+        show("a-seed-1", "no memory")
+    first, second = stream.getvalue().splitlines()
+    assert (first[:13], first[-4:]) == ("1/2 a-seed-0:", "left")
+    assert second == "2/2 a-seed-1: FAILED: no memory"
+    assert "\x1b" not in stream.getvalue()
