@@ -87,8 +87,12 @@ FIGURES: Mapping[str, AccountantFigure] = {
 }
 
 
-def draw(name: str, out: Path) -> list[Path]:
-    """The figure as PNG and PDF and its numbers as CSV, in a folder made if it is missing."""
+def draw(name: str, out: Path, is_quick: bool = False) -> list[Path]:
+    """The figure as PNG and PDF and its numbers as CSV, in a folder made if it is missing.
+
+    Nothing is run, so a quick look is the whole figure.
+    """
+    del is_quick
     chosen = FIGURES[name]
     found = chosen.table()
     out.mkdir(parents=True, exist_ok=True)

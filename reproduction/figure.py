@@ -75,10 +75,10 @@ def missing(figure: FigureOf) -> str | None:
     return None
 
 
-def draw_computed(figure: FigureOf, folder: Path) -> list[Path]:
-    """A figure that no run makes."""
+def draw_computed(figure: FigureOf, folder: Path, *, is_quick: bool = False) -> list[Path]:
+    """A figure that no run makes; a quick look takes its first iterations."""
     (maker,) = (one for one in _MAKERS if figure.figure in one.FIGURES)
-    return maker.draw(figure.figure, folder)
+    return maker.draw(figure.figure, folder, is_quick)
 
 
 def draw_runs(figure: FigureOf, tasks: Sequence[FigureTask], folder: Path) -> list[Path]:

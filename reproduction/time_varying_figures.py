@@ -7,7 +7,8 @@ accuracy is that of the worst of five agents. 6: the same network beside all fou
 and on MNIST's test set (below MANIFED_DATA).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -41,89 +42,103 @@ TASKS, TRAINED = ("digits", "breast-cancer"), tuple(range(25, 501, 25))
 """Of Figure 5: data, and the iterations at which accuracy is taken."""
 BESIDE_RIVALS = {"digits": tuple(range(25, 501, 25)), "mnist": tuple(range(10, 61, 10))}
 """The same of Figure 6; MNIST's images take thirty times as long."""
+QUICK = tuple(range(1, 6))
+"""The iterations of both in a quick look; other figures take twenty times as many."""
 Curves = dict[str, list[float]]
 
 
-def figure_1() -> Curves:
+def figure_1(is_quick: bool) -> Curves:
     """E MSE of both algorithms, and ten runs of each."""
-    found: Curves = {"iteration": [float(k) for k in MARKS]}
+    marks = _marks(is_quick)
+    found: Curves = {"iteration": [float(k) for k in marks]}
     for number, algorithm in NAMES.items():
-        exact = moments(algorithm, schedules(number), MARKS)
-        found[f"Algorithm {number}"] = [exact[k].mse for k in MARKS]
+        exact = moments(algorithm, schedules(number), marks)
+        found[f"Algorithm {number}"] = [exact[k].mse for k in marks]
         setting = Setting(algorithm, schedules(number), RING)
         start = np.broadcast_to(START, (SEEDS, NODES, DIM))
-        made = run(setting, STREAM, start, ROUNDS, np.random.default_rng(0))
-        drawn = _at_marks(errors(one.models) for one in made)
+        made = run(setting, STREAM, start, marks[-1], np.random.default_rng(0))
+        drawn = _at(marks, (errors(one.models) for one in made))
         for seed in range(SEEDS):
             found[f"Algorithm {number}; seed {seed}"] = [float(row[seed]) for row in drawn]
     return found
 
 
-def figure_2() -> Curves:
+def figure_2(is_quick: bool) -> Curves:
     """Upper bounds of the total epsilon of all rounds, a row for each gamma."""
     found: Curves = {"gamma": list(GAMMAS)}
+    summed = 200 if is_quick else 20_000
     for number in NAMES:
         for eta in ETAS:
             found[f"Algorithm {number}; eta {eta:g}"] = [
-                releases(number, gamma=gamma, eta=eta).series(20_000).total for gamma in GAMMAS
+                releases(number, gamma=gamma, eta=eta).series(summed).total for gamma in GAMMAS
             ]
     return found
 
 
-def figure_34(figure: int) -> Curves:
+def figure_34(figure: int, is_quick: bool) -> Curves:
     """Error and spent epsilon of an algorithm and of its rivals."""
     number, names = AGAINST[figure]
-    exact = moments(NAMES[number], schedules(number), MARKS)
+    marks = _marks(is_quick)
+    exact = moments(NAMES[number], schedules(number), marks)
     priced = releases(number)
     found: Curves = {
-        "iteration": [float(k) for k in MARKS],
-        f"Algorithm {number}: MSE": [exact[k].mse for k in MARKS],
-        f"Algorithm {number}: epsilon": [priced.series(k, with_tail=False).partial for k in MARKS],
+        "iteration": [float(k) for k in marks],
+        f"Algorithm {number}: MSE": [exact[k].mse for k in marks],
+        f"Algorithm {number}: epsilon": [priced.series(k, with_tail=False).partial for k in marks],
     }
     shared = Constants(RING)
     start = np.broadcast_to(START, (SEEDS, NODES, DIM))
     for name in names:
-        made = islice(RIVALS[name](shared, STREAM, start, np.random.default_rng(0)), ROUNDS)
-        found[f"{name}: MSE"] = [float(row.mean()) for row in _at_marks(map(errors, made))]
+        made = islice(RIVALS[name](shared, STREAM, start, np.random.default_rng(0)), marks[-1])
+        found[f"{name}: MSE"] = [float(row.mean()) for row in _at(marks, map(errors, made))]
         each = epsilon_of_an_iteration(name, shared, DIM)
-        found[f"{name}: epsilon"] = [each * k for k in MARKS]
+        found[f"{name}: epsilon"] = [each * k for k in marks]
     return found
 
 
-def figure_5() -> Curves:
+def figure_5(is_quick: bool) -> Curves:
     """Accuracy by iteration, for each reading of the update and each task."""
-    found: Curves = {"iteration": [float(k) for k in TRAINED]}
+    trained = QUICK if is_quick else TRAINED
+    found: Curves = {"iteration": [float(k) for k in trained]}
     for task in TASKS:
         for reading in network.READINGS:
-            row = network.accuracies(reading, TRAINED, on=task)
-            found[f"{reading}; {task}"] = [row[k] for k in TRAINED]
+            row = network.accuracies(reading, trained, on=task)
+            found[f"{reading}; {task}"] = [row[k] for k in trained]
     return found
 
 
-def figure_6() -> Curves:
+def figure_6(is_quick: bool) -> Curves:
     """Accuracy by iteration of Algorithm 1 and of all rivals; NaN where a task was not run on."""
-    marks = sorted({k for row in BESIDE_RIVALS.values() for k in row})
+    taken = {"digits": QUICK} if is_quick else BESIDE_RIVALS
+    marks = sorted({k for row in taken.values() for k in row})
     found: Curves = {"iteration": [float(k) for k in marks]}
-    for task, own in BESIDE_RIVALS.items():
+    for task, own in taken.items():
         for name, row in classifiers.of_all(own, task).items():
             found[f"{name}; {task}"] = [row.get(k, float("nan")) for k in marks]
     return found
 
 
-def _at_marks(rows: Any) -> list[Array]:
-    return [row for k, row in enumerate(rows, 1) if k in set(MARKS)]
+def _marks(is_quick: bool) -> tuple[int, ...]:
+    return tuple(k for k in MARKS if not is_quick or k <= 20 * QUICK[-1])
 
 
-FIGURES: Mapping[str, Callable[[], Curves]] = {
-    "002-1": figure_1, "002-2": figure_2, "002-3": lambda: figure_34(3),
-    "002-4": lambda: figure_34(4), "002-5": figure_5,
+def _at(marks: tuple[int, ...], rows: Iterable[Array]) -> list[Array]:
+    return [row for k, row in enumerate(rows, 1) if k in marks]
+
+
+FIGURES: Mapping[str, Callable[[bool], Curves]] = {
+    "002-1": figure_1,
+    "002-2": figure_2,
+    "002-3": partial(figure_34, 3),
+    "002-4": partial(figure_34, 4),
+    "002-5": figure_5,
     "002-6": figure_6,
-}  # fmt: skip
+}
 
 
-def draw(name: str, out: Path) -> list[Path]:
+def draw(name: str, out: Path, is_quick: bool = False) -> list[Path]:
     """The figure as PNG and PDF and its numbers as CSV, in a folder made if it is missing."""
-    found = FIGURES[name]()
+    found = FIGURES[name](is_quick)
     out.mkdir(parents=True, exist_ok=True)
     table, picture = out / f"figure-{name}.csv", out / f"figure-{name}.png"
     rows = [",".join(found), *(",".join(f"{v:.7g}" for v in row)
@@ -213,7 +228,10 @@ def _draw_classifiers(panels: Sequence[Any], found: Curves) -> None:
         axes.set_xlabel("iteration")
         axes.set_ylabel("accuracy of the worst agent")
         axes.set_title(task)
-        axes.legend(fontsize=7)
+        if names:
+            axes.legend(fontsize=7)
+        else:
+            axes.text(0.5, 0.5, "left out of a quick look", ha="center", transform=axes.transAxes)
 
 
 def _scaled(axes: Any, title: str, what: str, scale: str) -> None:

@@ -91,7 +91,7 @@ def reproduce(
 
     def made() -> tuple[list[str], list[list[Path]]]:
         try:
-            return _run(plans, jobs or _cores()), [_draw(plan) for plan in plans]
+            return _run(plans, jobs or _cores()), [_draw(plan, is_quick=quick) for plan in plans]
         except Ended as end:
             command = shlex.join(["manifed", *sys.argv[1:]])
             fail(f"interrupted; go on where it stopped: {command}", end.code)
@@ -244,7 +244,7 @@ def _run(plans: Sequence[Plan], jobs: int) -> list[str]:
 
 
 # -- pictures ------------------------------------------------------------------------------------
-def _draw(plan: Plan) -> list[Path]:
+def _draw(plan: Plan, *, is_quick: bool) -> list[Path]:
     from manifed.cli.application import reproduction
     from manifed.runs.figure_runs import runs_of, verdicts_of
     from manifed.runs.report.panels import draw_panels
@@ -254,7 +254,7 @@ def _draw(plan: Plan) -> list[Path]:
     if file.data and figure.figure in plan.missing:
         pass  # said already
     elif file.drawing == "computed":
-        drawn = reproduction().draw_computed(figure, plan.folder)
+        drawn = reproduction().draw_computed(figure, plan.folder, is_quick=is_quick)
     elif file.drawing == "panels":
         drawn = draw_panels(figure, runs_of(plan.tasks), plan.folder)
     elif plan.tasks and all(task.is_finished for task in plan.tasks):
