@@ -52,6 +52,16 @@ def test_every_figure_is_drawn(tmp_path):
     assert all(0 <= v <= 1 for name, row in accuracy.items() if name != "iteration" for v in row)
 
 
+@pytest.mark.slow
+def test_a_quick_look_is_a_few_iterations_without_the_large_images(tmp_path):
+    figures.draw("002-6", tmp_path, is_quick=True)
+    assert (tmp_path / "figure-002-6.png").stat().st_size > 10_000
+    head, *rows = (tmp_path / "figure-002-6.csv").read_text().splitlines()
+    assert len(rows) == len(figures.QUICK)
+    assert "digits" in head
+    assert "mnist" not in head
+
+
 @pytest.mark.parametrize("name", RIVALS)
 def test_a_rival_without_noise_is_gradient_descent_that_arrives(name):
     """Its noise, batch and grid gone, every rule contracts to the minimiser."""
