@@ -17,7 +17,7 @@ from torch import Tensor
 
 from manifed.errors import ConfigError
 from manifed.experiment.assembly import load_shards
-from manifed.experiment.figure_files import FigureOf
+from manifed.experiment.figure_files import FigureOf, read_figure
 from manifed.experiment.load import load, parse
 from manifed.experiment.schema import Experiment
 from manifed.problems.federation import data_folder
@@ -85,7 +85,9 @@ def draw_runs(figure: FigureOf, tasks: Sequence[FigureTask], folder: Path) -> li
     """A figure of finished runs that is no column of panels."""
     if figure.file.drawing == "disk":
         folder.mkdir(parents=True, exist_ok=True)
-        return draw_disk(runs_of(tasks), folder / f"figure-{figure.figure}.png")
+        source = read_figure(Path(tasks[0].source.partition("::")[0]))
+        labels = dict(named for panel in source.panels for named in panel.curves)
+        return draw_disk(runs_of(tasks), labels, folder / f"figure-{figure.figure}.png")
     budgets: dict[float, list[FigureTask]] = {}
     for task in tasks:
         budgets.setdefault(float(task.directory.parent.name.partition("-")[2]), []).append(task)
@@ -97,7 +99,7 @@ def draw_runs(figure: FigureOf, tasks: Sequence[FigureTask], folder: Path) -> li
 
 
 # -- Figure 6 --------------------------------------------------------------------------------
-def draw_disk(runs: RunsOf, path: Path) -> list[Path]:
+def draw_disk(runs: RunsOf, labels: Mapping[str, str], path: Path) -> list[Path]:
     """All nodes, the truth and the best prediction of every config, whole disk and close up.
 
     The best is the nearest to the truth among the runs on the first run's data (the random tree is
@@ -115,7 +117,7 @@ def draw_disk(runs: RunsOf, path: Path) -> list[Path]:
             for (name, several), color in zip(runs.items(), COLORS, strict=False):
                 comparable = [run for run in several if _data(run) == _data(first)]
                 best = min(comparable, key=lambda run: run.last("distance_to_truth") or np.inf)
-                shown = f"{name.split('_', 2)[2]}, {best.last('distance_to_truth'):.3f}"
+                shown = f"{labels[name]}, {best.last('distance_to_truth'):.3f}"
                 axes.scatter(*prediction(best.directory), s=36, color=color, label=shown, zorder=2)
             if is_close:
                 axes.set_xlim(truth[0] - 0.25, truth[0] + 0.25)

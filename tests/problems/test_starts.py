@@ -12,13 +12,13 @@ from manifed.experiment import assembly
 from manifed.experiment.load import parse
 from manifed.experiment.schema import Experiment
 from manifed.problems import federation
-from manifed.problems.hyperbolic_data import WordnetMammals
+from manifed.problems.hyperbolic_data import WordnetEmbedding, WordnetMammals
 from manifed.problems.problem_specs import ProblemSource
 from manifed.problems.real_data import A9a, BreastCancer, Digits, Mnist, SamplePhotos
 from manifed.problems.spec import DataSpec, ProblemSpec
 from manifed.problems.starts import Start
 
-REAL = {A9a, BreastCancer, Digits, Mnist, SamplePhotos, WordnetMammals}
+REAL = {A9a, BreastCancer, Digits, Mnist, SamplePhotos, WordnetEmbedding, WordnetMammals}
 SMALL = {"num_examples": 40, "num_nodes": 41, "num_clients": 4, "columns": 10, "dimension": 10}
 OTHERWISE = {
     "class-mixture": {"num_classes": 2},
