@@ -27,15 +27,16 @@ from manifed.algorithms.interface import (
     setup_phases_of,
 )
 from manifed.algorithms.payloads import Payload, Point
+from manifed.algorithms.rsgd import RSGD
 from manifed.federation.header import BadMessage, Header
 from manifed.federation.memory import Kept, remembered
 from manifed.manifolds.base import Manifold, as_point, as_tangent
-from manifed.oracles.oracle import Answers, Draws, Oracle
+from manifed.oracles.oracle import POINTS_AT_ONCE, Answers, Draws, Oracle, pays_at_once
 from manifed.oracles.query import UNNOISED, Query
 from manifed.privacy.events import Event
 from manifed.privacy.mechanism import ExampleMechanism
 from manifed.privacy.noise import NoiseSource
-from manifed.problems.base import Examples, Problem, ProblemBase
+from manifed.problems.base import Examples, Problem, ProblemBase, Quadratic
 from manifed.problems.finite_sum import FiniteSum
 
 
@@ -360,7 +361,16 @@ class ClientSide:
             (summed if query.form == "gradient" else each) * query.expected_size
             for query in self.setup.queries(num_examples)
         )
-        return max(sizes, default=0.0)
+        return max(*sizes, self._held_at_once(num_examples), 0.0)
+
+    def _held_at_once(self, num_examples: int) -> float:
+        """What steps that are taken at once hold (`Oracle.descended`), in sizes of a point."""
+        training, bare = self.setup.training, self.setup.mechanism.l2_norm_clip is None
+        if not (bare and isinstance(training, RSGD) and isinstance(self.setup.problem, Quadratic)):
+            return 0.0
+        d = self.point_shape[-1]
+        at_once = pays_at_once(d, training.local_steps, num_examples)
+        return float(POINTS_AT_ONCE * d) if at_once else 0.0
 
 
 # -- the answer of a node ------------------------------------------------------------------------

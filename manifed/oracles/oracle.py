@@ -36,6 +36,8 @@ LARGEST_BESIDE_NOISE = 1e9
 """An entry this many standard deviations long is rounded by 1e-7 of one."""
 Walk = tuple[str, float, int, torch.dtype]
 """Label, step size, number of steps, and the type of the points."""
+POINTS_AT_ONCE = 6
+"""H, the step and its powers with their temporaries, in matrices of d points."""
 STEPS_PER_PHASE = 1 << 20
 """Oracle queries that one phase of one update may ask."""
 
@@ -359,7 +361,7 @@ class Oracle:
         is_whole = asked.query.sampling.kind == "unsampled" and examples.stream is None
         if not (is_bare and is_whole and isinstance(problem, Quadratic)):
             return None
-        if dimension > min(2 * steps, len(examples)):  # H costs more than the steps, or the rows
+        if not pays_at_once(dimension, steps, len(examples)):
             return None
         _, weights = self._batch(asked)
         equations = problem.normal_equations(examples, weights.to(dtype))
@@ -559,6 +561,14 @@ class Oracle:
                 manifold.coords_shape(shape), Stream.GRADIENT_NOISE, self._step - 1
             )
         return manifold.from_coords(x.to(normals.dtype), normals)
+
+
+def pays_at_once(dimension: int, steps: int, num_examples: int) -> bool:
+    """Whether H of d x d costs no more than the steps that it replaces, and is no larger than rows.
+
+    Building it holds a few such matrices a client: `POINTS_AT_ONCE` d points.
+    """
+    return dimension <= min(2 * steps, num_examples)
 
 
 def _rows(examples: Examples, queries: Sequence[Sequence[Query]], draws: Draws) -> Tensor:

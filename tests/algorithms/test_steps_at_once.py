@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from manifed.algorithms.rsgd import RSGD
+from manifed.federation.client import ClientSetup, ClientSide
 from manifed.oracles.minibatch import Full, Poisson
-from manifed.oracles.oracle import Draws, Oracle
+from manifed.oracles.oracle import POINTS_AT_ONCE, Draws, Oracle
 from manifed.privacy.mechanism import ExampleMechanism, RelativeNoise
 from manifed.privacy.noise import NoiseSource
 from manifed.problems.base import Examples
@@ -92,3 +93,14 @@ def test_what_is_not_affine_or_not_cheaper_is_asked_step_by_step():
     assert oracle_of(shard, [8]).descended(x, STEP, 1) is None
     (few,) = shards((3,))
     assert oracle_of(few, [3]).descended(x, STEP, STEPS) is None
+
+
+def test_the_memory_budget_knows_what_steps_at_once_hold():
+    shard = shards((8,))[0]
+
+    def held(mechanism):
+        setup = ClientSetup(LeastSquares(), FULL, mechanism)
+        return ClientSide(setup, [shard], (DIM,), None).gradients_in_a_step(8)
+
+    assert held(BARE) == POINTS_AT_ONCE * DIM
+    assert held(ExampleMechanism(l2_norm_clip=0.5)) == 0.0
