@@ -1,6 +1,6 @@
 """What a plan loses by a wrong guess: of how far off a mean is, and of how long rows are.
 
-    python -m benchmarks.start_guesses [--out benchmarks/results] [--seeds 2] [--json]
+    python -m benchmarks.start_guesses [--means] [--out benchmarks/results] [--seeds 2] [--json]
 
 Made-up matrices at several distances from the start I, all with clip C = 4: for each guess of that
 distance over C, and for all of them together (the plan's own), what is left of the start's gap
@@ -100,15 +100,24 @@ def by_rows(seeds: int) -> list[dict[str, Any]]:
     return found
 
 
-def text_of(rows: list[dict[str, Any]], logistic: list[dict[str, Any]]) -> str:
-    """All rows, and the worst factors by distance."""
-    head = [*(f"{guess:g} C" for guess, *more in GUESSES if not more), "all, as planned"]
+def rows_table(logistic: list[dict[str, Any]]) -> list[str]:
+    """Lines of the table of logistic regression; none where it was not measured."""
+    if not logistic:
+        return []
     told = [
         [r["data"], f"{r['clip']:g}", f"{r['epsilon']:g}", *(f"{s:.3g}" for s in r["shares"])]
         for r in logistic
     ]
-    last = [max(r["shares"][i] / min(r["shares"]) for r in logistic) for i in range(len(ROWS))]
-    told.append(["worst factor", "", "", *(f"{factor:.3g}" for factor in last)])
+    worst = [max(r["shares"][i] / min(r["shares"]) for r in logistic) for i in range(len(ROWS))]
+    told.append(["worst factor", "", "", *(f"{factor:.3g}" for factor in worst)])
+    head = ["data", "clip C", "epsilon", *(f"{guess:g} C" for guess in ROWS)]
+    said = "Logistic regression, share that is left, by the guessed length of a row:"
+    return [said, "", table(head, told), ""]
+
+
+def text_of(rows: list[dict[str, Any]], logistic: list[dict[str, Any]]) -> str:
+    """All rows, and the worst factors by distance."""
+    head = [*(f"{guess:g} C" for guess, *more in GUESSES if not more), "all, as planned"]
     each = [
         [r["matrices"], f"{r['away']:.2f} C", f"{r['epsilon']:g}"]
         + [f"{s:.3g}" for s in r["shares"]]
@@ -127,8 +136,7 @@ def text_of(rows: list[dict[str, Any]], logistic: list[dict[str, Any]]) -> str:
          "Worst factor on the best of the guesses, by the distance of the start:", "",
          table(["start at", *head], worst), "", "Share of the start's gap that is left:", "",
          table(["matrices", "start at", "epsilon", *head], each), "",
-         "Logistic regression, share that is left, by the guessed length of a row:", "",
-         table(["data", "clip C", "epsilon", *(f"{g:g} C" for g in ROWS)], told), ""]
+         *rows_table(logistic)]
     )  # fmt: skip
 
 
@@ -138,11 +146,13 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--means", action="store_true", help="leave logistic regression out")
     parser.add_argument("--out", type=Path, help="folder for start_guesses.md")
     parser.add_argument("--json", action="store_true", help="the rows as the last line")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    rows, logistic = measured(given.seeds), by_rows(given.seeds)
+    rows = measured(given.seeds)
+    logistic = [] if given.means else by_rows(given.seeds)
     if given.out is not None:
         given.out.mkdir(parents=True, exist_ok=True)
         (given.out / "start_guesses.md").write_text(text_of(rows, logistic), encoding="utf-8")
