@@ -8,7 +8,8 @@ Wall time of a round, one thread a process, medians of interleaved repeats:
 * two workers beside two independent processes, each of which runs half of the clients in memory at
   the same time: kPCA 784 x 5 and Fréchet means of SPD(50);
 * 100 000 least-squares clients on two workers, with the memory that each worker took;
-* clients a second of gossip, DECOR and a torch module: one by one, stacked, over two workers.
+* clients a second of gossip, DECOR and a torch module: one by one, stacked, over two workers
+  ("here": without workers).
 
 No ledger is written here; what it costs is in engines.md.
 """
@@ -232,6 +233,14 @@ def many(repeats: int) -> dict[str, float]:
     return {"clients": 100_000, "first round s": first, "round s": spent, "worker MiB": max(grown)}
 
 
+def here_alone(given: dict[str, Any], repeats: int) -> dict[str, float]:
+    clients, config = given["federation"]["num_clients"], with_engine(given, None)
+    one = steps(config, MemoryTransport(client_side(config)))
+    with stepping(given, None) as here:
+        found = interleaved({"one by one": one, "stacked": here}, repeats)
+    return {name: clients / spent for name, spent in found.items()}
+
+
 def per_second(given: dict[str, Any], repeats: int) -> dict[str, float]:
     clients = given["federation"]["num_clients"]
     config = with_engine(given, None)
@@ -250,6 +259,9 @@ RUNS: dict[str, Callable[[int], dict[str, float]]] = {
     "gossip": lambda repeats: per_second(gossip("gossip"), repeats),
     "decor": lambda repeats: per_second(gossip("decor"), repeats),
     "module": lambda repeats: per_second(module(), repeats),
+    "gossip here": lambda repeats: here_alone(gossip("gossip"), repeats),
+    "decor here": lambda repeats: here_alone(gossip("decor"), repeats),
+    "module here": lambda repeats: here_alone(module(), repeats),
 }
 
 
