@@ -14,6 +14,7 @@ import argparse
 import datetime as dt
 import ipaddress
 import os
+import re
 import stat
 import sys
 from collections.abc import Sequence
@@ -32,10 +33,11 @@ from cryptography.hazmat.primitives.serialization import (
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from manifed.durable import make_folder
-from manifed.errors import ConfigError
+from manifed.errors import ConfigError, one_line
 
 LOOPBACK_HOSTS = ("localhost", "127.0.0.1")
 DAYS = 365
+_HOST = re.compile(r"[A-Za-z0-9*._:-]+")
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,9 @@ def generate(
         raise ValueError(f"Expected num_supernodes >= 0, got {num_supernodes}")
     if not hosts:
         raise ValueError("Expected at least one host, got none; give the SuperLink's name")
+    for host in hosts:
+        if not _HOST.fullmatch(host):
+            raise ValueError(f"Expected a host's name or address, got {host!r}; give one a --host")
     if days < 1:
         raise ValueError(f"Expected days >= 1, got {days}")
     folder = folder.absolute()
@@ -231,9 +236,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
         return _only_a_key(given[1:]) if given[:1] == ["key"] else _everything(given)
-    except (ValueError, OSError) as error:
-        sys.stderr.write(f"{error}\n")
-        return 2
+    except FileExistsError as error:
+        said = f"{error.filename} is there already and is never overwritten: name another folder, "
+        said += "or move the old files away first"
+    except OSError as error:
+        said = f"{error.filename}: {error.strerror}: name a place where you may write"
+    except ValueError as error:
+        said = str(error)
+    sys.stderr.write(f"error: {one_line(said)}\n")
+    return 2
 
 
 def _only_a_key(arguments: Sequence[str]) -> int:

@@ -52,6 +52,7 @@ def register(app: typer.Typer) -> None:
     app.command("doctor")(operations.doctor)
     app.command("extend")(operations.extend)
     app.command("status")(operations.status)
+    app.command("watch")(operations.watch)
     app.command("plan")(plan)
     app.command("report")(report)
     app.command("site")(site)

@@ -20,7 +20,7 @@ from manifed.runs.driver import named_directory
 from manifed.runs.interrupt import INTERRUPTED, Ended, ending_signals
 from manifed.runs.places import check_new, real
 from manifed.runs.reading import FolderDamaged
-from manifed.runs.resume import held_or_refused, in_force, read_past, refused
+from manifed.runs.resume import held_or_refused, in_force, read_past, refused, to_go_on
 from manifed.runs.run_folder import RunFolder, is_fresh
 
 T = TypeVar("T")
@@ -198,7 +198,7 @@ class RunEnded(Exception):
     def __init__(self, why: str, plan: Launch, code: int) -> None:
         hint = " before anything was written"
         if RunFolder(plan.directory).experiment_path.is_file():
-            hint = f"; go on with: python simulation.py {plan.to_go_on}"
+            hint = f"; go on with: {to_go_on(plan.to_go_on)}"
         super().__init__(why + hint)
         self.code = code
 

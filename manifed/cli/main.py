@@ -8,6 +8,7 @@ import gc
 import json
 import os
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -36,7 +37,6 @@ app = typer.Typer(
     name="manifed",
     help="Federated learning on Riemannian manifolds with differential privacy.",
     no_args_is_help=True,
-    add_completion=False,
     suggest_commands=False,  # click suggests already
     pretty_exceptions_enable=False,
 )
@@ -107,8 +107,22 @@ def run(
     sys.stdout.write(statement_of(manifest["privacy"]) + "\n")
     if manifest.get("ledger_head"):
         sys.stdout.write(f"ledger head: {manifest['ledger_head']}\n")
+    whole = _seconds_of_this_process()
+    rounds = manifest.get("seconds_without_evaluation", manifest["final"]["seconds"])
+    parts = {"rounds": rounds, "evaluation": manifest["final"]["seconds"] - rounds}
+    parts = {"before and after": whole - sum(parts.values())} | parts
+    told = ", ".join(f"{part} {seconds:.1f}" for part, seconds in parts.items())
+    sys.stdout.write(f"seconds: {whole:.1f} from start to end ({told})\n")
     if as_json:
-        print_json({"directory": str(folder.directory), **manifest["final"]})
+        final = {**manifest["final"], "seconds": whole, "seconds_by_part": parts}
+        print_json({"directory": str(folder.directory), **final})
+
+
+def _seconds_of_this_process() -> float:
+    """Since the command was started, as the kernel has it."""
+    fields = Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    started = int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - started
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:

@@ -1,4 +1,4 @@
-"""The commands for the days of a run: doctor before it, status while it runs, extend after it."""
+"""The commands for the days of a run: doctor before it, status and watch in it, extend after it."""
 
 import sys
 import time
@@ -53,6 +53,48 @@ def status(
         time.sleep(watch)
         if not as_json:
             sys.stdout.write("\n")
+
+
+def watch(
+    directory: RunDir,
+    every: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 1.0,
+    is_server_view: Annotated[
+        bool, typer.Option("--server-view", help="Also who answered, who failed, what was spent.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Watch a run in another process: curves, clients and budget, until it ends."""
+    from manifed.cli.launch import guarded
+    from manifed.runs.interrupt import Ended
+    from manifed.runs.watching import View, rendered, view_of
+
+    def look() -> View:
+        return guarded(lambda: view_of(directory, is_server_view=is_server_view), fail)
+
+    view = look()
+    try:
+        if sys.stdout.isatty() and not as_json:
+            from rich.console import Console
+            from rich.live import Live
+
+            with Live(rendered(view), console=Console(), auto_refresh=False) as live:
+                while view.state == "running":
+                    time.sleep(every)
+                    view = look()
+                    live.update(rendered(view), refresh=True)
+            return
+        told = None
+        while True:
+            if (view.state, view.round) != told:
+                print_json(view.data()) if as_json else sys.stdout.write(view.line() + "\n")
+                sys.stdout.flush()
+            told = view.state, view.round
+            if view.state != "running":
+                return
+            time.sleep(every)
+            view = look()
+    except Ended as ended:  # who has seen enough
+        raise typer.Exit(ended.code) from None
 
 
 def doctor(

@@ -1,5 +1,6 @@
 """The command ``manifed sweep``: one config over several values and seeds."""
 
+import shlex
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -18,8 +19,6 @@ NOT_ACCOUNTED = (
     "among these {runs} runs on private data, or to show them, costs more than one of them. Search "
     "on public data, or pay for the search: --private."
 )
-
-STOPPED = "interrupted; the same command goes on where it stopped"
 
 
 def sweep(
@@ -79,7 +78,7 @@ def sweep(
     try:
         failed = run_all(trials, jobs, show)
     except Ended as end:
-        fail(STOPPED, end.code)
+        fail(_stopped(), end.code)
     if len(failed) == len(trials):
         fail(f"all {len(trials)} runs failed; their folders are in {folder}", 1)
     column, rows, written = guarded(lambda: _results(trials, folder, measure), fail)
@@ -141,7 +140,7 @@ def _search(
         try:
             return conduct(asked, jobs, lambda: sys.stderr.write("a run has ended\n"))
         except Ended as end:
-            fail(STOPPED, end.code)
+            fail(_stopped(), end.code)
 
     found = guarded(made, fail)
     sys.stdout.write(f"{text_of(found)}\npublished: {found.directory}\n")
@@ -173,3 +172,9 @@ def _print(measure: str, rows: "list[Row]") -> None:
             f"{row.label:{width}}  {row.mean:>11.4g}  {deviation:>11s}  {row.least:>11.4g}  "
             f"{row.greatest:>11.4g}  {epsilon:>9s}  {row.runs}\n"
         )
+
+
+def _stopped() -> str:
+    """What whoever interrupts is told: the command that goes on."""
+    command = shlex.join(["manifed", *sys.argv[1:]])
+    return f"interrupted; go on where it stopped: {command}"

@@ -25,7 +25,15 @@ from manifed.privacy.filter import Made, a_priori
 from manifed.privacy.odometer import Odometer
 from manifed.privacy.statement import Promise
 from manifed.runs.places import real
-from manifed.runs.resume import Past, amended, held_or_refused, read_past, refused, saved_config
+from manifed.runs.resume import (
+    Past,
+    amended,
+    held_or_refused,
+    read_past,
+    refused,
+    saved_config,
+    to_go_on,
+)
 from manifed.runs.run_folder import RunFolder
 
 
@@ -47,7 +55,7 @@ class Extended:
 
     def text(self) -> str:
         """What a person has to know and do."""
-        go_on = f"python simulation.py --resume {shlex.quote(str(self.directory))}"
+        go_on = to_go_on(f"--resume {shlex.quote(str(self.directory))}")
         if self.amendment is None:
             left = "it is finished" if self.is_finished else f"go on: {go_on}"
             return f"nothing to do: the run has {self.num_rounds} rounds already; {left}"

@@ -26,6 +26,7 @@ from manifed.runs.resume import refused, saved_config
 from manifed.runs.run_folder import RunFolder, is_fresh
 
 THREADS = "OMP_NUM_THREADS"
+_REMEDY = "move it away, or name another place with --out"
 
 
 @dataclass(frozen=True)
@@ -57,9 +58,11 @@ def check_folder(task: Task) -> None:
     """
     if RunFolder(task.directory).experiment_path.is_file():
         if sha256(saved_config(task.directory)) != sha256(task.config):
-            raise refused(task.directory, "expected a run of this config", "one of another config")
+            raise refused(
+                task.directory, "expected a run of this config", f"one of another config; {_REMEDY}"
+            )
     elif not is_fresh(task.directory):
-        raise refused(task.directory, "expected a new folder", "one that is no run's")
+        raise refused(task.directory, "expected a new folder", f"one that is no run's; {_REMEDY}")
 
 
 def run_all(

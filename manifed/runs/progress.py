@@ -4,12 +4,13 @@ with progress_of(num_rounds) as progress:
     progress(1, {"cost": 0.3, "gradient_norm": 0.1, "epsilon": 0.5})
 """
 
+import logging
 import math
 import sys
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Protocol, Self, TextIO
+from typing import Any, Protocol, Self, TextIO
 
 LINES = 20
 SHOWN = (("cost", "cost"), ("gradient_norm", "gradient norm"), ("epsilon", "epsilon"))
@@ -79,7 +80,11 @@ class PlainLines:
 
 
 class Bar:
-    """rich's progress bar with the newest cost, gradient norm and epsilon beside it."""
+    """rich's progress bar with the newest cost, gradient norm and epsilon beside it.
+
+    Log lines, Flower's too, are written above it. rich takes what is printed to ``sys.stderr``; a
+    log handler that was made before holds the stream itself and is told of the new one meanwhile.
+    """
 
     def __init__(self, num_rounds: int, stream: TextIO) -> None:
         from rich import progress as rich
@@ -97,6 +102,8 @@ class Bar:
             console=Console(file=stream),
         )
         self._task = self._bar.add_task("run", total=num_rounds, cells=_cells({}))
+        self._stream = stream
+        self._led: list[logging.StreamHandler[Any]] = []
 
     def __call__(self, server_round: int, row: Row) -> None:
         """Move the bar to ``server_round``."""
@@ -104,10 +111,25 @@ class Bar:
 
     def __enter__(self) -> Self:
         self._bar.start()
+        if sys.stderr is not self._stream:
+            self._led = [one for one in _handlers() if one.stream is self._stream]
+            for handler in self._led:
+                handler.setStream(sys.stderr)
         return self
 
     def __exit__(self, *error: object) -> None:
+        for handler in self._led:
+            handler.setStream(self._stream)
         self._bar.stop()
+
+
+def _handlers() -> Iterator["logging.StreamHandler[Any]"]:
+    """The handlers of all loggers that write to a stream."""
+    known = [logging.getLogger(), *logging.Logger.manager.loggerDict.values()]
+    for logger in known:
+        for handler in logger.handlers if isinstance(logger, logging.Logger) else ():
+            if isinstance(handler, logging.StreamHandler):
+                yield handler
 
 
 def _cells(row: Row) -> dict[str, str]:

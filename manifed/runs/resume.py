@@ -12,6 +12,7 @@ experiment.toml, which stays as it was, with the ledger's amendments (`in_force`
 import hashlib
 import json
 import shlex
+import sys
 from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -33,7 +34,7 @@ from manifed.privacy.ledger import RESTORE, Ledger, LedgerDamaged, head_file, to
 from manifed.privacy.odometer import Odometer
 from manifed.runs import checkpoint
 from manifed.runs.checkpoint import Checkpoint
-from manifed.runs.manifest import FORMAT
+from manifed.runs.manifest import FORMAT, LIBRARY
 from manifed.runs.reading import FolderDamaged, check_regular, is_there
 from manifed.runs.run_folder import RunFolder
 from manifed.runs.tally import Tally
@@ -194,7 +195,14 @@ def held_or_refused(directory: Path) -> Generator[None, None, None]:
 
 def refused(directory: Path, expected: str, found: str) -> ConfigError:
     """The one line that says why a run is not gone on with."""
-    return ConfigError(f"--resume {str(directory)!r}: {expected}, got {found}")
+    return ConfigError(f"run folder {str(directory)!r}: {expected}, got {found}")
+
+
+def to_go_on(words: str) -> str:
+    """The command that goes on with a run: the one that was used, where that can be known."""
+    is_clone = (LIBRARY.parent / "simulation.py").is_file()
+    is_installed = Path(sys.argv[0]).name == "manifed" or not is_clone
+    return f"{'manifed run' if is_installed else 'python simulation.py'} {words}"
 
 
 def experiment_digest(content: bytes) -> str:

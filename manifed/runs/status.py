@@ -35,7 +35,7 @@ from manifed.runs.reading import (
     is_there,
     json_object,
 )
-from manifed.runs.resume import saved_config
+from manifed.runs.resume import saved_config, to_go_on
 from manifed.runs.run_folder import RunFolder
 from manifed.runs.tally import Tally
 
@@ -247,7 +247,7 @@ def _next_step(directory: Path, state: str, age: float | None, pace: float | Non
         if age is not None and pace is not None and age > max(60.0, _QUIET * pace):
             return "no row for long: read the log of the run, and see whether its nodes are there"
         return "wait"
-    return f"python simulation.py --resume {name}"
+    return to_go_on(f"--resume {name}")
 
 
 def _age(path: Path) -> float | None:

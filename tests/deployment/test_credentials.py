@@ -126,7 +126,12 @@ def test_the_command_writes_once_and_exits_2_the_second_time(
     assert main(arguments) == 0
     assert "link.example.org, localhost, 127.0.0.1" in capsys.readouterr().out
     assert main(arguments) == 2
-    assert "ca.crt" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert told.startswith("error: ")
+    assert "ca.crt" in told
+    assert "name another folder" in told
+    assert main([str(tmp_path / "d"), "--supernodes", "1", "--host", "a b"]) == 2
+    assert "'a b'" in capsys.readouterr().err
     assert main(["key", str(tmp_path / "mine")]) == 0
     assert stat.S_IMODE((tmp_path / "mine").stat().st_mode) == 0o600
     assert load_ssh_public_key((tmp_path / "mine.pub").read_bytes())

@@ -10,6 +10,8 @@ from typer.testing import CliRunner
 
 from manifed.cli import commands
 from manifed.cli import main as cli
+from manifed.runs import resume
+from manifed.runs.resume import to_go_on
 
 ROOT = Path(__file__).resolve().parents[2]
 QUICKSTART = str(ROOT / "configs" / "quickstart.toml")
@@ -117,3 +119,31 @@ def test_help_is_quick_and_needs_no_torch():
     )
     assert done.returncode == 0, done.stderr
     assert "--engine" in done.stdout
+
+
+def test_a_shell_completes_commands_and_options(manifed):
+    def offered(words, place):
+        environment = {
+            "_MANIFED_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(place)
+        }  # fmt: skip
+        return CliRunner().invoke(cli.app, env=environment, prog_name="manifed").stdout.split()
+
+    assert offered("manifed re", 1) == ["report", "reproduce"]
+    assert "--server-view" in offered("manifed watch --", 2)
+
+
+def test_whoever_is_interrupted_is_told_the_command_that_was_used(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["/usr/bin/manifed"])
+    assert to_go_on("--resume x") == "manifed run --resume x"
+    monkeypatch.setattr(sys, "argv", ["simulation.py"])
+    assert to_go_on("--resume x") == "python simulation.py --resume x"
+    monkeypatch.setattr(resume, "LIBRARY", Path("/nowhere/manifed"))
+    assert to_go_on("--resume x") == "manifed run --resume x"
+
+
+def test_seconds_are_those_from_start_to_end_with_their_parts(manifed, tmp_path):
+    done = manifed("run", QUICKSTART, *SMALL, "--out", tmp_path / "run", "--json")
+    final = json.loads(done.stdout.splitlines()[-1])
+    assert final["seconds"] == pytest.approx(sum(final["seconds_by_part"].values()))
+    assert set(final["seconds_by_part"]) == {"before and after", "rounds", "evaluation"}
+    assert "from start to end (before and after " in done.stdout

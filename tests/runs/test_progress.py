@@ -1,4 +1,5 @@
 import io
+import logging
 import subprocess
 import sys
 
@@ -70,6 +71,28 @@ def test_a_bar_is_closed_when_the_run_fails():
     with pytest.raises(ValueError, match="format"), progress_of(3, stream=stream) as progress:
         progress(1, {"cost": "not a number"})
     assert stream.getvalue().endswith("\x1b[?25h")
+
+
+def test_log_lines_stand_above_the_bar_and_never_in_it(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    stream = Terminal()
+    monkeypatch.setattr(sys, "stderr", stream)
+    logger = logging.getLogger("told.before")
+    handler = logging.StreamHandler()  # as Flower's: it holds the stream of that time
+    logger.addHandler(handler)
+    try:
+        with progress_of(3) as progress:
+            progress(1, {"cost": 0.5})
+            logger.warning("a line of the engine")
+            progress(2, {"cost": 0.25})
+        assert handler.stream is stream
+    finally:
+        logger.removeHandler(handler)
+    before, _, after = stream.getvalue().partition("a line of the engine")
+    assert before.endswith("\r\x1b[2K")
+    assert after.startswith("\n")
+    assert "2/3" in after
 
 
 def test_plain_text_never_imports_rich():

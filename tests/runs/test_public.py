@@ -15,6 +15,7 @@ from manifed.runs.report.__main__ import main as report
 from manifed.runs.report.page import page_of
 from manifed.runs.report.runs import read
 from manifed.runs.run_folder import RunFolder
+from manifed.runs.watching import view_of
 from tests.runs.test_cli import QUICKSTART, manifed  # noqa: F401  a fixture
 
 SETS = (
@@ -232,3 +233,12 @@ def test_only_the_servers_page_says_who_took_part_and_it_is_marked(neighbours):
     assert "voids the secrecy of the sample" in shown
     assert "NOT FOR PUBLICATION" in shown
     assert "NOT FOR PUBLICATION" not in page_of([read(neighbours[0])])
+
+
+def test_who_watches_a_run_sees_nothing_that_depends_on_who_was_drawn(neighbours):
+    first, second = (json.dumps(view_of(run).data()).replace(str(run), "RUN") for run in neighbours)
+    assert first == second
+    assert "epsilon" not in view_of(neighbours[0]).data()["curves"]
+    shown = view_of(neighbours[0], is_server_view=True)
+    assert "epsilon" in dict(shown.curves)
+    assert "replies used so far" in shown.clients

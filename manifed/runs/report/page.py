@@ -374,7 +374,7 @@ def _server_facts(run: Run) -> dict[str, Any]:
         *((f"failures: {kind}", str(n)) for kind, n in (replies.get("by_kind") or {}).items()),
         ("bytes sent by clients", _bytes(run.total("bytes_up") or 0)),
         ("bytes sent to clients", _bytes(run.total("bytes_down") or 0)),
-        ("seconds from start to end", number(run.final.get("seconds"))),
+        ("seconds of rounds and evaluation", number(run.final.get("seconds"))),
         ("seconds without evaluation", number(whole)),
         ("command as it was given", str(manifest.get("command_line") or "–")),
         ("folder", str(run.directory)),
