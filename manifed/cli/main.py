@@ -114,8 +114,7 @@ def run(
     told = ", ".join(f"{part} {seconds:.1f}" for part, seconds in parts.items())
     sys.stdout.write(f"seconds: {whole:.1f} from start to end ({told})\n")
     if as_json:
-        final = {**manifest["final"], "seconds": whole, "seconds_by_part": parts}
-        print_json({"directory": str(folder.directory), **final})
+        print_json({"directory": str(folder.directory), **manifest["final"]})
 
 
 def _seconds_of_this_process() -> float:

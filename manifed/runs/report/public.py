@@ -215,6 +215,10 @@ def _price(config: Experiment, odometer: Odometer, adversary: Adversary, draws: 
     return a_priori(draw, adversary, draws, delta)
 
 
+_POINTS = 5
+"""Of a curve of spending where each round has its own price: one point takes seconds."""
+
+
 def spending_of(run: Run, points: int = 20) -> list[Mapping[str, float]]:
     """Epsilon after some rounds against each adversary of a private run, as `public_run` prices it.
 
@@ -226,6 +230,7 @@ def spending_of(run: Run, points: int = 20) -> list[Mapping[str, float]]:
         return []
     config, path = _config_of(run), run.directory / "ledger.jsonl"
     total = config.federation.num_rounds
+    points = min(points, _POINTS) if is_scheduled(config) else points
     picks = sorted({max(1, round(total * k / points)) for k in range(1, points + 1)})
     whole = _odometer(path)
     statement = _privacy(run.manifest["privacy"], config, path)["adversaries"]
