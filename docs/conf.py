@@ -53,6 +53,7 @@ autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
 autodoc_preserve_defaults = True
+python_maximum_signature_line_length = 88
 autodoc_default_options = {"members": True, "exclude-members": "model_config, model_post_init"}
 napoleon_use_rtype = False
 
@@ -92,8 +93,24 @@ def plain_prose(
     lines[:] = "".join(parts).split("\n")
 
 
+def plain_types(
+    _app: Sphinx,
+    _what: str,
+    _name: str,
+    _object: object,
+    _options: object,
+    signature: str | None,
+    returns: str | None,
+) -> tuple[str | None, str | None]:
+    """What pydantic reads beside a type tells a reader nothing."""
+    prefix = r"~?(?:\w+\.)*"
+    beside = re.compile(rf"{prefix}Annotated\[([^\[\]]*), {prefix}FieldInfo\([^()]*\)\]")
+    return signature and beside.sub(r"\1", signature), returns
+
+
 def setup(app: Sphinx) -> None:
     """Notebooks are pages; docstrings are read before their sections are."""
     app.connect("autodoc-process-docstring", plain_prose, priority=400)
+    app.connect("autodoc-process-signature", plain_types)
     app.add_source_suffix(".ipynb", "notebook")
     app.add_source_parser(NotebookParser)
