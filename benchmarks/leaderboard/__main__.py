@@ -64,7 +64,7 @@ def measure(given: argparse.Namespace) -> None:
             plain = known(given.cells, task, epsilon, "rsgd", given.seeds)
             cell = fresh(task, epsilon, method, plain, given.seeds)
             cell["spec"] = spec_of(task, epsilon, method, given.seeds)
-        if given.audit and "shares" in cell and "proved" not in cell and method != CENTRAL:
+        if given.audit and "shares" in cell and "proved_of" not in cell and method != CENTRAL:
             cell, is_new = cell | audited(task, epsilon, cell, given.audit), True
         if is_new:
             said = {"task": task.name, "epsilon": epsilon, "name": method, **cell}

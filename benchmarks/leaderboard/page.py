@@ -34,7 +34,7 @@ def audits(board: Board, words: Sequence[str]) -> str:
         for task in TASKS
         for epsilon, cells in sorted(board.get(task.name, {}).items())
         for name, cell in cells.items()
-        if "proved" in cell
+        if "proved_of" in cell
     ]  # fmt: skip
     head = ["task", "epsilon", "method", "claimed, delta 1e-5", "proved", "claimed there", "delta",
             "attacks", "trials"]  # fmt: skip

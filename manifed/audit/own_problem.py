@@ -1,8 +1,9 @@
 """The config's own problem under attack: its shard, its manifold, its point, its clip norm.
 
 The canary takes the place of the last record of the smallest shard, and is searched for: of the
-records at hand, longer copies of them, and far points of the manifold, the one that moves the
-noise-free upload most (under replace-one: the pair). The score is the upload along that move.
+records at hand, longer copies of them, rows along two axes, and far points of the manifold, the one
+that moves the noise-free upload most (under replace-one: the pair). The score is the upload along
+that move.
 """
 
 from collections.abc import Iterator
@@ -67,6 +68,10 @@ class Masked(ProblemBase):
         """That of what is present."""
         inner = self.inner.sufficient_statistic
         return None if inner is None else Masked(inner)
+
+    def is_priced_as(self, kind: type[Problem]) -> bool:
+        """As what is present is."""
+        return self.inner.is_priced_as(kind)
 
     def rgrads(self, x: Tensor, examples: Examples) -> Tensor:
         """Zero for what is absent."""
@@ -135,6 +140,7 @@ class OwnProblemAttack:
             else:
                 rows = [key for key in record if self.shard.feature_ndim[key] == 1]
                 yield from (record | {k: c * record[k]} for k in rows for c in (-1.0, 30.0, 1e3))
+                yield from (record | {k: 1e3 * e} for k in rows for e in _two_axes(record[k]))
 
     def _far_points(self) -> Iterator[Tensor]:
         manifold, clip = self.problem.manifold, self.mechanism.l2_norm_clip or 1.0
@@ -201,3 +207,9 @@ class OwnProblemAttack:
         eye = torch.eye(self.x.numel(), dtype=self.x.dtype).reshape(-1, *self.x.shape)
         tangents = manifold.proju(self.x, eye)
         return manifold.inner(self.x.expand_as(eye), tangents, move.expand_as(eye)).reshape(-1)
+
+
+def _two_axes(row: Tensor) -> Tensor:
+    """The first and the last of R^d, (2, d): their second moments are as far apart as any two."""
+    eye = torch.eye(row.numel(), dtype=row.dtype, device=row.device)
+    return eye[[0, -1]]

@@ -36,7 +36,7 @@ from manifed.experiment.limits import (
     server_update,
 )
 from manifed.experiment.plugins import OrPlugin, says_nothing_of_mixing
-from manifed.federation.cohorts import Cohort, Everyone
+from manifed.federation.cohorts import Cohort, Everyone, check_probabilities
 from manifed.federation.replies import ReplyPolicy
 from manifed.privacy.adversaries import AdversaryName
 from manifed.privacy.events import Frozen, NeighboringRelation, PrivacyUnit
@@ -507,11 +507,7 @@ class Experiment(Frozen):
                 f"federation.cohort.cohort_size: expected at most federation.num_clients = "
                 f"{clients}, got {cohort.cohort_size}"
             )
-        if cohort.kind == "poisson-each" and len(cohort.probabilities) != clients:
-            raise ValueError(
-                "federation.cohort.probabilities: expected one for each of "
-                f"federation.num_clients = {clients}, got {len(cohort.probabilities)}"
-            )
+        check_probabilities(cohort, clients)
         if isinstance(self.data, FileData):
             check_pair(self.problem, self.data)
             if self.federation.partition.kind != "natural":

@@ -10,6 +10,7 @@ from typing import Annotated, ClassVar, Literal
 import torch
 from pydantic import Field
 
+from manifed.errors import ConfigError
 from manifed.privacy.events import (
     Frozen,
     PoissonSampled,
@@ -138,13 +139,9 @@ class PoissonEach(Frozen):
         """The partitions whose coin fell, each by its own probability.
 
         Raises:
-            ValueError: for another number of clients than of probabilities.
+            ConfigError: for another number of clients than of probabilities.
         """
-        if len(self.probabilities) != num_clients:
-            raise ValueError(
-                f"cohort.probabilities: expected one for each of {num_clients} clients, got "
-                f"{len(self.probabilities)}"
-            )
+        check_probabilities(self, num_clients)
         rates = torch.tensor(self.probabilities, dtype=torch.float64)
         coins = _uniforms(source, server_round, attempt, num_clients) < rates
         return tuple(int(i) for i in coins.nonzero()[:, 0])
@@ -163,3 +160,16 @@ class PoissonEach(Frozen):
 
 
 Cohort = Annotated[Everyone | FixedSize | PoissonCohort | PoissonEach, Field(discriminator="kind")]
+
+
+def check_probabilities(cohort: Cohort, num_clients: int) -> None:
+    """Refuse probabilities of other clients.
+
+    Raises:
+        ConfigError: for another number of them.
+    """
+    if isinstance(cohort, PoissonEach) and len(cohort.probabilities) != num_clients:
+        raise ConfigError(
+            "federation.cohort.probabilities: expected one for each of federation.num_clients = "
+            f"{num_clients}, got {len(cohort.probabilities)}"
+        )

@@ -14,7 +14,7 @@ from manifed.algorithms.interface import ClientUpdate, Scheduled, setup_phases_o
 from manifed.algorithms.rsgd import RSGD
 from manifed.errors import ConfigError
 from manifed.experiment.privacy import FLOATING_POINT, RELEASED
-from manifed.federation.cohorts import Cohort
+from manifed.federation.cohorts import Cohort, check_probabilities
 from manifed.manifolds.base import Manifold
 from manifed.oracles.minibatch import Full
 from manifed.privacy.accountant import NoValidBound
@@ -150,6 +150,7 @@ def promise_of(
             f"update: {type(privacy.update).__name__} releases other things in other rounds, which "
             "a strategy does not price yet; run it from a config or by manifed.fit"
         )
+    check_probabilities(cohort, num_clients)
     sizes = tuple(privacy.num_examples)
     if len(sizes) != num_clients:
         raise ConfigError(

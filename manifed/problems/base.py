@@ -260,6 +260,10 @@ class Problem(Protocol):
         """
         ...
 
+    def is_priced_as(self, kind: "type[Problem]") -> bool:
+        """Whether two clipped statistics are as far apart as those of ``kind`` at most."""
+        ...
+
 
 @runtime_checkable
 class Quadratic(Protocol):
@@ -306,6 +310,10 @@ class ProblemBase:
     def sufficient_statistic(self) -> Problem | None:
         """None, unless a problem says what it is a function of."""
         return None
+
+    def is_priced_as(self, kind: type[Problem]) -> bool:
+        """Of that class; a problem that holds another one asks it."""
+        return isinstance(self, kind)
 
     def rgrads(self, x: Tensor, examples: Examples) -> Tensor:
         """Per-example Riemannian gradients, shape ``(..., n, *point)``."""

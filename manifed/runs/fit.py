@@ -41,7 +41,7 @@ from manifed.experiment.schema import (
     NoPrivacy,
 )
 from manifed.federation.client import ClientSetup, ClientSide
-from manifed.federation.cohorts import Cohort, Everyone
+from manifed.federation.cohorts import Cohort, Everyone, check_probabilities
 from manifed.federation.plan import Plan, RoundReport
 from manifed.federation.replies import ReplyPolicy
 from manifed.federation.rounds import Charge, run_rounds
@@ -361,6 +361,7 @@ def _check_parts(setting: _Arguments, problem: Problem) -> None:
         )
     try:
         check_statistic(client, problem, type(problem).__name__)
+        check_probabilities(cohort, setting.federation.num_clients)
         check_participation(client, privacy.kind, cohort, setting.federation.num_clients)
         check_steepness(client, problem, type(problem).__name__)
         check_average(server, setting.federation.num_rounds, problem.manifold)

@@ -5,14 +5,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from pydantic import ValidationError
 from scipy import stats
 
+import manifed
+from manifed.algorithms.rsgd import RSGD
 from manifed.cli.launch import Request, launch
 from manifed.errors import ConfigError
 from manifed.experiment.load import load, sha256
 from manifed.experiment.privacy import promise_of
 from manifed.federation.cohorts import PoissonCohort, PoissonEach
+from manifed.manifolds.euclidean import Euclidean
 from manifed.privacy import accountant
 from manifed.privacy.adversaries import CLIENT_LEVEL, EXTERNAL, SERVER
 from manifed.privacy.charges import ClientReleases, Reservation, Terms
@@ -22,6 +26,7 @@ from manifed.privacy.noise import NoiseSource
 from manifed.privacy.odometer import Odometer
 from manifed.privacy.participation import external_epsilon
 from manifed.privacy.statement import audit_ledger
+from manifed.problems.frechet_mean import FrechetMean
 from tests.privacy.test_spending import DELTA, LARGE, SMALL
 
 ROUNDS, SOURCE = 20, NoiseSource.from_seed(0)
@@ -244,5 +249,14 @@ def test_a_ledger_proves_what_a_run_states_and_streams_are_divided_by_their_own_
 
 
 def test_probabilities_of_other_clients_draw_nobody():
-    with pytest.raises(ValueError, match="each of 3 clients, got 1"):
-        PoissonEach(probabilities=(0.5,)).draw(3, 1, 0, SOURCE)
+    cohort = PoissonEach(probabilities=(0.5,))
+    with pytest.raises(ConfigError, match="num_clients = 3, got 1"):
+        cohort.draw(3, 1, 0, SOURCE)
+    shards = [torch.ones(2, 3, dtype=torch.float64)] * 3
+    private = manifed.ExampleLevel(epsilon=2, delta=1e-3)
+    for privacy in (None, private):
+        with pytest.raises(ConfigError, match="num_clients = 3, got 1"):
+            manifed.fit(
+                FrechetMean(Euclidean()), shards, RSGD(step_size=0.1), rounds=1, cohort=cohort,
+                privacy=privacy,
+            )  # fmt: skip
