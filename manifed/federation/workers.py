@@ -9,7 +9,8 @@ chunks in the order of the clients. Who takes part in which sum is decided by th
 In a release every worker draws a fresh key from its own operating system for every exchange: no key
 is shared, sent or used again, also not after a worker was started anew. A worker that dies is its
 clients' failure ("unavailable"); the attempt stays charged, the reply policy decides, and the new
-worker's clients start from their initial memory, as nodes do that lost theirs.
+worker's clients start from their initial memory, as nodes do that lost theirs. Until it is up,
+which takes room in the cluster, nothing is sent to it and its clients stay "unavailable".
 """
 
 import logging
@@ -42,6 +43,8 @@ log = logging.getLogger("manifed")
 
 _START = 600.0
 """Seconds in which the workers must have built their clients."""
+_AGAIN = 60.0
+"""Seconds for which a round waits, once, for a worker that was started anew."""
 
 
 def _ray() -> Any:
@@ -132,6 +135,8 @@ class WorkersTransport:
             for share in self._shares
         ]
         self._workers = [begin() for begin in self._begin]
+        self._coming: dict[int, tuple[Any, float]] = {}
+        """Workers that were started anew: what says that one is up, and how long to wait for it."""
         try:
             self.processes = self._built()
         except BaseException:
@@ -192,7 +197,8 @@ class WorkersTransport:
 
     def grown_mb(self) -> list[float]:
         """The most memory that each worker held for its clients, in MiB."""
-        return self._ray.get([worker.grown_mb.remote() for worker in self._workers])
+        found = [worker.grown_mb.remote() for worker in self._workers]
+        return self._ray.get(found, timeout=self._timeout)
 
     # -- exchanges ---------------------------------------------------------------------------
     def exchange(
@@ -204,10 +210,10 @@ class WorkersTransport:
         last_accepted: Mapping[int, int],
     ) -> Replies:
         """As `Transport.exchange`, ``partitions`` ascending."""
-        answers, failures = self._ask(header, phase, down, partitions, last_accepted, None)
+        answers, failures, sent = self._ask(header, phase, down, partitions, last_accepted, None)
         rows = [_payload(phase, answer.fields) for _, answer in answers if answer.chunks]
         uploads = _joined(rows) if rows else stacked_or_empty(phase, down, [])
-        return _replies(answers, failures, uploads, down_bytes(down, len(partitions)))
+        return _replies(answers, failures, uploads, sent)
 
     def exchange_sums(
         self,
@@ -220,12 +226,12 @@ class WorkersTransport:
         shares: Tensor,
     ) -> Replies:
         """As `SumsTransport.exchange_sums`, ``partitions`` ascending."""
-        answers, failures = self._ask(
+        answers, failures, sent = self._ask(
             header, phase, down, partitions, last_accepted, (expected, shares)
         )
         each = [tensors(answer.fields) for _, answer in answers if answer.chunks]
         empty = stacked_or_empty(phase, down, [])
-        came = _replies(answers, failures, empty, down_bytes(down, len(partitions)))
+        came = _replies(answers, failures, empty, sent)
         if not each:
             return came
         sums = summed(
@@ -244,15 +250,20 @@ class WorkersTransport:
         partitions: tuple[int, ...],
         last_accepted: Mapping[int, int],
         wanted: tuple[Expectation, Tensor] | None,
-    ) -> tuple[list[_Answered], dict[int, Failure]]:
-        """(what each worker that was asked answered, in order; why the others' clients did not)."""
+    ) -> tuple[list[_Answered], dict[int, Failure], int]:
+        """(what workers answered, in order; why other clients did not; bytes that were sent)."""
         ray, each = self._ray, isinstance(down, PerClient)
         shared = None if isinstance(down, PerClient) else ray.put(arrays(down.tensors()))
         asked: list[tuple[int, tuple[int, ...]]] = []
         refs: list[Any] = []
+        failures: dict[int, Failure] = {}
         for k, rows in enumerate(self._rows(partitions)):
             mine = partitions[rows]
             if not mine:
+                continue
+            if not self._is_up(k):
+                missing = Failure("unavailable", f"worker {k}: not up again since it died")
+                failures |= dict.fromkeys(mine, missing)
                 continue
             is_all = len(mine) == len(self._shares[k].members)
             known = {i: last_accepted.get(i, 0) for i in mine} if self._remembers else {}
@@ -267,14 +278,15 @@ class WorkersTransport:
         if refs:
             ray.wait(refs, num_returns=len(refs), timeout=self._timeout)
         answers: list[_Answered] = []
-        failures: dict[int, Failure] = {}
         for (k, mine), ref in zip(asked, refs, strict=True):
             found = self._answer(k, ref)
             if isinstance(found, Failure):
                 failures |= dict.fromkeys(mine, found)
             else:
                 answers.append(((k, mine), found))
-        return answers, failures
+        reached = sum(len(mine) for _, mine in asked)
+        bytes_down = down_bytes(down, len(partitions)) * reached // max(1, len(partitions))
+        return answers, failures, bytes_down
 
     def _rows(self, partitions: tuple[int, ...]) -> list[slice]:
         """Where the clients of each worker stand in ``partitions``."""
@@ -291,25 +303,56 @@ class WorkersTransport:
         except ray.exceptions.GetTimeoutError:
             return Failure("late", f"worker {worker}: no reply within {self._timeout:g} s")
         except (ray.exceptions.RayActorError, ray.exceptions.ObjectLostError) as error:
-            log.warning(
-                "Worker %d died (%s) and is started anew; its clients forget", worker,
-                type(error).__name__,
-            )  # fmt: skip
-            ray.kill(self._workers[worker])
-            self._workers[worker] = self._begin[worker]()
+            self._begin_anew(worker, error)
             return Failure("unavailable", f"worker {worker} died")
         except ray.exceptions.RayError as error:
             last = str(error).strip().splitlines()[-1]
             return Failure("absent", f"worker {worker}: {one_line(last, 150)}")
 
+    def _begin_anew(self, worker: int, error: Exception) -> None:
+        log.warning(
+            "Worker %d died (%s) and is started anew; its clients forget",
+            worker,
+            type(error).__name__,
+        )
+        self._ray.kill(self._workers[worker])
+        self._workers[worker] = self._begin[worker]()
+        self._coming[worker] = self._workers[worker].process.remote(), _AGAIN
+
+    def _is_up(self, worker: int) -> bool:
+        """Whether a worker has its clients; the first look after it died waits for them.
+
+        Where the cluster has no room for it, that may be never: later looks do not wait.
+        """
+        if worker not in self._coming:
+            return True
+        ref, patience = self._coming[worker]
+        came, _ = self._ray.wait([ref], num_returns=1, timeout=min(patience, self._timeout))
+        self._coming[worker] = ref, 0.0
+        if not came:
+            return False
+        try:
+            self._ray.get(ref, timeout=0)
+        except self._ray.exceptions.RayError as error:
+            self._begin_anew(worker, error)
+            return False
+        del self._coming[worker]
+        return True
+
     def _fetch(self, phase: Phase, workers: Sequence[int]) -> Payload:
         """The rows that were summed.
 
         Raises:
-            RoundFailed: a worker died since.
+            RoundFailed: a worker died since, or does not answer.
         """
+        rows = [self._workers[k].rows.remote() for k in workers]
         try:
-            found = self._ray.get([self._workers[k].rows.remote() for k in workers])
+            found = self._ray.get(rows, timeout=self._timeout)
+        except self._ray.exceptions.GetTimeoutError:
+            raise RoundFailed(
+                f"A worker did not send its uploads within {self._timeout:g} s; raise "
+                "federation.replies.timeout"
+            ) from None
         except self._ray.exceptions.RayError as error:
             raise RoundFailed(
                 f"A worker died before its uploads were fetched: {type(error).__name__}"

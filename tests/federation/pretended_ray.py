@@ -23,10 +23,12 @@ class GetTimeoutError(RayError):
 
 
 class Reference:
-    def __init__(self, value=None, error=None):
-        self.value, self.error = cloudpickle.dumps(value), error
+    def __init__(self, value=None, error=None, is_ready=lambda: True):
+        self.value, self.error, self.is_ready = cloudpickle.dumps(value), error, is_ready
 
     def get(self):
+        if not self.is_ready():
+            raise GetTimeoutError
         if self.error is not None:
             raise self.error
         return pickle.loads(self.value)
@@ -42,6 +44,9 @@ class Method:
         if actor.is_dead or actor.dies_at == (self.name, actor.calls.count(self.name)):
             actor.is_dead = True
             return Reference(error=RayActorError("the actor died"))
+        stuck, call = actor.stuck, (actor.place, self.name)
+        if call in stuck:
+            return Reference(is_ready=lambda: call not in stuck)
         given = [a.get() if isinstance(a, Reference) else pickle.loads(cloudpickle.dumps(a))
                  for a in args]  # fmt: skip
         try:
@@ -51,15 +56,20 @@ class Method:
 
 
 class Actor:
-    def __init__(self, held, dies_at):
+    def __init__(self, held, dies_at, place, stuck):
         self.held, self.dies_at, self.is_dead, self.calls = held, dies_at, False, []
+        self.place, self.stuck = place, stuck
 
     def __getattr__(self, name):
         return Method(self, name)
 
 
 class Pretended:
-    """``dies`` gives the place of an actor in the order they began, and the call it dies in."""
+    """``dies`` gives the place of an actor in the order they began, and the call it dies in.
+
+    ``stuck`` are calls, by the same place, that do not return as long as they are named there;
+    ``waits`` are the limits of the waits that were in vain. Nobody waits without a limit.
+    """
 
     exceptions = SimpleNamespace(
         RayError=RayError, RayActorError=RayActorError, ObjectLostError=ObjectLostError,
@@ -68,6 +78,7 @@ class Pretended:
 
     def __init__(self, dies=None):
         self.actors, self.puts, self._dies = [], 0, dies or {}
+        self.stuck, self.waits = set(), []
 
     def is_initialized(self):
         return True
@@ -76,17 +87,21 @@ class Pretended:
         self.puts += 1
         return Reference(value)
 
-    def get(self, refs, timeout=None):
+    def get(self, refs, timeout):
+        assert timeout is not None
         return refs.get() if isinstance(refs, Reference) else [ref.get() for ref in refs]
 
     def wait(self, refs, num_returns, timeout):
-        return refs, []
+        came = [ref for ref in refs if ref.is_ready()]
+        if len(came) < num_returns:
+            self.waits.append(timeout)
+        return came, [ref for ref in refs if not ref.is_ready()]
 
     def remote(self, **options):
         def of(kind):
             def begin(*args):
-                held = kind(*pickle.loads(cloudpickle.dumps(args)))
-                self.actors.append(Actor(held, self._dies.get(len(self.actors))))
+                held, place = kind(*pickle.loads(cloudpickle.dumps(args))), len(self.actors)
+                self.actors.append(Actor(held, self._dies.get(place), place, self.stuck))
                 return self.actors[-1]
 
             return SimpleNamespace(remote=begin)

@@ -68,10 +68,10 @@ CASES = {
 }  # fmt: skip
 
 
-def reports_of(config, transport, charge=free):
+def reports_of(config, transport, charge=free, num_rounds=3):
     plan = plan_of(config)
     start = plan.server_update.initial(initial_point(config))
-    return list(run_rounds(plan, start, transport, charge, num_rounds=3))
+    return list(run_rounds(plan, start, transport, charge, num_rounds=num_rounds))
 
 
 def played(given, charge=free):
@@ -208,6 +208,41 @@ def test_a_policy_that_proceeds_goes_on_without_the_clients_of_a_dead_worker(ray
     found = played(table(LINES, RSGD, federation=with_policy("proceed"), workers=2))
     assert [len(report.participants) for report in found] == [13, 7, 13]
     assert {f.kind for f in found[1].failures.values()} == {"unavailable"}
+
+
+def test_a_worker_without_room_is_waited_for_once_and_asked_when_it_is_up(ray):
+    ray._dies[0] = ("exchange", 2)
+    ray.stuck |= {(2, "process"), (2, "exchange")}
+
+    def charge(server_round, *_):
+        if server_round == 5:
+            ray.stuck.clear()
+
+    given = table(LINES, RSGD, federation=with_policy("proceed"), workers=2)
+    config = parse(given)
+    with cohort_transport(config) as transport:
+        found = reports_of(config, transport, charge, num_rounds=5)
+    assert [len(report.participants) for report in found] == [13, 7, 7, 7, 13]
+    for report in found[1:4]:
+        assert {f.kind for f in report.failures.values()} == {"unavailable"}
+    assert ray.waits == [workers._AGAIN, 0.0]
+    assert ray.actors[2].calls == ["process", "exchange"]
+    assert found[2].bytes_down * 13 == found[0].bytes_down * 7
+
+
+def test_a_worker_that_cannot_start_again_is_begun_anew_and_its_clients_are_unavailable(ray):
+    ray._dies |= {0: ("exchange", 2), 2: ("process", 1)}
+    found = played(table(LINES, RSGD, federation=with_policy("proceed"), workers=2))
+    assert [len(report.participants) for report in found] == [13, 7, 7]
+    assert len(ray.actors) == 4
+
+
+def test_rows_that_do_not_come_end_the_round_in_one_line(ray):
+    ray.stuck.add((1, "rows"))
+    given = table(FRAMES, {**PROJECTED, "kind": "projected-partial"}, workers=2)
+    given["federation"]["replies"] = {"timeout": 5.0}
+    with pytest.raises(RoundFailed, match=r"within 5 s; raise federation\.replies\.timeout"):
+        played(given)
 
 
 def test_a_policy_that_aborts_ends_the_run_when_a_worker_dies(ray):
