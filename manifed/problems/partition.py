@@ -88,7 +88,8 @@ def natural(sources: NDArray[Any], num_partitions: int) -> list[Indices]:
             f"Expected num_partitions to equal the data's {len(values)} sources, "
             f"got {num_partitions}"
         )
-    return [np.flatnonzero(inverse == i).astype(np.int64) for i in range(num_partitions)]
+    order = np.argsort(inverse, kind="stable").astype(np.int64)  # one pass, not one a source
+    return np.split(order, np.cumsum(np.bincount(inverse))[:-1])
 
 
 def from_flwr_datasets(partitioner: Any, num_partitions: int, column: str) -> list[Indices]:
