@@ -6,6 +6,7 @@ import itertools
 import os
 import re
 import subprocess
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -195,6 +196,20 @@ def test_the_bound_in_words_is_what_a_test_of_that_bound_can_do():
     assert "at most 36.9 of 100" in of_bound(2.0, 1e-5)
     assert "at most 100 of 100" in of_bound(50.0, 1e-5)
     assert "no bound" in of_bound("infinity", 1e-5)
+    assert "no bound" in of_bound(float("inf"), 1e-5)
+
+
+def test_no_guarantee_is_stated_for_a_bound_that_does_not_hold(private):
+    run = read(private)
+    one = {"name": "published", "text": "t", "epsilon": 0.5, "delta": 1e-4, "remark": "r"}
+    privacy = {**run.manifest["privacy"]}
+    privacy["adversaries"] = [*privacy["adversaries"], one]
+    page = page_of([replace(run, manifest={**run.manifest, "privacy": privacy})])
+    (said,) = re.findall(r"<h4>published:.*?</div>", page, re.DOTALL)
+    assert "does not hold" in said
+    assert "odds" not in said
+    assert "None" not in said
+    assert "who are there" not in page
 
 
 def test_axes_show_every_curve_inside_the_frame():

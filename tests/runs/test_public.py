@@ -1,6 +1,7 @@
 """What is published of a private run follows from its config and its releases alone."""
 
 import dataclasses
+import itertools
 import json
 import os
 import shutil
@@ -10,12 +11,19 @@ import pytest
 from manifed.cli.launch import Request, launch
 from manifed.experiment import assembly
 from manifed.experiment.load import load
+from manifed.experiment.privacy import promise_of
+from manifed.privacy.account import KEY_FILE
+from manifed.privacy.ledger import LedgerDamaged
 from manifed.runs.report import public
 from manifed.runs.report.__main__ import main as report
 from manifed.runs.report.page import page_of
-from manifed.runs.report.runs import read
+from manifed.runs.report.runs import Run, read
+from manifed.runs.report.tables import table_of
 from manifed.runs.run_folder import RunFolder
+from manifed.runs.statement import verdict
 from manifed.runs.watching import view_of
+from tests.algorithms.test_masked_mean import NODES, Watched, masked
+from tests.algorithms.test_masked_mean import run as run_masked
 from tests.runs.test_cli import QUICKSTART, manifed  # noqa: F401  a fixture
 
 SETS = (
@@ -218,6 +226,12 @@ def test_a_page_tells_no_seed_from_which_its_cohorts_can_be_drawn(tmp_path):
     page = pages.pop()
     assert "4711" not in page
     assert read(runs[0]).manifest["config_sha256"] not in page
+    first, second = (exported(run, tmp_path / f"out{i}") for i, run in enumerate(runs))
+    assert first == second
+    assert "seed" not in first["manifest"]["config"]["federation"]
+    told = table_of([public.public_run(read(run)) for run in runs])
+    assert "run 2" in told
+    assert "seed 4711" not in told
     assert "4711" in page_of([read(runs[0])], is_server_view=True)
 
 
@@ -242,3 +256,115 @@ def test_who_watches_a_run_sees_nothing_that_depends_on_who_was_drawn(neighbours
     shown = view_of(neighbours[0], is_server_view=True)
     assert "epsilon" in dict(shown.curves)
     assert "replies used so far" in shown.clients
+
+
+class SilentOnce(Watched):
+    """Node 4 is silent in round 2 only."""
+
+    def exchange(self, header, phase, down, partitions, last_accepted):
+        self.lost = {4} if header.server_round == 2 else set()
+        return super().exchange(header, phase, down, partitions, last_accepted)
+
+
+def masked_run(folder, rounds):
+    """A run whose node 4 was silent in round 2, and what was spent against each adversary."""
+    folder.mkdir()
+    config = masked(rounds)
+    _, odometer = run_masked(config, folder, SilentOnce(config))
+    told = promise_of(config, (3,) * NODES).statement(odometer, noise_origins={"seed"})
+    manifest = {"privacy": told, "config": config.model_dump(mode="json")}
+    return Run(folder, "masked", manifest, {}), {
+        a["name"]: a["epsilon"] for a in told["adversaries"]
+    }
+
+
+def test_a_node_that_was_silent_in_a_middle_round_is_in_the_epsilon_that_is_published(tmp_path):
+    run, spent = masked_run(tmp_path / "whole", 4)
+    privacy = public.public_run(run).manifest["privacy"]
+    assert {one["name"]: one["epsilon"] for one in privacy["adversaries"]} == spent
+    assert all("nodes that were silent" in one["remark"] for one in privacy["adversaries"])
+    assert not any("before any cohort" in note for note in privacy["notes"])
+    rows = public.spending_of(run)
+    _, of_two = masked_run(tmp_path / "two", 2)
+    assert [row["round"] for row in rows] == [0, 1, 2, 3, 4]
+    assert rows[2] == {"round": 2} | of_two
+    assert rows[-1] == {"round": 4} | spent
+    assert all(a["server"] < b["server"] for a, b in itertools.pairwise(rows))
+
+
+@pytest.fixture(scope="module")
+def evaluated(tmp_path_factory):
+    """A release with a keyed ledger whose sites judge the model on records that they hold out."""
+    folder = tmp_path_factory.mktemp("evaluated")
+    said = "evaluation={kind='private',hold_out=0.3,loss_range=[-1.0,0.0],noise_multiplier=1.0}"
+    sets = ("privacy.noise.epsilon=40.0", "federation.cohort={kind='fixed-size',cohort_size=4}")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(KEY_FILE, str(key_in(folder / "key", b"own")))
+        return launched(folder / "run", said, *sets)
+
+
+def key_in(path, text):
+    path.write_bytes(16 * text)
+    path.chmod(0o600)
+    return path
+
+
+def with_cells(directory, out, change):
+    """The same run with other cells in its metrics: ``change(column, row, cell)``."""
+    shutil.copytree(directory, out)
+    header, *rows = (out / "metrics.csv").read_text().splitlines()
+    cells = [
+        [
+            change(name, i, cell)
+            for name, cell in zip(header.split(","), row.split(","), strict=True)
+        ]
+        for i, row in enumerate(rows)
+    ]
+    (out / "metrics.csv").write_text("\n".join([header, *map(",".join, cells)]) + "\n")
+    return out
+
+
+def test_no_interval_of_a_private_evaluation_tells_how_many_replied(evaluated, tmp_path):
+    ends = ("_low", "_high")
+    other = with_cells(
+        evaluated, tmp_path / "other", lambda name, _, cell: "0.5" if name.endswith(ends) else cell
+    )
+    first, second = (exported(run, tmp_path / f"{i}") for i, run in enumerate((evaluated, other)))
+    assert first == second
+    assert page_of([read(evaluated)]) == page_of([read(other)])
+    assert "held_out_accuracy" in first["metrics"].splitlines()[0].split(",")
+    assert view_of(evaluated).data()["curves"]["held_out_loss"]
+    assert "held_out_loss_low" in (evaluated / "metrics.csv").read_text()
+
+
+def test_an_evaluation_without_an_answer_is_not_told_from_others_by_its_round(evaluated, tmp_path):
+    def silent(server_round):
+        return lambda name, i, cell: (
+            "" if name.startswith("held_out") and i == server_round else cell
+        )
+
+    runs = [with_cells(evaluated, tmp_path / f"of{r}", silent(r)) for r in (2, 3)]
+    first, second = (exported(run, tmp_path / f"{i}") for i, run in enumerate(runs))
+    assert first == second
+    assert "held_out" not in first["metrics"]
+
+
+def test_a_release_that_keeps_noise_is_published_as_one(neighbours, tmp_path):
+    kept = tmp_path / "kept"
+    shutil.copytree(neighbours[0], kept)
+    manifest = json.loads((kept / "manifest.json").read_text())
+    manifest["privacy"]["kept_noise"] = "the noise of its last 3 rounds"
+    (kept / "manifest.json").write_text(json.dumps(manifest))
+    run = read(kept)
+    shown = public.public_run(run).manifest["privacy"]
+    assert verdict(shown) == verdict(run.manifest["privacy"])
+    assert "keeps its draws" in exported(kept, tmp_path / "out")["statement"]
+
+
+@pytest.mark.parametrize("is_server_view", [False, True])
+def test_a_tag_that_is_not_the_keys_is_found_before_anything_is_shown(
+    evaluated, tmp_path, monkeypatch, is_server_view
+):
+    monkeypatch.setenv(KEY_FILE, str(key_in(tmp_path / "key", b"other")))
+    with pytest.raises(LedgerDamaged):
+        page_of([read(evaluated)], is_server_view=is_server_view)

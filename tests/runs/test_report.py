@@ -157,6 +157,13 @@ def test_configurations_of_one_name_are_told_apart_by_the_keys_that_differ(tmp_p
     ]
 
 
+def test_a_label_names_no_folder_for_its_name_may_hold_a_seed(tmp_path):
+    runs = [read(write_run(tmp_path / f"seed-{s}", seed=s)) for s in (4711, 815)]
+    for k, run in enumerate(runs):
+        run.manifest["config"]["training"] = dict.fromkeys("abcd", k)
+    assert [curve.label for curve in curves_of(runs)] == ["rsgd (run 1)", "rsgd (run 2)"]
+
+
 def test_curves_of_unequal_length_are_averaged_over_the_common_rounds(tmp_path):
     directories = [write_run(tmp_path / str(seed), seed=seed, is_finished=False) for seed in (1, 2)]
     metrics = directories[1] / "metrics.csv"

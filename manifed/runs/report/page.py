@@ -2,8 +2,8 @@
 
 The default is what may be published. It is made from `published` alone: an allow-list on top of
 runs/report/public.py. It drops what depends, in any run, on who was drawn or who replied: bytes,
-replies, failures, seconds, and of private runs the seed from which cohorts can be drawn again. The
-server's view adds them under a watermark: whoever shows them gives up the secrecy of the sample.
+replies, failures and seconds. The server's view adds them under a watermark: whoever shows them
+gives up the secrecy of the sample.
 
 Everything that a run folder says enters the template as text: it is escaped there, and a policy in
 the page's head allows no script but the page's own.
@@ -26,6 +26,7 @@ from manifed.experiment.load import parse
 from manifed.experiment.older import in_todays_keys
 from manifed.experiment.plugins import allowed_here
 from manifed.experiment.schema import Experiment
+from manifed.privacy.account import ledger_key
 from manifed.privacy.charges import RESERVED
 from manifed.privacy.ledger import Entry, Ledger
 from manifed.runs.report import public, words
@@ -72,11 +73,7 @@ def published(run: Run) -> Run:
     config.pop("output", None)
     data = {key: value for key, value in (config.get("data") or {}).items() if key != "paths"}
     config |= {"data": data} if "data" in config else {}
-    federation = dict(config.get("federation") or {})
-    if is_private(run.manifest) and (federation.get("cohort") or {}).get("kind") != "all":
-        federation.pop("seed", None)
-        manifest.pop("config_sha256", None)
-    manifest["config"] = config | ({"federation": federation} if federation else {})
+    manifest["config"] = config
     columns = {key: values for key, values in found.columns.items() if key in MEASURED}
     return replace(run, manifest=manifest, columns=columns)
 
@@ -85,7 +82,9 @@ def page_of(runs: Sequence[Run], *, is_server_view: bool = False) -> str:
     """The HTML of a report.
 
     Guarantees: without ``is_server_view`` two runs of one config whose rounds drew other cohorts,
-    or had other replies, have the same page, but for what was measured of their models.
+    or had other replies, have the same page, but for what was measured of their models, for epsilon
+    under masks, which counts silent nodes, and for the curves of a private evaluation, which are
+    left out where one had no answer.
 
     Raises:
         FileNotFoundError, FolderDamaged, LedgerDamaged, ConfigError: as `public_run`.
@@ -250,7 +249,8 @@ def _privacy(privacy: Mapping[str, Any]) -> dict[str, Any]:
         "relation_words": words.of_relation(privacy),
         "adversaries": [
             {**one, "words": words.of_adversary(one["name"]), "remark": one.get("remark"),
-             "bound": words.of_bound(one["epsilon"], one["delta"])}
+             "bound": None if one["name"] == "published"
+             else words.of_bound(one["epsilon"], one["delta"])}
             for one in privacy["adversaries"]
         ],
     }  # fmt: skip
@@ -398,7 +398,7 @@ def _asked(path: Path) -> list[tuple[str, str]]:
             found.append((rounds, str(entry.body["cohort"]) or "nobody"))
 
     if path.is_file():
-        Ledger.verify(path, feed=feed)
+        Ledger.verify(path, key=ledger_key(), feed=feed)
     return found
 
 

@@ -10,6 +10,9 @@ from the ledger's terms *before* any cohort is known.
 Guarantee: what stands here is the config, the code that ran, the model, metrics computed from it
 where an oracle was declared (``evaluation.is_simulated_oracle``, or a simulation whose noise comes
 from the seed and protects nobody), and how many rounds and draws were made; nothing else is copied.
+Two things tell of replies all the same. Under masks a node that stays silent makes a round dearer,
+so epsilon is that of what was charged. And the curves of a private evaluation are left out whole
+where one evaluation had no answer that is told from none.
 """
 
 import math
@@ -18,6 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -29,6 +33,7 @@ from manifed.experiment.older import in_todays_keys
 from manifed.experiment.plugins import allowed_here
 from manifed.experiment.privacy import filter_of, is_scheduled, reporting_delta
 from manifed.experiment.schema import Experiment
+from manifed.privacy.account import ledger_key
 from manifed.privacy.adversaries import OF_MASKS, Adversary, named
 from manifed.privacy.filter import Draw, a_priori
 from manifed.privacy.ledger import Entry, Ledger
@@ -70,6 +75,7 @@ PRIVACY = (
     "kind",
     "noise_source",
     "noise_origins",
+    "kept_noise",
     "is_declared",
     "unit",
     "neighboring_relation",
@@ -115,7 +121,8 @@ def public_run(run: Run) -> Run:
         return run
     config = _config_of(run)
     manifest = _manifest(run, config)
-    shown = [*COLUMNS, *HELD_OUT, *(ORACLE if _shows_oracle(config) else ()), *_epsilon(config)]
+    oracle = ORACLE if _shows_oracle(config) else ()
+    shown = [*COLUMNS, *_held_out(run, config), *oracle, *_epsilon(config)]
     columns = {key: values for key, values in run.columns.items() if key in shown}
     return replace(run, manifest=manifest, columns=columns)
 
@@ -144,6 +151,8 @@ def _config_of(run: Run) -> Experiment:
 
 def _manifest(run: Run, config: Experiment) -> dict[str, Any]:
     manifest = {key: run.manifest[key] for key in MANIFEST if key in run.manifest}
+    if _draws_by_seed(config):
+        manifest.pop("config_sha256", None)
     manifest["config"] = _config(config)
     privacy = _privacy(run.manifest["privacy"], config, run.directory / "ledger.jsonl")
     manifest["privacy"] = privacy
@@ -160,10 +169,16 @@ def _manifest(run: Run, config: Experiment) -> dict[str, Any]:
     return manifest
 
 
+def _draws_by_seed(config: Experiment) -> bool:
+    """Whether the config's hash would let somebody try seeds until the cohorts are found."""
+    return config.federation.cohort.kind != "all"
+
+
 def _config(config: Experiment) -> dict[str, Any]:
-    """The config without where it ran; in a release also without the seed."""
+    """The config without where it ran; without the seed in a release, and where it drew cohorts."""
     table = without_paths(config).model_dump(mode="json", include=set(CONFIG))
-    if config.privacy.kind != "none" and config.privacy.noise_source == "os":
+    is_release = config.privacy.kind != "none" and config.privacy.noise_source == "os"
+    if is_release or _draws_by_seed(config):
         del table["federation"]["seed"]
     return table
 
@@ -183,8 +198,12 @@ def _privacy(privacy: Mapping[str, Any], config: Experiment, ledger: Path) -> di
         if not adversary.sees_cohorts:  # it depends on no cohort: never less than was charged
             cost = max(cost, odometer.epsilon(adversary, delta))
         remark = f"before any cohort is drawn, {planned} draws"
+        if _is_as_charged(config):
+            remark = (
+                f"as charged for {odometer.covered} rounds; it may tell of nodes that were silent"
+            )
         rows.append(shown | {"epsilon": cost, "remark": remark})
-    notes: list[str] = [*_NOTES]
+    notes: list[str] = [*_NOTES[: 1 if _is_as_charged(config) else None]]
     if _shows_oracle(config):
         notes.append(
             "cost, gap and gradient norm were computed on all data without noise; with real data "
@@ -205,10 +224,17 @@ def _planned(config: Experiment, odometer: Odometer) -> int:
     return max(filter_of(config, odometer.terms).planned_draws, odometer.rounds_counted)
 
 
+def _is_as_charged(config: Experiment) -> bool:
+    """Whether only the ledger knows the price: everybody is in every cohort, and some may drop."""
+    return config.privacy.kind == "correlated"
+
+
 def _price(config: Experiment, odometer: Odometer, adversary: Adversary, draws: int) -> float:
-    """Epsilon of so many draws before any cohort is known."""
+    """Epsilon of so many draws before any cohort is known; under masks of what was charged."""
     delta = reporting_delta(config)
     assert delta is not None
+    if _is_as_charged(config):  # a silent node's masks are told, and make its round dearer
+        return odometer.epsilon(adversary, delta)
     if is_scheduled(config):  # each round has its own price
         return odometer.of_everybody().epsilon(adversary, delta)
     draw = Draw(1.0) if odometer.terms is None else Draw.of(odometer.terms)
@@ -224,42 +250,42 @@ def spending_of(run: Run, points: int = 20) -> list[Mapping[str, float]]:
 
     Rows of "round" and the adversaries' names, the last as in the published statement. All rounds
     that the config plans are priced, also those that a run has yet to make; where each round has a
-    price of its own, those that were paid for.
+    price of its own, those that were paid for, with all that was charged for a round in its row.
     """
     if not is_private(run.manifest):
         return []
     config, path = _config_of(run), run.directory / "ledger.jsonl"
     total = config.federation.num_rounds
-    points = min(points, _POINTS) if is_scheduled(config) else points
+    is_by_round = is_scheduled(config) or _is_as_charged(config)
+    points = min(points, _POINTS) if is_by_round else points
     picks = sorted({max(1, round(total * k / points)) for k in range(1, points + 1)})
     whole = _odometer(path)
     statement = _privacy(run.manifest["privacy"], config, path)["adversaries"]
     last = {one["name"]: one["epsilon"] for one in statement if one["name"] != "published"}
     rows: list[Mapping[str, float]] = [{"round": 0.0} | dict.fromkeys(last, 0.0)]
-    if not is_scheduled(config):
+    if not is_by_round:
         for r in picks[:-1]:
             draws = math.ceil(_planned(config, whole) * r / total)
             rows.append({"round": r} | {n: _price(config, whole, named(n), draws) for n in last})
         return [*rows, {"round": total} | last]
-    grown = Odometer()
+    grown, at = Odometer(), dict[int, Odometer]()
 
     def feed(entry: Entry) -> None:
         grown.feed(entry)
-        if grown.covered in picks and grown.covered > rows[-1]["round"]:
-            prices = {n: _price(config, grown, named(n), 0) for n in last}
-            rows.append({"round": grown.covered} | prices)
+        if grown.covered in picks and grown.covered < whole.covered:
+            at[grown.covered] = grown.copied()  # a round may be charged again
 
-    Ledger.verify(path, feed=feed)
-    return [
-        *rows[: -1 if rows[-1]["round"] == whole.covered else None],
-        {"round": whole.covered} | last,
-    ]
+    Ledger.verify(path, key=ledger_key(), feed=feed)
+    for r, then in at.items():
+        rows.append({"round": r} | {n: _price(config, then, named(n), 0) for n in last})
+    before = [row for row in rows if row["round"] < whole.covered]
+    return [*before, {"round": whole.covered} | last]
 
 
 def _odometer(path: Path) -> Odometer:
     """What the ledger at ``path`` holds, its chain verified."""
     odometer = Odometer()
-    Ledger.verify(path, feed=odometer.feed)
+    Ledger.verify(path, key=ledger_key(), feed=odometer.feed)
     return odometer
 
 
@@ -269,6 +295,21 @@ def _shows_oracle(config: Experiment) -> bool:
     declared = config.evaluation.is_simulated_oracle
     is_seeded = config.privacy.kind == "none" or config.privacy.noise_source == "seed"
     return declared is True or (is_seeded and declared is None)
+
+
+def _held_out(run: Run, config: Experiment) -> tuple[str, ...]:
+    """The columns of an evaluation, but for what says how many replied.
+
+    The ends of an interval do: the noise on a sum is known for each reply. An empty cell says that
+    nobody did, or too few; a silent site fails no round, so no config rules that out.
+    """
+    held = config.evaluation
+    if held.kind != "private":
+        return HELD_OUT
+    shown = tuple(name for name in HELD_OUT if not name.endswith(("_low", "_high")))
+    due = np.array([held.is_due(int(r)) for r in run.columns.get("round", ())], dtype=bool)
+    values = [run.columns[name][due] for name in shown if name in run.columns]
+    return () if any(np.isnan(value).any() for value in values) else shown
 
 
 def _epsilon(config: Experiment) -> tuple[str, ...]:

@@ -105,13 +105,13 @@ def names_of(runs: Sequence[Run]) -> list[str]:
 
 
 _MOST_KEYS = 3
-"""That a label names; where more differ, the folder's name says it shorter."""
+"""That a label names; where more differ it counts, for a folder's name may tell a seed."""
 
 
 def _labels(groups: Sequence[Sequence[Run]]) -> list[str]:
     """The name of each group; where several have one name, with the keys in which they differ."""
     labels: list[str] = []
-    for group in groups:
+    for k, group in enumerate(groups, start=1):
         first = group[0]
         others = [_flat(other[0]) for other in groups if other[0].name == first.name]
         if len(others) == 1:
@@ -122,8 +122,7 @@ def _labels(groups: Sequence[Sequence[Run]]) -> list[str]:
         own = _flat(first)
         told = [f"{key.rpartition('.')[2]}={own[key]}" for key in keys if own.get(key) is not None]
         is_clear = 0 < len(told) <= _MOST_KEYS
-        name = first.directory.resolve().name
-        labels.append(f"{first.name}, {', '.join(told)}" if is_clear else f"{first.name} ({name})")
+        labels.append(f"{first.name}, {', '.join(told)}" if is_clear else f"{first.name} (run {k})")
     return labels
 
 

@@ -79,7 +79,7 @@ def of_bound(epsilon: float | str, delta: float) -> str:
     Guarantee: of every (epsilon, delta)-DP release a test with false alarms a detects at most
     min(e^epsilon a + delta, 1 - (1 - delta - a) / e^epsilon).
     """
-    if not isinstance(epsilon, int | float):
+    if not isinstance(epsilon, int | float) or not math.isfinite(epsilon):
         return "There is no bound: no noise protects anybody here."
     alarms = 0.05
     odds = math.exp(min(epsilon, 700.0))
@@ -88,5 +88,5 @@ def of_bound(epsilon: float | str, delta: float) -> str:
     return (
         f"The odds of any suspicion change at most by the factor e^{epsilon:.3g} = {factor}, but "
         f"for a chance of {number(delta)}. Who accepts one false alarm in twenty finds at most "
-        f"{100 * found:.3g} of 100 who are there; by guessing it would be 5."
+        f"{100 * found:.3g} of 100 suspicions that are true; by guessing it would be 5."
     )
