@@ -6,10 +6,14 @@ clip norm, its noise) is computed here from that config and never read from a me
 The server needs `Facts` alone: shapes and public sizes. With data that every site has at home they
 come from the config (and from what sites declare), and nothing here opens a file for them; a node
 opens its own. A data set that the config names is the same for everybody, so each loads it.
+
+Where workers play the clients, they read and check the data; this process does so only to judge
+models by them (`is_read_here`), or to count what the config does not say, and then lets go of it.
 """
 
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
@@ -21,7 +25,7 @@ from torch import Tensor
 from manifed.algorithms.interface import Collected, remembers_setup, setup_phases_of
 from manifed.algorithms.payloads import PerClient
 from manifed.errors import ConfigError, one_line
-from manifed.experiment.evaluation import PublicEvaluator
+from manifed.experiment.evaluation import PublicEvaluator, oracle_is_on
 from manifed.experiment.load import from_toml, sha256
 from manifed.experiment.plugins import is_plugin
 from manifed.experiment.privacy import Sizes, client_mechanism, example_mechanism
@@ -33,12 +37,20 @@ from manifed.manifolds.base import Manifold
 from manifed.privacy.noise import NoiseSource, Stream
 from manifed.problems.base import Examples
 from manifed.problems.dataset import SiteData
-from manifed.problems.federation import data_folder, dataset, shards, some_shards
+from manifed.problems.federation import (
+    data_folder,
+    dataset,
+    forget_datasets,
+    shards,
+    sizes_of_shards,
+    some_shards,
+)
 from manifed.problems.finite_sum import FiniteSum
 from manifed.problems.problem_specs import NUM_EXAMPLES
 from manifed.problems.records import InvalidRecord
 from manifed.problems.spec import check_pair
 from manifed.problems.starts import Start
+from manifed.problems.streams import StreamData
 
 
 @dataclass(frozen=True)
@@ -100,7 +112,7 @@ def load_shards(config: Experiment) -> Shards:
         sizes = federation.num_examples or (None,) * federation.num_clients
         everybody = tuple(_read(config, i, None, size) for i, size in enumerate(sizes))
         return Shards(config.problem.build(), everybody, config.data.meta, "")
-    try:
+    with _one_line(config):
         source = dataset(config.data, federation.seed, folder)
         parts = shards(
             config.problem,
@@ -110,15 +122,64 @@ def load_shards(config: Experiment) -> Shards:
             federation.seed,
             folder,
         )
+    found = Shards(config.problem.build(), tuple(parts), source.meta, source.checksum)
+    _check_batches(config, found.sizes)
+    return found
+
+
+@contextmanager
+def _one_line(config: Experiment) -> Generator[None, None, None]:
+    """What a data set that the config names cannot be, as a `ConfigError`."""
+    try:
+        yield
     except FileNotFoundError as missing:
         raise ConfigError(f"data.kind: {config.data.kind!r}: {missing}") from None
     except ValueError as error:
         raise ConfigError(f"data, federation.partition: {error}") from None
     except RuntimeError as error:
         raise ConfigError(f"data.kind: {config.data.kind!r}: cannot be prepared: {error}") from None
-    found = Shards(config.problem.build(), tuple(parts), source.meta, source.checksum)
-    _check_batches(config, found.sizes)
-    return found
+
+
+def is_read_here(config: Experiment) -> bool:
+    """Whether this process keeps what clients train on: it plays them, or judges by their data.
+
+    A stream is here everywhere: its records are computed when they are read.
+    """
+    if config.engine.workers is None or isinstance(config.data, StreamData):
+        return True
+    return oracle_is_on(config)
+
+
+@lru_cache(maxsize=4)
+def _surveyed(config: Experiment) -> tuple[Facts, Examples]:
+    """The facts of a data set that the config names, and an outline; the set is let go."""
+    federation, folder, one = config.federation, data_folder(), torch.zeros(1, dtype=torch.long)
+    with _one_line(config):
+        checksum = dataset(config.data, federation.seed, folder).checksum
+        rule, clients, seed = federation.partition, federation.num_clients, federation.seed
+        sizes = sizes_of_shards(config.data, rule, clients, seed, folder)
+        parts = some_shards(config.problem, config.data, rule, clients, seed, folder, range(1))
+    forget_datasets()
+    _check_batches(config, sizes)
+    problem, example = config.problem.build(), parts[0].take(one)
+    return Facts(problem, problem.point_shape(example), sizes, checksum), _outline(example, 1)
+
+
+@lru_cache(maxsize=4)
+def _counted(config: Experiment) -> Sizes:
+    """How many examples each file holds; they are read one after the other, and let go."""
+    return tuple(len(_read(config, i, None, None)) for i in range(config.federation.num_clients))
+
+
+def _outline(like: Examples, num_examples: int) -> Examples:
+    """So many examples of the same shapes, without numbers in them."""
+    return Examples(
+        {
+            k: t.new_empty((num_examples, *t.shape[1:]), device="meta")
+            for k, t in like.tensors.items()
+        },
+        like.feature_ndim,
+    )
 
 
 def facts_of(config: Experiment) -> Facts:
@@ -129,11 +190,13 @@ def facts_of(config: Experiment) -> Facts:
             cannot read.
     """
     if not isinstance(config.data, SiteData):
+        if not is_read_here(config):
+            return _surveyed(config)[0]
         found = load_shards(config)
         return Facts(found.problem, found.point_shape, found.sizes, found.checksum)
     problem, sizes = config.problem.build(), config.federation.num_examples
     if sizes is None and config.data.paths:  # a simulation declares for every site
-        sizes = load_shards(config).sizes
+        sizes = load_shards(config).sizes if is_read_here(config) else _counted(config)
     if sizes is not None:
         _check_batches(config, sizes)
     return Facts(problem, problem.point_shape(made_up_examples(config)), sizes)
@@ -190,6 +253,11 @@ def own_examples(
         examples = _read(config, partition, path, own_size(config, partition, declared))
     else:
         examples = load_shards(config).examples[partition]
+    return _checked(config, partition, examples)
+
+
+def _checked(config: Experiment, partition: int, examples: Examples) -> Examples:
+    """A client's examples, all of which something can be computed from."""
     try:
         config.problem.check_records(examples.judged)
     except InvalidRecord as error:
@@ -250,8 +318,8 @@ def _simulated_path(config: Experiment, partition: int) -> Path:
 
 
 def check_shards(config: Experiment) -> None:
-    """`own_examples` of every client, where this process has them."""
-    if config.has_all_data:
+    """`own_examples` of every client, where this process plays them; workers check their own."""
+    if config.has_all_data and config.engine.workers is None:
         for partition in range(config.federation.num_clients):
             own_examples(config, partition)
 
@@ -365,8 +433,26 @@ def _setup(config: Experiment, sizes: Sizes | None) -> ClientSetup:
 
 def client_side(config: Experiment) -> ClientSide:
     """What a process needs that plays every client."""
+    return _side(config, [halves(config, examples) for examples in load_shards(config).examples])
+
+
+def outlined_side(config: Experiment) -> ClientSide:
+    """`client_side` by what is public: N_i examples a client, without numbers in them."""
+    if isinstance(config.data, StreamData):
+        return client_side(config)
+    if isinstance(config.data, SiteData):
+        like = made_up_examples(config)
+    elif is_read_here(config):
+        like = load_shards(config).examples[0]
+    else:
+        _, like = _surveyed(config)
+    sizes, dtype = facts_of(config).sizes, dtype_of(config)
+    blank = {size: _outline(like, size).to(dtype) for size in set(sizes)}
+    return _side(config, [(blank[size], None) for size in sizes])
+
+
+def _side(config: Experiment, both: Sequence[tuple[Examples, Examples | None]]) -> ClientSide:
     facts = facts_of(config)
-    both = [halves(config, examples) for examples in load_shards(config).examples]
     return ClientSide(
         client_setup(config),
         tuple(shard for shard, _ in both),
@@ -411,19 +497,30 @@ def _read_in_a_worker(text: str, sizes: Sizes) -> tuple[Experiment, ClientSetup]
 
 
 def _examples_of(config: Experiment, sizes: Sizes, members: range) -> tuple[Examples, ...]:
-    """The prepared examples of some clients."""
-    if isinstance(config.data, SiteData):
-        return tuple(_read(config, i, None, sizes[i]) for i in members)
+    """The prepared and checked examples of some clients."""
     federation = config.federation
-    return some_shards(
-        config.problem,
-        config.data,
-        federation.partition,
-        federation.num_clients,
-        federation.seed,
-        data_folder(),
-        members,
-    )
+    if isinstance(config.data, SiteData):
+        found = tuple(_read(config, i, None, sizes[i]) for i in members)
+    else:
+        found = some_shards(
+            config.problem,
+            config.data,
+            federation.partition,
+            federation.num_clients,
+            federation.seed,
+            data_folder(),
+            members,
+        )
+    return tuple(_checked(config, i, one) for i, one in zip(members, found, strict=True))
+
+
+def _first_shard(config: Experiment) -> Examples:
+    """The examples of client 0 of a data set that the config names."""
+    if is_read_here(config):
+        return load_shards(config).examples[0]
+    (found,) = _examples_of(config, facts_of(config).sizes, range(1))
+    forget_datasets()
+    return found
 
 
 def plan_of(config: Experiment, sizes: Sizes | None = None) -> Plan:
@@ -489,7 +586,7 @@ def check_first_update(config: Experiment) -> None:
         sizes = config.federation.num_examples or (1,)
         setup, shard = client_setup(config, sizes), made_up_examples(config, sizes[0])
     else:
-        setup, shard = client_setup(config), load_shards(config).examples[0]
+        setup, shard = client_setup(config), _first_shard(config)
     x, source, manifold = initial_point(config), NoiseSource.from_seed(0), setup.manifold
     try:
         state, memory = server.initial(x), training.initial_memory(x)

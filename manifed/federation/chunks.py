@@ -1,6 +1,6 @@
 """Which clients are computed together, and what such neighbours hold.
 
-Batched kernels round by what is in a batch. So a chunk is decided by the config alone: clients lie
+Batched kernels round by what is in a batch. So a chunk is decided by what is public: clients lie
 in stacks of neighbours, a chunk is those of one stack who are asked, and never more than fit. Who
 computes a stack, in this process or in another, changes no bit of it.
 """
@@ -44,7 +44,8 @@ class Chunking:
     ) -> "Chunking":
         """As many in a call as fit and stay in a cache, and as ``chunk_clients`` allows.
 
-        Where few of the clients are asked in a round, a stack holds as many more.
+        Sizes are the public N_i: how many examples there really are is a client's secret. Where
+        few of the clients are asked in a round, a stack holds as many more.
 
         Raises:
             ConfigError: the budget cannot hold one client's update beside what is kept of all.
@@ -97,14 +98,13 @@ class Chunking:
 
 def _clients_at_a_time(side: ClientSide, device: str, memory_budget_mb: int) -> int:
     """How many clients one stacked call takes: as many as fit, and stay in a processor's cache."""
-    fullest = max(side.shards, key=len)
-    longest, shard = len(fullest), sum(t.nbytes for t in fullest.tensors.values())
+    most = max(side.public_size(i) for i in range(len(side.shards)))
+    shard = _shard_bytes(side.shards[0], most)
     point = math.prod(side.point_shape) * side.dtype.itemsize
     blank = side.setup.training.initial_memory(torch.zeros(side.point_shape, dtype=side.dtype))
     remembered = blank.num_bytes() if blank is not None else 0
     upload = max(point, *(_upload_size(side, phase) for phase in side.setup.training.phases))
     kept = len(side.shards) * (shard + remembered + _KEPT_POINTS * upload)
-    most = max(longest, *(side.public_size(i) for i in range(len(side.shards))))
     working = shard + point * side.gradients_in_a_step(most)
     each = shard + working + upload * _POINTS_OF_A_STEP
     budget = memory_budget_mb * 2**20
@@ -116,6 +116,14 @@ def _clients_at_a_time(side: ClientSide, device: str, memory_budget_mb: int) -> 
         )
     fits = int((budget - kept) / each)
     return min(fits, max(1, int(_CACHE_BYTES / working))) if device == "cpu" else fits
+
+
+def _shard_bytes(like: Examples, num_examples: int) -> int:
+    """Bytes of so many examples like these; a stream keeps none."""
+    if like.stream is not None:
+        return sum(t.nbytes for t in like.tensors.values())
+    features = ((t, t.shape[t.dim() - like.feature_ndim[k] :]) for k, t in like.tensors.items())
+    return num_examples * sum(math.prod(shape) * t.element_size() for t, shape in features)
 
 
 def _upload_size(side: ClientSide, phase: Phase) -> int:

@@ -94,7 +94,7 @@ class WorkersTransport:
 
         Args:
             build: makes the client side of neighbours.
-            side: of all clients, for the sizes alone.
+            side: of all clients, for the sizes alone; its shards need no numbers.
             workers: how many processes, one CPU each.
             address: "local" starts Ray here, "auto" joins the cluster of this machine, and
                 "ray://HOST:PORT" one elsewhere.

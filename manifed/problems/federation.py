@@ -83,6 +83,15 @@ def some_shards(
     return tuple(problem.prepare(part, whole.meta) for part in parts)
 
 
+def sizes_of_shards(
+    data: DataSpec, partition: PartitionSpec, num_partitions: int, seed: int, data_dir: Path | None
+) -> tuple[int, ...]:
+    """How many examples each of `shards` has."""
+    whole = dataset(data, seed, data_dir)
+    lists = partition.split(whole, num_partitions, generator(seed, "partition"))
+    return tuple(len(one) for one in lists)
+
+
 def forget_datasets() -> None:
     """Let go of whole data sets: a process that keeps some shards needs no more of them."""
     _dataset.cache_clear()

@@ -4,7 +4,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from functools import partial
 
-from manifed.experiment.assembly import client_side, facts_of, side_of
+from manifed.experiment.assembly import client_side, facts_of, outlined_side, side_of
 from manifed.experiment.load import to_toml
 from manifed.experiment.schema import Experiment
 from manifed.federation.stacked import StackedTransport
@@ -18,11 +18,14 @@ def cohort_transport(config: Experiment) -> Generator[Transport, None, None]:
     Raises:
         ConfigError: the memory budget is too small, or as `WorkersTransport`.
     """
-    engine, side = config.engine, client_side(config)
+    engine = config.engine
     budget, chunk = engine.memory_budget_mb, engine.chunk_clients
     if engine.workers is None:
         yield StackedTransport(
-            side, device=engine.device, memory_budget_mb=budget, chunk_clients=chunk
+            client_side(config),
+            device=engine.device,
+            memory_budget_mb=budget,
+            chunk_clients=chunk,
         )
         return
     from manifed.federation.workers import WorkersTransport
@@ -30,7 +33,7 @@ def cohort_transport(config: Experiment) -> Generator[Transport, None, None]:
     facts = facts_of(config)
     with WorkersTransport(
         partial(side_of, to_toml(config), facts.sizes, facts.point_shape),
-        side,
+        outlined_side(config),
         workers=engine.workers,
         address=engine.address or "local",
         device=engine.device,

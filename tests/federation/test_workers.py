@@ -3,16 +3,25 @@
 tests/federation/test_workers_on_ray.py has the real one.
 """
 
+from pathlib import Path
+
 import pytest
 import torch
 
+from manifed.cli.launch import check_parts
 from manifed.errors import ConfigError, RoundFailed
-from manifed.experiment.assembly import initial_point, plan_of
-from manifed.experiment.load import parse
+from manifed.experiment import assembly
+from manifed.experiment.assembly import client_side, initial_point, outlined_side, plan_of
+from manifed.experiment.load import load, parse
 from manifed.federation import workers
+from manifed.federation.chunks import Chunking
 from manifed.federation.rounds import free, run_rounds
 from manifed.manifolds.defects import LARGEST
 from manifed.privacy.noise import Stream
+from manifed.problems import federation
+from manifed.problems.files import FileData
+from manifed.problems.problem_specs import KPCASpec
+from manifed.problems.records import InvalidRecord
 from manifed.runs.cohort import cohort_transport
 from tests.federation.pretended_ray import Pretended
 
@@ -279,3 +288,77 @@ def test_without_ray_one_line_says_what_to_install(monkeypatch):
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(ConfigError, match=r"pip install 'flwr\[simulation\]'"):
         played(table(LINES, RSGD, workers=2))
+
+
+# -- what the driver reads -----------------------------------------------------------------------
+SITES = Path(__file__).parents[2] / "configs" / "examples" / "three_sites.toml"
+OFF = {"evaluation": {"is_enabled": False}}
+
+
+def at_sites(**federation):
+    sets = ["engine.execution=cohort", "engine.workers=3", "engine.chunk_clients=1"]
+    config = load(SITES, [*sets, "evaluation.is_enabled=false"])
+    changed = config.federation.model_copy(update=federation)
+    return config.model_copy(update={"federation": changed})
+
+
+@pytest.mark.usefixtures("ray")
+@pytest.mark.parametrize(("given", "times"), [({}, 1), ({"num_examples": None}, 2)])
+def test_files_are_opened_by_workers_and_once_more_where_nobody_says_how_long_they_are(
+    monkeypatch, given, times
+):
+    plain, read = FileData.read, []
+    monkeypatch.setattr(FileData, "read", lambda *a: read.append(a[1].name) or plain(*a))
+    monkeypatch.setattr(assembly, "load_shards", lambda _: pytest.fail("the driver loads data"))
+    config = at_sites(**given)
+    assembly._counted.cache_clear()
+    check_parts(config)
+    with cohort_transport(config) as transport:
+        assert len(reports_of(config, transport)) == 3
+    assert sorted(read) == sorted(times * ["north.csv", "middle.csv", "south.csv"])
+
+
+@pytest.mark.usefixtures("ray")
+def test_of_a_named_data_set_the_driver_keeps_sizes_alone(monkeypatch):
+    expected = played(table(*CASES["private frames"]))
+    federation._shards.cache_clear()
+    monkeypatch.setattr(assembly, "load_shards", lambda _: pytest.fail("the driver loads data"))
+    config = parse(table(*CASES["private frames"], workers=2) | OFF)
+    check_parts(config)
+    with cohort_transport(config) as transport:
+        assert_same(reports_of(config, transport), expected)
+    caches = federation._dataset, federation._shards
+    assert [cache.cache_info().currsize for cache in caches] == [0, 0]
+
+
+FOUR_BYTES = {**LINES, "data": {**LINES["data"], "rows": 500}}
+CHUNKED = {name: table(*case, workers=2) | OFF for name, case in CASES.items()} | {
+    "float32": table(FOUR_BYTES, RSGD, dtype="float32", workers=2) | OFF,
+    "held out": table(FOUR_BYTES, RSGD, PRIVATE, workers=2)
+    | {"evaluation": {"kind": "private", "hold_out": 0.4, "loss_range": [0.0, 10.0]}},
+}
+
+
+@pytest.mark.parametrize("case", [*CHUNKED, "three sites"])
+def test_sizes_alone_say_the_same_chunks_as_the_data(case):
+    config = at_sites() if case == "three sites" else parse(CHUNKED[case])
+    known, full = outlined_side(config), client_side(config)
+    for budget in (1, 4, 64):
+        found = Chunking.of(known, "cpu", budget)
+        assert found == Chunking.of(full, "cpu", budget)
+        assert found.shared(known, 1) == found.shared(full, 1)
+
+
+@pytest.mark.usefixtures("ray")
+def test_a_record_that_nothing_may_be_computed_from_is_found_by_its_worker(monkeypatch):
+    def check_records(*_):
+        raise InvalidRecord("record 3: no number")
+
+    monkeypatch.setattr(KPCASpec, "check_records", check_records)
+    config = parse(table(FRAMES, PROJECTED, workers=2))
+    check_parts(config)
+    with (
+        pytest.raises(ConfigError, match="client 0, record 3: no number"),
+        cohort_transport(config),
+    ):
+        pass
