@@ -24,6 +24,11 @@ class ConfigError(ValueError):
 class RoundFailed(RuntimeError):
     """A round that has no result; the text names the clients and their reasons."""
 
+    def __init__(self, text: str, *, is_computed: bool = False) -> None:
+        super().__init__(text)
+        self.is_computed = is_computed
+        """Whether what was computed is at fault and no outage: going on would not help."""
+
 
 class BudgetExhausted(RuntimeError):
     """The next round would exceed ``privacy.max_epsilon``; the last paid model stands."""

@@ -138,14 +138,18 @@ class Projecting(GradientSteps):
         x = projection_mean(state["anchor"], mean, self.server_step_size)  # line 13
         bound = reach(manifold) if self.tube_radius is None else self.tube_radius
         if not bool(torch.isfinite(x).all()):
-            raise RoundFailed(f"Round {server_round}: expected a finite step, got nan or inf in x")
+            raise RoundFailed(
+                f"Round {server_round}: expected a finite step, got nan or inf in x",
+                is_computed=True,
+            )
         anchor = manifold.ambient(manifold.nearest(x))
         distance = float(torch.linalg.vector_norm(x - anchor))
         if not distance < bound:
             raise RoundFailed(
                 f"Round {server_round}: expected |x - P(x)| < {bound:g} (training.tube_radius or "
                 f"the reach of {manifold.name}), got {distance:.4g}: the projection need not be "
-                "unique there; lower training.step_size, local_steps or training.server_step_size"
+                "unique there; lower training.step_size, local_steps or training.server_step_size",
+                is_computed=True,
             )
         return state.replace(x=x, anchor=anchor)
 

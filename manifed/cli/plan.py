@@ -43,8 +43,7 @@ def plan(
         stand_in,
         with_option,
     )
-    from manifed.experiment.search_price import check_searched, to_public
-    from manifed.privacy.tuning import Search
+    from manifed.experiment.search_price import check_searched, law_of, to_public
 
     def options() -> tuple[dict[str, Any], list[Option]]:
         table = table_of(config, tuple(sets or ()))
@@ -70,9 +69,9 @@ def plan(
         else "gap: (f(x) - f*) / |f*|, a mean over runs, for a guessed problem (docs/choosing.md)\n"
     )
     if trials is not None:
-        law = Search(mean=trials)
 
         def price() -> float:
+            law = law_of(trials, "--trials")
             best = parse(with_option(table, found[0]))
             check_searched([best])
             return to_public(best, law)

@@ -114,9 +114,8 @@ def _search(
     from manifed.cli.launch import check_parts, guarded
     from manifed.errors import ConfigError
     from manifed.experiment.figure_files import split
-    from manifed.experiment.search_price import to_public
+    from manifed.experiment.search_price import law_of, to_public
     from manifed.flower.run_config import find
-    from manifed.privacy.tuning import Search
     from manifed.runs.places import check_new, real
     from manifed.runs.search import Found, Sought, conduct, sought, text_of
     from manifed.runs.sweep import seeds_of
@@ -126,7 +125,7 @@ def _search(
         if others:
             raise ConfigError(f"--seeds: expected one seed beside --private, got {seeds!r}")
         folder = real("--out", out or Path("runs") / f"search-{split(path)[1] or path.stem}")
-        asked = sought(path, sets, seed, Search(mean=mean), measure, folder)
+        asked = sought(path, sets, seed, law_of(mean, "--private"), measure, folder)
         for setting in asked.settings:
             check_parts(setting.config)
         check_new("--out", folder)

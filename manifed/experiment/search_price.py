@@ -8,15 +8,28 @@ from collections.abc import Callable, Iterable, Sequence
 
 from manifed.errors import ConfigError
 from manifed.experiment.planning import public_numbers
-from manifed.experiment.privacy import example_mechanism
+from manifed.experiment.privacy import attempts_of, example_mechanism
 from manifed.experiment.schema import Experiment
 from manifed.federation.client import releases_in
 from manifed.privacy import accountant, tuning
+from manifed.privacy.composition import NoValidBound
 from manifed.privacy.events import Event, repeated
 from manifed.privacy.tuning import Search
 
 Rounds = tuple[tuple[Event, ...], ...]
 """What one client releases in rounds 1, 2, ..."""
+
+
+def law_of(mean: float, option: str) -> Search:
+    """The law of that mean.
+
+    Raises:
+        ConfigError: naming the option.
+    """
+    try:
+        return Search(mean=mean)
+    except ValueError:
+        raise ConfigError(f"{option}: expected a number from 1 to 10000, got {mean:g}") from None
 
 
 def check_searched(configs: Sequence[Experiment]) -> None:
@@ -77,14 +90,18 @@ def rounds_of(config: Experiment) -> dict[int, Rounds]:
 def to_public(config: Experiment, search: Search, tries: Sequence[int] = ()) -> float:
     """Epsilon against who sees the best run alone, and not how many there were.
 
-    ``tries``: how often each round was charged in the run of which it was charged most often;
-    rounds beyond count once. Each run is priced as that one.
+    ``tries``: how often each round is priced in every run; rounds beyond as often as the config
+    announces. Errors as `to_server`.
     """
     return _dearest(config, tries, lambda run: tuning.epsilon(run, search, delta_of(config)))
 
 
 def to_server(config: Experiment, tries: Sequence[int]) -> float:
-    """Epsilon against who saw all runs; ``tries``: how often each round was charged in all."""
+    """Epsilon against who saw all runs; ``tries``: how often each round was charged in all.
+
+    Raises:
+        ConfigError: nothing prices such releases.
+    """
     return _dearest(config, tries, lambda run: accountant.epsilon(run, delta_of(config)))
 
 
@@ -95,6 +112,9 @@ def _dearest(
 
     def charged(rounds: Rounds) -> Iterable[Event]:
         for r, releases in enumerate(rounds):
-            yield from repeated(releases, tries[r] if r < len(tries) else 1)
+            yield from repeated(releases, tries[r] if r < len(tries) else attempts_of(config))
 
-    return max(price(tuple(charged(rounds))) for rounds in rounds_of(config).values())
+    try:
+        return max(price(tuple(charged(rounds))) for rounds in rounds_of(config).values())
+    except NoValidBound as refusal:
+        raise ConfigError(f"privacy: {refusal}") from None

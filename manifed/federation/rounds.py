@@ -56,6 +56,9 @@ attempt discloses of some clients' masks, before its messages leave; errors as `
 class BadState(RoundFailed):
     """A server update led to a state that could not be broadcast."""
 
+    def __init__(self, text: str) -> None:
+        super().__init__(text, is_computed=True)
+
 
 def free_of_more(
     server_round: int, attempt: int, partitions: tuple[int, ...], disclosed: tuple[int, ...]
@@ -292,7 +295,11 @@ def enough(now: Attempt, replies: Replies) -> Replies:
     """
     plan, size = now.plan, len(now.cohort)
     if now.asked and not plan.policy.is_enough(replies, size, needs_everyone=plan.needs_everyone):
-        raise RoundFailed(f"Round {now.server_round}: {plan.policy.explain(replies, size)}")
+        lost = {**now.failures, **replies.failures}
+        raise RoundFailed(
+            f"Round {now.server_round}: {plan.policy.explain(replies, size)}",
+            is_computed=all(one.kind == "unusable" for one in lost.values()),
+        )
     return replies
 
 
@@ -380,7 +387,7 @@ def after(now: Attempt, replies: Replies) -> Attempt:
         left = _without_culprits(bad, now, taken)
         _tell_who_was_dropped(now, left)
         failures |= left.failures
-        taken = now.rules.judge(now, left)
+        taken = now.rules.judge(replace(now, failures=failures), left)
         state = _step(now, taken)
     index = _next_due(now, state)
     return Attempt(

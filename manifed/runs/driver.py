@@ -516,7 +516,10 @@ class _Run:
         model: Tensor = self._plan.server_update.output(state, self._plan.manifold)
         model = self._best(model)
         if not bool(torch.isfinite(model).all()):
-            raise RoundFailed(f"Expected a finite model after round {self._rounds}, got another")
+            said = f"Expected a finite model after round {self._rounds}, got another"
+            bad = RoundFailed(said, is_computed=True)
+            self._folder.keep_error(bad)
+            raise bad
         if self._saved_round < self._rounds or not self._folder.checkpoint_path.exists():
             self._save_checkpoint(self._rounds, state)
         self._folder.save_tensors("model", {"x": model.to("cpu").contiguous()})

@@ -41,7 +41,7 @@ from manifed.durable import (
     sync_folder,
     write_atomically,
 )
-from manifed.errors import one_line
+from manifed.errors import RoundFailed, one_line
 from manifed.federation.replies import KINDS
 from manifed.runs.checkpoint import tensor_bytes
 from manifed.runs.reading import (
@@ -173,6 +173,7 @@ class RunFolder:
         said = {
             "when": datetime.now(UTC).isoformat(timespec="seconds"),
             "what": one_line(f"{type(error).__name__}: {error}"),
+            "is_computed": isinstance(error, RoundFailed) and error.is_computed,
         }
         with suppress(OSError):
             write_atomically(self.error_path, encode(said))

@@ -9,20 +9,25 @@ stand in the first line of the ledger before any run begins; the law of K and th
 are public. The order of scores is public too, and equal scores are parted by the model's digest, so
 that what wins is a function of what the runs put out alone.
 
-Guarantees: the same command goes on with the same draw. A run that ended is never made again; one
-whose folder was changed or is gone afterwards is refused. One that began and whose own ledger is
-not there is charged whole and made again. Nothing is published before all K runs ended and the
-price stands in the ledger. K is in nothing that is published.
+Guarantees: the same command goes on with the same draw. A run that ended is never made again: its
+score and the digests of what it may publish stand in the ledger, which alone decides what wins; one
+whose folder was changed or is gone afterwards is refused, and so is one that the search never
+began, and another result than was published before. A run that was gone on with cannot be rolled
+back behind that. One that began once and whose own ledger is not there is charged whole and made
+again. Nothing is published before all K runs ended and the price stands in the ledger. K is in
+nothing that is published: the price is of the attempts that the config announces. Where a crash
+made more of them, of the run with most, and the statement says that this may tell K.
 
-Not guaranteed: whoever removes all of OUT can draw again, and this machine cannot tell; a site's
-own ledger counts every run.
+Not guaranteed: whoever removes all of OUT can draw again, and this machine cannot tell; nor can it
+tell a run that somebody made by hand in the place of one that began. A site's own ledger counts
+every run.
 """
 
 import hashlib
 import json
 import math
 import secrets
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -30,10 +35,14 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+import torch
 
-from manifed.durable import make_folder, write_atomically
+from manifed.durable import is_draft, make_folder, write_atomically
 from manifed.errors import ConfigError, RoundFailed
+from manifed.experiment.assembly import facts_of, initial_point, load_shards, made_up_examples
+from manifed.experiment.evaluation import Judged
 from manifed.experiment.load import sha256
+from manifed.experiment.privacy import attempts_of
 from manifed.experiment.schema import Experiment
 from manifed.experiment.search_price import (
     check_searched,
@@ -43,13 +52,14 @@ from manifed.experiment.search_price import (
     to_server,
 )
 from manifed.privacy.account import ledger_key
-from manifed.privacy.ledger import Head, Ledger
+from manifed.privacy.ledger import Head, Ledger, Verified, head_file
 from manifed.privacy.odometer import NOTE, Odometer
 from manifed.privacy.tuning import Search
+from manifed.problems.dataset import SiteData
 from manifed.runs.pool import check_folder, run_all
-from manifed.runs.reading import json_object
+from manifed.runs.reading import json_object, read_whole
 from manifed.runs.resume import refused
-from manifed.runs.run_folder import RunFolder, encode
+from manifed.runs.run_folder import RunFolder, encode, is_fresh
 from manifed.runs.statement import verdict
 from manifed.runs.sweep import Trial, label_of, trials_of
 
@@ -127,35 +137,94 @@ def sought(
     """The search that was asked for; nothing is written.
 
     Raises:
-        ConfigError: in one line, for what `trials_of` or `check_searched` refuses.
+        ConfigError: in one line, for what `trials_of` or `check_searched` refuses, and for a score
+            that no run would have.
     """
     measure = measure or SCORES[0]
     if measure not in SCORES:
         raise ConfigError(f"--measure: expected one of {', '.join(SCORES)}, got {measure!r}")
     settings = tuple(trials_of(path, sets, [seed], out / "settings"))
     check_searched([setting.config for setting in settings])
+    for setting in settings:
+        _check_scored(setting.config, measure)
     return Sought(settings, law, measure, out)
 
 
+def _check_scored(config: Experiment, measure: str) -> None:
+    """Refuse a search whose runs would have no score, or noise for one.
+
+    Raises:
+        ConfigError: naming the field.
+    """
+    held, rounds = config.evaluation, config.federation.num_rounds
+    if held.kind == "private" and (
+        held.every > rounds or (held.keep == "last" and not held.is_due(rounds))
+    ):
+        raise ConfigError(
+            f"evaluation.every: expected rounds of which federation.num_rounds = {rounds} is a "
+            f"multiple, so that the model which a run keeps has a score, got {held.every}"
+        )
+    if measure != SCORES[0]:
+        is_named = not isinstance(config.data, SiteData)
+        one = load_shards(config).examples[0].judged if is_named else made_up_examples(config)
+        one = one.take(torch.zeros(1, dtype=torch.long))
+        if facts_of(config).problem.correct(initial_point(config), one) is None:
+            raise ConfigError(
+                f"--measure: expected {SCORES[0]!r} of a problem without classes, got {measure!r}"
+            )
+
+
 # -- the ledger of a search ---------------------------------------------------------------------
+_KEPT: Final = ("model", "experiment", "privacy")
+"""What of a run may be published, by digest: two files, and what its manifest says of privacy."""
+
+
+@dataclass(frozen=True)
+class _End:
+    """What a run put out."""
+
+    head: Head
+    """Of its ledger."""
+    score: float | None
+    """Less is better; None: it has none."""
+    kept: Mapping[str, str | None]
+    """SHA-256 of each of `_KEPT`; None: the run lost, and has no model."""
+
+    @property
+    def order(self) -> tuple[float, str]:
+        """A total order on what runs with a model put out."""
+        score, model = math.inf if self.score is None else self.score, self.kept["model"]
+        assert model is not None
+        assert self.score is None or math.isfinite(score)
+        return score, model
+
+
 @dataclass
 class _Told:
     """What the ledger says."""
 
     drawn: list[int]
-    begun: Counter[int] = field(default_factory=Counter[int])
-    """How often each run began with no charge of its own behind it."""
-    ended: dict[int, tuple[Head, float | None]] = field(
-        default_factory=dict[int, tuple[Head, float | None]]
+    begun: defaultdict[int, list[Head | None]] = field(
+        default_factory=lambda: defaultdict[int, list[Head | None]](list)
     )
-    """The head of the run's ledger at its end, and its score; None: it has none."""
+    """The heads of each run's ledger whenever it began or went on; None: there was no ledger."""
+    ended: dict[int, _End] = field(default_factory=dict[int, _End])
+    published: Mapping[str, Any] | None = None
 
     def take(self, body: Mapping[str, Any]) -> None:
         """One note."""
         if "begun" in body:
-            self.begun[body["begun"]] += bool(body["is_fresh"])
+            head = body["head"]
+            self.begun[body["begun"]].append(None if head is None else Head.parse(head))
         if "ended" in body:
-            self.ended[body["ended"]] = Head.parse(body["head"]), body["score"]
+            kept = {name: body[name] for name in _KEPT}
+            self.ended[body["ended"]] = _End(Head.parse(body["head"]), body["score"], kept)
+        if "published" in body:
+            self.published = body
+
+    def anchors(self, number: int) -> list[Head]:
+        """Lines that the ledger of a run must have."""
+        return [head for head in self.begun[number] if head is not None]
 
 
 @contextmanager
@@ -170,9 +239,11 @@ def _opened(asked: Sought) -> Generator[tuple[Ledger, _Told], None, None]:
     if path.exists():
         ledger = Ledger.recover(path, charge={"of": "a note of a search"}, key=key)
     else:
-        if (asked.out / "trials").exists():
-            raise refused(asked.out, "expected a new folder for a search", "runs without a ledger")
         make_folder(asked.out)
+        torn = head_file(path)  # of a ledger that a crash cut off before its first line
+        if left := [p.name for p in asked.out.iterdir() if p != torn and not is_draft(p)]:
+            found = f"{', '.join(sorted(left))} without search.jsonl"
+            raise refused(asked.out, "expected a new folder for a search", found)
         drawn = asked.drawn()
         ledger = Ledger.create(path, {"search": asked.question, "drawn": drawn}, key=key)
     with ledger:
@@ -189,52 +260,82 @@ def _opened(asked: Sought) -> Generator[tuple[Ledger, _Told], None, None]:
         yield ledger, told
 
 
-def _head_of(trial: Numbered, anchors: Sequence[Head] = ()) -> tuple[Head, Odometer]:
-    """The head of a run's own ledger, and what it counts."""
+def _ledger_of(trial: Numbered, anchors: Sequence[Head]) -> tuple[Verified, Odometer]:
+    """A run's own ledger, and what it counts."""
     odometer = Odometer()
     path = trial.folder.ledger_path
     if not path.is_file():
         raise refused(trial.directory, "expected the ledger of a run of this search", "none")
-    found = Ledger.verify(path, key=ledger_key(), anchors=anchors, feed=odometer.feed)
-    return found.head, odometer
+    return Ledger.verify(path, key=ledger_key(), anchors=anchors, feed=odometer.feed), odometer
 
 
-def _check_ended(trial: Numbered, head: Head) -> Odometer:
-    """Refuse a run that ended and is not as it was then.
+def _kept(trial: Numbered) -> dict[str, str | None]:
+    """The digests of what a finished run may publish."""
+    folder = trial.folder
+    contents = (
+        read_whole(folder.directory / "model.safetensors", "the model of a run that ended"),
+        read_whole(folder.experiment_path, "the config of a run that ended"),
+        encode(folder.manifest()["privacy"]),
+    )
+    digests = (hashlib.sha256(content).hexdigest() for content in contents)
+    return dict(zip(_KEPT, digests, strict=True))
+
+
+def _check(told: _Told, trials: Sequence[Numbered]) -> list[Odometer]:
+    """What the runs' ledgers count; a run that is not what the search made of it is refused.
 
     Raises:
-        ConfigError: its folder is gone, or was gone on with.
+        ConfigError: a run that the search never began, that is a copy of another, or that ended and
+            is not as it was then.
         LedgerDamaged: as `Ledger.verify`.
+        FolderDamaged: a file of a run that ended is gone.
     """
-    found, odometer = _head_of(trial, [head])
-    if found != head:
-        raise refused(trial.directory, "expected a run as it ended", "one that was gone on with")
-    return odometer
+    counted, seen = list[Odometer](), set[str | None]()
+    for trial in trials:
+        end, anchors = told.ended.get(trial.number), told.anchors(trial.number)
+        if not told.begun[trial.number] and not is_fresh(trial.directory):
+            raise refused(trial.directory, "expected a run that the search began", "another")
+        if not (end or anchors or trial.has_ledger):
+            counted.append(Odometer())
+            continue
+        found, odometer = _ledger_of(trial, [*anchors, end.head] if end else anchors)
+        if found.run_id in seen:
+            raise refused(trial.directory, "expected a run of its own", "a copy of another")
+        if end is not None and found.head != end.head:
+            raise refused(trial.directory, "expected a run as it ended", "one that went on")
+        if end is not None and end.kept["model"] is not None and _kept(trial) != end.kept:
+            what = "another model, config or privacy statement"
+            raise refused(trial.directory, "expected a run as it ended", what)
+        seen.add(found.run_id)
+        counted.append(odometer)
+    return counted
 
 
 # -- scores -------------------------------------------------------------------------------------
 def score_of(folder: RunFolder, config: Experiment, measure: str) -> float | None:
-    """What a run is chosen by, less is better: that of the model it kept; None: all noise."""
+    """What a finished run is chosen by, less is better: that of the model it kept.
+
+    None where it has none: all noise, or no number.
+    """
     columns, held = folder.metrics(), config.evaluation
-    losses, values = columns.get(SCORES[0], []), columns.get(measure, [])
-    rows = [(a, b) for a, b in zip(losses, values, strict=False) if a is not None and b is not None]
-    if not rows:
+    rounds, losses = columns["round"], columns.get(SCORES[0], [])
+    kept = folder.manifest()["final"]["rounds"]
+    if held.kind != "oracle" and held.keep == "best":
+        judged = Judged()
+        for r, loss in zip(rounds, losses, strict=False):
+            if r is not None and r % held.every == 0:
+                judged = judged.after(int(r), loss)
+        kept = judged.best_round or kept
+    value = dict(zip(rounds, columns.get(measure, []), strict=False)).get(kept)
+    if value is None or not math.isfinite(value):
         return None
-    is_best = held.kind != "oracle" and held.keep == "best"
-    kept = min(rows, key=lambda row: row[0]) if is_best else rows[-1]
-    return -kept[1] if measure.endswith("accuracy") else kept[1]
-
-
-def _order(trial: Numbered, score: float | None) -> tuple[float, str]:
-    """A total order on what runs put out."""
-    model = (trial.directory / "model.safetensors").read_bytes()
-    return math.inf if score is None else score, hashlib.sha256(model).hexdigest()
+    return -value if measure.endswith("accuracy") else value
 
 
 def _is_lost(trial: Numbered) -> bool:
     """Whether a run ended without a model, by what it computed: it is not made again."""
     path = trial.folder.error_path
-    return path.is_file() and json_object(path).get("what", "").startswith(RoundFailed.__name__)
+    return path.is_file() and json_object(path).get("is_computed") is True
 
 
 # -- the search ---------------------------------------------------------------------------------
@@ -254,15 +355,15 @@ def conduct(asked: Sought, jobs: int, told_of: Callable[[], object], play: Play 
     """Make the runs that are left, and publish the best of all.
 
     Raises:
-        ConfigError: the folder holds another search, or a run of it was changed or removed.
+        ConfigError: the folder holds another search, a run of it was changed or removed, or is
+            none of it, or something else was published before.
         RoundFailed: a run was stopped, and the same command goes on; or no run has a model.
     """
     with _opened(asked) as (ledger, told):
         trials = [asked.trial(i + 1, setting) for i, setting in enumerate(told.drawn)]
+        _check(told, trials)
         for trial in trials:
-            if trial.number in told.ended:
-                _check_ended(trial, told.ended[trial.number][0])
-            else:
+            if trial.number not in told.ended:
                 check_folder(trial)
         stopped = list[str]()
 
@@ -271,17 +372,21 @@ def conduct(asked: Sought, jobs: int, told_of: Callable[[], object], play: Play 
             told.take(body)
 
         def begin(trial: Numbered) -> None:
-            note({"begun": trial.number, "is_fresh": not trial.has_ledger})
+            head, anchors = None, told.anchors(trial.number)
+            if trial.has_ledger or anchors:
+                head = str(_ledger_of(trial, anchors)[0].head)
+            note({"begun": trial.number, "head": head})
 
         def end(trial: Numbered, error: str | None) -> None:
             if error is not None and not _is_lost(trial):
                 stopped.append(error)
                 return
-            head, _ = _head_of(trial)
-            score = None
+            found, _ = _ledger_of(trial, told.anchors(trial.number))
+            score, kept = None, dict[str, str | None](dict.fromkeys(_KEPT))
             if error is None:
                 score = score_of(trial.folder, trial.config, asked.measure)
-            note({"ended": trial.number, "head": str(head), "score": score})
+                kept = _kept(trial)
+            note({"ended": trial.number, "head": str(found.head), "score": score, **kept})
             told_of()
 
         for trial in trials:
@@ -295,16 +400,23 @@ def conduct(asked: Sought, jobs: int, told_of: Callable[[], object], play: Play 
 
 def _published(asked: Sought, ledger: Ledger, told: _Told, trials: Sequence[Numbered]) -> Found:
     """The best run's model and the price of them all; the price is in the ledger before."""
-    odometers = [_check_ended(trial, told.ended[trial.number][0]) for trial in trials]
-    models = [trial for trial in trials if trial.is_finished]
+    odometers = _check(told, trials)
+    models = [trial for trial in trials if told.ended[trial.number].kept["model"] is not None]
     if not models:
         raise RoundFailed("no run of the search has a model, so nothing is published")
-    best = min(models, key=lambda trial: _order(trial, told.ended[trial.number][1]))
-    most, total = _tries(asked.config, told, trials, odometers)
+    best = min(models, key=lambda trial: told.ended[trial.number].order)
+    tries, total = _tries(asked.config, told, trials, odometers)
     origins = {o for trial in models for o in _privacy(trial).get("noise_origins", ())}
-    price = to_public(asked.config, asked.law, most)
-    statement = _statement(asked, best, told.ended[best.number][1], price, origins)
-    ledger.append(NOTE, {"published": best.number, "epsilon": price})
+    price = to_public(asked.config, asked.law, tries)
+    statement = _statement(asked, best, told.ended[best.number].score, price, origins)
+    if any(often > attempts_of(asked.config) for often in tries):
+        statement["epsilon_is"] = _OF_CRASHES
+    note = {"published": best.number, "epsilon": price}
+    if told.published not in (None, note):
+        was = f"expected what was published, {json.dumps(told.published)}"
+        raise refused(asked.out, was, json.dumps(note))
+    if told.published is None:
+        ledger.append(NOTE, note)
     out = asked.out / "published"
     make_folder(out)
     for name in ("model.safetensors", "experiment.toml"):
@@ -313,16 +425,26 @@ def _published(asked: Sought, ledger: Ledger, told: _Told, trials: Sequence[Numb
     return Found(out, statement, to_server(asked.config, total))
 
 
+_ANNOUNCED: Final = "of the attempts that the config announces, however many runs there were"
+_OF_CRASHES: Final = (
+    "of the attempts of the run with most, crashes included; it may tell how many runs there were"
+)
+
+
 def _tries(
     config: Experiment, told: _Told, trials: Sequence[Numbered], odometers: Sequence[Odometer]
 ) -> tuple[list[int], list[int]]:
-    """How often each round was charged: in the run that was charged most, and in all of them."""
-    each = list[list[int]]()
+    """How often each round is priced in every run, and how often it was charged in all of them.
+
+    The first is what the config announces, so that it does not depend on how many runs there were,
+    or what the run that was charged most often was charged where a crash made it more.
+    """
+    each, announced = list[list[int]](), attempts_of(config)
     for trial, odometer in zip(trials, odometers, strict=True):
-        again = max(0, told.begun[trial.number] - 1)
+        again = max(0, told.begun[trial.number].count(None) - 1) * announced
         rounds = range(1, config.federation.num_rounds + 1)
         each.append([odometer.attempts(r) + again for r in rounds])
-    most = [max(1, *(one[r] for one in each)) for r in range(len(each[0]))]
+    most = [max(announced, *(one[r] for one in each)) for r in range(len(each[0]))]
     return most, [sum(one[r] for one in each) for r in range(len(each[0]))]
 
 
@@ -333,7 +455,7 @@ def _privacy(trial: Numbered) -> dict[str, Any]:
 def _statement(
     asked: Sought, best: Numbered, score: float | None, price: float, origins: set[str]
 ) -> dict[str, Any]:
-    """What is said of the published model; nothing in it depends on how many runs there were."""
+    """What is said of the published model where no crash made more attempts than announced."""
     privacy = {**_privacy(best), "noise_origins": sorted(origins)}
     is_private = asked.config.evaluation.kind == "private"
     shown = None if score is None else -score if asked.measure.endswith("accuracy") else score
@@ -342,6 +464,7 @@ def _statement(
         "unit": privacy["unit"],
         "neighboring_relation": privacy["neighboring_relation"],
         "epsilon": price,
+        "epsilon_is": _ANNOUNCED,
         "delta": delta_of(asked.config),
         "adversary": "whoever sees this folder alone, and not how many runs were made",
         "law": {"kind": "geometric", "mean": asked.law.mean},
@@ -371,7 +494,7 @@ def text_of(found: Found) -> str:
             f"{len(said['settings'])} settings",
             f"  score: {json.dumps(said['score'])}, {said['score_is']}",
             f"  published: ({said['epsilon']:.4g}, {said['delta']:g})-DP against "
-            f"{said['adversary']} ({said['reference']})",
+            f"{said['adversary']} ({said['reference']}); {said['epsilon_is']}",
             f"  not to be shown: epsilon {found.epsilon_of_server:.4g} against the server and the "
             "clients, who saw all runs; it tells how many there were",
             f"  not to be shown: {found.directory.parent / 'trials'}, {found.directory.parent}"

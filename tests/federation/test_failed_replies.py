@@ -130,6 +130,15 @@ def test_the_policy_that_looked_at_replies_is_caught(monkeypatch):
         outsider_sees(config, "nan")
 
 
+@pytest.mark.parametrize(
+    ("how", "is_computed"), [("nan", True), ("missing", False), ("error", False)]
+)
+def test_a_failed_round_says_whether_uploads_were_at_fault_or_an_outage(how, is_computed):
+    with pytest.raises(RoundFailed) as failed:
+        outsider_sees(config_of("federation.replies={on_failure='abort'}"), how)
+    assert failed.value.is_computed is is_computed
+
+
 def test_a_failed_replys_bit_of_the_clip_norm_is_the_zero_vectors():
     adaptive = "adaptive={quantile_noise_multiplier=5.0},"
     config = config_of(PRIVATE.replace("delta", adaptive + "delta"), COHORTS["poisson"])

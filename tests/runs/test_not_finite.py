@@ -1,5 +1,6 @@
 """A state that is not finite is never saved, written as a model or called final."""
 
+import json
 import math
 
 import pytest
@@ -41,6 +42,7 @@ def test_a_state_that_is_not_finite_fails_the_round_and_the_last_good_one_stays(
     with pytest.raises(RoundFailed, match=rf"Round 4: .* 1 of 64 numbers in {name}") as caught:
         launch(Request(QUICKSTART, SETS, out=tmp_path / "run", plain=True))
     assert "\n" not in str(caught.value)
+    assert json.loads((tmp_path / "run" / "error.json").read_text())["is_computed"] is True
     saved = checkpoint.load(tmp_path / "run" / "checkpoint.safetensors")
     assert saved.server_round == 3
     assert torch.equal(saved.tensors["x"], good[3]["x"])

@@ -91,6 +91,7 @@ def test_the_last_error_and_who_is_missing_are_kept_until_the_run_goes_on(tmp_pa
     assert said.last_error is not None
     assert said.last_error.endswith("RoundFailed: Round 3: nobody answered")
     assert (said.round, said.checkpoint) == (2, 2)
+    assert json.loads((folder / "error.json").read_text())["is_computed"] is False
     monkeypatch.setattr(rounds, "begin", drawn)
     launch(Request(QUICKSTART, resume=folder, plain=True))
     done = status_of(folder)
