@@ -192,6 +192,7 @@ def test_a_run_whose_beginning_is_gone_is_charged_again(asked, monkeypatch):
     assert "may tell how many runs there were" in found.statement["epsilon_is"]
 
 
+@pytest.mark.slow
 def test_runs_without_the_ledger_are_no_new_search(asked, monkeypatch):
     three(monkeypatch)
     with pytest.raises(KeyboardInterrupt):
@@ -216,6 +217,7 @@ def test_a_search_goes_on_as_it_was_asked_for(asked, monkeypatch, other):
         conduct(search, 1, nothing, play)
 
 
+@pytest.mark.slow
 def test_a_run_that_fails_by_what_it_computed_loses_and_others_are_made_again(asked, monkeypatch):
     three(monkeypatch)
 
@@ -307,7 +309,7 @@ def begins_third(tasks, jobs, on_end, on_start):
     ("part", "said"),
     [
         (stopping(2), "expected a run that the search began"),
-        (begins_third, "expected a run of its own"),
+        pytest.param(begins_third, "expected a run of its own", marks=pytest.mark.slow),
     ],
 )
 def test_a_run_that_the_search_did_not_make_is_refused(asked, monkeypatch, part, said):
@@ -405,7 +407,9 @@ def test_a_problem_with_classes_may_be_chosen_by_its_accuracy(asked):
     assert asked("problem={kind='logistic'}", data, measure="held_out_accuracy").settings
 
 
-@pytest.mark.parametrize("words", [("sweep", "--private"), ("plan", "--trials")])
+@pytest.mark.parametrize(
+    "words", [("sweep", "--private"), pytest.param(("plan", "--trials"), marks=pytest.mark.slow)]
+)
 def test_a_law_or_a_bound_that_there_is_not_is_one_line(tmp_path, monkeypatch, words):
     commands.register(main.app)
     monkeypatch.setattr("manifed.privacy.tuning.epsilon", no_bound)
