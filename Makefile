@@ -21,7 +21,7 @@ PARALLEL := -n $(WORKERS) --dist worksteal
 HERE := not ray and not deployment and not gpu$(if $(MANIFED_DATA),, and not data)
 FAST := not slow and $(HERE)
 # The instructions that every x86-64 processor has, so that no test needs the digits of one machine.
-WITHOUT_NUMBERS := application deployment doctor experiment mutants runs site
+WITHOUT_NUMBERS := application audit deployment doctor experiment federation flower mutants runs site
 PLAIN := ATEN_CPU_CAPABILITY=default MKL_CBWR=COMPATIBLE OPENBLAS_CORETYPE=Prescott
 
 .DEFAULT_GOAL := help
