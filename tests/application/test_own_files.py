@@ -90,9 +90,8 @@ def test_the_page_runs_as_printed(tmp_path):
     shutil.copy(ROOT / "simulation.py", tmp_path / "clone")
     blocks = re.findall(r"```bash\n(.*?)```", (ROOT / "docs" / "data.md").read_text(), re.DOTALL)
     lines = [line for block in blocks for line in block.strip().splitlines()]
-    assert len(lines) == 6
+    assert len(lines) == 2
     for line in lines:
-        wanted = 2 if line.endswith("# exit 2") else 0
         command = re.sub(r"^python", sys.executable, line)
         done = subprocess.run(
             ["bash", "-c", command],
@@ -101,7 +100,4 @@ def test_the_page_runs_as_printed(tmp_path):
             text=True,
             check=False,
         )
-        assert done.returncode == wanted, (line, done.stderr[-2000:])
-        if wanted:
-            assert "column 'weight': expected one column of this name, got 0" in done.stderr
-            assert "Traceback" not in done.stderr
+        assert done.returncode == 0, (line, done.stderr[-2000:])
