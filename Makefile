@@ -86,9 +86,9 @@ check: $(VENV)/.installed-dev ## Format, lint, types and the import contracts
 	$(VENV)/bin/pyright --pythonpath $(RUN)
 	$(VENV)/bin/lint-imports
 
-versions: $(VENV)/.installed-dev ## Types and bytecode under the newer Pythons
+versions: $(VENV)/.installed-dev ## Types under the newest Python, bytecode under the newer ones
+	$(VENV)/bin/pyright --pythonpath $(RUN) --pythonversion $(lastword $(NEWER))
 	@set -e; for version in $(NEWER); do \
-	  $(VENV)/bin/pyright --pythonpath $(RUN) --pythonversion $$version; \
 	  export PYENV_VERSION=$$version PYTHONPYCACHEPREFIX=$(abspath $(VENV))/bytecode; \
 	  if python$$version --version 2> /dev/null; then \
 	    python$$version -W error -m compileall -qf manifed app simulation.py; \

@@ -11,7 +11,6 @@ from app import deployment
 from app.credentials import generate
 from manifed.cli.comparison import compare_engines
 from manifed.errors import EngineFailed
-from tests.algorithms.growing_engines import largest_gap
 from tests.deployment.interrupt import all_gone, interrupted
 from tests.deployment.tiny_run_config import tiny_run_config
 
@@ -35,14 +34,6 @@ def test_the_quickstart_has_the_same_trajectory_as_inline() -> None:
     found = compare_engines(str(QUICKSTART), [rounds, nodes], ("inline", "deployment"))
     assert found["engines"] == ["inline", "deployment"]
     assert found["max_difference"] <= 1e-10
-
-
-@pytest.mark.usefixtures("leaves_nothing")
-def test_growing_samples_on_four_supernodes_are_the_plain_loop(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # two rounds: the second needs what a node remembers; five are in tests/robustness
-    assert largest_gap("deployment", 4, "output, mixed", tmp_path, monkeypatch, 2) <= 1e-12
 
 
 @pytest.mark.usefixtures("leaves_nothing")

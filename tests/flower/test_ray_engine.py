@@ -10,7 +10,6 @@ from app import ray
 from manifed.cli.comparison import compare_engines
 from manifed.cli.launch import Request, launch
 from manifed.errors import EngineFailed
-from tests.algorithms.growing_engines import largest_gap
 from tests.deployment.conftest import TINY_PROJECT, leaves_nothing  # noqa: F401 - a fixture
 from tests.deployment.interrupt import all_gone, interrupted
 from tests.deployment.tiny_run_config import tiny_run_config
@@ -70,14 +69,6 @@ def test_a_module_of_a_package_outside_has_one_trajectory_on_every_engine(
     found = compare_engines(str(config), sets, ("inline", "ray", "deployment"))
     assert found["engines"] == ["inline", "ray", "deployment"]
     assert found["max_difference"] <= 1e-10
-
-
-@pytest.mark.usefixtures("leaves_nothing")
-def test_growing_samples_are_the_plain_loop(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # one start of Ray: many more nodes than actors, each with a memory; more in tests/robustness
-    assert largest_gap("ray", 30, "output, mixed", tmp_path, monkeypatch, 3) <= 1e-12
 
 
 @pytest.mark.usefixtures("leaves_nothing")

@@ -3,7 +3,7 @@
     python -m tests.robustness.growing_engines --out tests/robustness/results
 
 Inline and Ray with 6 and with 30 nodes, real SuperNodes with 4; five rounds, one seed. The gate
-runs the same comparison with fewer rounds and starts.
+compares in memory; this needs several starts of Ray and of SuperNodes.
 """
 
 import argparse
