@@ -433,7 +433,7 @@ def _setup(config: Experiment, sizes: Sizes | None) -> ClientSetup:
 
 def client_side(config: Experiment) -> ClientSide:
     """What a process needs that plays every client."""
-    return _side(config, [halves(config, examples) for examples in load_shards(config).examples])
+    return _whole_side(config, [halves(config, one) for one in load_shards(config).examples])
 
 
 def outlined_side(config: Experiment) -> ClientSide:
@@ -448,21 +448,36 @@ def outlined_side(config: Experiment) -> ClientSide:
         _, like = _surveyed(config)
     sizes, dtype = facts_of(config).sizes, dtype_of(config)
     blank = {size: _outline(like, size).to(dtype) for size in set(sizes)}
-    return _side(config, [(blank[size], None) for size in sizes])
+    return _whole_side(config, [(blank[size], None) for size in sizes])
 
 
-def _side(config: Experiment, both: Sequence[tuple[Examples, Examples | None]]) -> ClientSide:
+Halves = Sequence[tuple[Examples, Examples | None]]
+"""What each client trains on, and what it holds out."""
+
+
+def _whole_side(config: Experiment, both: Halves) -> ClientSide:
     facts = facts_of(config)
+    return _side(config, client_setup(config), both, facts.point_shape, facts.sizes)
+
+
+def _side(
+    config: Experiment,
+    setup: ClientSetup,
+    both: Halves,
+    point_shape: tuple[int, ...],
+    num_examples: Sizes,
+) -> ClientSide:
+    clients = config.federation.num_clients
     return ClientSide(
-        client_setup(config),
+        setup,
         tuple(shard for shard, _ in both),
-        facts.point_shape,
+        point_shape,
         seeded_source(config),
         partial(release_source, config),
         dtype=dtype_of(config),
-        num_examples=facts.sizes,
+        num_examples=num_examples,
         hold_outs=tuple(held for _, held in both if held is not None),
-        rate=config.federation.cohort.expected_size(len(both)) / len(both),
+        rate=config.federation.cohort.expected_size(clients) / clients,
     )
 
 
@@ -474,17 +489,7 @@ def side_of(text: str, sizes: Sizes, point_shape: tuple[int, ...], members: rang
     """
     config, setup = _read_in_a_worker(text, sizes)
     both = [halves(config, examples) for examples in _examples_of(config, sizes, members)]
-    return ClientSide(
-        setup,
-        tuple(shard for shard, _ in both),
-        point_shape,
-        seeded_source(config),
-        partial(release_source, config),
-        dtype=dtype_of(config),
-        num_examples=sizes[members.start : members.stop],
-        hold_outs=tuple(held for _, held in both if held is not None),
-        rate=config.federation.cohort.expected_size(len(sizes)) / len(sizes),
-    )
+    return _side(config, setup, both, point_shape, sizes[members.start : members.stop])
 
 
 @lru_cache(maxsize=1)

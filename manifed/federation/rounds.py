@@ -34,7 +34,7 @@ from manifed.federation.aggregation import (
 from manifed.federation.header import Header
 from manifed.federation.plan import Plan, RoundReport
 from manifed.federation.replies import Failure, Fetched, Replies
-from manifed.federation.transport import SumsTransport, Transport
+from manifed.federation.transport import Transport, gives_sums
 from manifed.federation.uploads import Expectation, refuse_bad_rows
 from manifed.manifolds.defects import DRIFT, LARGEST
 
@@ -155,7 +155,7 @@ def _exchanged(
     """The checked replies of the next exchange: rows, or their sums where these will do."""
     down, plan = sent(now), now.plan
     is_mean = phase.aggregation == "mean" and phase is not EVALUATE and plan.mechanism is None
-    if not (is_mean and now.rules is AS_PLANNED and isinstance(transport, SumsTransport)):
+    if not (is_mean and now.rules is AS_PLANNED and gives_sums(transport)):
         return checked(now, transport.exchange(now.header, phase, down, now.asked, last_accepted))
     shares = plan.shares(now.asked)
     found = transport.exchange_sums(

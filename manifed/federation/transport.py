@@ -2,7 +2,8 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Protocol, runtime_checkable
+from functools import cache
+from typing import Protocol, TypeGuard, runtime_checkable
 
 from torch import Tensor
 
@@ -55,6 +56,16 @@ class SumsTransport(Protocol):
         ``shares`` (C,) are the weights of ``partitions`` in the mean, that of all being one.
         """
         ...
+
+
+def gives_sums(transport: Transport) -> TypeGuard[SumsTransport]:
+    """Whether it is a `SumsTransport`; asked in every round, and found out once a class."""
+    return _gives_sums(type(transport))
+
+
+@cache
+def _gives_sums(kind: type[Transport]) -> bool:
+    return issubclass(kind, SumsTransport)
 
 
 class MemoryTransport:

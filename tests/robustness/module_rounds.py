@@ -22,34 +22,13 @@ from manifed.experiment.assembly import initial_point
 from manifed.experiment.load import load
 from manifed.problems.module_layout import manifold_of
 from manifed.torch import module_problem
+from tests.experiment.own_nets import FACTORY
+from tests.experiment.test_own_module import CONFIG
 from tests.robustness import many_manifolds
 
 BOUND = 1e-10
 ENGINES = ("inline", "ray")
-CONFIG = """
-[problem]
-kind = "module"
-model = "nets_outside:network"
-[data]
-kind = "digits"
-has_labels = true
-num_examples = 300
-[federation]
-num_clients = 3
-num_rounds = {rounds}
-[training]
-kind = "rsgd"
-step_size = 1.0
-local_steps = 2
-[privacy]
-kind = "example-level"
-l2_norm_clip = 1.0
-delta = 1e-3
-noise = {{ kind = "multiplier", noise_multiplier = 1.0 }}
-[output]
-quiet = true
-plots = false
-"""
+SETS = ("data.num_examples=300", "training.step_size=1.0")
 
 
 def main() -> int:
@@ -65,13 +44,14 @@ def main() -> int:
         os.environ |= {"MANIFED_PLUGINS": "nets_outside", "PYTHONPATH": root}
         sys.path.insert(0, root)
         path = folder / "module.toml"
-        path.write_text(CONFIG.format(rounds=args.rounds))
+        path.write_text(CONFIG.replace(FACTORY, "nets_outside:network"))
+        sets = (*SETS, f"federation.num_rounds={args.rounds}")
         for engine in ENGINES:
             began = time.perf_counter()
-            ran = launch(Request(str(path), (), engine, folder / engine, plain=True))
+            ran = launch(Request(str(path), sets, engine, folder / engine, plain=True))
             seconds.append(time.perf_counter() - began)
             ends.append(ran.load_tensors("model")["x"])
-        start = initial_point(load(path))
+        start = initial_point(load(path, sets))
     model = many_manifolds.network()
     layout = module_problem(model).layout
     first, inline, ray = (layout.unpack(x) for x in (start, *ends))
