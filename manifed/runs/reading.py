@@ -7,9 +7,16 @@ import json
 import stat
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, NoReturn
+from typing import Annotated, Any, Literal, NoReturn, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
 
 from manifed.errors import one_line, short
 from manifed.federation.replies import Kind
@@ -75,7 +82,7 @@ def read_whole(path: Path, expected: str) -> bytes:
 
 
 def json_object(path: Path) -> dict[str, Any]:
-    """The JSON object in a file: finite numbers, bounded depth, no key twice.
+    """The JSON object in a file: finite numbers, bounded depth, no key twice, whole characters.
 
     Raises:
         FolderDamaged: for anything else.
@@ -103,6 +110,10 @@ def object_of(content: bytes | str, path: Path) -> dict[str, Any]:
         ]
     if level:
         raise FolderDamaged(path, f"JSON at most {_DEEPEST} deep", "deeper tables")
+    try:  # what can be read must be fit to be shown and written
+        json.dumps(found, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise FolderDamaged(path, "text", "half of a surrogate pair") from None
     return found
 
 
@@ -181,6 +192,13 @@ class _Privacy(_Table):
     floating_point: Words = ""
     adversaries: list[_Adversary] = []
     notes: list[Words] = []
+
+    @model_validator(mode="after")
+    def _promises_something(self) -> Self:
+        told = (self.noise_source, self.unit, self.neighboring_relation, self.adversaries)
+        if self.kind != "none" and not all(told):
+            raise ValueError("a statement with its noise_source, unit, relation and adversaries")
+        return self
 
 
 class _Final(_Table):

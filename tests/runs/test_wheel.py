@@ -79,8 +79,10 @@ def test_the_wheel_holds_the_library_and_says_that_it_is_typed(wheel):
     names = ZipFile(wheel).namelist()
     info = f"manifed-{_version()}.dist-info"
     assert {name.split("/")[0] for name in names} == {"manifed", info}
-    in_tree = {p.relative_to(ROOT).as_posix() for p in (ROOT / "manifed").rglob("*.py")}
-    assert {name for name in names if name.startswith("manifed/")} == in_tree | {"manifed/py.typed"}
+    found = [p for p in (ROOT / "manifed").rglob("*") if p.suffix in {".py", ".html", ".typed"}]
+    in_tree = {p.relative_to(ROOT).as_posix() for p in found}
+    assert {name for name in names if name.startswith("manifed/")} == in_tree
+    assert {"manifed/py.typed", "manifed/runs/report/page.html"} <= in_tree
 
 
 @pytest.mark.slow
