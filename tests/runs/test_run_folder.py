@@ -30,7 +30,7 @@ def manifest(**changes):
         "seed": 7,
         "randomness_source": "seed",
         "data_checksums": {"digits": "ab" * 32},
-        "privacy": {"kind": "example-level", "unit": "example"},
+        "privacy": {"kind": "none"},
     }
     config = {"federation": {"num_rounds": 3}}
     return manifest_of(config, "00" * 32, ["simulation.py", "a b.toml"], **{**given, **changes})
