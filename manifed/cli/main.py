@@ -115,6 +115,13 @@ def run(
     sys.stdout.write(f"seconds: {whole:.1f} from start to end ({told})\n")
     if as_json:
         print_json({"directory": str(folder.directory), **manifest["final"]})
+    sys.stdout.flush()
+    from manifed.runs.report.apart import NotDrawn, draw_figures
+
+    try:
+        draw_figures(folder)
+    except NotDrawn as reason:
+        fail(str(reason), reason.code)
 
 
 def _seconds_of_this_process() -> float:

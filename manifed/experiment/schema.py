@@ -402,7 +402,7 @@ class Output(Frozen):
     checkpoint_every: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
     """Rounds between checkpoints; "auto" saves as often as 5 % of the run's time allows."""
     plots: bool = True
-    """Draw figures at the end."""
+    """Draw figures once the run is finished and its statement printed."""
     plain: bool = False
     """Plain lines in place of a progress bar."""
     quiet: bool = False

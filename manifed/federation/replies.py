@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate, pairwise
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from pydantic import Field
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from manifed.algorithms.interface import Collected
 from manifed.algorithms.payloads import Payload
+from manifed.federation.kinds import Kind
 from manifed.privacy.events import Frozen
 
 LONGEST_REASON = 200
@@ -23,10 +24,6 @@ def plain(text: object) -> str:
     """A client's text, short enough and printable: no line breaks, no control characters."""
     start = str(text)[:LONGEST_REASON]
     return "".join(character if character.isprintable() else " " for character in start).strip()
-
-
-Kind = Literal["late", "unavailable", "absent", "unusable"]
-KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
 @dataclass(frozen=True)

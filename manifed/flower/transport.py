@@ -18,8 +18,9 @@ from torch import Tensor
 from manifed.algorithms.interface import Phase
 from manifed.algorithms.payloads import Down, Payload, PerClient, down_bytes, downs
 from manifed.federation.header import Header
+from manifed.federation.kinds import Kind
 from manifed.federation.plan import Plan
-from manifed.federation.replies import Failure, Kind, Replies, plain
+from manifed.federation.replies import Failure, Replies, plain
 from manifed.federation.transport import stacked_or_empty
 from manifed.flower.handshake import meet
 from manifed.flower.polling import UNREADABLE_REPLY

@@ -50,6 +50,7 @@ from manifed.runs import checkpoint
 from manifed.runs.checkpoint import Pace
 from manifed.runs.manifest import manifest_of
 from manifed.runs.progress import progress_of
+from manifed.runs.report.apart import NotDrawn, draw_figures
 from manifed.runs.resume import Past, experiment_digest, held_or_refused, read_past
 from manifed.runs.run_folder import RunFolder, printable
 from manifed.runs.statement import statement_of
@@ -146,7 +147,7 @@ def run(
     is_deployment: bool = False,
     ask_sizes: AskSizes | None = None,
 ) -> RunFolder:
-    """`run_experiment`, and print its statement unless it is to be quiet."""
+    """`run_experiment`; unless it is to be quiet, print its statement and then draw its figures."""
     folder = run_experiment(
         config,
         rounds,
@@ -157,6 +158,11 @@ def run(
     if not config.output.quiet:
         statement = statement_of(folder.manifest()["privacy"])
         sys.stdout.write(f"{statement}\nrun folder: {printable(folder.directory)}\n")
+        sys.stdout.flush()
+        try:
+            draw_figures(folder)
+        except NotDrawn as reason:
+            log.warning("%s", reason)
     return folder
 
 
@@ -547,11 +553,5 @@ class _Run:
             "replies": self._tally.summary(),
             "seconds_without_evaluation": seconds - self._evaluating,
         }
-        if self._config.output.plots:
-            from manifed.runs.report.figures import draw
-            from manifed.runs.report.runs import read
-
-            run = read(self._folder.directory)
-            draw([replace(run, manifest={**run.manifest, "final": final})], self._folder.directory)
         self._folder.finish(final, measured)
         return self._folder

@@ -19,7 +19,7 @@ from pydantic import (
 )
 
 from manifed.errors import one_line, short
-from manifed.federation.replies import Kind
+from manifed.federation.kinds import Kind
 from manifed.privacy.adversaries import AdversaryName, MaskAdversaryName
 
 MOST_BYTES = 1 << 30

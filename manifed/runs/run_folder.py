@@ -28,9 +28,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from manifed.durable import (
     append_line,
@@ -42,8 +40,7 @@ from manifed.durable import (
     write_atomically,
 )
 from manifed.errors import RoundFailed, one_line
-from manifed.federation.replies import KINDS
-from manifed.runs.checkpoint import tensor_bytes
+from manifed.federation.kinds import KINDS
 from manifed.runs.reading import (
     FolderDamaged,
     Manifest,
@@ -53,6 +50,9 @@ from manifed.runs.reading import (
     json_object,
     renamed,
 )
+
+if TYPE_CHECKING:  # who only reads numbers needs no torch
+    from torch import Tensor
 
 FINAL_KEYS = ("relative_cost_gap", "gradient_norm", "epsilon", "delta", "rounds", "seconds")
 """Keys of the manifest's "final", in order; null where one does not apply."""
@@ -241,13 +241,15 @@ class RunFolder:
         if content != self.metrics_path.read_bytes():
             write_atomically(self.metrics_path, content)
 
-    def save_tensors(self, name: str, tensors: Mapping[str, Tensor]) -> Path:
+    def save_tensors(self, name: str, tensors: "Mapping[str, Tensor]") -> Path:
         """The written file, ``name``.safetensors."""
+        from manifed.runs.checkpoint import tensor_bytes
+
         path = self._tensor_path(name)
         write_atomically(path, tensor_bytes(tensors))
         return path
 
-    def load_tensors(self, name: str) -> dict[str, Tensor]:
+    def load_tensors(self, name: str) -> "dict[str, Tensor]":
         """The tensors saved under ``name``.
 
         Raises:

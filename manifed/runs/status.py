@@ -17,7 +17,7 @@ from manifed.errors import ConfigError, one_line
 from manifed.experiment.load import sha256
 from manifed.experiment.privacy import budget_of, reporting_delta
 from manifed.experiment.schema import Experiment
-from manifed.federation.replies import KINDS
+from manifed.federation.kinds import KINDS
 from manifed.privacy.account import ledger_key
 from manifed.privacy.accountant import NoValidBound
 from manifed.privacy.adversaries import CLIENT_LEVEL, EXTERNAL, OF_MASKS, SERVER

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from manifed.federation.kinds import KINDS
 from manifed.federation.plan import RoundReport
-from manifed.federation.replies import KINDS
 from manifed.runs.checkpoint import Checkpoint
 
 COLUMNS: tuple[str, ...] = ("bytes_down", "bytes_up", "participants", "failures", *KINDS)

@@ -13,6 +13,7 @@ from manifed.cli import launch as launching
 from manifed.cli.launch import Request, RunEnded, launch
 from manifed.cli.main import main, simulation
 from manifed.privacy.account import Account
+from manifed.runs.report.apart import draw_apart
 from manifed.runs.report.public import export
 from manifed.runs.run_folder import RunFolder
 from tests.runs.folder_damage import everything
@@ -114,7 +115,9 @@ def test_a_run_is_its_owners_alone_whatever_the_umask_and_an_export_is_not(tmp_p
     before = os.umask(umask)
     try:
         for out, plots in ((tmp_path / "new", umask == 0), (here, False)):
-            launch(Request(QUICKSTART, (*SETS, f"output.plots={plots}"), out=out, plain=True))
+            launch(Request(QUICKSTART, SETS, out=out, plain=True))
+            drawn = draw_apart(out) if plots else []
+            assert {path.name for path in out.glob("*.png")} == set(drawn)
         export(here, tmp_path / "public")
     finally:
         os.umask(before)

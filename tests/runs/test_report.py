@@ -216,7 +216,7 @@ def test_the_command_refuses_a_folder_that_is_no_run_in_one_line(tmp_path, capsy
 
 
 def test_what_takes_long_to_import_is_imported_only_when_used():
-    used = "manifed.runs.report.__main__, manifed.runs.checkpoint, manifed.runs.progress"
+    used = "manifed.runs.report.__main__, manifed.runs.report.figures, manifed.runs.progress"
     run = (
         "manifed.cli.launch, manifed.experiment.privacy, manifed.runs.driver, strategies.of_config"
     )
@@ -229,6 +229,6 @@ def test_what_takes_long_to_import_is_imported_only_when_used():
     command = [sys.executable, "-W", "ignore", "-c", code]
     done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
     report, whole, mixin = done.stdout.splitlines()
-    assert not {"matplotlib", "rich", "flwr"} & set(report.split())
+    assert not {"matplotlib", "rich", "flwr", "torch"} & set(report.split())
     assert not SLOW_TO_IMPORT & set(whole.split())
     assert mixin == "OptimMixin"

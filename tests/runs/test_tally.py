@@ -7,8 +7,9 @@ import pytest
 
 from manifed.algorithms.interface import ServerState
 from manifed.cli.launch import Request, RunEnded, launch
+from manifed.federation.kinds import KINDS
 from manifed.federation.plan import RoundReport
-from manifed.federation.replies import KINDS, Failure
+from manifed.federation.replies import Failure
 from manifed.runs import driver
 from manifed.runs.checkpoint import Checkpoint
 from manifed.runs.reading import CheckpointMeta, checked

@@ -87,13 +87,13 @@ def _written(
     from manifed.durable import write_atomically
     from manifed.runs.places import check_file, check_new
     from manifed.runs.reading import is_there
-    from manifed.runs.report.figures import FIGURES, draw
+    from manifed.runs.report.figures import FIGURES, draw, name_of
     from manifed.runs.report.page import NAME, page_of
     from manifed.runs.report.public import public_run
 
     shown = runs if is_server_view else [public_run(run) for run in runs]
     check_new("--out", out)
-    for name in (NAME, *(f"{y}-by-{x}.png".replace("_", "-") for y, x in FIGURES)):
+    for name in (NAME, *(name_of(y, x) for y, x in FIGURES)):
         if is_there(out / name):
             check_file("--out", out / name)
     page = page_of(runs, is_server_view=is_server_view).encode()

@@ -5,7 +5,7 @@ greatest. A figure that has nothing to show (privacy off, no optimum known) is n
 """
 
 import io
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -73,10 +73,14 @@ def draw(runs: Sequence[Run], out: Path) -> list[Path]:
 
 def draw_curves(curves: Sequence[Curve], out: Path) -> list[Path]:
     """As `draw`, of curves that have their labels."""
+    return list(draw_each(curves, out))
+
+
+def draw_each(curves: Sequence[Curve], out: Path) -> Iterator[Path]:
+    """As `draw_curves`, each file once it is written."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    drawn: dict[Path, bytes] = {}
     for (y, x), shown in figures_of(curves).items():
         with rc_context(rc=STYLE):
             figure = Figure(figsize=(6.4, 4.2), layout="constrained")
@@ -84,11 +88,15 @@ def draw_curves(curves: Sequence[Curve], out: Path) -> list[Path]:
             draw_axes(axes, shown, x, y)
             content = io.BytesIO()
             figure.savefig(content, format="png", dpi=160, metadata={"Software": None})
-        drawn[out / f"{y}-by-{x}.png".replace("_", "-")] = content.getvalue()
-    for path, png in drawn.items():
+        path = out / name_of(y, x)
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, png)
-    return list(drawn)
+        write_atomically(path, content.getvalue())
+        yield path
+
+
+def name_of(y: str, x: str) -> str:
+    """The file of a pair."""
+    return f"{y}-by-{x}.png".replace("_", "-")
 
 
 def figures_of(
