@@ -10,13 +10,15 @@ In a release every worker draws a fresh key from its own operating system for ev
 is shared, sent or used again, also not after a worker was started anew. A worker that dies is its
 clients' failure ("unavailable"); the attempt stays charged, the reply policy decides, and the new
 worker's clients start from their initial memory, as nodes do that lost theirs. Until it is up,
-which takes room in the cluster, nothing is sent to it and its clients stay "unavailable".
+which takes room in the cluster, nothing is sent to it and its clients stay "unavailable". For some
+seconds Ray still places workers on a node that died: such a worker never runs, and is begun anew.
 """
 
 import logging
 import os
 import shutil
 import tempfile
+import time
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -45,6 +47,8 @@ _START = 600.0
 """Seconds in which the workers must have built their clients."""
 _AGAIN = 60.0
 """Seconds for which a round waits, once, for a worker that was started anew."""
+_STARTS = 3
+"""How often a worker is begun before somebody is told that it does not come up."""
 
 
 def _ray() -> Any:
@@ -135,8 +139,10 @@ class WorkersTransport:
             for share in self._shares
         ]
         self._workers = [begin() for begin in self._begin]
-        self._coming: dict[int, tuple[Any, float]] = {}
-        """Workers that were started anew: what says that one is up, and how long to wait for it."""
+        self._coming = {k: begun.process.remote() for k, begun in enumerate(self._workers)}
+        """Workers that were begun, and what says that one is up."""
+        self._waited: set[int] = set()
+        """Those for which a round has waited."""
         try:
             self.processes = self._built()
         except BaseException:
@@ -166,9 +172,9 @@ class WorkersTransport:
 
     def _built(self) -> list[int]:
         """The workers' processes, once their clients are there."""
-        ray = self._ray
+        ray, until = self._ray, time.monotonic() + _START
         try:
-            return ray.get([worker.process.remote() for worker in self._workers], timeout=_START)
+            return [self._begun(k, until) for k in range(len(self._workers))]
         except ray.exceptions.GetTimeoutError:
             raise ConfigError(
                 f"engine.workers: not all workers had built their clients after {_START:g} s; "
@@ -317,7 +323,25 @@ class WorkersTransport:
         )
         self._ray.kill(self._workers[worker])
         self._workers[worker] = self._begin[worker]()
-        self._coming[worker] = self._workers[worker].process.remote(), _AGAIN
+        self._coming[worker] = self._workers[worker].process.remote()
+
+    def _begun(self, worker: int, until: float, starts: int = _STARTS) -> int:
+        """The process of a worker, once its clients are there, by so much of the monotonic clock.
+
+        Raises:
+            GetTimeoutError: it is not there yet.
+            RayError: its clients cannot be built, or it died whenever it was begun.
+        """
+        ray, left = self._ray, max(0.0, until - time.monotonic())
+        try:
+            process = ray.get(self._coming[worker], timeout=left)
+        except ray.exceptions.RayActorError as error:
+            if error.actor_init_failed or starts == 1:
+                raise
+            self._begin_anew(worker, error)
+            return self._begun(worker, until, starts - 1)
+        del self._coming[worker]
+        return process
 
     def _is_up(self, worker: int) -> bool:
         """Whether a worker has its clients; the first look after it died waits for them.
@@ -326,17 +350,16 @@ class WorkersTransport:
         """
         if worker not in self._coming:
             return True
-        ref, patience = self._coming[worker]
-        came, _ = self._ray.wait([ref], num_returns=1, timeout=min(patience, self._timeout))
-        self._coming[worker] = ref, 0.0
-        if not came:
-            return False
+        ray, patience = self._ray, 0.0 if worker in self._waited else min(_AGAIN, self._timeout)
+        self._waited.add(worker)
         try:
-            self._ray.get(ref, timeout=0)
-        except self._ray.exceptions.RayError as error:
+            self._begun(worker, time.monotonic() + patience)
+        except ray.exceptions.GetTimeoutError:
+            return False
+        except ray.exceptions.RayError as error:
             self._begin_anew(worker, error)
             return False
-        del self._coming[worker]
+        self._waited.remove(worker)
         return True
 
     def _fetch(self, phase: Phase, workers: Sequence[int]) -> Payload:

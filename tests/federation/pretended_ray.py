@@ -11,7 +11,7 @@ class RayError(Exception):
 
 
 class RayActorError(RayError):
-    pass
+    actor_init_failed = False
 
 
 class ObjectLostError(RayError):
@@ -89,7 +89,11 @@ class Pretended:
 
     def get(self, refs, timeout):
         assert timeout is not None
-        return refs.get() if isinstance(refs, Reference) else [ref.get() for ref in refs]
+        try:
+            return refs.get() if isinstance(refs, Reference) else [ref.get() for ref in refs]
+        except GetTimeoutError:
+            self.waits.append(timeout)
+            raise
 
     def wait(self, refs, num_returns, timeout):
         came = [ref for ref in refs if ref.is_ready()]

@@ -234,16 +234,30 @@ def test_a_worker_without_room_is_waited_for_once_and_asked_when_it_is_up(ray):
     assert [len(report.participants) for report in found] == [13, 7, 7, 7, 13]
     for report in found[1:4]:
         assert {f.kind for f in report.failures.values()} == {"unavailable"}
-    assert ray.waits == [workers._AGAIN, 0.0]
+    assert ray.waits == pytest.approx([workers._AGAIN, 0.0], abs=1.0)
     assert ray.actors[2].calls == ["process", "exchange"]
     assert found[2].bytes_down * 13 == found[0].bytes_down * 7
 
 
-def test_a_worker_that_cannot_start_again_is_begun_anew_and_its_clients_are_unavailable(ray):
-    ray._dies |= {0: ("exchange", 2), 2: ("process", 1)}
+def test_a_worker_that_dies_before_it_is_up_is_begun_anew(ray):
+    ray._dies |= dict.fromkeys((0, 2), ("process", 1)) | {1: ("exchange", 2), 4: ("process", 1)}
+    found = played(table(LINES, RSGD, federation=with_policy("proceed"), workers=2))
+    assert [len(report.participants) for report in found] == [13, 6, 13]
+    assert len(ray.actors) == 6
+
+
+def test_a_worker_that_never_comes_up_is_begun_three_times_and_its_clients_are_unavailable(ray):
+    ray._dies |= {0: ("exchange", 2), **dict.fromkeys(range(2, 8), ("process", 1))}
     found = played(table(LINES, RSGD, federation=with_policy("proceed"), workers=2))
     assert [len(report.participants) for report in found] == [13, 7, 7]
-    assert len(ray.actors) == 4
+    assert len(ray.actors) == 2 + 1 + workers._STARTS
+
+
+def test_a_run_whose_workers_never_come_up_ends_in_one_line(ray):
+    ray._dies |= dict.fromkeys(range(8), ("process", 1))
+    with pytest.raises(ConfigError, match="a worker could not build its clients: the actor died"):
+        played(table(LINES, RSGD, workers=2))
+    assert len(ray.actors) == 1 + workers._STARTS
 
 
 def test_rows_that_do_not_come_end_the_round_in_one_line(ray):
