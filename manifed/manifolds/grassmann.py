@@ -18,6 +18,7 @@ from manifed.manifolds.base import FrobeniusManifold, verdict
 from manifed.manifolds.defects import gram_defect
 from manifed.manifolds.linalg import (
     above_zero,
+    by_small,
     expm,
     identity_like,
     minus_product,
@@ -77,14 +78,14 @@ class Grassmann(FrobeniusManifold):
     def expmap(self, x: Tensor, u: Tensor) -> Tensor:
         """The basis x cos(sqrt G) + u sinc(sqrt G), one Newton-Schulz step to rounding."""
         cosine, sinc = _cosine_and_sinc(u.mT @ u)
-        y = x @ cosine + u @ sinc
+        y = minus_product(by_small(u, sinc), x, cosine, -1.0)
         gram = y.mT @ y
-        return y @ (1.5 * identity_like(gram) - 0.5 * gram)
+        return by_small(y, 1.5 * identity_like(gram) - 0.5 * gram)
 
     def logmap(self, x: Tensor, y: Tensor) -> Tensor:
         """The horizontal vector at x of the shortest geodesic to span y, |u| <= pi/2 sqrt(k)."""
         angles, sines, height, right, _ = _principal(x, y)
-        return height @ (angles / above_zero(sines) * right).mT
+        return by_small(height, (angles / above_zero(sines) * right).mT)
 
     def transp(self, x: Tensor, y: Tensor, v: Tensor) -> Tensor:
         """Parallel transport along the geodesic, as the horizontal lift at the basis y."""
@@ -93,14 +94,15 @@ class Grassmann(FrobeniusManifold):
         t, along = angles.squeeze(-2), u.mT @ v
         fall = _function(right, quotient(torch.sin, t)) @ along
         back = _function(right, 0.5 * quotient(torch.sin, t / 2).square()) @ along
-        return (v - x @ fall - u @ back) @ turn.mT
+        return by_small(minus_product(minus_product(v, x, fall), u, back), turn.mT)
 
     def retr(self, x: Tensor, u: Tensor) -> Tensor:
         """(x + u) R^-1 with R^T R = I + u^T u (Cholesky-QR, unconditionally safe)."""
         gram = u.mT @ u
         eye = identity_like(gram)
         factor = torch.linalg.cholesky_ex(eye + gram)[0]
-        return (u + x) @ torch.linalg.solve_triangular(factor, eye, upper=False).mT
+        inverse = torch.linalg.solve_triangular(factor, eye, upper=False)
+        return by_small(u + x, inverse.mT)
 
     def invretr(self, x: Tensor, y: Tensor) -> Tensor:
         """The horizontal vector y (x^T y)^-1 - x with span(x + u) = span y."""
@@ -167,7 +169,7 @@ def _principal(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Te
     y^T x = U c V^T, Q = U V^T: y Q is the basis of span y nearest to x.
     """
     left, c, right_t = torch.linalg.svd(y.mT @ x)
-    aligned = y @ left
-    height = aligned - x @ (right_t.mT * c.unsqueeze(-2))
+    c, right = c.unsqueeze(-2), right_t.mT
+    height = minus_product(by_small(y, left), x, right * c)
     sines = torch.linalg.vector_norm(height, dim=-2, keepdim=True)
-    return torch.atan2(sines, c.unsqueeze(-2)), sines, height, right_t.mT, left @ right_t
+    return torch.atan2(sines, c), sines, height, right, left @ right_t

@@ -26,6 +26,11 @@ def _length(u: Tensor) -> Tensor:
     return torch.linalg.vector_norm(u, dim=-1, keepdim=True)
 
 
+def _split(x: Tensor) -> tuple[Tensor, ...]:
+    """Time and space parts, shapes (..., 1) and (..., d)."""
+    return x.split((1, x.shape[-1] - 1), -1)
+
+
 def _with_time(space: Tensor) -> Tensor:
     """The point of the hyperboloid with that space part."""
     time = torch.sqrt(1 + _dot(space, space))
@@ -81,15 +86,15 @@ class Lorentz(Manifold):
 
     def proju(self, x: Tensor, u: Tensor) -> Tensor:
         """The Lorentz-orthogonal projection u + <x, u>_L x."""
-        space = x[..., 1:]
-        pairing = _dot(space, u[..., 1:]) - x[..., :1] * u[..., :1]
-        return _tangent(x, u[..., 1:] + pairing * space)
+        time, space, u_0, u_s = *_split(x), *_split(u)
+        moved = torch.addcmul(u_s, _dot(space, u_s) - time * u_0, space)
+        return torch.cat((_dot(space, moved) / time, moved), -1)
 
     def egrad2rgrad(self, x: Tensor, u: Tensor) -> Tensor:
         """The projection of (-g_0, g_s)."""
-        space = x[..., 1:]
-        pairing = _dot(space, u[..., 1:]) + x[..., :1] * u[..., :1]
-        return _tangent(x, u[..., 1:] + pairing * space)
+        time, space, g_0, g_s = *_split(x), *_split(u)
+        moved = torch.addcmul(g_s, _dot(space, g_s) + time * g_0, space)
+        return torch.cat((_dot(space, moved) / time, moved), -1)
 
     def inner(
         self, x: Tensor, u: Tensor, v: Tensor | None = None, *, keepdim: bool = False

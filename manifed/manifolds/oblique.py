@@ -29,13 +29,13 @@ class Oblique(FrobeniusManifold):
     def projx(self, x: Tensor) -> Tensor:
         """The columns of x, normalised; a zero column becomes the first unit vector."""
         lengths = _lengths(x)
-        first = torch.zeros_like(x)
-        first[..., :1, :] = 1.0
-        return torch.where(lengths > 0, x / above_zero(lengths), first)
+        unit = x / above_zero(lengths)
+        unit[..., :1, :] += lengths == 0
+        return unit
 
     def proju(self, x: Tensor, u: Tensor) -> Tensor:
         """Columns of u minus their components along the columns of x."""
-        return u - x * _dots(x, u)
+        return torch.addcmul(u, x, _dots(x, u), value=-1.0)
 
     def _off_manifold(self, x: Tensor) -> Tensor:
         return (_lengths(x) - 1).abs().amax((-2, -1))
@@ -67,7 +67,7 @@ class Oblique(FrobeniusManifold):
         """cos|u_j| x_j + sinc|u_j| u_j per column, normalised."""
         angle = _lengths(u)
         safe = above_zero(angle)
-        return self.projx(torch.cos(angle) * x + torch.sin(safe) / safe * u)
+        return self.projx(torch.addcmul(torch.cos(angle) * x, torch.sin(safe) / safe, u))
 
     def logmap(self, x: Tensor, y: Tensor) -> Tensor:
         """v_j atan2(|v_j|, x_j·y_j)/|v_j| with v = P_x(y - x) per column."""

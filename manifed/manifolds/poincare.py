@@ -16,6 +16,7 @@ Points are kept at |x| <= 1 - 1e-15 (distance 35.2 from the origin; in float32 1
 of a point at distance r from the origin is eps e^r, as it is for the stored coordinates themselves.
 """
 
+import math
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from geoopt.utils import size2shape
 from torch import Tensor
 
 from manifed.manifolds.base import Manifold, verdict
-from manifed.manifolds.linalg import above_zero, standard_normal
+from manifed.manifolds.linalg import TINY, above_zero, is_plain, standard_normal
 
 BOUNDARY = 1e-15
 """Smallest 1 - |x| of a stored point in float64."""
@@ -47,7 +48,7 @@ class PoincareBall(Manifold):
     def projx(self, x: Tensor) -> Tensor:
         """x, or the point of radius 1 - 1e-15 (1 - 1e-6 in float32) on its ray, if x is beyond."""
         largest = 1 - _boundary(x)
-        return x * (largest / _length(x).clamp_min(largest)).clamp_max(1.0)
+        return x * (largest / _at_least(_length(x), largest))
 
     def proju(self, x: Tensor, u: Tensor) -> Tensor:
         """u: every vector of R^d is tangent."""
@@ -92,27 +93,38 @@ class PoincareBall(Manifold):
 
     def dist(self, x: Tensor, y: Tensor, *, keepdim: bool = False) -> Tensor:
         """2 asinh(|y - x| / sqrt(om(x) om(y))), shape ``(...)``."""
-        gap = (conformal_gap(x) * conformal_gap(y)).sqrt()
-        value = 2 * torch.asinh(_length(y - x) / gap)
+        plain = is_plain(x, y, 1)
+        om_x, om_y, n = _gap(x, plain=plain), _gap(y, plain=plain), _length(y - x, plain=plain)
+        ratio = n / _of(n).sqrt(om_x * om_y)
+        value = 2 * _of(n).asinh(ratio)
+        if isinstance(value, float):
+            return x.new_full((1,) if keepdim else (), value)
         return value if keepdim else value.squeeze(-1)
 
     # -- geodesics ---------------------------------------------------------------------------
     def expmap(self, x: Tensor, u: Tensor) -> Tensor:
         """The point x + tanh(t) u/|u| with t = |u|/om(x) (Möbius addition), shape ``(..., d)``."""
-        om_x = conformal_gap(x)
-        length = above_zero(_length(u))
+        plain = is_plain(x, u, 1)
+        om_x, length = _gap(x, plain=plain), _at_least(_length(u, plain=plain), TINY[u.dtype])
         t = length / om_x
-        total = x + torch.tanh(t) / length * u
-        square = total.square().sum(-1, keepdim=True)
-        return self.projx((square * x + om_x * total) / (square + om_x / torch.cosh(t).square()))
+        total = _plus(x, _of(t).tanh(t) / length, u)
+        size, cosh = _length(total, plain=plain), _cosh(t)
+        square = size * size
+        divisor = square + om_x / (cosh * cosh)
+        y = _plus((square / divisor) * x, om_x / divisor, total)
+        if plain and float(torch.linalg.vector_norm(y)) <= 1 - _boundary(y):
+            return y
+        return self.projx(y)
 
     def logmap(self, x: Tensor, y: Tensor) -> Tensor:
         """The tangent vector at x of the geodesic to y, shape ``(..., d)``."""
-        om_x, om_y, w = conformal_gap(x), conformal_gap(y), y - x
-        n = above_zero(_length(w))
-        half_dist = torch.asinh(n / (om_x * om_y).sqrt())
-        direction = (om_x * w - n.square() * x) / (n.square() + om_x * om_y).sqrt()
-        return om_x * half_dist / n * direction
+        plain, w = is_plain(x, y, 1), y - x
+        om_x, om_y = _gap(x, plain=plain), _gap(y, plain=plain)
+        n = _at_least(_length(w, plain=plain), TINY[w.dtype])
+        product, square = om_x * om_y, n * n
+        half_dist = _of(n).asinh(n / _of(n).sqrt(product))
+        scale = om_x * half_dist / (n * _of(n).sqrt(square + product))
+        return _plus((scale * om_x) * w, -scale * square, x)
 
     def transp(self, x: Tensor, y: Tensor, v: Tensor) -> Tensor:
         """Parallel transport of v from x to y along their geodesic (isometric)."""
@@ -163,15 +175,44 @@ class PoincareBall(Manifold):
 
 def conformal_gap(x: Tensor) -> Tensor:
     """om(x) = 1 - |x|^2 = 2/lambda(x), never below the boundary's, shape ``(..., 1)``."""
-    radius = _length(x)
-    return ((1 - radius) * (1 + radius)).clamp_min(_boundary(x))
+    return _gap(x, plain=False)
+
+
+def _gap(x: Tensor, *, plain: bool) -> Any:
+    """`conformal_gap`; a number where x is `is_plain`."""
+    radius = _length(x, plain=plain)
+    return _at_least((1 - radius) * (1 + radius), _boundary(x))
+
+
+def _at_least(value: Any, bound: float) -> Any:
+    return max(value, bound) if isinstance(value, float) else value.clamp_min(bound)
+
+
+def _of(value: Any) -> Any:
+    """Where the functions of a number, or of a tensor, are."""
+    return math if isinstance(value, float) else torch
+
+
+def _cosh(t: Any) -> Any:
+    """Of t >= 0; Python's refuses more than 710, where its square has long overflowed."""
+    return _of(t).cosh(min(t, 350.0) if isinstance(t, float) else t)
+
+
+def _plus(x: Tensor, scale: Any, u: Tensor) -> Tensor:
+    """The sum x + scale u."""
+    if isinstance(scale, float):
+        return torch.add(x, u, alpha=scale)
+    return torch.addcmul(x, scale, u)
 
 
 def _boundary(x: Tensor) -> float:
     return BOUNDARY if x.dtype == torch.float64 else BOUNDARY_OF_SHORTER
 
 
-def _length(u: Tensor) -> Tensor:
+def _length(u: Tensor, *, plain: bool = False) -> Any:
+    """|u|, shape ``(..., 1)``; a number where u is `is_plain`."""
+    if plain:
+        return float(torch.linalg.vector_norm(u))
     return torch.linalg.vector_norm(u, dim=-1, keepdim=True)
 
 

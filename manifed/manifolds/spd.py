@@ -35,6 +35,7 @@ from manifed.manifolds.linalg import (
     congruence,
     expm,
     identity_like,
+    plus_gram,
     polar,
     standard_normal,
     sym,
@@ -184,7 +185,7 @@ class SPD(SPDSet):
     def retr(self, x: Tensor, u: Tensor) -> Tensor:
         """The point x + u + u x^{-1} u / 2 = L (I + S + S^2 / 2) L^T, of second order, definite."""
         half = torch.linalg.solve_triangular(torch.linalg.cholesky(x), u, upper=False)
-        return x + u + half.mT @ half * 0.5
+        return plus_gram(x + u, half, 0.5)
 
     def invretr(self, x: Tensor, y: Tensor) -> Tensor:
         """L ((2 S_y - I)^{1/2} - I) L^T, for eigenvalues of S_y of at least 1/2."""

@@ -26,6 +26,7 @@ from manifed.manifolds.defects import gram_defect
 from manifed.manifolds.linalg import (
     RSQRT,
     above_zero,
+    by_small,
     expm,
     identity_like,
     logm_rotation,
@@ -52,7 +53,7 @@ GEODESIC_STEPS = 3
 def polar_retraction(x: Tensor, u: Tensor) -> Tensor:
     """(x + u)(I + G)^{-1/2}, of second order for the Euclidean metric."""
     y = u + x  # u first: its rows are contiguous, those of a QR factor x are not
-    return y @ sym_function(y.mT @ y, RSQRT)
+    return by_small(y, sym_function(y.mT @ y, RSQRT))
 
 
 def inverse_polar_retraction(x: Tensor, y: Tensor) -> Tensor:
@@ -72,7 +73,8 @@ def qr_retraction(x: Tensor, u: Tensor) -> Tensor:
     y = u + x  # u first: its rows are contiguous, those of a QR factor x are not
     gram = y.mT @ y
     factor = torch.linalg.cholesky_ex(gram)[0]
-    return y @ torch.linalg.solve_triangular(factor, identity_like(gram), upper=False).mT
+    inverse = torch.linalg.solve_triangular(factor, identity_like(gram), upper=False)
+    return by_small(y, inverse.mT)
 
 
 def inverse_qr_retraction(x: Tensor, y: Tensor) -> Tensor:
@@ -333,16 +335,21 @@ class Stiefel(Manifold):
         K = u - x A, balanced by s = |u|; no QR, so any rank of K and any n >= k is exact.
         """
         a, g = x.mT @ u, u.mT @ u
-        k, eye = a.shape[-1], identity_like(a)
+        k = a.shape[-1]
         s = above_zero(torch.linalg.vector_norm(u, dim=(-2, -1), keepdim=True))
         a = skew(a)
         top = torch.cat((2 * self._beta * a, -(g + a @ a) / s), -1)
-        bottom = torch.cat((s * eye, torch.zeros_like(a)), -1)
-        turned = expm(torch.cat((top, bottom), -2))[..., :k]
-        if self._beta == 1:
-            turned = turned @ expm(-a)
-        across = turned[..., k:, :] / s
-        return x @ (turned[..., :k, :] - a @ across) + u @ across
+        bottom = s * torch.eye(k, 2 * k, dtype=u.dtype, device=u.device)
+        block = torch.cat((top, bottom), -2)
+        if self._beta != 1:
+            turned = expm(block)[..., :k]
+        elif a.dim() == 2:  # one point: a second call costs more than a larger matrix
+            both = expm(torch.stack((block, torch.nn.functional.pad(-a, (0, k, 0, k)))))
+            turned = both[0, :, :k] @ both[1, :k, :k]
+        else:
+            turned = expm(block)[..., :k] @ expm(-a)
+        along, across = turned[..., :k, :], turned[..., k:, :] / s
+        return minus_product(by_small(u, across), x, a @ across - along)
 
     def logmap(self, x: Tensor, y: Tensor) -> Tensor:
         """The tangent vector u with expmap(x, u) = y, by iteration.

@@ -5,6 +5,7 @@ import math
 import geoopt
 import pytest
 import torch
+from torch.autograd import forward_ad
 
 from manifed.manifolds.hyperbolic import Lorentz
 from manifed.manifolds.poincare import PoincareBall
@@ -77,3 +78,20 @@ def test_noise_of_any_size_keeps_the_exponential_finite_and_inside():
     y = BALL.expmap(x, BALL.from_coords(x, 1e4 * directions(14, 200, 5)))
     assert bool(y.isfinite().all())
     assert BALL.check_point_on_manifold(y)
+
+
+@pytest.mark.parametrize("step", [0.0, 1e-9, 0.5, 20.0, 1e4])
+def test_one_point_is_moved_as_a_stack_is_and_may_be_mapped_or_differentiated(step: float):
+    x = at_radius(3.0, 6)[0]
+    u = BALL.from_coords(x, directions(7, 5)) * step
+    y = BALL.expmap(x, u)
+    expected = BALL.expmap(x[None], u[None])
+    assert torch.allclose(y, expected[0], rtol=0, atol=4e-16)
+    assert torch.equal(torch.func.vmap(BALL.expmap)(x[None], u[None]), expected)
+    for measured in (BALL.dist, BALL.logmap):
+        of_a_stack = measured(x[None], y[None])
+        assert torch.allclose(measured(x, y), of_a_stack[0], rtol=1e-14, atol=0)
+        assert torch.equal(torch.func.vmap(measured)(x[None], y[None]), of_a_stack)
+    with forward_ad.dual_level():
+        moved = forward_ad.unpack_dual(BALL.expmap(x, forward_ad.make_dual(u, u)))
+    assert moved.tangent is not None
