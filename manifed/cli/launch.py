@@ -39,6 +39,8 @@ class Request:
     ledger_head: str | None = None
     is_insecure: bool = False
     credentials: Path | None = None
+    began: float | None = None
+    """When the command was given, on the clock of `time.perf_counter`; None for now."""
 
 
 @dataclass(frozen=True)
@@ -215,7 +217,7 @@ def launch(request: Request, strategy: Callable[[Any], Any] | None = None) -> Ru
     try:
         with ending_signals():
             if kind == "inline":
-                _inline(plan, strategy)
+                _inline(plan, strategy, request.began)
             else:
                 _networked(plan, kind)
     except Ended as ended:
@@ -238,7 +240,7 @@ def launch(request: Request, strategy: Callable[[Any], Any] | None = None) -> Ru
     return RunFolder.open(plan.directory)
 
 
-def _inline(plan: Launch, strategy: Callable[[Any], Any] | None) -> None:
+def _inline(plan: Launch, strategy: Callable[[Any], Any] | None, began: float | None) -> None:
     config = plan.config
     engine, clients = config.engine, config.federation.num_clients
     if engine.execution == "cohort":
@@ -246,7 +248,8 @@ def _inline(plan: Launch, strategy: Callable[[Any], Any] | None) -> None:
         from manifed.runs.driver import rounds_over, run
 
         with cohort_transport(config) as transport:
-            run(config, rounds_over(transport), is_elsewhere=engine.workers is not None)
+            is_elsewhere = engine.workers is not None
+            run(config, rounds_over(transport), is_elsewhere=is_elsewhere, began=began)
         return
     from manifed.flower.apps import run as run_on
     from manifed.flower.client import client_app_of
@@ -254,7 +257,7 @@ def _inline(plan: Launch, strategy: Callable[[Any], Any] | None) -> None:
     from manifed.flower.strategy import strategy_of
 
     grid = InlineGrid(client_app_of(lambda _: config), clients, {})
-    run_on(grid, config, strategy or strategy_of)
+    run_on(grid, config, strategy or strategy_of, began)
 
 
 def _networked(plan: Launch, kind: str) -> None:

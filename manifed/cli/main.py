@@ -8,7 +8,6 @@ import gc
 import json
 import os
 import sys
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -90,10 +89,12 @@ def run(
     """Run one experiment and leave a run folder."""
     use_data_dir(data_dir)
     from manifed.cli.launch import Request, launch_or_exit
+    from manifed.runs.manifest import process_began
 
     request = Request(
-        config, tuple(sets or ()), engine, out, resume, plain, ledger_head, insecure, credentials
-    )
+        config, tuple(sets or ()), engine, out, resume, plain, ledger_head, insecure, credentials,
+        process_began(),
+    )  # fmt: skip
     folder = launch_or_exit(request, fail, context.obj)
     from manifed.runs.run_folder import printable
     from manifed.runs.statement import statement_of
@@ -107,10 +108,7 @@ def run(
     sys.stdout.write(statement_of(manifest["privacy"]) + "\n")
     if manifest.get("ledger_head"):
         sys.stdout.write(f"ledger head: {manifest['ledger_head']}\n")
-    whole = _seconds_of_this_process()
-    rounds = manifest.get("seconds_without_evaluation", manifest["final"]["seconds"])
-    parts = {"rounds": rounds, "evaluation": manifest["final"]["seconds"] - rounds}
-    parts = {"before and after": whole - sum(parts.values())} | parts
+    whole, parts = manifest["final"]["seconds"], manifest["seconds_by_part"]
     told = ", ".join(f"{part} {seconds:.1f}" for part, seconds in parts.items())
     sys.stdout.write(f"seconds: {whole:.1f} from start to end ({told})\n")
     if as_json:
@@ -122,13 +120,6 @@ def run(
         draw_figures(folder)
     except NotDrawn as reason:
         fail(str(reason), reason.code)
-
-
-def _seconds_of_this_process() -> float:
-    """Since the command was started, as the kernel has it."""
-    fields = Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-    started = int(fields[19]) / os.sysconf("SC_CLK_TCK")
-    return time.clock_gettime(time.CLOCK_BOOTTIME) - started
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:

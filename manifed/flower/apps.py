@@ -16,16 +16,23 @@ from manifed.flower.polling import PollingGrid
 from manifed.flower.strategy import strategy_of
 from manifed.runs import driver
 from manifed.runs.driver import Job
+from manifed.runs.manifest import process_began
 from manifed.runs.run_folder import RunFolder
 
 StrategyOf = Callable[[Job], ServerLoop]
 """Makes the strategy of a run, which sends, aggregates, charges and fails in its own way."""
 
 
-def run(grid: Grid, config: Experiment, strategy: StrategyOf = strategy_of) -> RunFolder:
+def run(
+    grid: Grid,
+    config: Experiment,
+    strategy: StrategyOf = strategy_of,
+    began: float | None = None,
+) -> RunFolder:
     """The finished run folder of an experiment whose clients are the nodes of ``grid``.
 
     Flower's own grids sleep between polls; replies are fetched as they come instead.
+    ``began`` as in `driver.run_experiment`.
     """
     is_elsewhere = not isinstance(grid, InlineGrid)
     quick = PollingGrid(grid) if is_elsewhere else grid
@@ -43,6 +50,7 @@ def run(grid: Grid, config: Experiment, strategy: StrategyOf = strategy_of) -> R
         is_elsewhere=is_elsewhere,
         is_deployment=is_elsewhere and config.engine.kind != "ray",
         ask_sizes=lambda: declared_sizes(quick, sha256(config), count, timeout),
+        began=began,
     )
 
 
@@ -55,6 +63,6 @@ def server_app_of(
     @made.main()
     def main(grid: Grid, context: Context) -> None:
         """Run the experiment."""
-        run(grid, experiment(context), strategy)
+        run(grid, experiment(context), strategy, process_began())
 
     return made

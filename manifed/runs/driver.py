@@ -146,6 +146,7 @@ def run(
     is_elsewhere: bool = False,
     is_deployment: bool = False,
     ask_sizes: AskSizes | None = None,
+    began: float | None = None,
 ) -> RunFolder:
     """`run_experiment`; unless it is to be quiet, print its statement and then draw its figures."""
     folder = run_experiment(
@@ -154,6 +155,7 @@ def run(
         is_elsewhere=is_elsewhere,
         is_deployment=is_deployment,
         ask_sizes=ask_sizes,
+        began=began,
     )
     if not config.output.quiet:
         statement = statement_of(folder.manifest()["privacy"])
@@ -173,16 +175,19 @@ def run_experiment(
     is_elsewhere: bool = False,
     is_deployment: bool = False,
     ask_sizes: AskSizes | None = None,
+    began: float | None = None,
 ) -> RunFolder:
     """The finished run folder; see `ConfigError`, `RoundFailed` and `LedgerDamaged` for errors.
 
     ``is_elsewhere``: clients run in other processes, so that only they know their noise.
     ``is_deployment``: they may be on other machines. ``ask_sizes``: where sites declare their own;
-    a resumed run takes the sizes that its ledger was charged for.
+    a resumed run takes the sizes that its ledger was charged for. ``began``: when whoever waits for
+    the run asked for it, on the clock of `time.perf_counter`; None for now.
 
     A resumed run is judged before anything is written, and the folder is held from then to the end,
     so that neither a refusal nor a second process changes a byte of it.
     """
+    began = time.perf_counter() if began is None else began
     has_oracle = oracle_is_on(config, is_deployment=is_deployment)
     directory, past = named_directory(config), None
     agreed = None if config.output.resume else _Agreed.of(config, ask_sizes)
@@ -231,7 +236,8 @@ def run_experiment(
             if past is not None:
                 _tell_what_is_paid_again(past)
             job = Job(config, plan, promise, account, start)
-            return _Run(job, folder, evaluator, is_declared=is_elsewhere).go(rounds(job))
+            going = _Run(job, folder, evaluator, is_declared=is_elsewhere, began=began)
+            return going.go(rounds(job))
 
 
 def _claim(directory: Path) -> None:
@@ -355,11 +361,13 @@ class _Run:
         evaluator: Evaluator | PublicEvaluator | None,
         *,
         is_declared: bool,
+        began: float,
     ) -> None:
         self._config, self._plan, self._folder = job.config, job.plan, folder
         self._promise, self._account, self._evaluator = job.promise, job.account, evaluator
         self._start = job.start
-        self._began = self._last_tick = time.perf_counter()
+        self._last_tick = time.perf_counter()
+        self._began, self._before = began, self._last_tick - began
         self._evaluating, self._rounds = 0.0, 0
         self._tally = Tally()
         self._accepted: dict[int, int] = {}
@@ -519,6 +527,7 @@ class _Run:
         self._last_tick = time.perf_counter()
 
     def _finish(self, state: ServerState, stopped: str | None) -> RunFolder:
+        going = time.perf_counter() - self._began - self._before - self._evaluating
         model: Tensor = self._plan.server_update.output(state, self._plan.manifold)
         model = self._best(model)
         if not bool(torch.isfinite(model).all()):
@@ -529,15 +538,15 @@ class _Run:
         if self._saved_round < self._rounds or not self._folder.checkpoint_path.exists():
             self._save_checkpoint(self._rounds, state)
         self._folder.save_tensors("model", {"x": model.to("cpu").contiguous()})
-        seconds = time.perf_counter() - self._began
-        final_row = self._evaluator.row(model) if self._evaluator else {}
-        final = {
+        with self._evaluation_time():
+            final_row = self._evaluator.row(model) if self._evaluator else {}
+        final: dict[str, Any] = {
             "relative_cost_gap": final_row.get("relative_cost_gap"),
             "gradient_norm": final_row.get("gradient_norm"),
             "epsilon": self._promise.headline(self._account.odometer),
             "delta": self._promise.delta,
             "rounds": self._rounds,
-            "seconds": seconds,
+            "seconds": time.perf_counter() - self._began,
         }
         self._account.settle()
         measured = {
@@ -551,7 +560,9 @@ class _Run:
             "randomness_source": self._account.randomness_source,
             "stopped": stopped,
             "replies": self._tally.summary(),
-            "seconds_without_evaluation": seconds - self._evaluating,
         }
+        final["seconds"] = whole = time.perf_counter() - self._began
+        parts = {"before": self._before, "rounds": going, "evaluation": self._evaluating}
+        measured["seconds_by_part"] = parts | {"after": whole - sum(parts.values())}
         self._folder.finish(final, measured)
         return self._folder

@@ -157,17 +157,20 @@ class Duration:
 
 def duration_of(tasks: Sequence[FigureTask], quick: Sequence[FigureTask]) -> Duration | None:
     """From the folders of finished runs, else from quick looks; None before either."""
-    per_round: dict[str, float] = {}
+    prices: dict[str, tuple[float, float]] = {}
     for task in (*quick, *tasks):  # a whole run says more than a quick one
         if task.is_finished:
-            final = RunFolder(task.directory).manifest()["final"]
-            per_round[task.curve] = final["seconds"] / max(1, final["rounds"])
-    if not per_round:
+            manifest = RunFolder(task.directory).manifest()
+            final, parts = manifest["final"], manifest.get("seconds_by_part") or {}
+            around = sum(parts.get(part, 0.0) for part in ("before", "after"))
+            prices[task.curve] = around, (final["seconds"] - around) / max(1, final["rounds"])
+    if not prices:
         return None
-    usual = sum(per_round.values()) / len(per_round)
-    seconds = sum(
-        per_round.get(task.curve, usual) * task.config.federation.num_rounds for task in tasks
-    )
+    usual = tuple(sum(column) / len(prices) for column in zip(*prices.values(), strict=True))
+    seconds = 0.0
+    for task in tasks:
+        around, a_round = prices.get(task.curve, usual)
+        seconds += around + a_round * task.config.federation.num_rounds
     return Duration(seconds, all(task.is_finished for task in tasks))
 
 

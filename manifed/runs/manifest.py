@@ -9,6 +9,7 @@ import os
 import platform
 import shlex
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cache
@@ -87,6 +88,20 @@ def manifest_of(
         "versions": versions(),
         "machine": machine(device, dtype),
     }
+
+
+def process_began() -> float:
+    """When this process was started, on the clock of `time.perf_counter`.
+
+    Where no kernel tells, now.
+    """
+    now = time.perf_counter()
+    try:
+        fields = Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    except OSError:
+        return now
+    started = int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    return now - (time.clock_gettime(time.CLOCK_BOOTTIME) - started)
 
 
 @cache

@@ -221,11 +221,29 @@ class Manifest(_Table):
     experiment_sha256: Words | None = None
     ledger_run_id: Words | None = None
     stopped: str | None = None
+    seconds_by_part: dict[Words, Number] = {}
     final: _Final = _Final.model_construct()
 
 
 def renamed(manifest: dict[str, Any]) -> dict[str, Any]:
-    """The manifest with today's keys: up to format 2 ``privacy.adversaries`` was ``views``."""
+    """The manifest with today's keys.
+
+    Up to format 2 ``privacy.adversaries`` was ``views``; ``final.seconds`` was once the time of
+    rounds and evaluation alone, with ``seconds_without_evaluation`` beside it.
+    """
+    return _with_parts(_with_adversaries(manifest))
+
+
+def _with_parts(manifest: dict[str, Any]) -> dict[str, Any]:
+    rounds, final = manifest.get("seconds_without_evaluation"), manifest.get("final")
+    whole = final.get("seconds") if isinstance(final, dict) else None
+    if not isinstance(rounds, int | float) or not isinstance(whole, int | float):
+        return manifest
+    others = {k: v for k, v in manifest.items() if k != "seconds_without_evaluation"}
+    return {"seconds_by_part": {"rounds": rounds, "evaluation": whole - rounds}} | others
+
+
+def _with_adversaries(manifest: dict[str, Any]) -> dict[str, Any]:
     privacy = manifest.get("privacy")
     if not isinstance(privacy, dict) or "views" not in privacy or "adversaries" in privacy:
         return manifest

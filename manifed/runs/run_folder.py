@@ -57,7 +57,7 @@ if TYPE_CHECKING:  # who only reads numbers needs no torch
 FINAL_KEYS = ("relative_cost_gap", "gradient_norm", "epsilon", "delta", "rounds", "seconds")
 """Keys of the manifest's "final", in order; null where one does not apply."""
 
-_AT_THE_END = {"final", "ledger_head", "stopped", "replies", "seconds_without_evaluation"}
+_AT_THE_END = {"final", "ledger_head", "stopped", "replies", "seconds_by_part"}
 """Keys of a manifest that only the end of a run knows (`Run._finish` of runs/driver.py)."""
 
 Cell = float | int | None

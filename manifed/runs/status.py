@@ -75,6 +75,8 @@ class Status:
     """Seconds since the newest row was written."""
     row_seconds: float | None
     """What a row took so far, mean."""
+    seconds: float | None
+    """What the run took from start to end, its last part where it was resumed; None before."""
     participants: int | None
     """Usable replies over all rows."""
     failures: Mapping[str, int]
@@ -102,6 +104,8 @@ class Status:
         if self.row_age is not None:
             pace = "" if self.row_seconds is None else f", one every {self.row_seconds:.3g} s"
             rows.append(f"newest row: {self.row_age:.0f} s ago{pace}")
+        if self.seconds is not None:
+            rows.append(f"took: {self.seconds:.1f} s from start to end")
         if self.participants is not None:
             kinds = ", ".join(f"{kind} {n}" for kind, n in self.failures.items() if n)
             rows.append(f"replies: {self.participants} used; dropped: {kinds or 'none'}")
@@ -160,6 +164,7 @@ def status_of(directory: Path) -> Status:
         checkpoint=saved.server_round if saved else None,
         row_age=age,
         row_seconds=pace,
+        seconds=final["seconds"] if is_finished and final is not None else None,
         participants=_total(metrics, "participants"),
         failures={kind: _total(metrics, kind) or 0 for kind in KINDS if kind in metrics},
         missing=Tally.of(saved).missed if saved else {},

@@ -52,12 +52,15 @@ class View:
     clients: str
     budget: Budget | None
     seconds_left: float | None
+    seconds: float | None
+    """What a finished run took from start to end."""
     notes: tuple[str, ...]
 
     def line(self) -> str:
         """For a file or a pipe: one line without control characters."""
         cells = [f"{name.replace('_', ' ')} {values[-1]:.4g}" for name, values in self.curves]
         cells += [] if self.budget is None else [f"budget left {_left(self.budget):.4g}"]
+        cells += [] if self.seconds is None else [f"took {self.seconds:.1f} s"]
         width = len(str(self.num_rounds))
         where = f"round {self.round:>{width}}/{self.num_rounds}"
         return "  ".join([f"{one_line(self.name)}: {self.state}, {where}", *cells])
@@ -89,7 +92,8 @@ def view_of(directory: Path, *, is_server_view: bool = False) -> View:
         notes = [row for row in status.text().splitlines() if row.startswith(_OF_THE_SERVER)]
     elif status.last_error is not None:
         notes = ["the last part ended by an error: manifed status says which"]
-    pace = None if is_hidden and not is_server_view else status.row_seconds
+    has_times = is_server_view or not is_hidden
+    pace = status.row_seconds if has_times else None
     return View(
         name=status.name,
         state=status.state,
@@ -99,6 +103,7 @@ def view_of(directory: Path, *, is_server_view: bool = False) -> View:
         clients=clients,
         budget=status.budget,
         seconds_left=_seconds_left(status, pace),
+        seconds=status.seconds if has_times else None,
         notes=(*notes, f"next: {status.next_step}"),
     )
 
@@ -145,6 +150,8 @@ def rendered(view: View) -> "Group":
     head.append(f"round {view.round} of {view.num_rounds}")
     if view.seconds_left is not None:
         head.append(f", about {_duration(view.seconds_left)} left")
+    if view.seconds is not None:
+        head.append(f", took {_duration(view.seconds)}")
     curves = Table.grid(padding=(0, 2))
     for name, values in view.curves:
         curve = sparkline(values, is_log=name not in _ON_LINES)

@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,12 @@ from typer.testing import CliRunner
 from manifed.cli import commands
 from manifed.cli import main as cli
 from manifed.runs import resume
+from manifed.runs.manifest import process_began
+from manifed.runs.report.page import page_of
+from manifed.runs.report.runs import read
+from manifed.runs.report.tables import table_of
 from manifed.runs.resume import to_go_on
+from manifed.runs.run_folder import RunFolder
 
 ROOT = Path(__file__).resolve().parents[2]
 QUICKSTART = str(ROOT / "configs" / "quickstart.toml")
@@ -146,6 +152,12 @@ def test_seconds_are_those_from_start_to_end_with_their_parts(manifed, tmp_path)
     done = manifed("run", QUICKSTART, *SMALL, "--out", tmp_path / "run", "--json")
     (line,) = [one for one in done.stdout.splitlines() if one.startswith("seconds: ")]
     whole, *parts = map(float, re.findall(r"[0-9]+\.[0-9]", line))
-    assert "from start to end (before and after " in line
-    assert whole == pytest.approx(sum(parts), abs=0.2)
-    assert whole > json.loads(done.stdout.splitlines()[-1])["seconds"]
+    assert re.findall(r"[a-z]+(?= [0-9])", line) == ["before", "rounds", "evaluation", "after"]
+    assert whole == pytest.approx(sum(parts), abs=0.25)
+    assert json.loads(done.stdout.splitlines()[-1])["seconds"] == pytest.approx(whole, abs=0.06)
+    final = RunFolder(tmp_path / "run").manifest()["final"]
+    assert final["seconds"] < time.perf_counter() - process_began() < final["seconds"] + 60
+    run, same = read(tmp_path / "run"), f"{final['seconds']:.4g}"
+    assert same in table_of([run])
+    assert same in page_of([run], is_server_view=True)
+    assert f"took: {whole:.1f} s" in manifed("status", tmp_path / "run").stdout

@@ -91,7 +91,7 @@ def test_neighbours_publish_the_same_but_for_the_model(neighbours, tmp_path):
 @pytest.mark.parametrize(
     ("name", "planted"),
     [
-        ("MANIFEST", ("started", "command_line", "seconds_without_evaluation", "replies")),
+        ("MANIFEST", ("started", "command_line", "seconds_by_part", "replies")),
         ("COLUMNS", ("bytes_up", "participants", "seconds")),
     ],
 )
@@ -192,7 +192,7 @@ def of_other_replies(directory, out):
     shutil.copytree(directory, out)
     manifest = json.loads((out / "manifest.json").read_text())
     manifest["replies"] = {"participants": 987654, "failures": 1, "by_kind": {"late": 1}}
-    manifest |= {"started": "then", "command_line": "planted", "seconds_without_evaluation": 98.25}
+    manifest |= {"started": "then", "command_line": "planted", "seconds_by_part": {"rounds": 98.25}}
     manifest["machine"]["platform"] = "planted"
     manifest["final"]["seconds"] = 98765.25
     (out / "manifest.json").write_text(json.dumps(manifest))

@@ -262,3 +262,9 @@ def test_what_a_crash_left_of_a_write_is_a_draft(tmp_path, write, monkeypatch):
         (tmp_path / name).write_bytes(b"")
     remove_drafts(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["other.new-1"]
+
+
+def test_seconds_of_an_older_manifest_are_told_by_part(folder):
+    folder.finish(FINAL, {"seconds_without_evaluation": 0.375})
+    assert folder.manifest()["seconds_by_part"] == {"rounds": 0.375, "evaluation": 0.125}
+    assert "seconds_without_evaluation" not in folder.manifest()

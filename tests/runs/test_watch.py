@@ -14,6 +14,7 @@ from rich.console import Console
 
 from manifed.durable import held
 from manifed.runs import watching
+from manifed.runs.status import status_of
 from manifed.runs.watching import View, rendered, sparkline, view_of
 from tests.runs.test_cli import manifed  # noqa: F401  a fixture
 from tests.runs.test_public import launched
@@ -47,6 +48,9 @@ def test_a_run_is_running_while_somebody_holds_its_folder(seeded):
         view = view_of(seeded)
     assert (view.state, view_of(seeded).state) == ("running", "finished")
     assert view.seconds_left is None  # what a round takes tells how many answered
+    assert view.seconds is None
+    took = json.loads((seeded / "manifest.json").read_text())["final"]["seconds"]
+    assert view_of(seeded, is_server_view=True).seconds == took == status_of(seeded).seconds
     with held(seeded):
         assert view_of(seeded, is_server_view=True).seconds_left == 0
 
@@ -76,7 +80,9 @@ def test_watching_prints_json_and_refuses_what_is_no_run(manifed, seeded, tmp_pa
 
 
 def test_nothing_of_a_name_is_a_control_sequence_on_a_terminal():
-    view = View("a\x1b[2J", "running", 0, 0, (), "1 of 1", None, None, ("next: \x1b]0;x\x07",))
+    view = View(
+        "a\x1b[2J", "running", 0, 0, (), "1 of 1", None, None, None, ("next: \x1b]0;x\x07",)
+    )
     stream = io.StringIO()
     Console(file=stream, width=80).print(rendered(view))
     assert "\x1b" not in stream.getvalue()

@@ -367,15 +367,15 @@ def _server_facts(run: Run) -> dict[str, Any]:
     """Who was asked, who failed, and what that cost in bytes and seconds."""
     manifest = run.manifest
     replies = manifest.get("replies") or {}
-    whole = manifest.get("seconds_without_evaluation")
+    parts = manifest.get("seconds_by_part") or {}
     rows = [
         ("usable replies", _count(run.total("participants"))),
         ("failures", _count(run.total("failures"))),
         *((f"failures: {kind}", str(n)) for kind, n in (replies.get("by_kind") or {}).items()),
         ("bytes sent by clients", _bytes(run.total("bytes_up") or 0)),
         ("bytes sent to clients", _bytes(run.total("bytes_down") or 0)),
-        ("seconds of rounds and evaluation", number(run.final.get("seconds"))),
-        ("seconds without evaluation", number(whole)),
+        ("seconds from start to end", number(run.final.get("seconds"))),
+        *((f"seconds: {part}", number(seconds)) for part, seconds in parts.items()),
         ("command as it was given", str(manifest.get("command_line") or "–")),
         ("folder", str(run.directory)),
     ]
