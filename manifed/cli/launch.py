@@ -4,6 +4,7 @@ import os
 import shlex
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -39,8 +40,8 @@ class Request:
     ledger_head: str | None = None
     is_insecure: bool = False
     credentials: Path | None = None
-    began: float | None = None
-    """When the command was given, on the clock of `time.perf_counter`; None for now."""
+    began: float = field(default_factory=time.perf_counter)
+    """When the command was given, on the clock of `time.perf_counter`."""
 
 
 @dataclass(frozen=True)
@@ -240,7 +241,7 @@ def launch(request: Request, strategy: Callable[[Any], Any] | None = None) -> Ru
     return RunFolder.open(plan.directory)
 
 
-def _inline(plan: Launch, strategy: Callable[[Any], Any] | None, began: float | None) -> None:
+def _inline(plan: Launch, strategy: Callable[[Any], Any] | None, began: float) -> None:
     config = plan.config
     engine, clients = config.engine, config.federation.num_clients
     if engine.execution == "cohort":

@@ -25,7 +25,12 @@ from torch import Tensor
 from manifed.algorithms.interface import Collected, remembers_setup, setup_phases_of
 from manifed.algorithms.payloads import PerClient
 from manifed.errors import ConfigError, one_line
-from manifed.experiment.evaluation import PublicEvaluator, oracle_is_on
+from manifed.experiment.evaluation import (
+    Evaluator,
+    PublicEvaluator,
+    client_shares,
+    oracle_is_on,
+)
 from manifed.experiment.load import from_toml, sha256
 from manifed.experiment.plugins import is_plugin
 from manifed.experiment.privacy import Sizes, client_mechanism, example_mechanism
@@ -48,7 +53,7 @@ from manifed.problems.federation import (
 from manifed.problems.finite_sum import FiniteSum
 from manifed.problems.problem_specs import NUM_EXAMPLES
 from manifed.problems.records import InvalidRecord
-from manifed.problems.spec import check_pair
+from manifed.problems.spec import DataSpec, PartitionSpec, ProblemSpec, check_pair
 from manifed.problems.starts import Start
 from manifed.problems.streams import StreamData
 
@@ -334,6 +339,36 @@ def _check_batches(config: Experiment, sizes: tuple[int, ...]) -> None:
             f"training.minibatch.batch_size: expected at most the smallest shard's {least} "
             f"examples, got {minibatch.batch_size:g}"
         )
+
+
+def oracle_of(config: Experiment, facts: Facts) -> Evaluator:
+    """What judges models by all data, its reference solution computed once a process."""
+    federation, weights = config.federation, config.server_update.weights
+    if not isinstance(config.data, SiteData):
+        partition, clients, seed = federation.partition, federation.num_clients, federation.seed
+        key = (config.problem, config.data, partition, clients, seed, data_folder(), weights)
+        return _oracle(*key)  # pyright: ignore[reportArgumentType] (frozen: hashable)
+    found = load_shards(config)
+    shares = client_shares(facts.sizes, weights)
+    return Evaluator(found.problem, [one.judged for one in found.examples], shares, found.meta)
+
+
+@lru_cache(maxsize=2)
+def _oracle(
+    problem: ProblemSpec,
+    data: DataSpec,
+    partition: PartitionSpec,
+    num_partitions: int,
+    seed: int,
+    folder: Path | None,
+    weights: str,
+) -> Evaluator:
+    parts = shards(problem, data, partition, num_partitions, seed, folder)
+    shares, meta = (
+        client_shares([len(one) for one in parts], weights),
+        dataset(data, seed, folder).meta,
+    )
+    return Evaluator(problem.build(), [one.judged for one in parts], shares, meta)
 
 
 def public_evaluator(config: Experiment) -> PublicEvaluator | None:

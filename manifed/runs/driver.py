@@ -24,7 +24,7 @@ from manifed.experiment.assembly import (
     Facts,
     facts_of,
     initial_point,
-    load_shards,
+    oracle_of,
     plan_of,
     public_evaluator,
 )
@@ -33,7 +33,6 @@ from manifed.experiment.evaluation import (
     Evaluator,
     Judged,
     PublicEvaluator,
-    client_shares,
     node_row,
     oracle_is_on,
 )
@@ -208,7 +207,7 @@ def run_experiment(
         )
         folder = RunFolder(directory)
         start = _start(config, plan, past)
-        evaluator = _evaluator(config, agreed.facts, has_oracle)
+        evaluator = oracle_of(config, agreed.facts) if has_oracle else public_evaluator(config)
         if start.first_round > 1:
             model = plan.server_update.model(start.state, plan.manifold)
             held = HELD_OUT if config.evaluation.kind == "private" else ()
@@ -338,17 +337,6 @@ def _of_nodes(
         return {}
     models = plan.server_update.node_models(state, plan.manifold)
     return node_row(models, plan.manifold, evaluator if isinstance(evaluator, Evaluator) else None)
-
-
-def _evaluator(
-    config: Experiment, facts: Facts, has_oracle: bool
-) -> Evaluator | PublicEvaluator | None:
-    if not has_oracle:
-        return public_evaluator(config)
-    found = load_shards(config)
-    shares = client_shares(facts.sizes, config.server_update.weights)
-    judged = [shard.judged for shard in found.examples]
-    return Evaluator(found.problem, judged, shares, found.meta)
 
 
 class _Run:

@@ -135,6 +135,7 @@ def git_state(source: Path) -> dict[str, str | bool] | None:
     return {"commit": commit, "is_dirty": bool(status)}
 
 
+@cache
 def versions() -> dict[str, str | None]:
     """Version of Python, of each package that computes, and of the BLAS under NumPy and torch."""
     import numpy

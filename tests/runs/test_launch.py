@@ -33,9 +33,9 @@ def ran(monkeypatch, request):
     seen = []
     run, node_of = apps.run, node.node_of
 
-    def server(grid, config, strategy):
+    def server(grid, config, strategy, began):
         seen.append(config)
-        return run(grid, config, strategy)
+        return run(grid, config, strategy, began)
 
     def client(context, config):
         seen.append(config)

@@ -1,16 +1,25 @@
-"""Runs beside each other: what is ended when they are interrupted."""
+"""Runs beside each other: who plays what, and what is ended when a process or all of them end."""
 
+import json
+import os
+import signal
 import time
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
+from pathlib import Path
 
 import pytest
 
+from manifed.experiment.load import load
 from manifed.runs import pool
-from manifed.runs.pool import Task, run_all
+from manifed.runs.pool import Task, _next, run_all
+
+QUICKSTART = str(Path(__file__).parents[2] / "configs" / "quickstart.toml")
+SMALL = ("federation.num_rounds=2", "output.plots=false")
 
 
 class Wanted(Task):
     is_finished = False
+    data = ()
 
 
 def test_an_interruption_ends_no_process_of_somebody_else(tmp_path, monkeypatch):
@@ -31,3 +40,43 @@ def test_an_interruption_ends_no_process_of_somebody_else(tmp_path, monkeypatch)
     finally:
         other.terminate()
         other.join()
+
+
+def test_a_process_goes_on_with_its_data_and_leaves_others_to_the_next():
+    class On(Task):
+        data = property(lambda self: self.source)
+
+    a, b, c = (On(name, (), Path(), None) for name in "abc")
+    assert _next([a, b, c], None, []) is a
+    assert _next([a, b, c], "b", ["a"]) is b
+    assert _next([a, c], "b", ["a"]) is c
+    assert _next([a], "b", ["a"]) is a
+
+
+@pytest.mark.slow
+def test_a_process_that_dies_takes_no_other_run_with_it(tmp_path):
+    config = load(QUICKSTART, SMALL)
+    wanted = [("a", SMALL), ("b", SMALL), ("c", SMALL), ("d", (*SMALL, "training.nothing=1"))]
+    wanted += [("e", SMALL)]
+    tasks = [Task(QUICKSTART, sets, tmp_path / "runs" / name, config) for name, sets in wanted]
+    others, errors, pids = set(active_children()), [], []
+
+    def on_end(task, error):
+        errors.append(error)
+        mine = set(active_children()) - others
+        pids.append({process.pid for process in mine})
+        if len(errors) == 1:
+            for process in mine:
+                os.kill(process.pid, signal.SIGKILL)
+
+    assert run_all(tasks, 1, on_end) == [tasks[1], tasks[3]]
+    assert (errors[0], errors[1], errors[2]) == (None, "exit code -9", None)
+    assert errors[4] is None
+    assert errors[3].startswith("training.nothing: unknown key")
+    assert pids[0] != pids[2] == pids[4]
+    assert set(active_children()) == others
+    manifest = json.loads((tasks[2].directory / "manifest.json").read_text())
+    assert manifest["command_line"].startswith("manifed run ")
+    made = [(task.directory / "model.safetensors").read_bytes() for task in tasks[::2]]
+    assert made[0] == made[1] == made[2], "a used process makes what a new one makes"
+    assert run_all([tasks[0]], 1, on_end) == []
