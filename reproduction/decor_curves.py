@@ -22,6 +22,7 @@ from manifed.privacy.secldp import (
     worst,
 )
 from manifed.runs.report.figures import COLORS, STYLE
+from manifed.runs.report.panels import save
 
 RING, ROUNDS, DELTA = Ring().build(16), 1000, 1e-5
 BATCH, EXAMPLES = 64, 3750
@@ -114,7 +115,4 @@ def draw(name: str, out: Path, is_quick: bool = False) -> list[Path]:
         axes.set_ylabel("$\\varepsilon$")
         axes.set_title(chosen.title, fontsize=9)
         axes.legend(fontsize=8)
-        picture = out / f"figure-{name}.png"
-        figure.savefig(picture, dpi=200, metadata={"Software": None})
-        figure.savefig(picture.with_suffix(".pdf"), metadata={"CreationDate": None})
-    return [picture, picture.with_suffix(".pdf"), table]
+        return [*save(figure, table.with_suffix("")), table]

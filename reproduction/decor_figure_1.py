@@ -19,7 +19,7 @@ from manifed.experiment.assembly import facts_of
 from manifed.experiment.schema import CorrelatedNoise, Experiment
 from manifed.privacy.secldp import calibrate_masks, paper_slope
 from manifed.runs.report.figures import COLORS, DASHES
-from manifed.runs.report.panels import COLUMN, SMALL
+from manifed.runs.report.panels import COLUMN, SMALL, save
 from manifed.runs.report.runs import Run
 from reproduction.checks_004.learning import local_stddev
 
@@ -80,6 +80,8 @@ def draw(
     runs: Mapping[str, Mapping[float, Sequence[Run]]],
     labels: Mapping[str, str],
     out: Path,
+    *,
+    is_quick: bool = False,
 ) -> list[Path]:
     """The panel as PNG and PDF and its numbers as CSV, from every curve's runs at every budget."""
     panel = PANELS[figure]
@@ -117,10 +119,7 @@ def draw(
         axes.set_ylabel(panel.column.replace("_", " "))
         axes.set_title(panel.title)
         drawn.legend(loc="outside lower center", ncols=2)
-        picture = out / f"figure-{figure}.png"
-        drawn.savefig(picture, dpi=200, metadata={"Software": None})
-        drawn.savefig(picture.with_suffix(".pdf"), metadata={"CreationDate": None})
-    return [picture, picture.with_suffix(".pdf"), table]
+        return [*save(drawn, table.with_suffix(""), is_quick=is_quick), table]
 
 
 def _value(run: Run, panel: Panel) -> float:

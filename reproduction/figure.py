@@ -24,6 +24,7 @@ from manifed.problems.federation import data_folder
 from manifed.problems.readers import DataMissing, mnist
 from manifed.runs.figure_runs import FigureTask, runs_of
 from manifed.runs.report.figures import COLORS, STYLE
+from manifed.runs.report.panels import save
 from manifed.runs.report.runs import Run
 from reproduction import decor_curves, decor_figure_1, time_varying_figures
 
@@ -81,13 +82,15 @@ def draw_computed(figure: FigureOf, folder: Path, *, is_quick: bool = False) -> 
     return maker.draw(figure.figure, folder, is_quick)
 
 
-def draw_runs(figure: FigureOf, tasks: Sequence[FigureTask], folder: Path) -> list[Path]:
+def draw_runs(
+    figure: FigureOf, tasks: Sequence[FigureTask], folder: Path, *, is_quick: bool = False
+) -> list[Path]:
     """A figure of finished runs that is no column of panels."""
     if figure.file.drawing == "disk":
-        folder.mkdir(parents=True, exist_ok=True)
         source = read_figure(Path(tasks[0].source.partition("::")[0]))
         labels = dict(named for panel in source.panels for named in panel.curves)
-        return draw_disk(runs_of(tasks), labels, folder / f"figure-{figure.figure}.png")
+        stem = folder / f"figure-{figure.figure}"
+        return draw_disk(runs_of(tasks), labels, stem, is_quick=is_quick)
     budgets: dict[float, list[FigureTask]] = {}
     for task in tasks:
         budgets.setdefault(float(task.directory.parent.name.partition("-")[2]), []).append(task)
@@ -95,11 +98,14 @@ def draw_runs(figure: FigureOf, tasks: Sequence[FigureTask], folder: Path) -> li
     for budget, some in budgets.items():
         for curve, several in runs_of(some).items():
             runs.setdefault(curve.rpartition("_")[2], {})[budget] = several
-    return decor_figure_1.draw(figure.figure, runs, figure.file.labels, folder)
+    labels = figure.file.labels
+    return decor_figure_1.draw(figure.figure, runs, labels, folder, is_quick=is_quick)
 
 
 # -- Figure 6 --------------------------------------------------------------------------------
-def draw_disk(runs: RunsOf, labels: Mapping[str, str], path: Path) -> list[Path]:
+def draw_disk(
+    runs: RunsOf, labels: Mapping[str, str], stem: Path, *, is_quick: bool = False
+) -> list[Path]:
     """All nodes, the truth and the best prediction of every config, whole disk and close up.
 
     The best is the nearest to the truth among the runs on the first run's data (the random tree is
@@ -126,9 +132,7 @@ def draw_disk(runs: RunsOf, labels: Mapping[str, str], path: Path) -> list[Path]
         axes.legend(
             loc="best", fontsize=8, title="best run, distance", frameon=True, framealpha=0.9
         )
-        figure.savefig(path, dpi=140, metadata={"Software": None})
-        figure.savefig(path.with_suffix(".pdf"), metadata={"CreationDate": None})
-    return [path, path.with_suffix(".pdf")]
+        return save(figure, stem, is_quick=is_quick)
 
 
 def _data(run: Run) -> object:

@@ -18,6 +18,7 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from manifed.runs.report.figures import COLORS, STYLE
+from manifed.runs.report.panels import save
 from reproduction.checks_002 import classifiers, network
 from reproduction.checks_002.settings import (
     DIM,
@@ -140,7 +141,7 @@ def draw(name: str, out: Path, is_quick: bool = False) -> list[Path]:
     """The figure as PNG and PDF and its numbers as CSV, in a folder made if it is missing."""
     found = FIGURES[name](is_quick)
     out.mkdir(parents=True, exist_ok=True)
-    table, picture = out / f"figure-{name}.csv", out / f"figure-{name}.png"
+    table = out / f"figure-{name}.csv"
     rows = [",".join(found), *(",".join(f"{v:.7g}" for v in row)
                                for row in zip(*found.values(), strict=True))]  # fmt: skip
     table.write_text("\n".join(rows) + "\n")
@@ -157,9 +158,7 @@ def draw(name: str, out: Path, is_quick: bool = False) -> list[Path]:
             _draw_classifiers(panels, found)
         else:
             _draw_rivals(panels, found)
-        figure.savefig(picture, dpi=200, metadata={"Software": None})
-        figure.savefig(picture.with_suffix(".pdf"), metadata={"CreationDate": None})
-    return [picture, picture.with_suffix(".pdf"), table]
+        return [*save(figure, table.with_suffix(""), is_quick=is_quick), table]
 
 
 def _draw_errors(panels: Sequence[Any], found: Curves) -> None:

@@ -256,9 +256,9 @@ def _draw(plan: Plan, *, is_quick: bool) -> list[Path]:
     elif file.drawing == "computed":
         drawn = reproduction().draw_computed(figure, plan.folder, is_quick=is_quick)
     elif file.drawing == "panels":
-        drawn = draw_panels(figure, runs_of(plan.tasks), plan.folder)
+        drawn = draw_panels(figure, runs_of(plan.tasks), plan.folder, is_quick=is_quick)
     elif plan.tasks and all(task.is_finished for task in plan.tasks):
-        drawn = reproduction().draw_runs(figure, plan.tasks, plan.folder)
+        drawn = reproduction().draw_runs(figure, plan.tasks, plan.folder, is_quick=is_quick)
     sys.stdout.write(f"\n{figure.figure}: {file.title}\n  {file.shows}\n")
     for line in verdicts_of(figure):
         sys.stdout.write(f"  {line}\n")

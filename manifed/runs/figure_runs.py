@@ -8,6 +8,7 @@ from pathlib import Path
 from manifed.errors import ConfigError
 from manifed.experiment.figure_files import FigureOf
 from manifed.experiment.load import load
+from manifed.experiment.schema import Experiment
 from manifed.problems.federation import data_folder, dataset
 from manifed.problems.readers import DOWNLOADED, DataMissing
 from manifed.runs.places import check_new
@@ -16,8 +17,8 @@ from manifed.runs.report.runs import Run, read
 from manifed.runs.resume import held_or_refused
 from manifed.runs.run_folder import RunFolder
 
-QUICK = 5
-"""Rounds of a quick look."""
+QUICK, SHORT = 5, 50
+"""Rounds of a quick look, and the most local steps in one."""
 
 
 @dataclass(frozen=True)
@@ -99,8 +100,7 @@ def tasks_of(
     for curve in curves:
         source, quick = figure.source(curve), ()
         if is_quick:
-            rounds = min(QUICK, load(source, sets).federation.num_rounds)
-            quick = (f"federation.num_rounds={rounds}", "evaluation.every=1")
+            quick = _quick(load(source, sets))
         for seed in seeds:
             overrides = ("output.plots=false", *quick, *sets, f"federation.seed={seed}")
             config = load(source, overrides)
@@ -114,6 +114,15 @@ def tasks_of(
     if checks:
         check_new("--out", out)
     return found
+
+
+def _quick(config: Experiment) -> tuple[str, ...]:
+    """The overrides of a quick look."""
+    rounds = min(QUICK, config.federation.num_rounds)
+    training = config.training.model_dump()
+    steps = [key for key in ("local_steps", "inner_steps") if (training.get(key) or 0) > SHORT]
+    shorter = [f"training.{key}={SHORT}" for key in steps]
+    return (f"federation.num_rounds={rounds}", "evaluation.every=1", *shorter)
 
 
 def runs_of(tasks: Sequence[FigureTask]) -> dict[str, list[Run]]:

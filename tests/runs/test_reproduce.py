@@ -194,8 +194,13 @@ def test_the_list_says_what_a_figure_takes(tmp_path, capsys):
 
 
 def test_panels_are_drawn_of_what_is_there(tmp_path, small, monkeypatch):
-    saved, drawn = panels._save, []
-    monkeypatch.setattr(panels, "_save", lambda *given: drawn.append(given[0]) or saved(*given))
+    saved, drawn = panels.save, []
+
+    def kept(*given, **named):
+        drawn.append(given[0])
+        return saved(*given, **named)
+
+    monkeypatch.setattr(panels, "save", kept)
     long = 'least = 0.5\n\n[labels]\nlong = "a label that is about as long as they are"'
     small.write_text(small.read_text().replace('log = ["x", "y"]\n', f'log = ["x", "y"]\n{long}\n'))
     figure = read_figure(small)
@@ -205,6 +210,9 @@ def test_panels_are_drawn_of_what_is_there(tmp_path, small, monkeypatch):
             write_run(tmp_path / f"{curve}-{seed}", name=curve, seed=seed, gap=1.0 + k)
         runs[curve] = [read(tmp_path / f"{curve}-{seed}") for seed in (1, 2)]
     picture, pdf = draw_panels(figure, runs, tmp_path / "drawn")
+    draw_panels(figure, runs, tmp_path / "quick", is_quick=True)
+    assert drawn[0].get_suptitle() == ""
+    assert drawn.pop().get_suptitle() == panels.QUICK_LOOK
     assert picture.stat().st_size > 10_000
     assert pdf.stat().st_size > 5_000
     assert draw_panels(figure, {}, tmp_path / "none") == []

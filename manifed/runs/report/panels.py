@@ -54,11 +54,14 @@ WORDS = {
     "accuracy": "accuracy",
     "seconds": "seconds a round",
 }
+QUICK_LOOK = "quick look: the first rounds of one seed, not the whole figure"
 RunsOf = Mapping[str, Sequence[Run]]
 """The finished runs of a curve by its name."""
 
 
-def draw_panels(figure: FigureOf, runs: RunsOf, folder: Path) -> list[Path]:
+def draw_panels(
+    figure: FigureOf, runs: RunsOf, folder: Path, *, is_quick: bool = False
+) -> list[Path]:
     """PNG and PDF of all panels that have a run; nothing where none has.
 
     Raises:
@@ -93,7 +96,7 @@ def draw_panels(figure: FigureOf, runs: RunsOf, folder: Path) -> list[Path]:
         every = [run for several in runs.values() for run in several]
         _legend(drawn, list(grid.flat), every, columns)
         try:
-            return _save(drawn, folder / f"figure-{figure.figure}")
+            return save(drawn, folder / f"figure-{figure.figure}", is_quick=is_quick)
         except ValueError as error:
             said = one_line(str(error), 200)
             raise ConfigError(
@@ -125,7 +128,10 @@ def _across(figure: FigureOf, count: int) -> int:
     return _ACROSS if last is None else len(figure.file.parts[last])
 
 
-def _save(figure: "Figure", stem: Path) -> list[Path]:
+def save(figure: "Figure", stem: Path, *, is_quick: bool = False) -> list[Path]:
+    """PNG and PDF of a figure; a quick look says in the picture that it is one."""
+    if is_quick:
+        figure.suptitle(QUICK_LOOK, fontsize=7, fontstyle="italic", color="#A00000")
     make_folder(stem.parent)
     written: list[Path] = []
     for kind, told in (("png", {"Software": None}), ("pdf", {"CreationDate": None})):
