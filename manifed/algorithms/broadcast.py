@@ -7,13 +7,12 @@ privacy, so a client believes nothing that it can check. Refusals depend on the 
 show nothing else.
 """
 
-import torch
 from torch import Tensor
 
 from manifed.algorithms.interface import Phase
 from manifed.algorithms.payloads import Payload
 from manifed.manifolds.base import Manifold
-from manifed.manifolds.defects import LARGEST, TOLERANCE, frobenius
+from manifed.manifolds.defects import LARGEST, TOLERANCE, frobenius, is_short
 
 
 class BadBroadcast(ValueError):
@@ -33,15 +32,8 @@ def check_broadcast(phase: Phase, down: Payload, manifold: Manifold) -> None:
     for (name, value), place in zip(down.tensors().items(), phase.places, strict=True):
         if place == "any" and not value.is_floating_point():
             continue
-        bound = LARGEST[value.dtype]
-        length = float(torch.linalg.vector_norm(value))
-        if not length <= bound:  # its squares may be too large, and it may not
-            length = float(frobenius(value, value.dim()))
-        if not length <= bound:
-            raise BadBroadcast(
-                f"Expected the broadcast {name} of Euclidean norm at most {bound:g}, got "
-                f"{length:.3g}; nothing was computed"
-            )
+        if not is_short(value):
+            _check_length(f"the broadcast {name}", value)
         if manifold.is_whole_space:  # what is finite is a point
             continue
         if place == "point":
@@ -59,7 +51,7 @@ def all_pass(phase: Phase, rows: Payload, manifold: Manifold) -> bool:
     for (_, value), place in zip(rows.tensors().items(), phase.places, strict=True):
         if place == "any" and not value.is_floating_point():
             continue
-        if not float(torch.linalg.vector_norm(value)) <= LARGEST[value.dtype]:
+        if not is_short(value):
             return False
         if place in ("point", "point-nearby") and not manifold.is_whole_space:
             x = value if place == "point" else manifold.nearest(value)
@@ -79,6 +71,16 @@ def check_tangent(name: str, x: Tensor, u: Tensor, manifold: Manifold) -> None:
         raise BadBroadcast(
             f"Expected the broadcast {name} tangent at the point of this round within {bound:g}, "
             f"got a relative normal part of {defect:.3g}; nothing was computed"
+        )
+
+
+def _check_length(name: str, value: Tensor) -> None:
+    """The squares may be too large where the norm is not."""
+    bound, length = LARGEST[value.dtype], float(frobenius(value, value.dim()))
+    if not length <= bound:
+        raise BadBroadcast(
+            f"Expected {name} of Euclidean norm at most {bound:g}, got {length:.3g}; nothing was "
+            "computed"
         )
 
 

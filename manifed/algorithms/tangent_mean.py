@@ -139,7 +139,8 @@ class TangentMean(AtPoint):
     ) -> ServerState:
         """Lines 10, 12 and 13."""
         start, size, maps = state["x"], self._size(server_round), self.maps or "exact"
-        mean, carried = collected.mean["u"], dict[str, Tensor]()
+        mean = collected.mean["u"]
+        carried: dict[str, Tensor] = {}
         if self.momentum is not None:
             mean = mean + self.momentum * state["momentum"]
         if self.adam is not None:

@@ -72,6 +72,11 @@ def weighted_mean(
     return mean_of(sums, fields, total, asked)
 
 
+def mean_of_all(fields: Mapping[str, Tensor], share: Tensor) -> dict[str, Tensor]:
+    """`weighted_mean` where everybody replied and nothing was in chunks, with shares of one."""
+    return _in_types_of(fields, weighted_sum(fields, share))
+
+
 def chunk_sums(
     fields: Mapping[str, Tensor], share: Tensor, chunks: Sequence[int]
 ) -> list[dict[str, Tensor]]:
@@ -86,9 +91,11 @@ def weighted_sum(fields: Mapping[str, Tensor], share: Tensor) -> dict[str, Tenso
     """sum_i share_i u_i of every field, in the type of ``share``."""
     sums: dict[str, Tensor] = {}
     for name, stacked in fields.items():
-        columns = stacked.to(share.dtype).flatten(1).contiguous()
-        total = torch.bmm(share.view(1, 1, -1), columns.unsqueeze(0))
-        sums[name] = total.view(stacked.shape[1:])
+        columns = stacked if stacked.dim() == 2 else stacked.flatten(1)
+        if columns.dtype != share.dtype:
+            columns = columns.to(share.dtype)
+        total = torch.mv(columns.contiguous().t(), share)
+        sums[name] = total if stacked.dim() == 2 else total.view(stacked.shape[1:])
     return sums
 
 
@@ -107,7 +114,12 @@ def mean_of(
     """Means out of sums by the weight ``asked``, of those who weigh ``total``; types ``like``."""
     is_whole = bool(total == asked)
     scaled = sums if is_whole else {name: t * (asked / total) for name, t in sums.items()}
-    return {name: t.to(like[name].dtype) for name, t in scaled.items()}
+    return _in_types_of(like, scaled)
+
+
+def _in_types_of(like: Mapping[str, Tensor], sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The sums in the types of the fields ``like``."""
+    return {k: t if t.dtype == like[k].dtype else t.to(like[k].dtype) for k, t in sums.items()}
 
 
 def only_field(uploads: Payload) -> tuple[str, Tensor]:

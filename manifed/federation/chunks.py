@@ -162,6 +162,8 @@ class Stack:
         self._sizes = tuple(side.public_size(i) for i in range(len(members)))
         training = side.setup.training
         self._has_setup, self._lasts = bool(setup_phases_of(training)), remembers_setup(training)
+        self._forgets = False
+        """Whether its algorithm remembers nothing, as the first look at it told."""
         self.memory: Memory | None = None
         self.tags: dict[int, tuple[int, int]] = {}
         """The round and attempt that wrote a client's memory."""
@@ -194,6 +196,8 @@ class Stack:
 
     # -- memory ------------------------------------------------------------------------------
     def _remember(self, asked: Asked, down: Payload, chunk: tuple[int, ...]) -> Memory | None:
+        if self._forgets:
+            return None
         x: Tensor = next(iter(down.tensors().values()))
         training = self._setup.training
         if self._has_setup:  # what it learns there need not look like a point
@@ -201,6 +205,7 @@ class Stack:
             blank = each[0] and type(each[0]).stack([one for one in each if one])
         else:
             blank = training.initial_memory(x)
+        self._forgets = blank is None
         if blank is None or self.memory is None:
             return blank
         valid = [

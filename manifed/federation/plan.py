@@ -9,7 +9,7 @@ from torch import Tensor
 
 from manifed.algorithms.gossip import OnGraph
 from manifed.algorithms.held_out import EVALUATE, PrivateEvaluation
-from manifed.algorithms.interface import MayDisclose, Phase, ServerState, ServerUpdate
+from manifed.algorithms.interface import MayDisclose, Phase, ServerState, ServerUpdate, UploadPlace
 from manifed.federation.cohorts import Cohort, Everyone
 from manifed.federation.replies import Failure, ReplyPolicy
 from manifed.manifolds.base import Manifold
@@ -82,6 +82,16 @@ class Plan:
         """Whether the model is the mean of rows of the state: on R^d as finite as they are."""
         return type(self.server_update).model is OnGraph.model
 
+    @cached_property
+    def upload_places(self) -> Mapping[str, Mapping[str, UploadPlace]]:
+        """Where the fields of an upload lie, by the name of the exchange."""
+        space, found = self.server_update.space, dict[str, Mapping[str, UploadPlace]]()
+        for phase in (*self.phases, EVALUATE):
+            fields = phase.up.names()
+            places = phase.uploads or (space,) * len(fields)
+            found[phase.name] = dict(zip(fields, places, strict=True))
+        return found
+
     def weights_of(self, partitions: tuple[int, ...]) -> Tensor:
         """The weights of these clients in a mean, (C,): N_i, or ones."""
         is_uniform = self.server_update.weights == "uniform"
@@ -124,7 +134,7 @@ class RoundReport:
     server_round: int
     state: ServerState
     participants: tuple[int, ...]
-    failures: Mapping[int, Failure] = field(default_factory=dict[int, Failure])
+    failures: Mapping[int, Failure] = field(default_factory=dict)
     bytes_down: int = 0
     bytes_up: int = 0
     noise_origins: frozenset[str] = frozenset()

@@ -71,12 +71,12 @@ class Replies:
 
     partitions: tuple[int, ...]
     uploads: Payload
-    failures: Mapping[int, Failure] = field(default_factory=dict[int, Failure])
+    failures: Mapping[int, Failure] = field(default_factory=dict)
     bytes_down: int = 0
     bytes_up: int = 0
     noise_origins: frozenset[str] = frozenset()
     """Where the keys of the clients' noise came from, as their replies say (flower/records.py)."""
-    nodes: Mapping[int, int] = field(default_factory=dict[int, int])
+    nodes: Mapping[int, int] = field(default_factory=dict)
     """Which node answers for a client, where there are nodes: failures name it."""
     chunks: tuple[int, ...] = ()
     """How many neighbouring rows were computed together, and are summed first; (): all."""

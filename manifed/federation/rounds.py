@@ -27,16 +27,16 @@ from manifed.federation.aggregation import (
     Mean,
     ServerDraws,
     mean_of,
+    mean_of_all,
     only_field,
     weighted_mean,
-    weighted_sum,
 )
 from manifed.federation.header import Header
 from manifed.federation.plan import Plan, RoundReport
 from manifed.federation.replies import Failure, Fetched, Replies
 from manifed.federation.transport import Transport, gives_sums
 from manifed.federation.uploads import Expectation, refuse_bad_rows
-from manifed.manifolds.defects import DRIFT, LARGEST
+from manifed.manifolds.defects import DRIFT, LARGEST, is_short
 
 log = logging.getLogger("manifed")
 
@@ -134,9 +134,9 @@ def run_round(
             budget.noise_origins = _origins(plan, seen) if attempt > first_attempt else frozenset()
             raise
         try:
-            while now.phase is not None:
+            while (phase := now.phase) is not None:
                 _pay_more(now, seen, charge_more)
-                replies = _exchanged(transport, now, now.phase, last_accepted)
+                replies = _exchanged(transport, now, phase, last_accepted)
                 seen = seen.plus(replies)
                 now = after(now, replies)
             return report_of(now, seen)
@@ -182,7 +182,7 @@ class Traffic:
 
     bytes_down: int = 0
     bytes_up: int = 0
-    failures: Mapping[int, Failure] = field(default_factory=dict[int, Failure])
+    failures: Mapping[int, Failure] = field(default_factory=dict)
     noise_origins: frozenset[str] = frozenset()
 
     def plus(self, replies: Replies) -> "Traffic":
@@ -213,7 +213,7 @@ class Attempt:
     phases: tuple[Phase, ...]
     """The exchanges of this round."""
     index: int = 0
-    failures: Mapping[int, Failure] = field(default_factory=dict[int, Failure])
+    failures: Mapping[int, Failure] = field(default_factory=dict)
     held_out: tuple[Tensor, int] | None = None
     """What hold-outs said: the sum of what so many clients sent."""
 
@@ -244,6 +244,10 @@ class Attempt:
     def draws(self) -> ServerDraws:
         """The server's randomness of this exchange."""
         return ServerDraws(self.plan.source, self.server_round, self.attempt, self.index)
+
+    def uniform(self) -> float:
+        """The one uniform of the exchange, drawn when somebody asks."""
+        return self.draws.uniform()
 
 
 class Rules:
@@ -308,8 +312,7 @@ def averaged(now: Attempt, replies: Replies) -> Mean:
     plan, fields = now.plan, replies.uploads.tensors()
     is_all = replies.sums is None and replies.partitions == now.asked
     if is_all and len(replies.chunks) <= 1:
-        sums = weighted_sum(fields, plan.shares(now.asked))
-        return Mean({name: total.to(fields[name].dtype) for name, total in sums.items()})
+        return Mean(mean_of_all(fields, plan.shares(now.asked)))
     weights, asked = plan.weights_of(replies.partitions), plan.weights_of(now.asked)
     if replies.sums is not None:
         return Mean(mean_of(replies.sums.fields, fields, weights.sum(), asked.sum()))
@@ -355,8 +358,9 @@ def begin(
 
 def checked(now: Attempt, replies: Replies) -> Replies:
     """The replies without the uploads that no step could use; who was dropped is logged."""
-    assert now.phase is not None
-    found = refuse_bad_rows(_expected(now, now.phase), replies)
+    phase = now.phase
+    assert phase is not None
+    found = refuse_bad_rows(_expected(now, phase), replies)
     _tell_who_was_dropped(now, found)
     return found
 
@@ -365,9 +369,7 @@ def _expected(now: Attempt, phase: Phase) -> Expectation:
     """Where the uploads of the next exchange must lie."""
     plan = now.plan
     base = plan.server_update.base(now.state, plan.manifold)
-    fields, space = phase.up.names(), plan.server_update.space
-    places = phase.uploads or (space,) * len(fields)
-    return Expectation(base, dict(zip(fields, places, strict=True)), plan.manifold)
+    return Expectation(base, plan.upload_places[phase.name], plan.manifold)
 
 
 def after(now: Attempt, replies: Replies) -> Attempt:
@@ -443,14 +445,14 @@ def _tell_who_was_dropped(now: Attempt, replies: Replies) -> None:
 
 def _step(now: Attempt, replies: Replies) -> ServerState:
     """The state after the server update on these replies, if it can be broadcast."""
-    plan, state, draws = now.plan, now.state, now.draws
+    plan, state = now.plan, now.state
     if not replies.partitions and plan.mechanism is None:
         return state
     mean = now.rules.aggregate(now, replies)
     if mean.next_clip is not None:
         state = state.replace(**{CLIP: torch.tensor(mean.next_clip, dtype=torch.float64)})
     seen = (None, ()) if plan.mechanism is not None else (replies.uploads, replies.partitions)
-    collected = Collected(mean.fields, *seen, plan.num_clients, draws.uniform)
+    collected = Collected(mean.fields, *seen, plan.num_clients, now.uniform)
     if replies.sums is not None:
         collected = Fetched(collected, replies.sums.fetch)
     try:
@@ -503,26 +505,24 @@ def _usable(state: ServerState, plan: Plan, server_round: int) -> ServerState:
         BadState: with the tensor; the state before the round stays.
     """
     kept = "the state of the round before stays (lower the step sizes?)"
-    passed: list[Tensor] = []
+    passed: set[int] = set()  # objects that ``state`` keeps alive: one may have two names
     for name, tensor in state.tensors.items():
-        if not tensor.is_floating_point() or any(tensor is one for one in passed):
+        if not tensor.is_floating_point() or id(tensor) in passed:
             continue
         bound = LARGEST[tensor.dtype]
-        is_short = float(torch.linalg.vector_norm(tensor)) <= bound  # its squares may overflow
-        if not is_short and not bool((tensor.abs() <= bound).all()):
+        if not is_short(tensor) and not bool((tensor.abs() <= bound).all()):
             bad = int((~(tensor.abs() <= bound)).sum())
             raise BadState(
                 f"Round {server_round}: Expected a finite state after the server update, got "
                 f"{bad} of {tensor.numel()} numbers in {name} that are not, or above {bound:g}; "
                 f"{kept}"
             )
-        passed.append(tensor)
-    if plan.manifold.is_whole_space and plan.has_mean_model:
+        passed.add(id(tensor))
+    is_flat = plan.manifold.is_whole_space
+    if is_flat and plan.has_mean_model:
         return state
     model = plan.server_update.model(state, plan.manifold)
-    if plan.manifold.is_whole_space and any(model is one for one in passed):
-        return state
-    if plan.manifold.is_whole_space and math.isfinite(float(model.sum())):
+    if is_flat and (id(model) in passed or math.isfinite(float(model.sum()))):
         return state
     bound = DRIFT[model.dtype]
     defect = float(plan.manifold.membership_defect(model))

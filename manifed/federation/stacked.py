@@ -120,18 +120,21 @@ def _refusals(
 
     Rows that all pass together are looked at together; else each by itself, for its own refusal.
     """
-    failures: dict[int, Failure] = {}
-    is_one = not isinstance(down, PerClient)
-    if isinstance(down, PerClient) and partitions and all_pass(phase, down.rows, manifold):
-        return failures
-    looks = min(1, len(partitions)) if is_one else len(partitions)
-    for i, sent in zip(partitions, downs(down, looks), strict=False):
-        try:
-            check_broadcast(phase, sent, manifold)
-        except BadBroadcast as bad:
-            refusal = Failure("absent", f"BadBroadcast: {bad}")
-            failures |= dict.fromkeys(partitions if is_one else (i,), refusal)
-    return failures
+    if not isinstance(down, PerClient):
+        refusal = _refusal(phase, down, manifold) if partitions else None
+        return {} if refusal is None else dict.fromkeys(partitions, refusal)
+    if partitions and all_pass(phase, down.rows, manifold):
+        return {}
+    each = [_refusal(phase, sent, manifold) for sent in downs(down, len(partitions))]
+    return {i: refusal for i, refusal in zip(partitions, each, strict=True) if refusal is not None}
+
+
+def _refusal(phase: Phase, down: Payload, manifold: Manifold) -> Failure | None:
+    try:
+        check_broadcast(phase, down, manifold)
+    except BadBroadcast as bad:
+        return Failure("absent", f"BadBroadcast: {bad}")
+    return None
 
 
 class _Uploads:
@@ -152,16 +155,16 @@ class _Uploads:
         begin = len(self.partitions)
         self.partitions += partitions
         for part in uploads:
-            plain = {name: t.as_subclass(Tensor) for name, t in part.tensors().items()}
-            count = len(next(iter(plain.values())))
+            plain = [t.as_subclass(Tensor) for t in part.tensors().values()]
+            count = plain[0].shape[0]
             if count == self._capacity:  # one chunk holds all
-                self._block = type(part)(*plain.values())
+                self._block = type(part)(*plain)
                 return
             if self._block is None:
-                rows = [t.new_empty(self._capacity, *t.shape[1:]) for t in plain.values()]
+                rows = [t.new_empty(self._capacity, *t.shape[1:]) for t in plain]
                 self._block = type(part)(*rows)
-            for name, tensor in plain.items():
-                self._block.tensors()[name][begin : begin + count] = tensor
+            for held, tensor in zip(self._block.tensors().values(), plain, strict=True):
+                held[begin : begin + count] = tensor
             begin += count
 
     def stacked(self) -> Payload | None:

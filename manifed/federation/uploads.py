@@ -10,7 +10,7 @@ from torch import Tensor
 from manifed.algorithms.interface import UploadPlace
 from manifed.federation.replies import Failure, Replies, plain
 from manifed.manifolds.base import Manifold
-from manifed.manifolds.defects import LARGEST, TOLERANCE, frobenius
+from manifed.manifolds.defects import LARGEST, TOLERANCE, frobenius, is_short
 
 
 @dataclass(frozen=True)
@@ -28,10 +28,10 @@ def refuse_bad_rows(expected: Expectation, replies: Replies) -> Replies:
     Reasons are made short and printable here, whatever a client or a node wrote into them.
     All rows are checked at once, and one by one only where a row is bad.
     """
-    failures = {i: _told(replies, i, failure) for i, failure in replies.failures.items()}
     stacked = replies.uploads.tensors()
-    if not failures and all(_is_short(expected, name, u) for name, u in stacked.items()):
+    if not replies.failures and _are_short(expected, stacked):
         return replies
+    failures = {i: _told(replies, i, failure) for i, failure in replies.failures.items()}
     good = reduce(
         torch.logical_and, (_fitting_rows(expected, name, u) for name, u in stacked.items())
     )
@@ -61,12 +61,15 @@ def _told(replies: Replies, client: int, failure: Failure) -> Failure:
     return replace(failure, text=plain(failure.text) + node)
 
 
-def _is_short(expected: Expectation, name: str, stacked: Tensor) -> bool:
+def _are_short(expected: Expectation, stacked: Mapping[str, Tensor]) -> bool:
     """Whether all rows fit for being short together, where nothing else is asked of them."""
-    is_flat = expected.places[name] in ("ambient", "any") or expected.manifold.is_whole_space
-    if not (is_flat and stacked.is_floating_point()):
-        return False
-    return float(torch.linalg.vector_norm(stacked)) <= LARGEST[stacked.dtype]
+    is_flat = expected.manifold.is_whole_space
+    for name, u in stacked.items():
+        if not (is_flat or expected.places[name] in ("ambient", "any")):
+            return False
+        if not (u.is_floating_point() and is_short(u)):
+            return False
+    return True
 
 
 def _fitting_rows(expected: Expectation, name: str, stacked: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ What the bounds leave open: a normal part of at most ``TOLERANCE`` (|x| + |u|), 
 import torch
 from torch import Tensor
 
+_norm = torch.linalg.vector_norm
 _TYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 TOLERANCE = {t: max(1e-6, 1e3 * torch.finfo(t).eps) for t in _TYPES}
@@ -31,6 +32,14 @@ of a shorter type.
 LARGEST = {t: min(1e100, torch.finfo(t).max ** (1 / 3)) for t in _TYPES}
 """The largest Euclidean norm of a point or a vector that is taken: 1e100 in float64, so that
 products of three are finite, or the cube root of a shorter range."""
+
+
+def is_short(a: Tensor) -> bool:
+    """Whether the Euclidean norm of all entries is at most `LARGEST`.
+
+    False where an entry is not finite, and where the squares overflow though the norm does not.
+    """
+    return _norm(a).item() <= LARGEST[a.dtype]
 
 
 def largest_entry(a: Tensor, ndim: int) -> Tensor:
