@@ -8,7 +8,15 @@ A loss is an operation that takes more than 1.2 times the fastest peer's time, a
 more than pyRiemann's. Its row says what the time buys: the largest relative error of ours and
 of that peer against 50 digits (mpmath), at the inputs of the race, at points 1e-6 apart and, in
 hyperbolic space, at distance 8 from them, and the digits between them. A loss that buys no digit
-says 0.
+says 0. Where a step ends, the row has the largest distance of both ends from the manifold too
+(1: not a point), also after a step of 40 units.
+
+A peer of numpy does not pay for torch's calls. Where it wins, its own formula, call for call, is
+raced in torch beside it: ``formula_in_torch`` is that time over the peer's, and ``reason`` is
+``torch`` where ours is at most 1.2 times the formula's. Then no arithmetic of ours is in the way.
+
+A peer that answers a stack with one number for all its points has another question, and does not
+race.
 """
 
 import argparse
@@ -25,9 +33,11 @@ from typing import Any
 import mpmath as mp
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from torch import Tensor
 
 from benchmarks.common.geometry_cases import PLACES, Inputs, Place, rivals
+from benchmarks.common.geometry_truths import REFERENCES, Array, polar_retr
+from benchmarks.common.pymanopt_in_torch import FORMULAS
 from benchmarks.common.stopwatch import prepare, race, table
 from manifed.manifolds import SPD, Lorentz, PoincareBall
 from manifed.problems.base import Examples
@@ -37,8 +47,8 @@ from manifed.problems.synthetic import lognormal_spd
 PEERS = ("geoopt", "pymanopt", "geomstats", "pyriemann")
 MOST, MOST_OF_A_MEAN = 1.2, 1.0
 BATCHES = (1, 32)
-MATRICES, TOLERANCE, NEAR, FAR = 100, 1e-8, 1e-6, 8.0
-Array = NDArray[np.float64]
+MATRICES, TOLERANCE, NEAR, FAR, LONG = 100, 1e-8, 1e-6, 8.0, 40.0
+IN_TORCH = "pymanopt's formula in torch"
 Work = Callable[[], object]
 
 
@@ -56,6 +66,14 @@ class Loss:
     their_error: float | None = None
     digits: float = 0.0
     """Decimal digits of ours beyond the peer's, where they are more; of 50-digit references."""
+    our_defect: float | None = None
+    their_defect: float | None = None
+    """Distance of the end of a step from the manifold; 1: not a point."""
+    defect_digits: float = 0.0
+    formula_in_torch: float | None = None
+    """The time of the peer's formula in torch, over the peer's."""
+    reason: str | None = None
+    """``digits``, ``defect`` or ``torch``: which of the measurements above the time is spent on."""
 
 
 def found_peers() -> dict[str, str]:
@@ -79,7 +97,12 @@ def contestants(place: Place, operation: str, inputs: Inputs, peers: Mapping[str
         if "pyriemann" in peers and operation == "dist":
             distance = importlib.import_module("pyriemann.geometry.distance").distance_riemann
             entered["pyriemann"] = lambda: distance(*arguments)
-    return {name: work for name, work in entered.items() if name == "ours" or name in peers}
+    count = np.asarray(entered["ours"]()).size
+    return {
+        name: work
+        for name, work in entered.items()
+        if name == "ours" or (name in peers and np.asarray(work()).size == count)
+    }
 
 
 def _geomstats_spd(operation: str, arguments: list[Array]) -> Work:
@@ -94,262 +117,6 @@ def _geomstats_spd(operation: str, arguments: list[Array]) -> Work:
 
 
 # -- what the time buys -------------------------------------------------------------------------
-def _matrix(a: Array) -> Any:
-    return mp.matrix(a.reshape(a.shape[0], -1).tolist())
-
-
-def _subspace_dist(x: Array, y: Array) -> Array:
-    """From the angles of the spans of the very numbers that are stored."""
-    left, right = mp.qr(_matrix(x), mode="skinny")[0], mp.qr(_matrix(y), mode="skinny")[0]
-    cosines = mp.svd_r(left.T * right, compute_uv=False)
-    return np.array(float(mp.sqrt(sum(mp.acos(min(c, mp.mpf(1))) ** 2 for c in cosines))))
-
-
-def _stiefel_proju(x: Array, u: Array) -> Array:
-    a, b = _matrix(x), _matrix(u)
-    along = a.T * b
-    return np.array((b - a * (along + along.T) / 2).tolist(), dtype=float)
-
-
-def _subspace_proju(x: Array, u: Array) -> Array:
-    a, b = _matrix(x), _matrix(u)
-    return np.array((b - a * (a.T * b)).tolist(), dtype=float)
-
-
-def _inner(x: Array, u: Array, v: Array) -> Array:
-    return np.array(float(mp.fdot(u.ravel().tolist(), v.ravel().tolist())))
-
-
-def _ball_dist(x: Array, y: Array) -> Array:
-    def square(a: Any) -> Any:
-        return mp.fsum(mp.mpf(v) ** 2 for v in a)
-
-    gap = square([mp.mpf(a) - mp.mpf(b) for a, b in zip(x.tolist(), y.tolist(), strict=True)])
-    return np.array(float(2 * mp.asinh(mp.sqrt(gap / ((1 - square(x)) * (1 - square(y)))))))
-
-
-def _vector(a: Any) -> Any:
-    return mp.matrix([mp.mpf(v) for v in a])
-
-
-def _dot(a: Any, b: Any) -> Any:
-    return mp.fdot(a, b)
-
-
-def _sphere_dist(x: Array, y: Array) -> Array:
-    a, b = _vector(x), _vector(y)
-    a, b = a / mp.norm(a), b / mp.norm(b)
-    return np.array(float(2 * mp.asin(mp.norm(a - b) / 2)))
-
-
-def _lifted(x: Array) -> Any:
-    """The point of the hyperboloid above the stored space part."""
-    return mp.matrix([mp.sqrt(1 + _dot(_vector(x[1:]), _vector(x[1:]))), *_vector(x[1:])])
-
-
-def _minkowski(a: Any, b: Any) -> Any:
-    return _dot(a, b) - 2 * a[0] * b[0]
-
-
-def _lorentz_dist(x: Array, y: Array) -> Array:
-    return np.array(float(mp.acosh(-_minkowski(_lifted(x), _lifted(y)))))
-
-
-def _lorentz_log(x: Array, y: Array) -> Array:
-    a, b = _lifted(x), _lifted(y)
-    cosine = -_minkowski(a, b)
-    return _floats((b - a * cosine) * (mp.acosh(cosine) / mp.sqrt(cosine**2 - 1)))
-
-
-def _mobius(a: Any, b: Any) -> Any:
-    along, p, q = _dot(a, b), _dot(a, a), _dot(b, b)
-    return (a * (1 + 2 * along + q) + b * (1 - p)) / (1 + 2 * along + p * q)
-
-
-def _ball_exp(x: Array, u: Array) -> Array:
-    a, b = _vector(x), _vector(u)
-    size = mp.norm(b)
-    return _floats(_mobius(a, b * (mp.tanh(size / (1 - _dot(a, a))) / size)))
-
-
-def _ball_log(x: Array, y: Array) -> Array:
-    a, b = _vector(x), _vector(y)
-    w = _mobius(-a, b)
-    size = mp.norm(w)
-    return _floats(w * ((1 - _dot(a, a)) * mp.atanh(size) / size))
-
-
-def _floats(a: Any) -> Array:
-    return np.array([float(v) for v in a])
-
-
-def _lifted_tangent(x: Array, u: Array) -> Any:
-    """The tangent vector at `_lifted` of the stored space part."""
-    a, space = _lifted(x), _vector(u[1:])
-    return mp.matrix([_dot(_vector(x[1:]), space) / a[0], *space])
-
-
-def _lorentz_inner(x: Array, u: Array, v: Array) -> Array:
-    return np.array(float(_minkowski(_lifted_tangent(x, u), _lifted_tangent(x, v))))
-
-
-def _lorentz_proju(x: Array, u: Array) -> Array:
-    a, b = _lifted(x), _vector(u)
-    return _floats(b + a * _minkowski(a, b))
-
-
-def _lorentz_egrad2rgrad(x: Array, g: Array) -> Array:
-    return _lorentz_proju(x, np.array([-g[0], *g[1:]]))
-
-
-def _lorentz_transp(x: Array, y: Array, v: Array) -> Array:
-    a, b, c = _lifted(x), _lifted(y), _lifted_tangent(x, v)
-    return _floats(c + (a + b) * (_minkowski(b, c) / (1 - _minkowski(a, b))))
-
-
-def _ball_transp(x: Array, y: Array, v: Array) -> Array:
-    """gyr[y, -x] v, scaled by the conformal factors."""
-    a, b, c = _vector(x), _vector(y), _vector(v)
-    turned = _mobius(-_mobius(b, -a), _mobius(b, _mobius(-a, c / (8 * mp.norm(c)))))
-    return _floats(turned * (8 * mp.norm(c) * (1 - _dot(b, b)) / (1 - _dot(a, a))))
-
-
-def _columns(*arrays: Array) -> Any:
-    return zip(*[[_vector(column) for column in a.T] for a in arrays], strict=True)
-
-
-def _oblique_retr(x: Array, u: Array) -> Array:
-    return np.array([_floats((a + b) / mp.norm(a + b)) for a, b in _columns(x, u)]).T
-
-
-def _oblique_exp(x: Array, u: Array) -> Array:
-    ends = [
-        a * mp.cos(mp.norm(b)) + b * (mp.sin(mp.norm(b)) / mp.norm(b)) for a, b in _columns(x, u)
-    ]
-    return np.array([_floats(end / mp.norm(end)) for end in ends]).T
-
-
-def _oblique_dist(x: Array, y: Array) -> Array:
-    pairs = [(a / mp.norm(a), b / mp.norm(b)) for a, b in _columns(x, y)]
-    angles = [2 * mp.atan2(mp.norm(a - b), mp.norm(a + b)) for a, b in pairs]
-    return np.array(float(mp.norm(mp.matrix(angles))))
-
-
-def _dense(a: Any) -> Array:
-    return np.array(a.tolist(), dtype=float)
-
-
-def _polar_retr(x: Array, u: Array) -> Array:
-    """(x + u) (gram)^{-1/2}."""
-    y = _matrix(x) + _matrix(u)
-    values, basis = mp.eigsy(y.T * y)
-    return _dense(y * basis * mp.diag([1 / mp.sqrt(w) for w in values]) * basis.T)
-
-
-def _qr_retr(x: Array, u: Array) -> Array:
-    """The factor of x + u whose triangle has a positive diagonal."""
-    y = _matrix(x) + _matrix(u)
-    factor = mp.cholesky(y.T * y)
-    return _dense(y * mp.inverse(factor.T))
-
-
-def _stiefel_exp(x: Array, u: Array) -> Array:
-    """Edelman, Arias, Smith (1998), (2.42) in the Euclidean metric."""
-    a, b, k = _matrix(x), _matrix(u), x.shape[1]
-    along, gram = a.T * b, b.T * b
-    block = mp.zeros(2 * k)
-    for i in range(k):
-        for j in range(k):
-            block[i, j] = block[k + i, k + j] = along[i, j]
-            block[i, k + j], block[k + i, j] = -gram[i, j], mp.mpf(i == j)
-    turned = mp.expm(block)[:, :k] * mp.expm(-along)
-    return _dense(a * turned[:k, :] + b * turned[k:, :])
-
-
-def _subspace_retr(x: Array, u: Array) -> Array:
-    return _dense(_matrix(x) + _matrix(u))
-
-
-def _subspace_log(x: Array, y: Array) -> Array:
-    """U atan(S) V^T of (I - x x^T) y (x^T y)^{-1}."""
-    a, b = _matrix(x), _matrix(y)
-    height = b * mp.inverse(a.T * b) - a * mp.inverse(a.T * a)
-    values, basis = mp.eigsy(height.T * height)
-    turn = [mp.atan(mp.sqrt(w)) / mp.sqrt(w) for w in values]
-    return _dense(height * basis * mp.diag(turn) * basis.T)
-
-
-def _spd_inner(x: Array, u: Array, v: Array) -> Array:
-    left, right = (mp.inverse(_matrix(x)) * _matrix(w) for w in (u, v))
-    return np.array(float(mp.fsum(mp.fdot(left[i, :], right[:, i].T) for i in range(len(x)))))
-
-
-def _spd_egrad2rgrad(x: Array, g: Array) -> Array:
-    a, b = _matrix(x), _matrix(g)
-    return _dense(a * ((b + b.T) / 2) * a)
-
-
-def _spd_retr(x: Array, u: Array) -> Array:
-    a, b = _matrix(x), _matrix(u)
-    return _dense(a + b + b * mp.inverse(a) * b / 2)
-
-
-def _congruence(x: Array, other: Array, function: Callable[[Any], Any]) -> Any:
-    """L f(L^{-1} other L^{-T}) L^T with x = L L^T."""
-    factor = mp.cholesky(_matrix(x))
-    inverse = mp.inverse(factor)
-    values, basis = mp.eigsy(inverse * _matrix(other) * inverse.T)
-    half = factor * basis
-    return half * mp.diag([function(w) for w in values]) * half.T
-
-
-def _spd_exp(x: Array, u: Array) -> Array:
-    return _dense(_congruence(x, u, mp.exp))
-
-
-def _spd_log(x: Array, y: Array) -> Array:
-    return _dense(_congruence(x, y, mp.log))
-
-
-def _spd_dist(x: Array, y: Array) -> Array:
-    inverse = mp.inverse(mp.cholesky(_matrix(x)))
-    values = mp.eigsy(inverse * _matrix(y) * inverse.T, eigvals_only=True)
-    return np.array(float(mp.norm(mp.matrix([mp.log(w) for w in values]))))
-
-
-REFERENCES: dict[tuple[str, str], Callable[..., Array]] = {
-    ("Grassmann", "dist"): _subspace_dist,
-    ("Grassmann", "proju"): _subspace_proju,
-    ("Grassmann", "retr"): _subspace_retr,
-    ("Grassmann", "logmap"): _subspace_log,
-    ("Stiefel", "retr"): _qr_retr,
-    ("Stiefel", "expmap"): _stiefel_exp,
-    ("SPD", "inner"): _spd_inner,
-    ("SPD", "egrad2rgrad"): _spd_egrad2rgrad,
-    ("SPD", "retr"): _spd_retr,
-    ("SPD", "expmap"): _spd_exp,
-    ("SPD", "logmap"): _spd_log,
-    ("SPD", "dist"): _spd_dist,
-    ("Oblique", "retr"): _oblique_retr,
-    ("Oblique", "expmap"): _oblique_exp,
-    ("Oblique", "dist"): _oblique_dist,
-    ("Lorentz", "inner"): _lorentz_inner,
-    ("Lorentz", "proju"): _lorentz_proju,
-    ("Lorentz", "egrad2rgrad"): _lorentz_egrad2rgrad,
-    ("Lorentz", "transp"): _lorentz_transp,
-    ("PoincareBall", "transp"): _ball_transp,
-    ("Stiefel", "proju"): _stiefel_proju,
-    ("Stiefel", "inner"): _inner,
-    ("Sphere", "inner"): _inner,
-    ("Sphere", "dist"): _sphere_dist,
-    ("Lorentz", "dist"): _lorentz_dist,
-    ("Lorentz", "logmap"): _lorentz_log,
-    ("PoincareBall", "expmap"): _ball_exp,
-    ("PoincareBall", "logmap"): _ball_log,
-    ("PoincareBall", "dist"): _ball_dist,
-}
-
-
 def judged_at(place: Place) -> list[Inputs]:
     """The inputs of the race; points 1e-6 apart; in hyperbolic space also one far out."""
     ours, generic = place.ours, Inputs.draw(place, 1)
@@ -370,7 +137,7 @@ def errors(
     kind = type(place.ours).__name__
     reference = REFERENCES.get((kind, operation))
     if place.name.startswith("stiefel_polar"):
-        reference = _polar_retr
+        reference = polar_retr
     if reference is None or place.name.startswith("stiefel_cayley"):
         return None
     worst = {"ours": 0.0, peer: 0.0}
@@ -392,21 +159,80 @@ def loss_of(
     place: Place, operation: str, batch: int, seconds: Mapping[str, float], peers: Mapping[str, str]
 ) -> Loss | None:
     """The row of an operation that is slower than it may be, with the digits that it buys."""
-    others = {name: value for name, value in seconds.items() if name != "ours"}
+    others = {name: value for name, value in seconds.items() if name not in ("ours", IN_TORCH)}
     if not others:
         return None
     peer = min(others, key=lambda name: others[name])
     ratio = seconds["ours"] / others[peer]
     if ratio <= MOST:
         return None
-    found = errors(place, operation, peer, peers)
-    if found is None:
-        return Loss(place.name, operation, batch, peer, round(ratio, 2))
-    ours, theirs = (max(value, np.finfo(float).eps) for value in found)
-    digits = max(0.0, math.log10(theirs / ours))
-    return Loss(
-        place.name, operation, batch, peer, round(ratio, 2), *found, digits=round(digits, 1)
-    )
+    lost = Loss(place.name, operation, batch, peer, round(ratio, 2))
+    if (found := errors(place, operation, peer, peers)) is not None:
+        lost = replace(
+            lost, our_error=found[0], their_error=found[1], digits=digits_between(*found)
+        )
+    if operation in ("retr", "expmap"):
+        ends = defects(place, operation, peer, peers)
+        lost = replace(
+            lost, our_defect=ends[0], their_defect=ends[1], defect_digits=digits_between(*ends)
+        )
+    formula = seconds.get(IN_TORCH)
+    if formula is not None and peer == "pymanopt":
+        lost = replace(lost, formula_in_torch=round(formula / seconds[peer], 2))
+    return replace(lost, reason=reason_of(lost))
+
+
+def reason_of(lost: Loss) -> str | None:
+    """What the time buys, as far as the row's own numbers say so."""
+    if lost.digits >= 1:
+        return "digits"
+    if lost.defect_digits >= 1:
+        return "defect"
+    if lost.formula_in_torch is not None and lost.ratio <= MOST * lost.formula_in_torch:
+        return "torch"
+    return None
+
+
+def digits_between(ours: float, theirs: float) -> float:
+    """Decimal digits of ours beyond theirs, from rounding on."""
+    least = float(np.finfo(float).eps)
+    return round(max(0.0, math.log10(max(theirs, least) / max(ours, least))), 1)
+
+
+def defects(
+    place: Place, operation: str, peer: str, peers: Mapping[str, str]
+) -> tuple[float, float]:
+    """The largest distances from the manifold of the ends of our and of a peer's steps."""
+    worst = {"ours": 0.0, peer: 0.0}
+    judged = judged_at(place)
+    length = place.ours.norm(judged[0].x, judged[0].u, keepdim=True)
+    for inputs in [*judged, replace(judged[0], u=judged[0].u * (LONG / length))]:
+        runs = contestants(place, operation, inputs, peers)
+        for name, end in worst.items():
+            found = torch.as_tensor(np.asarray(runs[name]()))
+            defect = float(place.ours.membership_defect(found))
+            worst[name] = max(end, min(defect, 1.0))
+    return worst["ours"], worst[peer]
+
+
+# -- the peer's formula in torch ------------------------------------------------------------------
+def bound(formula: Callable[..., Tensor], arguments: tuple[Tensor, ...]) -> Work:
+    """The formula with its arguments."""
+    return lambda: formula(*arguments)
+
+
+def formula_key(place: Place) -> str:
+    """The manifold, and the retraction of a frame."""
+    kind = type(place.ours).__name__
+    return f"{kind} polar" if place.name.startswith("stiefel_polar") else kind
+
+
+def check_formula(entered: Mapping[str, Work]) -> None:
+    """Raises where a formula of `FORMULAS` is not the peer's."""
+    theirs, copied = (np.asarray(entered[name]()) for name in ("pymanopt", IN_TORCH))
+    gap = np.abs(np.abs(theirs) - np.abs(copied)).max()  # QR and SVD choose signs
+    if not gap <= 1e-10 * np.abs(theirs).max():
+        raise ValueError(f"Expected the peer's formula, got another result: gap {gap:.0e}")
 
 
 # -- the mean -----------------------------------------------------------------------------------
@@ -439,12 +265,10 @@ def mean_rows(losses: list[Loss]) -> list[list[str]]:
             + [f"{away[name]:.0e}" for name in ("ours", "pyriemann")]
         )
         if ratio > MOST_OF_A_MEAN:
-            digits = max(0.0, math.log10(away["pyriemann"] / away["ours"]))
             found = away["ours"], away["pyriemann"]
-            losses.append(
-                Loss(f"spd_{size}", "mean", MATRICES, "pyriemann", round(ratio, 2), *found,
-                     digits=round(digits, 1))
-            )  # fmt: skip
+            lost = Loss(f"spd_{size}", "mean", MATRICES, "pyriemann", round(ratio, 2), *found)
+            lost = replace(lost, digits=digits_between(*found))
+            losses.append(replace(lost, reason=reason_of(lost)))
     return rows
 
 
@@ -461,7 +285,11 @@ def page(only: str) -> tuple[str, list[Loss]]:
                 entered = contestants(place, operation, inputs, peers)
                 if len(entered) == 1:
                     continue
-                seconds = race(entered, rounds=8, slice_=0.004)
+                formula = FORMULAS.get((formula_key(place), operation))
+                if "pymanopt" in entered and formula is not None:
+                    entered[IN_TORCH] = bound(formula, inputs.arguments(operation))
+                    check_formula(entered)
+                seconds = race(entered, rounds=16, slice_=0.004)
                 ratios = [
                     f"{seconds[p] / seconds['ours']:.2f}" if p in seconds else "" for p in peers
                 ]
@@ -496,21 +324,33 @@ def page(only: str) -> tuple[str, list[Loss]]:
         "our error",
         "its",
         "digits",
+        "our defect",
+        "its",
+        "its formula in torch",
+        "reason",
     ]
     return text + table(header, [_row(lost) for lost in losses]) + "\n", losses
 
 
 def _row(lost: Loss) -> list[str]:
-    both = ["" if e is None else f"{e:.0e}" for e in (lost.our_error, lost.their_error)]
+    def small(value: float | None) -> str:
+        return "" if value is None else f"{value:.0e}"
+
     digits = "not measured" if lost.our_error is None else f"{lost.digits:.1f}"
+    in_torch = "" if lost.formula_in_torch is None else f"{lost.formula_in_torch:.2f}"
     return [
         lost.place,
         lost.operation,
         str(lost.batch),
         lost.peer,
         f"{lost.ratio:.2f}",
-        *both,
+        small(lost.our_error),
+        small(lost.their_error),
         digits,
+        small(lost.our_defect),
+        small(lost.their_defect),
+        in_torch,
+        lost.reason or "none",
     ]
 
 

@@ -12,7 +12,7 @@ from geoopt.utils import size2shape
 from torch import Tensor
 
 from manifed.manifolds.base import FrobeniusManifold, verdict
-from manifed.manifolds.linalg import above_zero, standard_normal
+from manifed.manifolds.linalg import above_zero, is_plain, standard_normal
 
 
 class Oblique(FrobeniusManifold):
@@ -29,8 +29,10 @@ class Oblique(FrobeniusManifold):
     def projx(self, x: Tensor) -> Tensor:
         """The columns of x, normalised; a zero column becomes the first unit vector."""
         lengths = _lengths(x)
+        if is_plain(x, x, 2) and float(lengths.amin()) > 0:
+            return x / lengths
         unit = x / above_zero(lengths)
-        unit[..., :1, :] += lengths == 0
+        unit[..., :1, :].add_(lengths == 0)
         return unit
 
     def proju(self, x: Tensor, u: Tensor) -> Tensor:
@@ -67,7 +69,8 @@ class Oblique(FrobeniusManifold):
         """cos|u_j| x_j + sinc|u_j| u_j per column, normalised."""
         angle = _lengths(u)
         safe = above_zero(angle)
-        return self.projx(torch.addcmul(torch.cos(angle) * x, torch.sin(safe) / safe, u))
+        y = torch.addcmul(torch.cos(angle) * x, torch.sin(safe) / safe, u)
+        return y / _lengths(y)  # no column is zero: u_j is orthogonal to x_j
 
     def logmap(self, x: Tensor, y: Tensor) -> Tensor:
         """v_j atan2(|v_j|, x_j·y_j)/|v_j| with v = P_x(y - x) per column."""
