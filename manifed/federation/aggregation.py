@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -43,8 +44,7 @@ class ServerDraws:
         return float(drawn[0])
 
 
-@dataclass(frozen=True)
-class Mean:
+class Mean(NamedTuple):
     """What became of the uploads of an exchange: an array a field, none where nothing is."""
 
     fields: Mapping[str, Tensor]

@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, groupby, pairwise
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -132,8 +133,7 @@ def _upload_size(side: ClientSide, phase: Phase) -> int:
     return max(math.prod(shape) * dtype.itemsize for shape, dtype in layout)
 
 
-@dataclass(frozen=True)
-class Asked:
+class Asked(NamedTuple):
     """One exchange, as `Transport.exchange` was asked for it."""
 
     header: Header
@@ -185,7 +185,7 @@ class Stack:
         )
         if made.memory is not None:
             self._write(made.memory, header, chunk)
-        return made.up
+        return made.bare
 
     def _rows(self, chunk: tuple[int, ...]) -> slice | Tensor:
         """Where the clients of ``chunk`` lie in the stacks: a view when they are neighbours."""

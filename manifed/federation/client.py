@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple
 from weakref import ReferenceType, ref
 
 import torch
@@ -151,8 +152,7 @@ class ClientSetup:
         raise ValueError(f"Expected a phase out of {known}, got {name!r}")
 
 
-@dataclass(frozen=True)
-class Seat:
+class Seat(NamedTuple):
     """Whose update it is and when: one partition, or the partitions of a cohort."""
 
     partition: int | tuple[int, ...]
@@ -161,13 +161,31 @@ class Seat:
     phase: str
 
 
-@dataclass(frozen=True)
-class UpdateResult:
+class UpdateResult(NamedTuple):
     """What an update produced: the upload, the new memory, and how often the oracle was asked."""
 
-    up: Payload
+    bare: Payload
+    """What goes up, as the update made it."""
     memory: Memory | None
     queries: Counter[str]
+    phase: Phase
+    manifold: Manifold
+    base: ManifoldTensor | None = None
+    """The point that came down; None: nothing of the upload lies at one."""
+
+    @property
+    def up(self) -> Payload:
+        """What goes up, placed where the phase says and the base is known."""
+        phase, base = self.phase, self.base
+        if base is None or not ("tangent" in phase.uploads or "point" in phase.uploads):
+            return self.bare
+        values = list(self.bare.tensors().values())
+        for i, place in enumerate(phase.uploads):
+            if place == "tangent":
+                values[i] = as_tangent(values[i], base)
+            elif place == "point":
+                values[i] = as_point(values[i], self.manifold)
+        return type(self.bare)(*values)
 
 
 class Uncharged(RuntimeError):
@@ -208,8 +226,7 @@ def run_update(
         charged = Counter()  # the exchanges before round 1 are charged nothing
     if charged is not None:
         check_charged(setup.training.kind, oracle.queries, charged)
-    up = _leaving(phase, up, base, oracle.manifold)
-    return UpdateResult(up, _plain(after), oracle.queries)
+    return UpdateResult(up, _plain(after), oracle.queries, phase, oracle.manifold, base)
 
 
 def releases_in(
@@ -243,7 +260,7 @@ def _evaluated(
         raise Uncharged(f"evaluation.every: round {seat.server_round} is not charged for one")
     stddev = held.stddev(setup.mechanism)
     up = held.totals(problem, down.x, examples, stddev, draws)
-    return UpdateResult(up, None, Counter({LABEL: 1}))
+    return UpdateResult(up, None, Counter({LABEL: 1}), EVALUATE, setup.manifold)
 
 
 def _placed(
@@ -257,25 +274,12 @@ def _placed(
         return down, None
     values, first = list(down.tensors().values()), phase.places.index("point")
     base = values[first] = as_point(values[first], manifold)
-    for i, place in enumerate(phase.places):
+    for i, place in enumerate(phase.places if len(values) > 1 else ()):
         if place == "tangent":
             values[i] = as_tangent(values[i], base)
         elif place == "point" and i != first:
             values[i] = as_point(values[i], manifold)
     return type(down)(*values), base
-
-
-def _leaving(phase: Phase, up: Payload, base: ManifoldTensor | None, manifold: Manifold) -> Payload:
-    """What goes up, placed where the phase says and the base is known."""
-    if base is None or not ("tangent" in phase.uploads or "point" in phase.uploads):
-        return up
-    values = list(up.tensors().values())
-    for i, place in enumerate(phase.uploads):
-        if place == "tangent":
-            values[i] = as_tangent(values[i], base)
-        elif place == "point":
-            values[i] = as_point(values[i], manifold)
-    return type(up)(*values)
 
 
 def _plain(memory: Memory | None) -> Memory | None:

@@ -14,7 +14,9 @@ of `Rules`; a strategy may have its own.
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from types import MappingProxyType
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -176,13 +178,12 @@ def _pay_more(now: "Attempt", seen: "Traffic", charge_more: ChargeMore) -> None:
         raise
 
 
-@dataclass(frozen=True)
-class Traffic:
+class Traffic(NamedTuple):
     """What all attempts of a round sent and got, and who was dropped."""
 
     bytes_down: int = 0
     bytes_up: int = 0
-    failures: Mapping[int, Failure] = field(default_factory=dict)
+    failures: Mapping[int, Failure] = MappingProxyType({})
     noise_origins: frozenset[str] = frozenset()
 
     def plus(self, replies: Replies) -> "Traffic":
@@ -198,8 +199,7 @@ class Traffic:
 NO_TRAFFIC = Traffic()
 
 
-@dataclass(frozen=True)
-class Attempt:
+class Attempt(NamedTuple):
     """One attempt of a round before its next exchange."""
 
     plan: Plan
@@ -213,7 +213,7 @@ class Attempt:
     phases: tuple[Phase, ...]
     """The exchanges of this round."""
     index: int = 0
-    failures: Mapping[int, Failure] = field(default_factory=dict)
+    failures: Mapping[int, Failure] = MappingProxyType({})
     held_out: tuple[Tensor, int] | None = None
     """What hold-outs said: the sum of what so many clients sent."""
 
@@ -380,7 +380,7 @@ def after(now: Attempt, replies: Replies) -> Attempt:
     """
     if now.phase is EVALUATE:  # it changes no state, and nobody who is silent fails the round
         held_out = (replies.uploads.tensors()["u"].sum(0), len(replies.partitions))
-        return replace(now, index=now.index + 1, held_out=held_out)
+        return now._replace(index=now.index + 1, held_out=held_out)
     failures = {**now.failures, **replies.failures}
     taken = now.rules.judge(now, replies)
     try:
@@ -389,7 +389,7 @@ def after(now: Attempt, replies: Replies) -> Attempt:
         left = _without_culprits(bad, now, taken)
         _tell_who_was_dropped(now, left)
         failures |= left.failures
-        taken = now.rules.judge(replace(now, failures=failures), left)
+        taken = now.rules.judge(now._replace(failures=failures), left)
         state = _step(now, taken)
     index = _next_due(now, state)
     return Attempt(
@@ -430,6 +430,8 @@ def _origins(plan: Plan, seen: "Traffic") -> frozenset[str]:
 
 
 def _tell_who_was_dropped(now: Attempt, replies: Replies) -> None:
+    if not replies.failures:
+        return
     for client in sorted(replies.failures):
         failure = replies.failures[client]
         log.warning(

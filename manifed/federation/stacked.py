@@ -155,7 +155,8 @@ class _Uploads:
         begin = len(self.partitions)
         self.partitions += partitions
         for part in uploads:
-            plain = [t.as_subclass(Tensor) for t in part.tensors().values()]
+            made = part.tensors().values()
+            plain = [t if type(t) is Tensor else t.as_subclass(Tensor) for t in made]
             count = plain[0].shape[0]
             if count == self._capacity:  # one chunk holds all
                 self._block = type(part)(*plain)

@@ -118,7 +118,7 @@ class MemoryTransport:
         made = run_update(side.setup, seat, down, memory, shard, side.public_size(i), source)
         if made.memory is not None:
             self._memory[i] = ((header.server_round, header.attempt), made.memory)
-        return made.up, source.origin
+        return made.bare, source.origin
 
 
 def stacked_or_empty(phase: Phase, down: Down, uploads: list[Payload]) -> Payload:

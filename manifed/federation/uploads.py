@@ -1,8 +1,9 @@
 """Which uploads the server takes: finite, of sane size and, where it says so, tangent."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import reduce
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,8 +14,7 @@ from manifed.manifolds.base import Manifold
 from manifed.manifolds.defects import LARGEST, TOLERANCE, frobenius, is_short
 
 
-@dataclass(frozen=True)
-class Expectation:
+class Expectation(NamedTuple):
     """Where the uploads of a phase live, by field; tangent ones at ``base``, shape (*point)."""
 
     base: Tensor

@@ -279,7 +279,7 @@ def test_client_level_privacy_shows_no_uploads_to_mix():
 
 def test_only_the_clients_asked_get_their_own_rows():
     now = begin(replace(plan_of(Sphere()), needs_everyone=False), start_of(), 1, 0, free)
-    some = replace(now, asked=(4, 1))
+    some = now._replace(asked=(4, 1))
     assert torch.equal(some.rules.send(some).rows.x, start_of()["models"][[4, 1]])
 
 
