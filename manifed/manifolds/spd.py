@@ -165,8 +165,8 @@ class SPD(SPDSet):
         return sym(u) if x.shape == u.shape else super().proju(x, u)
 
     def egrad2rgrad(self, x: Tensor, u: Tensor) -> Tensor:
-        """The gradient x sym(g) x."""
-        return sym(x @ sym(u) @ x)
+        """The gradient x sym(g) x = sym(x g x)."""
+        return sym(x @ u @ x)
 
     def inner(
         self, x: Tensor, u: Tensor, v: Tensor | None = None, *, keepdim: bool = False

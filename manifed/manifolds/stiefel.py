@@ -26,6 +26,7 @@ from manifed.manifolds.defects import gram_defect
 from manifed.manifolds.linalg import (
     RSQRT,
     above_zero,
+    by_columns,
     by_small,
     expm,
     identity_like,
@@ -70,7 +71,7 @@ def inverse_polar_retraction(x: Tensor, y: Tensor) -> Tensor:
 
 def qr_retraction(x: Tensor, u: Tensor) -> Tensor:
     """The Q factor of x + u, by Cholesky (its Gram matrix is at least I); of first order."""
-    y = u + x  # u first: its rows are contiguous, those of a QR factor x are not
+    y = by_columns(u + x)
     gram = y.mT @ y
     factor = torch.linalg.cholesky_ex(gram)[0]
     inverse = torch.linalg.solve_triangular(factor, identity_like(gram), upper=False)
