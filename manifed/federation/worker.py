@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from manifed.algorithms.interface import Phase
+from manifed.algorithms.interface import Phase, UploadPlace
 from manifed.algorithms.payloads import Payload, PerClient
 from manifed.federation.aggregation import chunk_sums
 from manifed.federation.chunks import Chunking
@@ -28,11 +28,15 @@ Build = Callable[[range], ClientSide]
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """How a worker checks its clients' uploads, and what share each has in the mean."""
+class Told:
+    """What all workers are told alike in one exchange, in what pickles fast."""
 
-    expected: Expectation
-    shares: NDArray[Any]
+    header: Header
+    phase: Phase
+    down: Arrays
+    """Empty where every client is sent something of its own."""
+    expected: tuple[NDArray[Any], Mapping[str, UploadPlace]] | None
+    """Base and places of an `Expectation`, where uploads are checked and summed."""
 
 
 @dataclass(frozen=True)
@@ -56,9 +60,10 @@ class Worker:
         self._came_with = _peak_mb()
         stacks = chunking.stacks[owned.start : owned.stop]
         members = range(stacks[0].start, stacks[-1].stop)
-        self._transport = StackedTransport.of_stacks(build(members), owned, chunking, device)
+        side = build(members)
+        self._transport = StackedTransport.of_stacks(side, owned, chunking, device)
         forget_datasets()
-        self._device, self._members = device, tuple(members)
+        self._device, self._members, self._manifold = device, tuple(members), side.setup.manifold
         self._last: Payload | None = None
 
     def process(self) -> int:
@@ -67,32 +72,31 @@ class Worker:
 
     def exchange(
         self,
-        header: Header,
-        phase: Phase,
-        down: Arrays,
-        is_each: bool,  # Ray hands arguments over by position
+        told: Told,
+        own: Arrays | None,  # Ray hands arguments over by position
         asked: NDArray[Any] | None,
         last_accepted: Mapping[int, int],
-        wanted: Wanted | None,
+        shares: NDArray[Any] | None,
     ) -> Answer:
-        """The replies of the clients ``asked``, checked and summed by chunk where it is wanted."""
-        self._last = None
+        """The replies of the clients ``asked``; by ``shares`` summed by chunk, where told so."""
+        self._last, phase = None, told.phase
         partitions = self._members if asked is None else tuple(asked.tolist())
-        sent = phase.down(*tensors(down).values())
-        came = self._transport.exchange(
-            header, phase, PerClient(sent) if is_each else sent, partitions, last_accepted
-        )
-        if wanted is not None:
-            came = refuse_bad_rows(wanted.expected, came)
+        sent = phase.down(*tensors(told.down if own is None else own).values())
+        down = sent if own is None else PerClient(sent)
+        came = self._transport.exchange(told.header, phase, down, partitions, last_accepted)
+        if told.expected is not None:
+            base, places = told.expected
+            expected = Expectation(torch.from_numpy(base.copy()), places, self._manifold)
+            came = refuse_bad_rows(expected, came)
         self._last = came.uploads
         is_all = came.partitions == partitions
         fields = arrays(came.uploads.tensors())
-        if wanted is not None:
-            shares = torch.from_numpy(wanted.shares.copy())
+        if shares is not None:
+            weights = torch.from_numpy(shares.copy())
             if not is_all:
                 place = {i: row for row, i in enumerate(partitions)}
-                shares = shares[[place[i] for i in came.partitions]]
-            fields = _sums(came, shares.to(self._device))
+                weights = weights[[place[i] for i in came.partitions]]
+            fields = _sums(came, weights.to(self._device))
         return Answer(
             None if is_all else np.asarray(came.partitions, dtype=np.int64),
             fields,

@@ -39,7 +39,7 @@ from manifed.federation.header import Header
 from manifed.federation.replies import Failure, Replies, Summed
 from manifed.federation.transport import stacked_or_empty
 from manifed.federation.uploads import Expectation
-from manifed.federation.worker import Answer, Arrays, Build, Wanted, Worker, arrays, tensors
+from manifed.federation.worker import Answer, Arrays, Build, Told, Worker, arrays, tensors
 
 log = logging.getLogger("manifed")
 
@@ -49,6 +49,8 @@ _AGAIN = 60.0
 """Seconds for which a round waits, once, for a worker that was started anew."""
 _STARTS = 3
 """How often a worker is begun before somebody is told that it does not come up."""
+_IN_THE_CALL = 100 * 1024
+"""Bytes that Ray hands over within a call; what is more is put into its store once."""
 
 
 def _ray() -> Any:
@@ -258,8 +260,7 @@ class WorkersTransport:
         wanted: tuple[Expectation, Tensor] | None,
     ) -> tuple[list[_Answered], dict[int, Failure], int]:
         """(what workers answered, in order; why other clients did not; bytes that were sent)."""
-        ray, each = self._ray, isinstance(down, PerClient)
-        shared = None if isinstance(down, PerClient) else ray.put(arrays(down.tensors()))
+        told = self._told(header, phase, down, wanted and wanted[0])
         asked: list[tuple[int, tuple[int, ...]]] = []
         refs: list[Any] = []
         failures: dict[int, Failure] = {}
@@ -273,19 +274,16 @@ class WorkersTransport:
                 continue
             is_all = len(mine) == len(self._shares[k].members)
             known = {i: last_accepted.get(i, 0) for i in mine} if self._remembers else {}
-            sent = shared
+            own = None
             if isinstance(down, PerClient):
-                sent = {n: a[rows] for n, a in arrays(down.rows.tensors()).items()}
-            need = wanted and Wanted(wanted[0], wanted[1][rows].cpu().numpy())
+                own = {n: a[rows] for n, a in arrays(down.rows.tensors()).items()}
+            shares = None if wanted is None else wanted[1][rows].cpu().numpy()
             some = None if is_all else np.asarray(mine, dtype=np.int64)
             call = self._workers[k].exchange.remote
             asked.append((k, mine))
-            refs.append(call(header, phase, sent, each, some, known, need))
-        if refs:
-            ray.wait(refs, num_returns=len(refs), timeout=self._timeout)
+            refs.append(call(told, own, some, known, shares))
         answers: list[_Answered] = []
-        for (k, mine), ref in zip(asked, refs, strict=True):
-            found = self._answer(k, ref)
+        for (k, mine), found in zip(asked, self._answers(asked, refs), strict=True):
             if isinstance(found, Failure):
                 failures |= dict.fromkeys(mine, found)
             else:
@@ -300,6 +298,28 @@ class WorkersTransport:
             return [slice(share.members.start, share.members.stop) for share in self._shares]
         ends = [bisect_left(partitions, share.members.stop) for share in self._shares]
         return [slice(a, b) for a, b in zip([0, *ends], ends, strict=False)]
+
+    def _told(self, header: Header, phase: Phase, down: Down, expected: Expectation | None) -> Any:
+        """`Told`, or where it lies in Ray's store."""
+        shared = {} if isinstance(down, PerClient) else arrays(down.tensors())
+        check = None
+        if expected is not None:
+            (base,) = arrays({"base": expected.base}).values()
+            check = base, expected.places
+        told = Told(header, phase, shared, check)
+        size = sum(array.nbytes for array in shared.values()) + (check[0].nbytes if check else 0)
+        return told if size <= _IN_THE_CALL else self._ray.put(told)
+
+    def _answers(
+        self, asked: Sequence[tuple[int, tuple[int, ...]]], refs: list[Any]
+    ) -> list[Answer | Failure]:
+        """What the workers answered, in one look where all did, or why not."""
+        ray, until = self._ray, time.monotonic() + self._timeout
+        try:
+            return ray.get(refs, timeout=self._timeout)
+        except ray.exceptions.RayError:
+            ray.wait(refs, num_returns=len(refs), timeout=max(0.0, until - time.monotonic()))
+            return [self._answer(k, ref) for (k, _), ref in zip(asked, refs, strict=True)]
 
     def _answer(self, worker: int, ref: Any) -> Answer | Failure:
         """What a worker answered, or why its clients did not; a dead one is started anew."""

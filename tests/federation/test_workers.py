@@ -170,9 +170,13 @@ def test_what_hold_outs_say_is_that_of_one_process(ray):
     assert len(ray.actors) == 2
 
 
-def test_a_mean_takes_no_row_to_the_driver_and_what_goes_down_is_put_once(ray):
+@pytest.mark.parametrize(("most", "puts"), [(workers._IN_THE_CALL, 0), (8 * 5 * 2 - 1, 3)])
+def test_a_mean_takes_no_row_to_the_driver_and_what_is_large_is_put_once(
+    ray, monkeypatch, most, puts
+):
+    monkeypatch.setattr(workers, "_IN_THE_CALL", most)
     played(table(LINES, RSGD, workers=2))
-    assert ray.puts == 3
+    assert ray.puts == puts
     assert all(actor.calls.count("rows") == 0 for actor in ray.actors)
 
 
