@@ -8,8 +8,7 @@ Wall time of a round, one thread a process, medians of interleaved repeats:
 * two workers beside two independent processes, each of which runs half of the clients in memory at
   the same time: kPCA 784 x 5 and Fréchet means of SPD(50);
 * 100 000 least-squares clients on two workers, with the memory that each worker took;
-* clients a second of gossip, DECOR and a torch module: one by one, stacked, over two workers
-  ("here": without workers).
+* clients a second of gossip, DECOR and a torch module: one by one, stacked, over two workers.
 
 No ledger is written here; what it costs is in engines.md.
 """
@@ -233,21 +232,13 @@ def many(repeats: int) -> dict[str, float]:
     return {"clients": 100_000, "first round s": first, "round s": spent, "worker MiB": max(grown)}
 
 
-def here_alone(given: dict[str, Any], repeats: int) -> dict[str, float]:
-    clients, config = given["federation"]["num_clients"], with_engine(given, None)
-    one = steps(config, MemoryTransport(client_side(config)))
-    with stepping(given, None) as here:
-        found = interleaved({"one by one": one, "stacked": here}, repeats)
-    return {name: clients / spent for name, spent in found.items()}
-
-
-def per_second(given: dict[str, Any], repeats: int) -> dict[str, float]:
+def per_second(given: dict[str, Any], repeats: int, inner: int) -> dict[str, float]:
     clients = given["federation"]["num_clients"]
     config = with_engine(given, None)
     one = steps(config, MemoryTransport(client_side(config)))
     with stepping(given, None) as here, stepping(given, 2) as two:
         ways = {"one by one": one, "stacked": here, "two workers": two}
-        found = interleaved(ways, repeats, inner=10)
+        found = interleaved(ways, repeats, inner)
     return {name: clients / spent for name, spent in found.items()}
 
 
@@ -256,12 +247,9 @@ RUNS: dict[str, Callable[[int], dict[str, float]]] = {
     "kpca_784x5": lambda repeats: speed_up(kpca, 64, repeats),
     "spd_50": lambda repeats: speed_up(spd, 32, repeats),
     "many": many,
-    "gossip": lambda repeats: per_second(gossip("gossip"), repeats),
-    "decor": lambda repeats: per_second(gossip("decor"), repeats),
-    "module": lambda repeats: per_second(module(), repeats),
-    "gossip here": lambda repeats: here_alone(gossip("gossip"), repeats),
-    "decor here": lambda repeats: here_alone(gossip("decor"), repeats),
-    "module here": lambda repeats: here_alone(module(), repeats),
+    "gossip": lambda repeats: per_second(gossip("gossip"), repeats, 10),
+    "decor": lambda repeats: per_second(gossip("decor"), repeats, 10),
+    "module": lambda repeats: per_second(module(), repeats, 1),
 }
 
 
