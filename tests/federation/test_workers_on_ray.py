@@ -1,14 +1,25 @@
 """Workers on real Ray: two nodes of a cluster in this machine, one of which dies."""
 
+import os
+import signal
+from contextlib import suppress
+
 import pytest
 import torch
 
-from manifed.experiment.assembly import initial_point, plan_of
 from manifed.experiment.load import parse
 from manifed.federation import workers
-from manifed.federation.rounds import free, run_rounds
 from manifed.runs.cohort import cohort_transport
-from tests.federation.test_workers import FRAMES, PRIVATE, PROJECTED, RSGD, SOME, table
+from tests.federation.test_workers import (
+    FRAMES,
+    PRIVATE,
+    PROJECTED,
+    RSGD,
+    SOME,
+    played,
+    reports_of,
+    table,
+)
 
 pytestmark = [
     pytest.mark.ray,
@@ -31,15 +42,6 @@ def cluster(tmp_path_factory):
     here.shutdown()
 
 
-def played(given, charge=free):
-    config = parse(given)
-    plan = plan_of(config)
-    start = plan.server_update.initial(initial_point(config))
-    with cohort_transport(config) as transport:
-        reports = list(run_rounds(plan, start, transport, charge, num_rounds=3))
-        return reports, transport
-
-
 class Others:
     """Somebody else, who takes processors of a node."""
 
@@ -53,9 +55,9 @@ STEPS = {**RSGD, "step_size": 1e-3}
 @pytest.mark.usefixtures("cluster")
 def test_the_bits_are_those_of_one_process():
     case = (FRAMES, STEPS, PRIVATE, SOME)
-    expected, _ = played(table(*case))
+    expected = played(table(*case))
     for count in (1, 2, 4):
-        found, _ = played(table(*case, workers=count, address="auto"))
+        found = played(table(*case, workers=count, address="auto"))
         for mine, theirs in zip(found, expected, strict=True):
             assert torch.equal(mine.state["x"], theirs.state["x"])
             assert mine.participants == theirs.participants
@@ -81,10 +83,8 @@ def test_a_worker_holds_no_more_than_its_share_of_the_budget():
     given["engine"]["chunk_clients"] = 100
     given["federation"] |= {"num_clients": 4000, "num_rounds": 1}
     config = parse(given)
-    plan = plan_of(config)
-    start = plan.server_update.initial(initial_point(config))
     with cohort_transport(config) as transport:
-        (report,) = run_rounds(plan, start, transport, num_rounds=1)
+        (report,) = reports_of(config, transport, num_rounds=1)
         held = ray.get([each.__ray_call__.remote(held_mb) for each in transport._workers])
     assert len(report.participants) == 4000
     assert 15 < min(held) <= max(held) <= 40 / 2
@@ -101,15 +101,26 @@ def test_a_node_that_dies_in_mid_run_fails_its_attempt_and_its_worker_starts_els
     second = cluster.add_node(num_cpus=1)  # one processor is left on each: one worker on each
     charged = []
 
+    def node_of(_):
+        import ray
+
+        return ray.get_runtime_context().get_node_id()
+
     def charge(server_round, attempt, partitions):
         charged.append((server_round, attempt))
         if charged[-1] == (2, 0):
             ray.kill(others)
+            nodes = ray.get([each.__ray_call__.remote(node_of) for each in transport._workers])
             cluster.remove_node(second, allow_graceful=False)
+            # A machine takes its processes along; here one may live long enough to answer.
+            with suppress(ProcessLookupError):
+                os.kill(transport.processes[nodes.index(second.node_id)], signal.SIGKILL)
 
     retry = {"replies": {"on_failure": "retry", "timeout": 120.0}}
     given = table(FRAMES, PROJECTED, None, retry, workers=2, address="auto")
-    found, transport = played(given, charge)
+    config = parse(given)
+    with cohort_transport(config) as transport:
+        found = reports_of(config, transport, charge)
     kinds = {failure.kind for failure in found[1].failures.values()}
     assert charged == [(1, 0), (2, 0), (2, 1), (3, 0)]
     assert kinds == {"unavailable"}
