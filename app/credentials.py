@@ -10,15 +10,15 @@ overwritten; a folder that is there already keeps its mode. Keep
 ``python -m app.credentials key FILE`` makes one, whose ``.pub`` is what others get.
 """
 
-import argparse
 import datetime as dt
 import ipaddress
+import json
 import os
 import re
 import stat
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from cryptography import x509
@@ -32,6 +32,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from app.words import Parser
 from manifed.durable import make_folder
 from manifed.errors import ConfigError, one_line
 
@@ -248,25 +249,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _only_a_key(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m app.credentials key")
+    parser = Parser(prog="python -m app.credentials key")
     parser.add_argument("file", type=Path, help="where the private key goes; the public one: .pub")
-    new_key(parser.parse_args(arguments).file)
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    given = parser.parse_args(arguments)
+    new_key(given.file)
+    if given.json:
+        key = given.file.absolute()
+        sys.stdout.write(json.dumps({"key": str(key), "public_key": f"{key}.pub"}) + "\n")
     return 0
 
 
 def _everything(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m app.credentials")
+    parser = Parser(prog="python -m app.credentials")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--supernodes", type=int, required=True, help="how many SuperNode keys")
     parser.add_argument(
         "--host", action="append", help="name or address of the SuperLink; may be repeated"
     )
     parser.add_argument("--days", type=int, default=DAYS, help="validity of the certificates")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
     given = parser.parse_args(arguments)
     named: list[str] = given.host or []
     hosts = [*named, *(host for host in LOOPBACK_HOSTS if host not in named)]
     files = generate(given.folder, given.supernodes, hosts, given.days)
-    sys.stdout.write(f"{files.ca_certificate.parent}: valid for {', '.join(hosts)}\n")
+    said = f"{files.ca_certificate.parent}: valid for {', '.join(hosts)}"
+    if given.json:
+        said = json.dumps(asdict(files) | {"hosts": hosts, "days": given.days}, default=str)
+    sys.stdout.write(said + "\n")
     return 0
 
 

@@ -4,7 +4,6 @@
 an exception here (``submit``) or an exit code (``python -m app.superlink``).
 """
 
-import argparse
 import json
 import os
 import re
@@ -23,6 +22,7 @@ from app.processes import (
     private_flower,
     tail,
 )
+from app.words import Parser
 from manifed.errors import ConfigError, EngineFailed, one_line
 from manifed.experiment.load import load
 from manifed.experiment.schema import Experiment
@@ -174,7 +174,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         0 for finished:completed, 1 for any other end, 2 for an experiment that cannot run.
     """
-    parser = argparse.ArgumentParser(prog="python -m app.superlink", description=__doc__)
+    parser = Parser(prog="python -m app.superlink", description=__doc__)
     parser.add_argument("address", help="HOST:PORT of the SuperLink")
     parser.add_argument("--root-certificates", type=Path, help="CA file")
     parser.add_argument("--insecure", action="store_true", help="no TLS")
@@ -195,10 +195,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             flower.connect(CONNECTION, given.address, given.root_certificates)
             submit(flower, config, (), timeout=given.timeout, on_line=_print_line)
     except EngineFailed as failure:
-        sys.stderr.write(f"{failure}\n")
+        sys.stderr.write(f"error: {failure}\n")
         return 1
     except BAD_INPUT as wrong:
-        sys.stderr.write(f"{wrong}\n")
+        sys.stderr.write(f"error: {wrong}\n")
         return 2
     return 0
 

@@ -8,7 +8,7 @@ PARTIAL, EXAMPLE, CLIENT), 002 growing samples (002-1 to 002-21, 002-B1, 002-B2)
 to H22), 004 DECOR (004-H1 to 004-H25). Verdicts are computed from the numbers printed beside them;
 docs/experiments.md explains each. Checks 11 and 12 use MNIST and the mammals' embedding where
 MANIFED_DATA names a folder that has them, and their stand-ins elsewhere; 004-H17 takes a9a from
-there, and 004-H20 needs MNIST. With --json the last line printed is one JSON object. One thread.
+there, and 004-H20 needs MNIST. With --json standard output is one JSON document. One thread.
 """
 
 import argparse
@@ -43,7 +43,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     checks = {name: check for paper in PAPERS.values() for name, check in paper.items()}
     parser.add_argument("names", nargs="+", metavar="NAME", choices=[*PAPERS, *checks])
-    parser.add_argument("--json", action="store_true", help="print one JSON object as last line")
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="print one JSON document alone; words go to standard error",
+    )
     given = parser.parse_args(argv)
     torch.set_num_threads(1)
     findings: list[dict[str, Any]] = []
@@ -52,8 +56,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         found = checks[name]()
         seconds = time.process_time() - began
         findings.append(asdict(found) | {"cpu_seconds": seconds})
-        sys.stdout.write(text_of(found, seconds))
-        sys.stdout.flush()
+        words = sys.stderr if given.json else sys.stdout
+        words.write(text_of(found, seconds))
+        words.flush()
     if given.json:
         sys.stdout.write(json.dumps(jsonable({"checks": findings})) + "\n")
     return 0

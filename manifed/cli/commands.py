@@ -9,21 +9,13 @@ from typing import Annotated, Any
 import typer
 
 from manifed.cli.graph import graph
-from manifed.cli.options import (
-    QUICKSTART,
-    ConfigPath,
-    DataDir,
-    Json,
-    Sets,
-    fail,
-    print_json,
-    use_data_dir,
-)
+from manifed.cli.options import QUICKSTART, ConfigPath, DataDir, Sets, fail, use_data_dir
 from manifed.cli.plan import plan
 from manifed.cli.reproduce import reproduce
 from manifed.cli.site import site
 from manifed.cli.sweep import sweep
 from manifed.errors import ConfigError
+from manifed.runs.document import Json, print_json
 
 AUTHENTICITY = {
     "unkeyed": "unkeyed: accidents are excluded, a consistent rewrite is not",

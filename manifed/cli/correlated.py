@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from manifed.cli.options import Json, fail, print_json
+from manifed.cli.options import fail
+from manifed.runs.document import Json, print_json
 
 if TYPE_CHECKING:
     from manifed.graphs.graph import Graph
@@ -70,6 +71,7 @@ def built(name: str, nodes: int) -> "Graph":
     """The graph of a name or a file of edges; one line and exit code 2 where there is none."""
     from pathlib import Path
 
+    from manifed.experiment.paths import nearest
     from manifed.graphs import specs
 
     kinds = (specs.Ring, specs.Torus, specs.Complete, specs.Star, specs.Exponential)
@@ -81,7 +83,9 @@ def built(name: str, nodes: int) -> "Graph":
             return specs.EdgeList(path=Path(name)).build(nodes)
     except ValueError as error:
         fail(f"--graph: {error}")
-    return fail(f"--graph: expected {', '.join(known)} or a file of edges, got {name!r}")
+    meant = nearest(name, known)
+    hint = f"; did you mean {meant!r}?" if meant else ""
+    return fail(f"--graph: expected {', '.join(known)} or a file of edges, got {name!r}{hint}")
 
 
 def priced(

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from manifed.cli.correlated import MOST_NODES, built
-from manifed.cli.options import Json, Sets, fail, print_json
+from manifed.cli.options import Sets, fail
+from manifed.runs.document import Json, print_json
 
 if TYPE_CHECKING:
     from manifed.graphs.constants import Constants

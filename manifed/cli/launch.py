@@ -18,7 +18,7 @@ from manifed.experiment.schema import Experiment
 from manifed.flower.run_config import APP_FOLDER, find, run_config_of
 from manifed.problems.dataset import SiteData
 from manifed.runs.driver import named_directory
-from manifed.runs.interrupt import INTERRUPTED, Ended, ending_signals
+from manifed.runs.interrupt import Ended, ending_signals
 from manifed.runs.places import check_new, real
 from manifed.runs.reading import FolderDamaged
 from manifed.runs.resume import held_or_refused, in_force, read_past, refused, to_go_on
@@ -307,7 +307,7 @@ def is_expected(error: Exception) -> bool:
 def guarded(action: Callable[[], T], fail: Callable[..., NoReturn]) -> T:
     """The value of ``action``; every expected failure is one line and an exit code.
 
-    2: the input; 1: the run; 130: Ctrl-C; 143: SIGTERM; 129: SIGHUP.
+    2: the input; 1: the run; of a run that a signal ended, 130: Ctrl-C; 143: SIGTERM; 129: SIGHUP.
     """
     from manifed.errors import RoundFailed
     from manifed.flower.handshake import HandshakeFailed
@@ -322,10 +322,6 @@ def guarded(action: Callable[[], T], fail: Callable[..., NoReturn]) -> T:
         fail(str(error), 1)
     except RunEnded as ended:
         fail(str(ended), ended.code)
-    except Ended as ended:
-        fail(INTERRUPTED, ended.code)
-    except KeyboardInterrupt:
-        fail(INTERRUPTED, 128 + signal.SIGINT)
 
 
 def launch_or_exit(

@@ -7,23 +7,17 @@ arguments are read, so ``--help`` is quick.
 import gc
 import json
 import os
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
+from typer import core
 
-from manifed.cli.options import (
-    QUICKSTART,
-    ConfigPath,
-    DataDir,
-    Json,
-    Sets,
-    fail,
-    print_json,
-    use_data_dir,
-)
+from manifed.cli.options import QUICKSTART, ConfigPath, DataDir, Sets, fail, use_data_dir
+from manifed.runs.document import Json, print_json
 from manifed.runs.interrupt import INTERRUPTED, Ended, ending_signals
 
 os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
@@ -37,6 +31,8 @@ app = typer.Typer(
     help="Federated learning on Riemannian manifolds with differential privacy.",
     no_args_is_help=True,
     suggest_commands=False,  # click suggests already
+    rich_markup_mode=None,
+    context_settings={"max_content_width": 100},
     pretty_exceptions_enable=False,
 )
 
@@ -135,7 +131,7 @@ def simulation(argv: Sequence[str], strategy: Callable[[Any], Any] | None = None
 
     ``strategy`` makes the Flower strategy of a run; left out, the library's own.
     """
-    alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
     alone.command()(run)
     _call(alone, argv, "simulation.py", strategy)
 
@@ -154,6 +150,7 @@ def _call(
     import click
 
     gc.set_threshold(GARBAGE_EVERY)
+    core.HAS_RICH = False  # frames take longer to import than all else that help needs
     code: Any = 1
     try:
         with ending_signals():
@@ -170,15 +167,23 @@ def _call(
         sys.stderr.write(f"error: {' '.join(error.format_message().split())}\n")
         code = 2
     except Ended as ended:
-        sys.stderr.write(f"error: {INTERRUPTED}\n")
+        sys.stderr.write(f"error: {_again(name, argv)}\n")
         code = ended.code
     except click.Abort:
+        sys.stderr.write(f"error: {_again(name, argv)}\n")
         code = 130
     except Exception as error:
         if os.environ.get("MANIFED_DEBUG"):
             raise
         code = _unexpected(error)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _again(name: str, argv: Sequence[str] | None) -> str:
+    """What whoever interrupts a command that kept nothing is told: the command itself."""
+    program = "python simulation.py" if name == "simulation.py" else name
+    words = shlex.join(sys.argv[1:] if argv is None else argv)
+    return f"{INTERRUPTED}; start again: {program} {words}"
 
 
 def _unexpected(error: Exception) -> int:

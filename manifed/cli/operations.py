@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from manifed.cli.options import DataDir, Json, fail, print_json, use_data_dir
+from manifed.cli.options import DataDir, fail, use_data_dir
+from manifed.runs.document import Json, print_json
 
 RunDir = Annotated[Path, typer.Argument(help="The folder of a run.", metavar="RUN_DIR")]
 
@@ -66,6 +67,7 @@ def watch(
     """Watch a run in another process: curves, clients and budget, until it ends."""
     from manifed.cli.launch import guarded
     from manifed.runs.interrupt import Ended
+    from manifed.runs.progress import is_screen
     from manifed.runs.watching import View, rendered, view_of
 
     def look() -> View:
@@ -73,7 +75,7 @@ def watch(
 
     view = look()
     try:
-        if sys.stdout.isatty() and not as_json:
+        if is_screen(sys.stdout) and not as_json:
             from rich.console import Console
             from rich.live import Live
 

@@ -1,10 +1,10 @@
 """The options that every command shares, and how a command fails."""
 
-import json
 import os
+import shlex
 import sys
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -15,7 +15,6 @@ Sets = Annotated[
         "--set", metavar="A.B=VALUE", help="Override one value of the config; repeatable."
     ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")]
 DataDir = Annotated[
     Path | None, typer.Option("--data-dir", help="Folder of data sets (default: $MANIFED_DATA).")
 ]
@@ -36,8 +35,6 @@ def use_data_dir(folder: Path | None) -> None:
         os.environ["MANIFED_DATA"] = str(folder.resolve())
 
 
-def print_json(value: dict[str, Any]) -> None:
-    """The last line printed: one JSON object."""
-    from manifed.runs.run_folder import jsonable
-
-    sys.stdout.write(json.dumps(jsonable(value)) + "\n")
+def go_on() -> str:
+    """What whoever interrupts is told: the command that goes on where this one stopped."""
+    return f"interrupted; go on where it stopped: {shlex.join(['manifed', *sys.argv[1:]])}"

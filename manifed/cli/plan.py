@@ -6,16 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
-from manifed.cli.options import (
-    QUICKSTART,
-    ConfigPath,
-    DataDir,
-    Json,
-    Sets,
-    fail,
-    print_json,
-    use_data_dir,
-)
+from manifed.cli.options import QUICKSTART, ConfigPath, DataDir, Sets, fail, use_data_dir
+from manifed.runs.document import Json, print_json
 
 
 def plan(

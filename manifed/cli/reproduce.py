@@ -5,7 +5,6 @@ library alone; budgets, disks and what no run makes are drawn by the clone's fol
 """
 
 import os
-import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -14,7 +13,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from manifed.cli.options import DataDir, Json, Sets, fail, print_json, use_data_dir
+from manifed.cli.options import DataDir, Sets, fail, go_on, use_data_dir
+from manifed.runs.document import Json, print_json
 from manifed.runs.interrupt import Ended
 
 if TYPE_CHECKING:
@@ -93,8 +93,7 @@ def reproduce(
         try:
             return _run(plans, jobs or _cores()), [_draw(plan, is_quick=quick) for plan in plans]
         except Ended as end:
-            command = shlex.join(["manifed", *sys.argv[1:]])
-            fail(f"interrupted; go on where it stopped: {command}", end.code)
+            fail(go_on(), end.code)
 
     failed, drawn = guarded(made, fail)
     if as_json:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from manifed.cli.options import Json, fail, print_json
+from manifed.cli.options import fail
+from manifed.runs.document import Json, print_json
 
 if TYPE_CHECKING:
     from manifed.algorithms.growing_samples import GrowingSamples

@@ -1,6 +1,5 @@
 """The command ``manifed sweep``: one config over several values and seeds."""
 
-import shlex
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -8,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from manifed.cli.options import ConfigPath, DataDir, Json, fail, print_json, use_data_dir
+from manifed.cli.options import ConfigPath, DataDir, fail, go_on, use_data_dir
+from manifed.runs.document import Json, print_json
 from manifed.runs.interrupt import Ended
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def sweep(
     try:
         failed = run_all(trials, jobs, show)
     except Ended as end:
-        fail(_stopped(), end.code)
+        fail(go_on(), end.code)
     if len(failed) == len(trials):
         fail(f"all {len(trials)} runs failed; their folders are in {folder}", 1)
     column, rows, written = guarded(lambda: _results(trials, folder, measure), fail)
@@ -139,7 +139,7 @@ def _search(
         try:
             return conduct(asked, jobs, lambda: sys.stderr.write("a run has ended\n"))
         except Ended as end:
-            fail(_stopped(), end.code)
+            fail(go_on(), end.code)
 
     found = guarded(made, fail)
     sys.stdout.write(f"{text_of(found)}\npublished: {found.directory}\n")
@@ -171,9 +171,3 @@ def _print(measure: str, rows: "list[Row]") -> None:
             f"{row.label:{width}}  {row.mean:>11.4g}  {deviation:>11s}  {row.least:>11.4g}  "
             f"{row.greatest:>11.4g}  {epsilon:>9s}  {row.runs}\n"
         )
-
-
-def _stopped() -> str:
-    """What whoever interrupts is told: the command that goes on."""
-    command = shlex.join(["manifed", *sys.argv[1:]])
-    return f"interrupted; go on where it stopped: {command}"

@@ -232,6 +232,11 @@ def _one_line(error: ValidationError) -> str:
             hint = f"; did you mean {meant!r}?" if meant else ""
             expected = f"expected one of {_kinds(place)}, got {short(context['tag'])}"
             text = f"{where}.kind: {expected}{hint}"
+        case "literal_error":
+            words = [str(word) for word in re.findall(r"'([^']*)'", context["expected"])]
+            meant = nearest(str(first.get("input")), words)
+            hint = f"; did you mean {meant!r}?" if meant else ""
+            text = f"{where}: expected {context['expected']}, got {short(first.get('input'))}{hint}"
         case _:
             text = f"{where}: {message}, got {short(first.get('input'))}"
     return " ".join(f"{text}{more}".split())

@@ -6,6 +6,7 @@ with progress_of(num_rounds) as progress:
 
 import logging
 import math
+import os
 import sys
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
@@ -47,9 +48,14 @@ class Progress(Protocol):
 def progress_of(num_rounds: int, *, plain: bool = False, stream: TextIO | None = None) -> Progress:
     """A bar when ``stream`` (standard error) is a terminal and not ``plain``, else lines."""
     target = stream if stream is not None else sys.stderr
-    if plain or not target.isatty():
+    if plain or not is_screen(target):
         return PlainLines(num_rounds, target)
     return Bar(num_rounds, target)
+
+
+def is_screen(stream: TextIO) -> bool:
+    """Whether a stream is a terminal that can rewrite its lines; TERM=dumb says that it cannot."""
+    return stream.isatty() and os.environ.get("TERM") not in {"dumb", "unknown"}
 
 
 class PlainLines:
@@ -153,7 +159,7 @@ class OverRuns(Protocol):
 def over_runs(total: int, stream: TextIO | None = None) -> Generator[OverRuns, None, None]:
     """One bar over all runs on a terminal, what failed above it; elsewhere a line for each run."""
     target = stream if stream is not None else sys.stderr
-    if not target.isatty():
+    if not is_screen(target):
         yield _line_a_run(total, target)
         return
     from rich import progress as rich

@@ -216,21 +216,21 @@ def test_the_command_prices_examples_and_configs_and_refuses_in_one_line(tmp_pat
     run = CliRunner().invoke
     call = ["privacy", "series", "--algorithm", "output", "--example", "1", "--rounds", "20000"]
     done = run(app, [*call, "--budget", "0.9", "--json"])
-    found = json.loads(done.stdout.splitlines()[-1])
+    found = json.loads(done.stdout)
     expected = example(1).series(TERMS)
     assert found["epsilon_infinite"] == pytest.approx(expected.total)
     assert found["epsilon_K"] == pytest.approx(expected.partial)
     assert found["tail_bound"] == pytest.approx(expected.tail)
     assert found["printed"] == pytest.approx(0.9584, abs=5e-4)
     assert (found["in_the_text"], found["rounds_within_budget"]) == (0.864, 74)
-    assert "round 75 does not" in done.stdout
+    assert "round 75 does not" in done.stderr
     path = tmp_path / "series.toml"
     path.write_text(CONFIG)
     done = run(app, ["privacy", "series", str(path), "--rounds", "1000", "--json"])
-    found = json.loads(done.stdout.splitlines()[-1])
+    found = json.loads(done.stdout)
     assert found["epsilon_infinite"] == pytest.approx(epsilon_of_rho(found["rho_infinite"], 1e-5))
-    assert "Theorem 5 (Algorithm 2: finite epsilon): FAILS; not gamma + eta > 1" in done.stdout
-    assert "sup alpha_k / beta_k" in done.stdout
+    assert "Theorem 5 (Algorithm 2: finite epsilon): FAILS; not gamma + eta > 1" in done.stderr
+    assert "sup alpha_k / beta_k" in done.stderr
     both = [str(path), "--algorithm", "output"]
     for arguments in (
         ["--example", "3"], ["--example", "1", "--algorithm", "gradient"], [], both,
@@ -253,12 +253,12 @@ def test_the_command_prices_an_experiment_and_what_would_follow_it():
     run = CliRunner().invoke
     path = str(Path(__file__).parents[2] / "configs" / "examples" / "growing_samples.toml")
     done = run(app, ["privacy", "series", path, "--json"])
-    found = json.loads(done.stdout.splitlines()[-1])
+    found = json.loads(done.stdout)
     assert (found["rounds"], found["noise"]) == (100, "gaussian")
     assert 0.99 < found["epsilon_K"] <= 1.0 < found["epsilon_infinite"] < 1.03  # its target is 1
     for name, kind in (("sphere", "scheduled-rsgd"), ("stiefel", "scheduled-projected")):
         star = str(Path(path).with_name(f"growing_{name}.toml"))
-        found = json.loads(run(app, ["privacy", "series", star, "--json"]).stdout.splitlines()[-1])
+        found = json.loads(run(app, ["privacy", "series", star, "--json"]).stdout)
         assert found["algorithm"] == kind
         assert [check["holds"] for check in found["checks"]] == [True, True]
         assert found["rho_K"] == pytest.approx(sum(r**-1.2 for r in range(1, 61)) / (2 * 81))

@@ -35,7 +35,7 @@ def test_the_run_is_whole_and_its_statement_on_screen_before_a_figure_is_drawn(
     seen = []
 
     def drawn(directory):
-        seen.append((RunFolder(directory).manifest()["final"], capsys.readouterr().out))
+        seen.append((RunFolder(directory).manifest()["final"], capsys.readouterr()))
         return NAMES
 
     monkeypatch.setattr(apart, "draw_apart", drawn)
@@ -44,9 +44,11 @@ def test_the_run_is_whole_and_its_statement_on_screen_before_a_figure_is_drawn(
     assert end.value.code == 0
     ((final, before),) = seen
     assert final["rounds"] == 1
-    assert "privacy statement" in before
-    assert "ledger head: " in before
-    assert "a.png, b.png" in capsys.readouterr().out
+    assert "privacy statement" in before.err
+    assert "ledger head: " in before.err
+    assert json.loads(before.out)["rounds"] == 1
+    after = capsys.readouterr()
+    assert (after.out, "a.png, b.png" in after.err) == ("", True)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The command line: bad input is one clear line and exit code 2; JSON is the last line."""
+"""The command line: bad input is one clear line and exit code 2; JSON is a document alone."""
 
 import json
 import re
@@ -76,11 +76,10 @@ def test_a_missing_config_and_a_full_folder_are_refused(manifed, tmp_path):
     assert (tmp_path / "full" / "file").read_text() == "mine"
 
 
-def test_a_run_ends_with_the_privacy_statement_and_json_after_it(manifed, tmp_path):
+def test_a_run_ends_with_the_privacy_statement_and_its_json_is_alone(manifed, tmp_path):
     result = manifed("run", QUICKSTART, *SMALL, "--out", tmp_path / "run", "--json")
     assert result.exit_code == 0, result.output
-    *text, last = result.stdout.strip().splitlines()
-    final = json.loads(last)
+    text, final = result.stderr.splitlines(), json.loads(result.stdout)
     manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
     assert list(manifest)[-1] == "final"
     assert manifest["final"] == {k: v for k, v in final.items() if k != "directory"}
@@ -99,14 +98,14 @@ def test_an_os_key_reads_as_a_release_and_no_privacy_as_none(manifed, tmp_path):
     text = (ROOT / "configs" / "quickstart.toml").read_text().split("[privacy]")[0]
     plain.write_text(text)
     nothing = manifed("run", plain, *SMALL, "--out", tmp_path / "b", "--json")
-    assert "NOT PRIVATE" in nothing.stdout
-    assert json.loads(nothing.stdout.strip().splitlines()[-1])["epsilon"] is None
+    assert "NOT PRIVATE" in nothing.stderr
+    assert json.loads(nothing.stdout)["epsilon"] is None
 
 
 def test_privacy_compare_shows_the_published_number_and_the_sound_ones(manifed):
     words = "--local-epsilon 0.15 --local-delta 1e-4 --clients 100 --cohort-size 1 --rounds 50"
     result = manifed("privacy", "compare", *words.split(), "--slack-delta", "1e-3", "--json")
-    views = json.loads(result.stdout.strip().splitlines()[-1])
+    views = json.loads(result.stdout)
     assert list(views) == ["published", "parallel", "external", "server"]
     assert views["published"]["epsilon"] == pytest.approx(0.0426, rel=5e-3)
     assert views["external"]["epsilon"] == pytest.approx(0.2705, rel=5e-3)
@@ -150,11 +149,11 @@ def test_whoever_is_interrupted_is_told_the_command_that_was_used(monkeypatch):
 
 def test_seconds_are_those_from_start_to_end_with_their_parts(manifed, tmp_path):
     done = manifed("run", QUICKSTART, *SMALL, "--out", tmp_path / "run", "--json")
-    (line,) = [one for one in done.stdout.splitlines() if one.startswith("seconds: ")]
+    (line,) = [one for one in done.stderr.splitlines() if one.startswith("seconds: ")]
     whole, *parts = map(float, re.findall(r"[0-9]+\.[0-9]", line))
     assert re.findall(r"[a-z]+(?= [0-9])", line) == ["before", "rounds", "evaluation", "after"]
     assert whole == pytest.approx(sum(parts), abs=0.25)
-    assert json.loads(done.stdout.splitlines()[-1])["seconds"] == pytest.approx(whole, abs=0.06)
+    assert json.loads(done.stdout)["seconds"] == pytest.approx(whole, abs=0.06)
     final = RunFolder(tmp_path / "run").manifest()["final"]
     assert final["seconds"] < time.perf_counter() - process_began() < final["seconds"] + 60
     run, same = read(tmp_path / "run"), f"{final['seconds']:.4g}"

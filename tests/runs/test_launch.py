@@ -162,9 +162,9 @@ def test_the_printed_folder_is_one_line(tmp_path):
         cli.app, ["run", QUICKSTART, *words, "--plain", "--json", "--out", str(tmp_path / "a\nb")]
     )
     assert result.exit_code == 0, result.output
-    (line,) = [x for x in result.stdout.splitlines() if x.startswith("run folder: ")]
+    (line,) = [x for x in result.stderr.splitlines() if x.startswith("run folder: ")]
     assert line.endswith("a\\nb'")
-    assert json.loads(result.stdout.splitlines()[-1])["directory"] == str(tmp_path / "a\nb")
+    assert json.loads(result.stdout)["directory"] == str(tmp_path / "a\nb")
 
 
 def test_a_deployed_run_is_gone_on_with_by_the_config_that_names_its_files(tmp_path, monkeypatch):

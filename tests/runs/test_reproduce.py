@@ -61,7 +61,7 @@ def test_only_missing_runs_run_and_the_picture_is_drawn(tmp_path, small):
     home = tmp_path / "runs" / "quick" / "small"
     assert "2 runs, 2 beside each other; 0 are here already" in said.stderr
     assert "2/2 steps-" in said.stderr
-    drawn = json.loads(said.stdout.splitlines()[-1])["figures"]["small"]
+    drawn = json.loads(said.stdout)["figures"]["small"]
     assert drawn == [str(home / "figure-small.png"), str(home / "figure-small.pdf")]
     assert Path(drawn[0]).stat().st_size > 10_000
     assert Path(drawn[1]).read_bytes().startswith(b"%PDF")
@@ -183,14 +183,14 @@ def test_what_a_computed_figure_reads_is_missed_before_it_is_computed(
 
 
 def test_the_list_says_what_a_figure_takes(tmp_path, capsys):
-    code, out, _ = said_of(capsys, "000-1", "000-5", "004-2", "--list", "--out", str(tmp_path),
+    code, out, words = said_of(capsys, "000-1", "000-5", "004-2", "--list", "--out", str(tmp_path),
                            "--json")  # fmt: skip
     assert code == 0
-    first, second, third = json.loads(out.splitlines()[-1])["figures"]
+    first, second, third = json.loads(out)["figures"]
     assert (first["runs"], first["rounds"], first["data"]) == (27, 5400, [])
     assert second["data"] == ["wordnet-embedding"]
     assert (third["runs"], third["duration"]) == (0, None)
-    assert "not measured: --quick tells" in out
+    assert "not measured: --quick tells" in words
 
 
 def test_panels_are_drawn_of_what_is_there(tmp_path, small, monkeypatch):

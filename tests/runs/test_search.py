@@ -452,8 +452,8 @@ def test_the_command_publishes_the_best_and_says_the_price(tmp_path):
     words = ["sweep", str(path), "--set", STEPS, "--private", "1.5", "--out", str(tmp_path / "o")]
     done = CliRunner().invoke(main.app, [*words, "--json"])
     assert done.exit_code == 0, done.stderr
-    said = json.loads(done.stdout.splitlines()[-1])
-    assert f"published: ({said['epsilon']:.4g}, 0.0001)-DP" in done.stdout
+    said = json.loads(done.stdout)
+    assert f"published: ({said['epsilon']:.4g}, 0.0001)-DP" in done.stderr
     assert load(tmp_path / "o" / "published" / "experiment.toml").training.step_size in (0.1, 0.4)
     wrong = CliRunner().invoke(main.app, [*words, "--seeds", "0-1"])
     assert wrong.exit_code == 2

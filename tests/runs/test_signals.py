@@ -86,7 +86,7 @@ def test_a_run_that_starts_up_has_written_nothing(tmp_path, number, code, second
     if (tmp_path / "run").exists():  # it had begun its rounds by then
         assert lines[-1].endswith(f"--resume {tmp_path / 'run'}")
     else:
-        assert lines == [f"error: {INTERRUPTED}"]
+        assert lines[0].startswith(f"error: {INTERRUPTED}; start again: python simulation.py ")
     assert found == code
     assert out == ""
 
@@ -103,7 +103,9 @@ def test_a_signal_while_the_data_are_read_says_that_nothing_was_written(
     with pytest.raises(SystemExit) as caught:
         simulation([QUICKSTART, "--out", str(tmp_path / "run"), "--plain"])
     assert caught.value.code == code
-    assert capsys.readouterr().err == f"error: {INTERRUPTED}\n"
+    words = f"{QUICKSTART} --out {tmp_path / 'run'} --plain"
+    said = f"error: {INTERRUPTED}; start again: python simulation.py {words}\n"
+    assert capsys.readouterr().err == said
     assert not (tmp_path / "run").exists()
     assert [signal.getsignal(n) for n, _ in SIGNALS] == handlers
 

@@ -143,8 +143,8 @@ def test_a_sweep_that_was_interrupted_goes_on(tmp_path):
     done = subprocess.run(
         _command(out, *rounds, "--json"), capture_output=True, text=True, check=True
     )
-    assert "The search is not accounted" in done.stdout
-    result = json.loads(done.stdout.splitlines()[-1])
+    assert "The search is not accounted" in done.stderr
+    result = json.loads(done.stdout)
     assert {row["label"] for row in result["rows"]} == {"step_size=0.1", "step_size=0.5"}
     with (out / "sweep.csv").open() as file:
         rows = list(csv.DictReader(file))

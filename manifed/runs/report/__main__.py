@@ -3,7 +3,6 @@
 Private runs are shown as runs/report/public.py publishes them, unless one reports as the server.
 """
 
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from manifed.errors import one_line
+from manifed.runs.document import Json, print_json
 
 if TYPE_CHECKING:
     from manifed.runs.report.runs import Run
@@ -39,9 +39,7 @@ def report(
     markdown: Annotated[
         bool, typer.Option("--markdown", help="Print the table as Markdown.")
     ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object as the last line.")
-    ] = False,
+    as_json: Json = False,
 ) -> None:
     """Write one page (report.html) and figures of runs, and print their table."""
     from manifed.runs.report.tables import table_of
@@ -56,8 +54,7 @@ def report(
     lines = [table_of(shown, markdown=markdown), *(str(path) for path in written)]
     sys.stdout.write("\n".join(lines) + "\n")
     if as_json:
-        found = {"files": [str(path) for path in written], "is_server_view": is_server_view}
-        sys.stdout.write(json.dumps(found) + "\n")
+        print_json({"files": [str(path) for path in written], "is_server_view": is_server_view})
 
 
 def _runs(folders: Sequence[Path]) -> "list[Run]":

@@ -1,0 +1,184 @@
+"""What every command keeps to: one JSON document, hints, exit codes, completion, plain text."""
+
+import io
+import json
+import re
+import sys
+
+import click
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from app import credentials
+from manifed.cli import commands
+from manifed.cli import main as cli
+from manifed.cli.main import main
+from manifed.runs import document, progress
+from manifed.runs.interrupt import Ended
+from tests.runs.test_cli import QUICKSTART
+from tests.runs.test_public import launched
+
+commands.register(cli.app)
+ESCAPE = "\x1b"
+WITHOUT_JSON = {"site"}
+"""A process that serves until it is stopped: what it says is its log."""
+
+
+def leaves(group, path=()):
+    """Every command of the tree, with the words that call it."""
+    for name, command in group.commands.items():
+        if isinstance(command, click.Group):
+            yield from leaves(command, (*path, name))
+        else:
+            yield (*path, name), command
+
+
+TREE = typer.main.get_command(cli.app)
+LEAVES = dict(leaves(TREE))
+
+
+def invoke(*words, **more):
+    return CliRunner().invoke(cli.app, [str(word) for word in words], **more)
+
+
+@pytest.mark.parametrize("words", LEAVES, ids=" ".join)
+def test_every_command_explains_itself_and_has_the_one_json_option(words):
+    command = LEAVES[words]
+    done = invoke(*words, "--help", color=True)
+    assert done.exit_code == 0
+    assert ESCAPE not in done.stdout
+    assert command.help
+    options = {name: option for option in command.params for name in option.opts}
+    if words[-1] not in WITHOUT_JSON:
+        assert "one JSON document alone" in options["--json"].help
+    for name, option in options.items():
+        if isinstance(option, click.Option):
+            assert option.help, name
+
+
+def answers(run):
+    """Commands that take no time, each with what it needs."""
+    theirs = ["--local-epsilon", "0.1", "--local-delta", "1e-4", "--clients", "9", "--rounds", "5"]
+    return {
+        "status": ["status", run],
+        "watch": ["watch", run],
+        "graph": ["graph", "--graph", "ring", "--nodes", "6"],
+        "compare": ["privacy", "compare", *theirs, "--cohort-size", "1"],
+        "calibrate": ["privacy", "calibrate", "--target-epsilon", "1", "--target-delta", "1e-5",
+                      "--steps", "1"],
+        "statement": ["privacy", "statement", QUICKSTART],
+        "list": ["reproduce", "000-1", "--list"],
+    }  # fmt: skip
+
+
+def test_under_json_standard_output_is_one_document_and_the_words_are_elsewhere(tmp_path):
+    seeded = ("privacy.noise_source=seed", "federation.cohort={kind='all'}")
+    for name, words in answers(launched(tmp_path / "run", *seeded)).items():
+        plain, asked = invoke(*words), invoke(*words, "--json")
+        assert (plain.exit_code, asked.exit_code) == (0, 0), (name, asked.output)
+        assert asked.stdout.count("\n") == 1, name
+        assert isinstance(json.loads(asked.stdout), dict), name
+        assert ESCAPE not in plain.output + asked.output, name
+        assert plain.stdout.strip(), name
+        if name not in {"status", "watch"}:  # they say in the document what they say in words
+            assert plain.stdout.splitlines()[0] in asked.stderr, name
+
+
+def test_nothing_but_the_document_can_reach_standard_output_under_json():
+    @typer.Typer().command()
+    def command(as_json: document.Json = False) -> None:
+        sys.stdout.write("words\n")
+        document.print_json({"epsilon": float("inf"), "is_json": as_json})
+
+    alone = typer.Typer()
+    alone.command()(command)
+    done = CliRunner().invoke(alone, ["--json"])
+    assert json.loads(done.stdout) == {"epsilon": "infinity", "is_json": True}
+    assert done.stderr == "words\n"
+    assert CliRunner().invoke(alone, []).stdout.startswith("words\n{")
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        (["statuss"], "'status'"),
+        (["privacy", "calibrat"], "'calibrate'"),
+        (["run", "--engin", "ray"], "'--engine'"),
+        (["run", "--engine", "inlin"], "'inline'"),
+        (["run", QUICKSTART.replace("start.", "strt.")], "quickstart.toml'"),
+        (["run", "--set", "trainin.step_size=1"], "'training'"),
+        (["run", "--set", "training.step_siz=1"], "'step_size'"),
+        (["run", "--set", "training.kind=rsg"], "'rsgd'"),
+        (["run", "--set", "federation.cohort={kind='poison'}"], "'poisson'"),
+        (["run", "--set", "federation.replies.on_failure=retri"], "'retry'"),
+        (["graph", "--graph", "rng", "--nodes", "5"], "'ring'"),
+        (["reproduce", "000-11"], "'000-1'"),
+    ],
+    ids=lambda words: " ".join(words)[-30:] if isinstance(words, list) else "",
+)
+def test_a_word_that_is_nearly_right_is_told_the_right_one(words, meant, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(words)
+    shown = capsys.readouterr()
+    assert caught.value.code == 2
+    assert shown.out == ""
+    assert shown.err.count("\n") == 1
+    assert re.search(f"did you mean.*{re.escape(meant)}", shown.err, re.IGNORECASE), shown.err
+
+
+@pytest.mark.parametrize("words", [["audit"], ["plan", "x.toml"], ["export", "a b", "--out", "c"]])
+def test_whoever_interrupts_what_keeps_nothing_is_told_the_command(words, capsys, monkeypatch):
+    def ends(*_, **__):
+        raise Ended(2)
+
+    monkeypatch.setattr(typer.Typer, "__call__", ends)
+    with pytest.raises(SystemExit) as caught:
+        main(words)
+    assert caught.value.code == 130
+    said = capsys.readouterr().err
+    assert said.startswith("error: interrupted before anything was written; start again: manifed ")
+    assert said.strip().endswith("'a b' --out c" if words[0] == "export" else words[-1])
+
+
+@pytest.mark.parametrize("term", ["dumb", "unknown"])
+def test_a_terminal_that_cannot_move_its_cursor_gets_lines(term, monkeypatch):
+    class Screen(io.StringIO):
+        def isatty(self):
+            return True
+
+    monkeypatch.setenv("TERM", term)
+    stream = Screen()
+    with progress.progress_of(2, stream=stream) as told:
+        told(2, {"cost": 0.5})
+    with progress.over_runs(1, stream=stream) as ended:
+        ended("a run", None)
+    assert ESCAPE not in stream.getvalue()
+    assert stream.getvalue().startswith("round 2/2  cost 0.5")
+    assert not progress.is_screen(io.StringIO())
+
+
+def test_bash_and_zsh_are_given_a_script_that_asks_for_what_is_offered():
+    def said(**environment):
+        return CliRunner().invoke(cli.app, env=environment, prog_name="manifed").stdout
+
+    for shell, asks in (("bash", "complete -o default -F"), ("zsh", "compdef")):
+        script = said(_MANIFED_COMPLETE=f"source_{shell}")
+        assert asks in script
+        assert f"_MANIFED_COMPLETE=complete_{shell}" in script
+    offered = said(_MANIFED_COMPLETE="complete_zsh", _TYPER_COMPLETE_ARGS="manifed privacy c")
+    assert set(re.findall(r'"(\w+)":"', offered)) == {"compare", "calibrate", "curve"}
+    options = said(_MANIFED_COMPLETE="complete_zsh", _TYPER_COMPLETE_ARGS="manifed run --")
+    assert '"--resume":"Go on with the run in this folder' in options
+
+
+def test_the_credentials_tool_has_the_same_manners(tmp_path, capsys):
+    with pytest.raises(SystemExit) as caught:
+        credentials.main([])
+    shown = capsys.readouterr()
+    assert (caught.value.code, shown.out) == (2, "")
+    assert shown.err.startswith("error: ")
+    assert shown.err.count("\n") == 1
+    assert credentials.main([str(tmp_path / "keys"), "--supernodes", "1", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["supernode_keys"] == [str(tmp_path / "keys" / "supernode_0")]
