@@ -14,6 +14,7 @@ from typing import Any
 from docutils import nodes
 from myst_parser.parsers.sphinx_ import MystParser
 from sphinx.application import Sphinx
+from sphinx.errors import ExtensionError
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
@@ -108,8 +109,25 @@ def plain_types(
     return signature and beside.sub(r"\1", signature), returns
 
 
+def check_links(app: Sphinx, name: str, source: list[str]) -> None:
+    """Say which link leads to a file that is there and is no page; Sphinx says "not found"."""
+    page = Path(app.env.doc2path(name))
+    for link in re.findall(r"\]\(([^)\s#:]+\.md)(?:#[^)\s]*)?\)", source[0]):
+        target = (page.parent / link).resolve()
+        if (
+            target.is_file()
+            and str(target.relative_to(ROOT).with_suffix("")) not in app.env.found_docs
+        ):
+            raise ExtensionError(
+                f"{page.relative_to(ROOT)}: links to {link}, which is no page of the site: link to "
+                "a file below docs/, benchmarks/ or tests/, or add it to include_patterns of "
+                "docs/conf.py"
+            )
+
+
 def setup(app: Sphinx) -> None:
     """Notebooks are pages; docstrings are read before their sections are."""
+    app.connect("source-read", check_links)
     app.connect("autodoc-process-docstring", plain_prose, priority=400)
     app.connect("autodoc-process-signature", plain_types)
     app.add_source_suffix(".ipynb", "notebook")

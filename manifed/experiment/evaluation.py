@@ -4,6 +4,7 @@ They are diagnostics of a seeded simulation, never part of a release: `oracle_is
 are computed, and the privacy statement says what they would do to a release.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -104,9 +105,11 @@ class Judged:
     """Evaluations since the best."""
 
     def after(self, server_round: int, loss: float | None) -> "Judged":
-        """With one evaluation more; a loss that noise has drowned is no better."""
+        """With one evaluation more; what noise has drowned counts for nothing, NaN is no better."""
         if loss is None:
             return self
+        if math.isnan(loss):
+            return replace(self, since=self.since + 1)
         if self.best_loss is None or loss < self.best_loss:
             return Judged(loss, server_round)
         return replace(self, since=self.since + 1)

@@ -125,21 +125,32 @@ class Promise:
             return None
         return odometer.epsilon(self.adversaries[0], self.delta)
 
-    def spent(self, odometer: Odometer) -> list[dict[str, Any]]:
-        """Name, text, epsilon, delta and remark of every adversary, the headline first."""
+    def spent(self, odometer: Odometer, *, is_planned: bool = False) -> list[dict[str, Any]]:
+        """Name, text, epsilon, delta and remark of every adversary, the headline first.
+
+        ``is_planned``: what ``odometer`` counts is still to come.
+        """
         if self.delta is None:
             return []
         rows: list[dict[str, Any]] = []
         for adversary in self.adversaries:
             epsilon = odometer.epsilon(adversary, self.delta)
             rows.append(row(adversary.name, adversary.text, epsilon, self.delta))
-            if remark := self._remark(adversary, odometer):
+            if remark := self._remark(adversary, odometer, is_planned=is_planned):
                 rows[-1]["remark"] = remark
         return rows
 
-    def _remark(self, adversary: Adversary, odometer: Odometer) -> str | None:
+    def _remark(self, adversary: Adversary, odometer: Odometer, *, is_planned: bool) -> str | None:
         if adversary.sees_cohorts:
-            return f"realised: at most {odometer.participations} rounds a client"
+            rounds = odometer.participations
+            if not self.terms.is_drawn:
+                return f"realised: at most {rounds} rounds a client"
+            if is_planned:
+                return f"if a client is invited to all {rounds} rounds; the draws decide"
+            return (
+                f"realised: at most {rounds} rounds a client in the cohorts that were drawn; the "
+                "same config with other draws costs more or less"
+            )
         if adversary.releases == "aggregate" or not self.terms.is_drawn:
             return None
         planned = sum(terms.planned_draws for terms in self.plan) or self.terms.planned_draws
@@ -153,13 +164,15 @@ class Promise:
         noise_origins: Iterable[str] = (),
         has_oracle: bool | None = None,
         is_declared: bool = False,
+        is_planned: bool = False,
     ) -> dict[str, Any]:
         """The privacy statement as data (manifed/runs/statement.py prints it).
 
         ``noise_origins``: where the keys of noise came from; ``has_oracle`` None: as promised;
         ``is_declared``: whether clients in other processes said where their noise came from.
+        ``is_planned``: see `spent`.
         """
-        rows, notes = self.spent(odometer), list[str]()
+        rows, notes = self.spent(odometer, is_planned=is_planned), list[str]()
         if self.claim is not None:
             remark = {"remark": "Theorem 4.2 as printed: UNSOUND at record level"}
             claimed = self.claim.after(max(odometer.rounds_counted, 1))
@@ -179,7 +192,7 @@ class Promise:
     def planned(self, rounds: int) -> dict[str, Any]:
         """The statement of so many rounds, if all of them invite everybody."""
         plan = self.for_draws(rounds)
-        return plan.statement(plan.odometer(rounds))
+        return plan.statement(plan.odometer(rounds), is_planned=True)
 
     def for_draws(self, draws: int) -> "Promise":
         """The same promise, planned for so many draws; of a schedule, for so many of its rounds."""

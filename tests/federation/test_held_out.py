@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from manifed.algorithms.held_out import EVALUATE, PrivateEvaluation, ratio
+from manifed.algorithms.held_out import EVALUATE, PrivateEvaluation, StopWhen, ratio
 from manifed.algorithms.payloads import Point
 from manifed.errors import ConfigError
 from manifed.experiment.assembly import client_side, own_node, plan_of
@@ -242,6 +242,15 @@ def test_the_best_is_the_least_loss_and_a_drowned_one_counts_for_nothing():
     for server_round, loss in enumerate([0.5, None, 0.6, 0.4, 0.4], 1):
         judged = judged.after(server_round, loss)
     assert judged == Judged(0.4, 4, 1)
+
+
+def test_a_loss_that_is_no_number_is_never_the_best():
+    judged = Judged()
+    for server_round, loss in enumerate([math.nan, 0.5, math.nan, 0.4], 1):
+        judged = judged.after(server_round, loss)
+    assert judged == Judged(0.4, 4, 0)
+    assert Judged().after(1, math.nan) == Judged(None, 0, 1)
+    assert Judged(0.4, 4, 0).after(5, math.nan).is_over(StopWhen(no_better_for=1))
 
 
 def test_what_a_config_says_of_evaluation_today_has_the_hash_of_before():

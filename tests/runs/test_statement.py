@@ -6,6 +6,7 @@ import pytest
 
 from manifed.cli.launch import Request, launch
 from manifed.errors import ConfigError
+from manifed.experiment.assembly import facts_of
 from manifed.experiment.load import load
 from manifed.experiment.privacy import promise_of
 from manifed.privacy import accountant
@@ -60,6 +61,17 @@ def test_the_statement_is_what_an_auditor_reads_from_the_ledger_alone(tmp_path, 
     for one in manifest["privacy"]["adversaries"]:
         assert audited[one["name"]]["epsilon"] == pytest.approx(one["epsilon"], rel=1e-9)
         assert audited[one["name"]]["unit"] == manifest["privacy"]["unit"]
+
+
+@pytest.mark.parametrize("name", ["everyone", "fixed-size", "poisson"])
+def test_a_realised_number_says_that_other_draws_would_cost_something_else(name):
+    config = load(QUICKSTART, [*SETS, *CASES[name]])
+    promise = promise_of(config, facts_of(config).sizes)
+    made = promise.statement(promise.odometer(4))["adversaries"][0]["remark"]
+    planned = promise.planned(4)["adversaries"][0]["remark"]
+    assert made.startswith("realised: at most 4 rounds a client")
+    assert ("other draws costs more or less" in made) == (name != "everyone")
+    assert ("if a client is invited to all 4 rounds" in planned) == (name != "everyone")
 
 
 def test_a_target_is_met_and_not_wasted(tmp_path):
