@@ -9,15 +9,16 @@ and on MNIST's test set (below MANIFED_DATA).
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from itertools import islice
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from matplotlib import rc_context
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
-from manifed.runs.report.figures import COLORS, STYLE
+from manifed.runs.report.figures import COLORS, DASHES, STYLE
 from manifed.runs.report.panels import save
 from reproduction.checks_002 import classifiers, network
 from reproduction.checks_002.settings import (
@@ -146,8 +147,9 @@ def draw(name: str, out: Path, is_quick: bool = False) -> list[Path]:
                                for row in zip(*found.values(), strict=True))]  # fmt: skip
     table.write_text("\n".join(rows) + "\n")
     with rc_context(rc=STYLE):
-        figure = Figure(figsize=(9.6, 3.8), layout="constrained")
-        panels = figure.subplots(1, 2)
+        count = len(_drawn(found)) if name == "002-6" else 2
+        figure = Figure(figsize=(4.8 * count, 3.8), layout="constrained")
+        panels = figure.subplots(1, count, squeeze=False)[0]
         if name == "002-1":
             _draw_errors(panels, found)
         elif name == "002-2":
@@ -185,58 +187,67 @@ def _draw_totals(figure: Any, panels: Sequence[Any], found: Curves) -> None:
         axes.grid(visible=False)
         axes.set_xlabel("$\\eta$")
         axes.set_ylabel("$\\gamma$")
-        axes.set_title(f"({'ab'[number - 1]}) Algorithm {number}: epsilon of all rounds")
+        axes.set_title(f"({'ab'[number - 1]}) Algorithm {number}: $\\varepsilon$ of all rounds")
         figure.colorbar(image, ax=axes)
 
 
 def _draw_rivals(panels: Sequence[Any], found: Curves) -> None:
     for axes, (title, what, scale) in zip(
         panels,
-        (("(a) error", "MSE", "log"), ("(b) privacy, C = 0.2", "epsilon", "log")),
+        (("(a) error", "MSE", "log"), ("(b) privacy, $C$ = 0.2", "epsilon", "log")),
         strict=True,
     ):
         names = [name for name in found if name.endswith(f": {what}")]
-        for name, color in zip(names, COLORS, strict=False):
-            axes.plot(
-                found["iteration"], found[name], color=color, label=name.removesuffix(f": {what}")
-            )
+        for name, color, dash in zip(names, COLORS, cycle(DASHES), strict=False):
+            label = _worded(name.removesuffix(f": {what}"))
+            axes.plot(found["iteration"], found[name], color=color, linestyle=dash, label=label)
         _scaled(axes, title, what, scale)
 
 
 def _draw_accuracies(panels: Sequence[Any], found: Curves) -> None:
     for task, axes in zip(TASKS, panels, strict=True):
-        for reading, color in zip(network.READINGS, COLORS, strict=False):
+        for reading, color, dash in zip(network.READINGS, COLORS, cycle(DASHES), strict=False):
             label = "fixed batch, like [42]" if reading == "fixed" else f"gradients {reading}"
-            axes.plot(found["iteration"], found[f"{reading}; {task}"], color=color, label=label)
+            accuracy = found[f"{reading}; {task}"]
+            axes.plot(found["iteration"], accuracy, color=color, linestyle=dash, label=label)
         axes.set_ylim(0, 1)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set_xlabel("iteration")
         axes.set_ylabel("accuracy of the worst agent")
         axes.set_title(task)
         axes.legend(fontsize=8)
 
 
+def _drawn(found: Curves) -> list[str]:
+    """The tasks of Figure 6 that were run on: a quick look has one of them."""
+    return [task for task in BESIDE_RIVALS if any(name.endswith(f"; {task}") for name in found)]
+
+
 def _draw_classifiers(panels: Sequence[Any], found: Curves) -> None:
-    for task, axes in zip(BESIDE_RIVALS, panels, strict=True):
+    for task, axes in zip(_drawn(found), panels, strict=True):
         names = [name for name in found if name.endswith(f"; {task}")]
-        for name, color in zip(names, COLORS, strict=False):
+        for name, color, dash in zip(names, COLORS, cycle(DASHES), strict=False):
             accuracy = np.array(found[name])
             own = np.isfinite(accuracy)
-            label = name.removesuffix(f"; {task}")
-            axes.plot(np.array(found["iteration"])[own], accuracy[own], color=color, label=label)
+            label = _worded(name.removesuffix(f"; {task}"))
+            shown = np.array(found["iteration"])[own]
+            axes.plot(shown, accuracy[own], color=color, linestyle=dash, label=label)
         axes.set_ylim(0, 1)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set_xlabel("iteration")
         axes.set_ylabel("accuracy of the worst agent")
         axes.set_title(task)
-        if names:
-            axes.legend(fontsize=7)
-        else:
-            axes.text(0.5, 0.5, "left out of a quick look", ha="center", transform=axes.transAxes)
+        axes.legend(fontsize=7)
 
 
 def _scaled(axes: Any, title: str, what: str, scale: str) -> None:
     axes.set_xscale("log")
     axes.set_yscale(scale)
     axes.set_xlabel("iteration")
-    axes.set_ylabel(what)
+    axes.set_ylabel("$\\varepsilon$" if what == "epsilon" else what)
     axes.set_title(title)
     axes.legend(fontsize=8)
+
+
+def _worded(name: str) -> str:
+    return name.replace("A(DP)^2SGD", "A(DP)$^2$SGD")
