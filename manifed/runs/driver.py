@@ -365,6 +365,7 @@ class _Run:
         self._newest: RoundReport | None = None
         self._saved_round = 0
         self._judged = job.start.judged
+        self._newest_seen: tuple[Tensor, dict[str, float | None]] | None = None
         self._mechanism = example_mechanism(job.config, job.plan.num_examples)
 
     @property
@@ -461,8 +462,7 @@ class _Run:
     ) -> dict[str, float | None]:
         """What the row of a round says of its model."""
         held, row = self._config.evaluation, dict[str, float | None]()
-        if self._evaluator is not None:
-            row |= self._evaluator.row(model)
+        row |= self._seen(model)
         if held.kind == "private":
             row |= dict.fromkeys(HELD_OUT)
             if held_out is not None:
@@ -474,6 +474,14 @@ class _Run:
                 x = model.to("cpu").contiguous()
                 self._folder.save_tensors("best", {"x": x, "round": torch.tensor(server_round)})
         return row
+
+    def _seen(self, model: Tensor) -> dict[str, float | None]:
+        """What the evaluator says of a model; of the one before it says the same again."""
+        if self._evaluator is None:
+            return {}
+        if self._newest_seen is None or not torch.equal(self._newest_seen[0], model):
+            self._newest_seen = model, self._evaluator.row(model)
+        return self._newest_seen[1]
 
     def _best(self, model: Tensor) -> Tensor:
         """The model of the round that evaluations liked best, where that is asked for."""
@@ -527,7 +535,7 @@ class _Run:
             self._save_checkpoint(self._rounds, state)
         self._folder.save_tensors("model", {"x": model.to("cpu").contiguous()})
         with self._evaluation_time():
-            final_row = self._evaluator.row(model) if self._evaluator else {}
+            final_row = self._seen(model)
         final: dict[str, Any] = {
             "relative_cost_gap": final_row.get("relative_cost_gap"),
             "gradient_norm": final_row.get("gradient_norm"),
