@@ -15,13 +15,13 @@ HERE = Path(__file__).parent
 CONFIG = HERE.parents[1] / "configs" / "quickstart.toml"
 SWEEP = "first-component"
 STEPS = ("sweep", str(CONFIG), "--set", "training.step_size=0.5,0.25", "--seeds", "0-2")
-WIDTH, COLOURS = 900, 48
+WIDTH, COLOURS = 900, 128
 FIGURES = {
     "000-3-regime": (),
     "000-5": (),
     "001-private": (),
     "002-1": (),
-    "003-3c": ("--only", "*tree*", "--seeds", "3"),
+    "003-3c": ("--only", "*tree*"),
     "004-2": (),
 }
 """The ones that take some minutes; 000-5 reads the published embedding below MANIFED_DATA."""
