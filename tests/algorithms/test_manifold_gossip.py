@@ -65,7 +65,7 @@ def test_mixing_stays_on_the_manifold_and_agrees_in_the_end(place, consensus):
     same = mixed(manifold, away, away, consensus=consensus)
     assert (same - away).abs().max() <= 1e-12
     first = float((models - models.mean(0)).norm())
-    for _ in range(40):
+    for _ in range(20):  # the ring of six takes 2/3 of a difference to the next round
         models = mixed(manifold, models, models, consensus=consensus)
     assert float(manifold.membership_defect(models).max()) <= 1e-10
     assert float((models - models.mean(0)).norm()) <= 1e-3 * first
@@ -89,7 +89,9 @@ def test_complete_mixing_is_the_star(problem):
         assert abs(found - expected.numpy()).max() <= 1e-9, way
 
 
-@pytest.mark.parametrize("consensus", ["tangent-mean", "projection"])
+@pytest.mark.parametrize(
+    "consensus", [pytest.param("tangent-mean", marks=pytest.mark.slow), "projection"]
+)
 def test_private_nodes_are_alike_in_every_transport_and_noised(consensus):
     configs = [on_manifold("kpca", privacy=p, consensus=consensus) for p in (NOISE, None)]
     found = models_of(configs[0], "memory")

@@ -166,7 +166,7 @@ def heterogeneous(shape, clients=4, rows=3, seed=1):
         (Sphere(), (5,)),
         (Stiefel(), (6, 2)),
         (Oblique(), (4, 3)),
-        (SpecialOrthogonal(), (3, 3)),
+        pytest.param(SpecialOrthogonal(), (3, 3), marks=pytest.mark.slow),
     ],
     ids=lambda value: getattr(value, "name", ""),
 )

@@ -76,6 +76,7 @@ def test_a_larger_penalty_keeps_clients_nearer_and_the_published_sign_pushes_the
     assert reached(penalty_weight=5.0, sign="published-code") > free
 
 
+@pytest.mark.slow
 def test_the_right_sign_drifts_less():
     problem, shards = KPCA(3), pca_shards()
     x = start(problem, shards)

@@ -43,6 +43,7 @@ def sampling_variance(problem, x, shards, batch):
     return worst
 
 
+@pytest.mark.slow
 def test_the_bound_of_theorem_4_3_holds_with_sampling_on_average():
     problem, shards, batch, rounds = KPCA(3), pca_shards(), 2, 10
     x, constants = start(problem, shards), client_constants(shards, 3)

@@ -39,7 +39,8 @@ def test_theory_step_sizes_meet_the_condition_with_equality():
 
 
 @pytest.mark.parametrize(
-    ("clients", "local_steps", "rounds"), [(6, 5, 150), (6, 1, 60), (3, 8, 60)]
+    ("clients", "local_steps", "rounds"),
+    [pytest.param(6, 5, 150, marks=pytest.mark.slow), (6, 1, 60), (3, 8, 60)],
 )
 def test_the_bound_of_theorem_4_3_holds(clients, local_steps, rounds):
     problem, shards = KPCA(3), pca_shards(clients)

@@ -84,7 +84,13 @@ def test_dp_rsvrg_as_printed_spends_far_more_than_it_states(name, least):
 
 
 # -- algorithms: checks 5, 15 and 16 ---------------------------------------------------------
-@pytest.mark.parametrize("name", optimum.RUNS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] if name.startswith("SPD") else [])
+        for name in optimum.RUNS
+    ],
+)
 def test_without_noise_the_optimum_is_reached(name):
     assert optimum.relative_gap(name) < 1e-6
 

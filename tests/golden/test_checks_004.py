@@ -5,7 +5,7 @@ import pytest
 from reproduction.checks_004 import CHECKS, least_squares
 
 pytestmark = pytest.mark.golden
-QUICK = ("1", "2", "3", "5", "6", "7", "9", "10", "11", "23")
+QUICK = ("1", "2", "3", "5", "6", "7", "9", "11", "23")
 
 
 @pytest.mark.parametrize("check", QUICK)
@@ -20,7 +20,7 @@ def test_what_holds_in_a_regime_alone(check):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("check", ["4", "8", "18", "21", "25"])
+@pytest.mark.parametrize("check", ["4", "8", "10", "18", "21", "25"])
 def test_a_drawn_check_reproduces(check):
     assert CHECKS[f"004-H{check}"]().verdict == "reproduced"
 

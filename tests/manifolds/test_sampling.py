@@ -69,13 +69,14 @@ def test_basis_draws_have_the_exact_law(manifold: Manifold, shape: tuple[int, ..
     assert_chi_square(manifold, x, torch.tensordot(coefficients, basis, dims=1))
 
 
+@pytest.mark.slow
 @pytest.mark.statistical
 @pytest.mark.parametrize(
     ("manifold", "shape", "step"),
     [
         (Sphere(), (6,), "adaptive"),
-        pytest.param(Sphere(), (6,), 0.25, marks=pytest.mark.slow),
-        pytest.param(PoincareBall(), (5,), "adaptive", marks=pytest.mark.slow),
+        (Sphere(), (6,), 0.25),
+        (PoincareBall(), (5,), "adaptive"),
     ],
 )
 def test_converged_chains_have_the_exact_law(manifold: Manifold, shape, step):
@@ -116,7 +117,9 @@ def test_basis_sampling_is_normals_times_the_basis_of_each_point():
         assert torch.allclose(draws[i], expected, atol=1e-14)
 
 
-@pytest.mark.parametrize(("dim", "stddev"), [(2, 0.02), (11, 1.0)])
+@pytest.mark.parametrize(
+    ("dim", "stddev"), [(2, 0.02), pytest.param(11, 1.0, marks=pytest.mark.slow)]
+)
 def test_the_published_chain_returns_zero_noise_and_ours_refuses_it(dim: int, stddev: float):
     """SPD, unit steps whatever the target: no move is accepted in 710 steps."""
     x = torch.eye(dim, dtype=torch.float64)

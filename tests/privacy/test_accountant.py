@@ -260,6 +260,7 @@ DELTAS = st.integers(2, 9).map(lambda n: 10.0**-n)
 SLACK = 1 + 1e-9
 
 
+@settings(max_examples=20)
 @given(NOISES, RATES, COUNTS, DELTAS)
 def test_poisson_prices_are_monotone_in_every_parameter(z, q, count, delta):
     base = accountant.epsilon([poisson(z, q, count)], delta)

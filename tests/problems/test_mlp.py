@@ -86,7 +86,7 @@ def test_plain_gradient_descent_learns_the_digits():
         problem.manifold, problem.point_shape(shard), torch.Generator().manual_seed(0)
     )
     share = torch.full((len(shard),), 1 / len(shard), dtype=torch.float64)
-    for _ in range(150):
+    for _ in range(80):
         x = x - 0.5 * problem.rgrad_sum(x, shard, share)
     assert float(problem.correct(x, shard).mean()) > 0.9
 

@@ -168,7 +168,14 @@ OWN = {
 }
 
 
-@pytest.mark.parametrize(("name", "sets"), OWN.values(), ids=OWN.keys())
+@pytest.mark.parametrize(
+    ("name", "sets"),
+    [
+        OWN["sphere"],
+        pytest.param(*OWN["SPD"], marks=pytest.mark.slow),
+    ],
+    ids=OWN,
+)
 def test_a_config_is_attacked_on_its_own_problem_at_its_own_steps(name, sets):
     config = load(CONFIGS / name, sets)
     mechanism = ExampleMechanism(l2_norm_clip=0.5, noise=RelativeNoise(multiplier=0.8))
