@@ -45,11 +45,11 @@ class Sphere(Manifold):
 
     def proju(self, x: Tensor, u: Tensor) -> Tensor:
         """The orthogonal projection u - <x, u> x."""
-        return u - _dot(x, u) * x
+        return torch.addcmul(u, _dot(x, u), x, value=-1.0)
 
     def egrad2rgrad(self, x: Tensor, u: Tensor) -> Tensor:
         """The projection of the Euclidean gradient."""
-        return u - _dot(x, u) * x
+        return torch.addcmul(u, _dot(x, u), x, value=-1.0)
 
     def inner(
         self, x: Tensor, u: Tensor, v: Tensor | None = None, *, keepdim: bool = False
