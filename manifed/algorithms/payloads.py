@@ -47,7 +47,7 @@ class Payload:
 
     def num_bytes(self) -> int:
         """Size of the tensors in bytes."""
-        return sum([t.nbytes for t in self.tensors().values()])
+        return sum([getattr(self, name).nbytes for name in _names(type(self))])
 
     @classmethod
     def stack(cls, payloads: "list[Self]") -> Self:

@@ -2,10 +2,11 @@
 
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, pairwise
-from typing import Literal
+from types import MappingProxyType
+from typing import Literal, NamedTuple
 
 import torch
 from pydantic import Field
@@ -65,18 +66,17 @@ class Fetched(Collected):
         return self._bring()
 
 
-@dataclass(frozen=True)
-class Replies:
+class Replies(NamedTuple):
     """The usable uploads of a phase, stacked in the order of ``partitions``."""
 
     partitions: tuple[int, ...]
     uploads: Payload
-    failures: Mapping[int, Failure] = field(default_factory=dict)
+    failures: Mapping[int, Failure] = MappingProxyType({})
     bytes_down: int = 0
     bytes_up: int = 0
     noise_origins: frozenset[str] = frozenset()
     """Where the keys of the clients' noise came from, as their replies say (flower/records.py)."""
-    nodes: Mapping[int, int] = field(default_factory=dict)
+    nodes: Mapping[int, int] = MappingProxyType({})
     """Which node answers for a client, where there are nodes: failures name it."""
     chunks: tuple[int, ...] = ()
     """How many neighbouring rows were computed together, and are summed first; (): all."""
@@ -87,7 +87,7 @@ class Replies:
         """The same with the uploads themselves."""
         if self.sums is None:
             return self
-        return replace(self, uploads=self.sums.fetch(), sums=None)
+        return self._replace(uploads=self.sums.fetch(), sums=None)
 
     def of_rows(self, rows: Sequence[int]) -> "Replies":
         """Some of the replies, ``rows`` ascending."""
@@ -95,8 +95,7 @@ class Replies:
         uploads = self.uploads.take(place.to(next(iter(self.uploads.tensors().values())).device))
         ends = [0, *accumulate(self.chunks)]
         left = (bisect_left(rows, b) - bisect_left(rows, a) for a, b in pairwise(ends))
-        return replace(
-            self,
+        return self._replace(
             partitions=tuple(self.partitions[row] for row in rows),
             uploads=uploads,
             bytes_up=uploads.num_bytes(),
@@ -114,7 +113,7 @@ class Replies:
         )
         whole = [t.new_zeros(len(partitions), *t.shape[1:]).index_copy(0, rows, t) for t in stacked]
         uploads = type(self.uploads)(*whole)
-        return replace(self, partitions=partitions, uploads=uploads, chunks=())
+        return self._replace(partitions=partitions, uploads=uploads, chunks=())
 
 
 class ReplyPolicy(Frozen):

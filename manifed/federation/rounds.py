@@ -14,7 +14,6 @@ of `Rules`; a strategy may have its own.
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -495,7 +494,7 @@ def _without_culprits(bad: BadState, now: Attempt, replies: Replies) -> Replies:
         some = ", ".join(str(i) for i in list(culprits)[:5])
         raise BadState(f"{bad}; so does each upload alone, of the clients {some}") from None
     left = [row for row, i in enumerate(replies.partitions) if i not in culprits]
-    return replace(replies.of_rows(left), failures=culprits)
+    return replies.of_rows(left)._replace(failures=culprits)
 
 
 def _usable(state: ServerState, plan: Plan, server_round: int) -> ServerState:

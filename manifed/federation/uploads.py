@@ -36,12 +36,12 @@ def refuse_bad_rows(expected: Expectation, replies: Replies) -> Replies:
         torch.logical_and, (_fitting_rows(expected, name, u) for name, u in stacked.items())
     )
     if bool(good.all()):
-        return replace(replies, failures=failures) if failures else replies
+        return replies._replace(failures=failures) if failures else replies
     for row in (~good).nonzero()[:, 0].tolist():
         i = replies.partitions[row]
         unusable = Failure("unusable", _row_failure(expected, stacked, row))
         failures[i] = _told(replies, i, unusable)
-    return replace(replies.of_rows(good.nonzero()[:, 0].tolist()), failures=failures)
+    return replies.of_rows(good.nonzero()[:, 0].tolist())._replace(failures=failures)
 
 
 def flaw(name: str, tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> str | None:

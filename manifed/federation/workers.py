@@ -21,7 +21,7 @@ import tempfile
 import time
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Self
 
@@ -248,7 +248,7 @@ class WorkersTransport:
             for k in range(len(next(iter(part.values()))))
         )
         fetch = partial(self._fetch, phase, [k for (k, _), answer in answers if answer.chunks])
-        return replace(came, sums=Summed(sums, fetch))
+        return came._replace(sums=Summed(sums, fetch))
 
     def _ask(
         self,

@@ -203,7 +203,7 @@ def failing_once(config, node, server_round):
             rows = [row for row in range(len(partitions)) if row != node]
             kept = tuple(partitions[row] for row in rows)
             gone = {node: Failure("late", "no reply")}
-            return replace(found, partitions=kept, uploads=found.uploads.take(torch.tensor(rows)),
+            return found._replace(partitions=kept, uploads=found.uploads.take(torch.tensor(rows)),
                            failures=gone)  # fmt: skip
 
     return Lossy(), lost

@@ -79,7 +79,7 @@ class Watched:
         gone = {i: Failure("late", "no reply") for i in found.partitions if i in self.lost}
         kept = tuple(found.partitions[row] for row in rows)
         uploads = found.uploads.take(torch.tensor(rows, dtype=torch.long))
-        return replace(found, partitions=kept, uploads=uploads, failures={**found.failures, **gone})
+        return found._replace(partitions=kept, uploads=uploads, failures={**found.failures, **gone})
 
     def uploads(self, phase, server_round):
         (found,) = [r.uploads.u for h, _, r in self.seen
@@ -241,7 +241,7 @@ def test_a_survivor_that_does_not_reveal_fails_the_round(tmp_path):
                 return found
             some = found.uploads.take(slice(1, None))
             gone = {found.partitions[0]: Failure("late", "no reply")}
-            return replace(found, partitions=found.partitions[1:], uploads=some, failures=gone)
+            return found._replace(partitions=found.partitions[1:], uploads=some, failures=gone)
 
     transport.inner = Half()
     with pytest.raises(RoundFailed, match="expected all 5 survivors to reveal"):

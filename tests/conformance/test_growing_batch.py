@@ -171,7 +171,7 @@ def losing(server_round):
             found = super().exchange(header, *rest)
             if (header.server_round, header.attempt) == (server_round, 0):
                 lost = dict.fromkeys(found.partitions, Failure("late", "no reply"))
-                found = replace(found, failures=lost)
+                found = found._replace(failures=lost)
             return found
 
     return Losing
