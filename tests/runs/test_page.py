@@ -4,12 +4,9 @@ import base64
 import hashlib
 import itertools
 import json
-import os
 import re
-import subprocess
 from dataclasses import replace
 from html.parser import HTMLParser
-from pathlib import Path
 
 import pytest
 
@@ -19,6 +16,7 @@ from manifed.runs.report.chart import Chart, Line, number
 from manifed.runs.report.page import page_of
 from manifed.runs.report.runs import read
 from manifed.runs.report.words import of_bound
+from tests.runs.browser import Browser
 from tests.runs.test_public import launched
 from tests.runs.test_report import write_run
 
@@ -240,22 +238,70 @@ def test_a_pattern_of_folders_takes_the_runs_among_them(tmp_path, capsys, monkey
 
 
 @pytest.mark.slow
-def test_a_browser_opens_the_page_without_a_complaint(pages, tmp_path):
+def test_a_browser_opens_the_page_and_a_keyboard_a_dark_screen_and_paper_will_do(pages, tmp_path):
     path = tmp_path / "report.html"
     path.write_text(pages["several"])
-    words = [
-        "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run",
-        "--disable-background-networking", f"--user-data-dir={tmp_path / 'profile'}",
-        "--enable-logging=stderr", "--dump-dom", path.as_uri(),
-    ]  # fmt: skip
-    done = subprocess.run(
-        ["chromium", *words], check=True, capture_output=True, text=True, timeout=60,
-        env={**os.environ, "HOME": str(tmp_path)},
-    )  # fmt: skip
-    assert "CONSOLE" not in done.stderr
-    tree = Tree(done.stdout.partition("<!DOCTYPE html>")[2])
-    plots = [a for a in tree.all("div") if a.get("class") == "plot"]
-    assert plots
-    assert all(a["tabindex"] == "0" and a["role"] == "group" and a["aria-label"] for a in plots)
-    assert len(tree.all("output")) == len(plots)
-    assert Path(path).stat().st_size < 2_000_000
+    assert path.stat().st_size < 2_000_000
+    with Browser(tmp_path / "profile") as browser:
+        browser.open(path.as_uri())
+        tree = Tree(browser.value("document.documentElement.outerHTML"))
+        plots = [a for a in tree.all("div") if a.get("class") == "plot"]
+        assert plots
+        assert all(a["tabindex"] == "0" and a["role"] == "group" and a["aria-label"] for a in plots)
+        assert len(tree.all("output")) == len(plots)
+        assert steps_through_values(browser) == {
+            "ArrowRight": [0, 0], "ArrowDown": [1, 0], "ArrowUp": [0, 0], "ArrowLeft": [0, 0]
+        }  # fmt: skip
+        colours = {media: shown(browser, media) for media in ("light", "dark")}
+        assert colours["light"] != colours["dark"]
+        pdf = printed(browser)
+        assert not browser.heard("Runtime.consoleAPICalled", "Log.entryAdded")
+        assert not browser.heard("Runtime.exceptionThrown")
+    assert 3 <= len(re.findall(rb"/Type /Page\b", pdf)) <= 40
+
+
+FOCUS = "document.activeElement"
+POINT = f"""(() => {{
+  const lines = [...{FOCUS}.querySelectorAll(".dots")].map(g => [...g.children]);
+  const on = {FOCUS}.querySelector(".on"), i = lines.findIndex(dots => dots.includes(on));
+  const said = {FOCUS}.nextElementSibling.textContent;
+  return on.querySelector("title").textContent === said ? [i, lines[i].indexOf(on)] : said;
+}})()"""
+
+
+def steps_through_values(browser):
+    """Which curve and value each arrow leads to, from the first figure that Tab reaches."""
+    while browser.value(f"{FOCUS}.className") != "plot":
+        browser.press("Tab")
+    found = {}
+    for key in ("ArrowRight", "ArrowDown", "ArrowUp", "ArrowLeft"):
+        browser.press(key)
+        found[key] = browser.value(POINT)
+    return found
+
+
+def shown(browser, scheme):
+    """The colours of page and text, which differ enough to be read."""
+    scheme = [{"name": "prefers-color-scheme", "value": scheme}]
+    browser("Emulation.setEmulatedMedia", features=scheme)
+    style = "getComputedStyle(document.body)"
+    found = browser.value(f"[{style}.backgroundColor, {style}.color]")
+    page, ink = ("#" + "".join(f"{int(n):02x}" for n in re.findall(r"[0-9]+", c)) for c in found)
+    assert contrast(page, ink) >= 7
+    return page, ink
+
+
+def printed(browser):
+    """The page on A4, without what only a screen needs, on white even where the screen is dark."""
+    browser("Emulation.setEmulatedMedia", media="print")
+    for hidden in ("nav", "output", ".screen", "details"):
+        assert browser.value(f"getComputedStyle(document.querySelector('{hidden}')).display") == (
+            "none"
+        )
+    assert browser.value("getComputedStyle(document.querySelector('.paper')).display") == "block"
+    assert browser.value(f"getComputedStyle({FOCUS}).outlineStyle") == "none"
+    assert browser.value("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    browser("Emulation.setEmulatedMedia", media="")
+    paper = {"paperWidth": 8.27, "paperHeight": 11.69}
+    made = browser("Page.printToPDF", printBackground=True, preferCSSPageSize=True, **paper)
+    return base64.b64decode(made["data"])
