@@ -19,7 +19,7 @@ from manifed.experiment.assembly import facts_of
 from manifed.experiment.schema import CorrelatedNoise, Experiment
 from manifed.privacy.secldp import calibrate_masks, paper_slope
 from manifed.runs.report.figures import COLORS, DASHES
-from manifed.runs.report.panels import COLUMN, SMALL, save
+from manifed.runs.report.panels import COLUMN, SMALL, WORDS, plain_ticks, save
 from manifed.runs.report.runs import Run
 from reproduction.checks_004.learning import local_stddev
 
@@ -115,8 +115,9 @@ def draw(
         axes.minorticks_off()
         if panel.is_log:
             axes.set_yscale("log")
+            plain_ticks(axes)
         axes.set_xlabel("$\\varepsilon$")
-        axes.set_ylabel(panel.column.replace("_", " "))
+        axes.set_ylabel(WORDS.get(panel.column, panel.column))
         axes.set_title(panel.title)
         drawn.legend(loc="outside lower center", ncols=2)
         return [*save(drawn, table.with_suffix(""), is_quick=is_quick), table]

@@ -53,6 +53,7 @@ WORDS = {
     "uploads": "matrices sent by a client",
     "accuracy": "accuracy",
     "seconds": "seconds a round",
+    "optimum_distance": "mean squared distance to $x^*$",
 }
 QUICK_LOOK = "quick look: the first rounds of one seed, not the whole figure"
 RunsOf = Mapping[str, Sequence[Run]]
@@ -173,10 +174,19 @@ def _draw(
         (axes.set_xscale if side == "x" else axes.set_yscale)("log")
     if row.least is not None:
         axes.set_ylim(bottom=row.least)
+    plain_ticks(axes)
     axes.margins(x=0.02)
     axes.set_xlabel(WORDS.get(row.x, row.x.replace("_", " ")))
     if is_first:
         axes.set_ylabel(WORDS.get(row.y, row.y.replace("_", " ")))
+
+
+def plain_ticks(axes: "Axes") -> None:
+    """Plain numbers on a logarithmic y axis that has less than a decade: no powers of ten."""
+    low, high = axes.get_ylim()
+    if axes.get_yscale() == "log" and 0 < low < high < 10 * low:
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_minor_formatter("{x:g}")
 
 
 def _place(figure: FigureOf, label: str) -> int:
