@@ -268,6 +268,8 @@ def main() -> None:
         return
     torch.set_num_threads(1)
     kept = given.out / "workers.json" if given.out else None
+    if given.out:
+        given.out.mkdir(parents=True, exist_ok=True)
     found = json.loads(kept.read_text()) if kept and kept.exists() else {}
     for name in given.only:
         said = circumstances().splitlines()[-1]
