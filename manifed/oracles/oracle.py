@@ -534,7 +534,10 @@ class Oracle:
         if asked.stddev is None:
             return narrowed(mean, x.dtype)
         noise = self._noise(asked, x, manifold, normals)
-        return (mean + asked.stddev_for(manifold.ndim) * noise).to(x.dtype)
+        stddev = asked.stddev_for(manifold.ndim)
+        if isinstance(stddev, Tensor):
+            return torch.addcmul(mean, stddev, noise).to(x.dtype)
+        return torch.add(mean, noise, alpha=stddev).to(x.dtype)
 
     def _least_noise(self, asked: Asked, x: Tensor) -> float:
         """The least deviation of an entry of what is added at x, in flat space.

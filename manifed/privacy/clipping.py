@@ -31,7 +31,7 @@ def clip_factors(norms: Tensor, l2_norm_clip: float | Tensor) -> Tensor:
     _check_bound(l2_norm_clip)
     if norms.dtype != torch.float64:
         return _narrow_factors(norms.to(torch.float64), l2_norm_clip, norms.dtype)
-    factors = (l2_norm_clip / norms).clamp_max(1.0)
+    factors = (norms.reciprocal() * l2_norm_clip).clamp_max_(1.0)
     is_usual = isinstance(l2_norm_clip, float) and l2_norm_clip >= SMALLEST_CLIP
     if is_usual and factors.numel() and float(factors.amin()) >= SMALLEST_FACTOR:
         return factors  # the least is NaN where one is

@@ -64,7 +64,7 @@ Array = npt.NDArray[Any]
 SUMMANDS: Final = 4
 WORD: Final = np.dtype("<u8")
 _SQRT2: Final = math.sqrt(2.0)
-_TILE_BLOCKS: Final = 8192
+_TILE_BLOCKS: Final = 16384
 _FEW: Final = 16
 _INDEX: Final = np.arange(_TILE_BLOCKS, dtype=WORD)
 _AHEAD: Final = 1 << 14
@@ -561,6 +561,8 @@ class NoiseSource:
         reading: Reading,
     ) -> Tensor:
         """`_draw` at every address, which stand in front, in one call."""
+        if len(addresses) == 1:
+            return self._draw(shape, addresses[0], partition, start, reading).unsqueeze(0)
         partitions = (partition,) if isinstance(partition, int) else tuple(partition)
         count, first = math.prod(shape), reading.block(start)
         stop = first + -(-count * reading.words // 2)

@@ -20,8 +20,8 @@ def row_products(rows: Tensor, x: Tensor) -> Tensor:
     if rows.dim() == 2:
         return torch.matmul(x, rows.mT)
     if rows.dim() == 3 and x.dim() == 2 and rows.shape[0] == x.shape[0]:
-        # as matmul, with less to find out
-        return torch.bmm(rows, x.unsqueeze(-1)).squeeze(-1)
+        # a point from the left: the other way round torch takes up to four times as long
+        return torch.bmm(x.unsqueeze(-2), rows.mT).squeeze(-2)
     return torch.matmul(rows, x.unsqueeze(-1)).squeeze(-1)
 
 

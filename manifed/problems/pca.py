@@ -96,7 +96,7 @@ class PrincipalEigenvector(FiniteSum):
     def gradients(self, x: Tensor, examples: Examples) -> "AlongX":
         """The same by one product with the rows, and a sum of them by another."""
         z = examples.tensors["z"]
-        s = x @ z.mT if z.dim() == 2 else (z @ x.unsqueeze(-1)).squeeze(-1)
+        s = x @ z.mT if z.dim() == 2 else (x.unsqueeze(-2) @ z.mT).squeeze(-2)
         return AlongX(x, examples, s)
 
     def optimum(self, shards: Shards, weights: Tensor | None = None) -> Optimum:
