@@ -22,7 +22,7 @@ from manifed.privacy.secldp import (
     worst,
 )
 from manifed.runs.report.figures import COLORS, STYLE
-from manifed.runs.report.panels import save
+from manifed.runs.report.panels import plain_ticks, save
 
 RING, ROUNDS, DELTA = Ring().build(16), 1000, 1e-5
 BATCH, EXAMPLES = 64, 3750
@@ -76,12 +76,12 @@ def example_level(sigma_cor: float) -> dict[str, float]:
 
 FIGURES: Mapping[str, AccountantFigure] = {
     "004-2": AccountantFigure(
-        "Figure 2: user level, T = 1000, C = 1, sigma_cdp = 41.68",
+        "Figure 2: user level, $T$ = 1000, $C$ = 1, $\\sigma_{cdp}$ = 41.68",
         (1, 2, 5, 10, 20, 50, 100, 150, 200, 300, 500, 700, 1000),
         user_level,
     ),
     "004-3": AccountantFigure(
-        "Figure 3: example level, T = 1000, C = 1, b = 64, sigma_cdp = 0.005",
+        "Figure 3: example level, $T$ = 1000, $C$ = 1, $b$ = 64, $\\sigma_{cdp}$ = 0.005",
         (0.001, 0.003, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.06, 0.08, 0.1),
         example_level,
     ),
@@ -111,6 +111,7 @@ def draw(name: str, out: Path, is_quick: bool = False) -> list[Path]:
             axes.plot(chosen.masks, values, color=color, marker="o", markersize=3, label=label)
         axes.set_yscale("log")
         axes.set_xscale("log")
+        plain_ticks(axes)
         axes.set_xlabel("$\\sigma_{cor}$")
         axes.set_ylabel("$\\varepsilon$")
         axes.set_title(chosen.title, fontsize=9)

@@ -50,7 +50,7 @@ WORDS = {
     "gradients": "gradients of records / n",
     "gradient_norm": "$\\|\\mathrm{grad}\\,f(x)\\|$",
     "relative_cost_gap": "relative cost gap",
-    "uploads": "matrices sent by a client",
+    "uploads": "matrices per client",
     "accuracy": "accuracy",
     "seconds": "seconds a round",
     "optimum_distance": "mean squared distance to $x^*$",
