@@ -5,22 +5,26 @@
 Least squares, twenty rows a client, ten local steps of full gradients: without privacy; with a clip
 and noise for every example and a ledger on disk, one line a round; the same with one line for
 ``BLOCK`` rounds (``federation.reserve_rounds``). In ten dimensions a run without privacy takes its
-ten steps as one product, so that row shows what protection costs there in all; in thirty it takes
-them one by one, as a private run does. Rivals take turns of rounds; medians of wall times, the disk
-that of --folder (default: the temporary one).
+ten steps as one product, so it is there a second time with its steps taken one by one, as a private
+run takes them: over the first stands what a user pays, over the second what clip, noise and ledger
+cost. In thirty dimensions both take them one by one. Rivals take turns of rounds; medians of wall
+times, the disk that of --folder (default: the temporary one).
 """
 
 import argparse
 import contextlib
 import json
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import patch
 
 from benchmarks.common.cases import CASES
 from benchmarks.common.stopwatch import table
 from benchmarks.engines import interleaved, stepper
 from manifed.experiment.load import parse
 from manifed.experiment.schema import Experiment
+from manifed.oracles.oracle import Oracle
 
 BLOCK, DIMENSIONS = 50, (10, 30)
 PRIVACY = {
@@ -30,17 +34,28 @@ PRIVACY = {
     "delta": 1e-5,
 }
 KINDS = ("without", "one line a round", f"one line for {BLOCK} rounds")
+STEPWISE = "without, step by step"
 
 
 def config_of(kind: str, clients: int, dimension: int) -> Experiment:
     """Least squares, as benchmarks/engines.py runs it, of one of the three kinds."""
     case = CASES[f"least_squares_d{dimension}"](clients, 1_000_000)
     case["engine"] = {"execution": "cohort"}
-    if kind != KINDS[0]:
+    if kind in KINDS[1:]:
         case["privacy"] = PRIVACY
     if kind == KINDS[2]:
         case["federation"]["reserve_rounds"] = BLOCK
     return parse(case)
+
+
+def step_by_step(step: Callable[[], None]) -> Callable[[], None]:
+    """The rounds of ``step`` without the product that takes all local steps at once."""
+
+    def stepped() -> None:
+        with patch.object(Oracle, "descended", lambda *_: None):
+            step()
+
+    return stepped
 
 
 def measure(clients: int, dimension: int, folder: Path | None) -> dict[str, float]:
@@ -50,10 +65,11 @@ def measure(clients: int, dimension: int, folder: Path | None) -> dict[str, floa
         contextlib.ExitStack() as held,
     ):
         rivals = {}
-        for kind in KINDS:
+        for kind in (*KINDS, STEPWISE):
             own = Path(root) / kind.replace(" ", "-")
             own.mkdir()
             rivals[kind] = stepper(config_of(kind, clients, dimension), own, held)
+        rivals[STEPWISE] = step_by_step(rivals[STEPWISE])
         return interleaved(rivals, most=20.0)
 
 
@@ -68,15 +84,20 @@ def main() -> None:
     for dimension in DIMENSIONS:
         for clients in arguments.clients:
             found = measure(clients, dimension, arguments.folder)
-            ratios = [found[kind] / found[KINDS[0]] for kind in KINDS[1:]]
+            bases = (KINDS[0], STEPWISE)
+            ratios = [found[kind] / found[base] for base in bases for kind in KINDS[1:]]
+            of = f"d{dimension}_{clients}"
             flat |= {
-                f"d{dimension}_{clients}_private_over_plain": ratios[0],
-                f"d{dimension}_{clients}_blocks_over_plain": ratios[1],
+                f"{of}_private_over_plain": ratios[0],
+                f"{of}_blocks_over_plain": ratios[1],
+                f"{of}_private_over_stepwise": ratios[2],
+                f"{of}_blocks_over_stepwise": ratios[3],
             }
-            times = [f"{found[kind] * 1e3:.3g}" for kind in KINDS]
+            times = [f"{found[kind] * 1e3:.3g}" for kind in (*KINDS, STEPWISE)]
             rows.append([str(dimension), str(clients), *times, *(f"{r:.2f}" for r in ratios)])
-    heads = [f"ms {kind}" for kind in KINDS]
-    print(table(["d", "clients", *heads, "x, each round", "x, blocks"], rows))
+    heads = [f"ms {kind}" for kind in (*KINDS, STEPWISE)]
+    ends = ["x, each round", "x, blocks", "x stepwise, each round", "x stepwise, blocks"]
+    print(table(["d", "clients", *heads, *ends], rows))
     if arguments.json:
         print(json.dumps(flat))
 
