@@ -195,7 +195,7 @@ def test_a_lost_history_begins_a_new_chain_and_a_long_one_is_not_used():
     seat = Seat(0, 6, 0, "train")
 
     def sent(memory, server_round=6):
-        here = replace(seat, server_round=server_round)
+        here = seat._replace(server_round=server_round)
         done = run_update(setup, here, Point(x), memory, at(x), 6, SOURCE)
         return done.up.tensors()["u"], done.memory.length
 
