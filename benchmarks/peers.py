@@ -317,7 +317,8 @@ def page(only: str) -> tuple[str, list[Loss]]:
         text += "\nThe Fréchet mean of 100 SPD matrices, to the same tolerance 1e-8.\n\n"
         header = ["size", "ours ms", "pyriemann/ours", "our error", "pyriemann's error"]
         text += table(header, mean_rows(losses)) + "\n"
-    text += f"\nWhere we lose by more than {MOST} times, and what it buys.\n\n"
+    text += f"\nWhere an operation takes more than {MOST} times the fastest peer's time, or a mean"
+    text += " more than pyRiemann's, and what it buys.\n\n"
     header = [
         "place",
         "operation",

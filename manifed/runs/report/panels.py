@@ -55,7 +55,7 @@ WORDS = {
     "seconds": "seconds a round",
     "optimum_distance": "mean squared distance to $x^*$",
 }
-QUICK_LOOK = "quick look: the first rounds of one seed, not the whole figure"
+QUICK_LOOK = "quick look: five short rounds of one seed, noise calibrated to them"
 RunsOf = Mapping[str, Sequence[Run]]
 """The finished runs of a curve by its name."""
 
