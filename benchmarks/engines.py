@@ -208,23 +208,26 @@ def report(results: Results) -> str:
 
 def plot(results: Results, path: Path) -> None:
     """Client updates a second of every engine, a bar each, for the largest cohort Ray ran."""
-    import matplotlib
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
+    from manifed.runs.report.figures import COLORS, STYLE
 
     shown = {key: seconds for key, seconds in results.items() if "ray" in seconds}
-    figure, axis = pyplot.subplots(figsize=(8, 3.2))
-    for place, rival in enumerate(("cohort", "numpy", "messages", "ray")):
-        heights = [int(key.split(" ")[1]) / seconds[rival] for key, seconds in shown.items()]
-        axis.bar([i + place * 0.2 for i in range(len(shown))], heights, 0.19, label=rival)
-    axis.set_xticks([i + 0.3 for i in range(len(shown))], list(shown), fontsize=7)
-    axis.set_yscale("log")
-    axis.set_ylabel("client updates a second")
-    axis.legend(fontsize=7)
-    figure.tight_layout()
-    figure.savefig(path, dpi=110)
-    pyplot.close(figure)
+    with rc_context(rc=STYLE):
+        figure = Figure(figsize=(8, 3.2), layout="constrained")
+        axes = figure.add_subplot()
+        for place, rival in enumerate(("cohort", "numpy", "messages", "ray")):
+            heights = [int(key.split(" ")[1]) / seconds[rival] for key, seconds in shown.items()]
+            left = [i + place * 0.2 for i in range(len(shown))]
+            axes.bar(left, heights, 0.19, label=rival, color=COLORS[place])
+        names = [f"{case},\n{count} clients" for case, count in map(str.split, shown)]
+        axes.set_xticks([i + 0.3 for i in range(len(shown))], names, fontsize=8)
+        axes.grid(visible=False, axis="x")
+        axes.set_yscale("log")
+        axes.set_ylabel("client updates a second")
+        axes.legend()
+        figure.savefig(path, dpi=110, metadata={"Software": None})
 
 
 def write(results: Results, out: Path) -> None:

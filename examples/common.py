@@ -53,7 +53,7 @@ def table(scores: Scores, *, scale: float = 100.0) -> str:
 def drawn(scores: Scores, title: str, label: str) -> Figure:
     """Mean scores against epsilon with the range over seeds; dashed: without privacy."""
     with rc_context(rc=STYLE):
-        figure = Figure(figsize=(5.6, 3.6), layout="constrained")
+        figure = Figure(figsize=(5.6, 3.8), layout="constrained")
         axes = figure.add_subplot()
         for color, (name, found) in zip(COLORS, scores.items(), strict=False):
             private = {float(key): values for key, values in found.items() if key != "none"}
@@ -65,11 +65,14 @@ def drawn(scores: Scores, title: str, label: str) -> Figure:
                 axes.axhline(
                     float(np.mean(found["none"])), color=color, linestyle="--", linewidth=1
                 )
+        budgets = [float(key) for key in next(iter(scores.values())) if key != "none"]
         axes.set_xscale("log")
+        axes.set_xticks(budgets, [f"{budget:g}" for budget in budgets])
+        axes.minorticks_off()
         axes.set_xlabel("$\\varepsilon$ (dashed: not private)")
         axes.set_ylabel(label)
         axes.set_title(title, fontsize=10)
-        axes.legend()
+        figure.legend(loc="outside lower center", ncols=2)
     return figure
 
 

@@ -1,9 +1,11 @@
 """The runs of a figure file: which there are, which are missing, and how long they take."""
 
+import math
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from manifed.errors import ConfigError
 from manifed.experiment.figure_files import FigureOf
@@ -19,6 +21,8 @@ from manifed.runs.run_folder import RunFolder
 
 QUICK, SHORT = 5, 50
 """Rounds of a quick look, and the most local steps in one."""
+_STEPS = ("local_steps", "inner_steps")
+"""Settings of `training` that a round lasts as many steps as."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +124,7 @@ def _quick(config: Experiment) -> tuple[str, ...]:
     """The overrides of a quick look."""
     rounds = min(QUICK, config.federation.num_rounds)
     training = config.training.model_dump()
-    steps = [key for key in ("local_steps", "inner_steps") if (training.get(key) or 0) > SHORT]
+    steps = [key for key in _STEPS if (training.get(key) or 0) > SHORT]
     shorter = [f"training.{key}={SHORT}" for key in steps]
     return (f"federation.num_rounds={rounds}", "evaluation.every=1", *shorter)
 
@@ -165,14 +169,20 @@ class Duration:
 
 
 def duration_of(tasks: Sequence[FigureTask], quick: Sequence[FigureTask]) -> Duration | None:
-    """From the folders of finished runs, else from quick looks; None before either."""
+    """From the folders of finished runs, else from quick looks; None before either.
+
+    A quick look has fewer rounds and may have fewer steps in each: its rounds count for more.
+    """
+    wanted = {task.curve: _steps(task.config.training.model_dump()) for task in tasks}
     prices: dict[str, tuple[float, float]] = {}
     for task in (*quick, *tasks):  # a whole run says more than a quick one
         if task.is_finished:
             manifest = RunFolder(task.directory).manifest()
             final, parts = manifest["final"], manifest.get("seconds_by_part") or {}
             around = sum(parts.get(part, 0.0) for part in ("before", "after"))
-            prices[task.curve] = around, (final["seconds"] - around) / max(1, final["rounds"])
+            longer = wanted[task.curve] / _steps(manifest["config"].get("training") or {})
+            a_round = (final["seconds"] - around) / max(1, final["rounds"])
+            prices[task.curve] = around, a_round * longer
     if not prices:
         return None
     usual = tuple(sum(column) / len(prices) for column in zip(*prices.values(), strict=True))
@@ -181,6 +191,11 @@ def duration_of(tasks: Sequence[FigureTask], quick: Sequence[FigureTask]) -> Dur
         around, a_round = prices.get(task.curve, usual)
         seconds += around + a_round * task.config.federation.num_rounds
     return Duration(seconds, all(task.is_finished for task in tasks))
+
+
+def _steps(training: Mapping[str, Any]) -> int:
+    """Steps of a client in a round, as far as a quick look cuts them."""
+    return math.prod(training.get(key) or 1 for key in _STEPS)
 
 
 def verdicts_of(figure: FigureOf) -> list[str]:

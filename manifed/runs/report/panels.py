@@ -147,6 +147,8 @@ def save(figure: "Figure", stem: Path, *, is_quick: bool = False) -> list[Path]:
 def _draw(
     axes: "Axes", figure: FigureOf, panel: DrawnPanel, runs: RunsOf, row: Row, *, is_first: bool
 ) -> None:
+    from matplotlib.ticker import MaxNLocator
+
     for name, label in panel.curves:
         if not runs.get(name):
             continue
@@ -170,6 +172,8 @@ def _draw(
     if row.y == "cost":
         shown = [run for name, _ in panel.curves for run in runs.get(name, ())]
         draw_optimum(axes, shown, "least cost", 0.9)
+    if row.x in ("round", "uploads"):
+        axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
     for side in row.log:
         (axes.set_xscale if side == "x" else axes.set_yscale)("log")
     if row.least is not None:
