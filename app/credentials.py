@@ -270,6 +270,8 @@ def _everything(arguments: Sequence[str]) -> int:
     parser.add_argument("--days", type=int, default=DAYS, help="validity of the certificates")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     given = parser.parse_args(arguments)
+    if given.supernodes < 0:
+        parser.error(f"--supernodes: expected 0 or more, got {given.supernodes}")
     named: list[str] = given.host or []
     hosts = [*named, *(host for host in LOOPBACK_HOSTS if host not in named)]
     files = generate(given.folder, given.supernodes, hosts, given.days)

@@ -22,7 +22,7 @@ from manifed.runs.interrupt import Ended, ending_signals
 from manifed.runs.places import check_new, real
 from manifed.runs.reading import FolderDamaged
 from manifed.runs.resume import held_or_refused, in_force, read_past, refused, to_go_on
-from manifed.runs.run_folder import RunFolder, is_fresh
+from manifed.runs.run_folder import RunFolder, is_fresh, printable
 
 T = TypeVar("T")
 
@@ -71,7 +71,7 @@ def resolve(request: Request) -> Launch:
         ConfigError: in one line.
     """
     path, directory = find(request.config), request.out
-    settings: dict[str, Any] = {"output.quiet": True}
+    settings: dict[str, Any] = {"output.quiet": True, "output.draws_later": True}
     if request.resume is not None:
         directory = request.resume
         path = _saved(request.resume)
@@ -199,11 +199,18 @@ class RunEnded(Exception):
     """A run that ended before its end; the text says how to go on."""
 
     def __init__(self, why: str, plan: Launch, code: int) -> None:
-        hint = " before anything was written"
-        if RunFolder(plan.directory).experiment_path.is_file():
+        hint, folder = " before anything was written", RunFolder(plan.directory)
+        if folder.manifest_path.is_file() and "final" in folder.manifest():
+            hint = f"; {finished(folder)}"
+        elif folder.experiment_path.is_file():
             hint = f"; go on with: {to_go_on(plan.to_go_on)}"
         super().__init__(why + hint)
         self.code = code
+
+
+def finished(folder: RunFolder) -> str:
+    """What whoever interrupts a command after its last round is told."""
+    return f"the run is finished and whole: {printable(folder.directory)}"
 
 
 def launch(request: Request, strategy: Callable[[Any], Any] | None = None) -> RunFolder:
@@ -221,6 +228,7 @@ def launch(request: Request, strategy: Callable[[Any], Any] | None = None) -> Ru
                 _inline(plan, strategy, request.began)
             else:
                 _networked(plan, kind)
+        return RunFolder.open(plan.directory)
     except Ended as ended:
         raise RunEnded("interrupted", plan, ended.code) from None
     except KeyboardInterrupt:
@@ -238,7 +246,6 @@ def launch(request: Request, strategy: Callable[[Any], Any] | None = None) -> Ru
         if is_expected(error) or os.environ.get(DEBUG):
             raise
         raise RunEnded(f"run failed: {unexpected(error)}", plan, 1) from error
-    return RunFolder.open(plan.directory)
 
 
 def _inline(plan: Launch, strategy: Callable[[Any], Any] | None, began: float) -> None:

@@ -11,14 +11,17 @@ import shlex
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 from typer import core
 
 from manifed.cli.options import QUICKSTART, ConfigPath, DataDir, Sets, fail, use_data_dir
 from manifed.runs.document import Json, print_json
-from manifed.runs.interrupt import INTERRUPTED, Ended, ending_signals
+from manifed.runs.interrupt import Ended, ending_signals
+
+if TYPE_CHECKING:
+    from manifed.runs.run_folder import RunFolder
 
 os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
 
@@ -92,6 +95,20 @@ def run(
         process_began(),
     )  # fmt: skip
     folder = launch_or_exit(request, fail, context.obj)
+    from manifed.cli.launch import finished
+    from manifed.runs.report.apart import NotDrawn, draw_figures
+
+    try:
+        _tell(folder, as_json=as_json)
+        draw_figures(folder)
+    except NotDrawn as reason:
+        fail(str(reason), reason.code)
+    except Ended as ended:
+        fail(f"interrupted; {finished(folder)}", ended.code)
+
+
+def _tell(folder: "RunFolder", *, as_json: bool) -> None:
+    """What a finished run came to, on the screen before a figure is drawn."""
     from manifed.runs.run_folder import printable
     from manifed.runs.statement import statement_of
 
@@ -110,12 +127,6 @@ def run(
     if as_json:
         print_json({"directory": str(folder.directory), **manifest["final"]})
     sys.stdout.flush()
-    from manifed.runs.report.apart import NotDrawn, draw_figures
-
-    try:
-        draw_figures(folder)
-    except NotDrawn as reason:
-        fail(str(reason), reason.code)
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
@@ -183,7 +194,7 @@ def _again(name: str, argv: Sequence[str] | None) -> str:
     """What whoever interrupts a command that kept nothing is told: the command itself."""
     program = "python simulation.py" if name == "simulation.py" else name
     words = shlex.join(sys.argv[1:] if argv is None else argv)
-    return f"{INTERRUPTED}; start again: {program} {words}"
+    return f"interrupted; start again: {program} {words}"
 
 
 def _unexpected(error: Exception) -> int:

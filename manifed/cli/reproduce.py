@@ -308,15 +308,17 @@ def _list(figures: "Sequence[FigureOf]", asked: Asked, *, as_json: bool) -> None
 
 def _listed(figure: "FigureOf", asked: Asked) -> "list[FigureTask]":
     """The runs of a figure for a list: budgets as folders, their noise not looked for."""
+    from manifed.experiment.figure_files import selected
     from manifed.runs.figure_runs import tasks_of
 
     of = _with_curves(figure)
+    curves = selected(list(of.choices), asked.only)
     home = (asked.out / "quick" if asked.is_quick else asked.out) / of.figure
     seeds = range(asked.seeds or (1 if asked.is_quick else figure.file.seeds))
     folders = [home / f"epsilon-{b:g}" for b in _budgets(figure, asked)] or [home]
     return [
         task
         for folder in folders
-        for task in tasks_of(of, list(of.choices), seeds, folder, asked.sets, checks=False,
+        for task in tasks_of(of, curves, seeds, folder, asked.sets, checks=False,
                              is_quick=asked.is_quick)
     ]  # fmt: skip

@@ -406,7 +406,9 @@ class Output(Frozen):
     plain: bool = False
     """Plain lines in place of a progress bar."""
     quiet: bool = False
-    """Print neither statement nor folder."""
+    """Print neither statement nor folder nor figures."""
+    draws_later: bool = False
+    """Leave the figures to whoever started the run; what ``manifed run`` sets."""
     resume: bool = False
     """Go on in ``directory``; what ``--resume`` sets."""
     ledger_head: str | None = None

@@ -18,11 +18,11 @@ SMALLEST_FACTOR = 1e-308
 def clip_factors(norms: Tensor, l2_norm_clip: float | Tensor) -> Tensor:
     """min(1, l2_norm_clip / norm) for every norm, shape and dtype of ``norms``.
 
-    Guarantees, for norms (or upper bounds of norms) of vectors v >= 0: exactly 1 where norm <=
-    l2_norm_clip (also at norm 0); exactly 0 where the norm is NaN or infinite, where the factor
-    would be below 1e-308, and everywhere for a bound below 1e-140; factor * |v| <= l2_norm_clip
-    up to three roundings of float64. In a narrower type the factor is shrunk by 16 of its own
-    roundings, so that the product, rounded in that type, is at most l2_norm_clip.
+    Guarantees, for norms (or upper bounds of norms) of vectors v >= 0: 1, or a rounding less, where
+    norm <= l2_norm_clip (exactly 1 at norm 0); exactly 0 where the norm is NaN or infinite, where
+    the factor would be below 1e-308, and everywhere for a bound below 1e-140; factor * |v| <=
+    l2_norm_clip up to three roundings of float64. In a narrower type the factor is shrunk by 16 of
+    its own roundings, so that the product, rounded in that type, is at most l2_norm_clip.
     The caller must drop what has factor 0 (`clipped` does): 0 * NaN is NaN.
 
     Raises:

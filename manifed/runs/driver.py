@@ -147,7 +147,7 @@ def run(
     ask_sizes: AskSizes | None = None,
     began: float | None = None,
 ) -> RunFolder:
-    """`run_experiment`; unless it is to be quiet, print its statement and then draw its figures."""
+    """`run_experiment`; print its statement unless it is to be quiet, then draw its figures."""
     folder = run_experiment(
         config,
         rounds,
@@ -160,10 +160,12 @@ def run(
         statement = statement_of(folder.manifest()["privacy"])
         sys.stdout.write(f"{statement}\nrun folder: {printable(folder.directory)}\n")
         sys.stdout.flush()
-        try:
-            draw_figures(folder)
-        except NotDrawn as reason:
-            log.warning("%s", reason)
+    if config.output.draws_later:
+        return folder
+    try:
+        draw_figures(folder, is_quiet=config.output.quiet)
+    except NotDrawn as reason:
+        log.warning("%s", reason)
     return folder
 
 
@@ -294,7 +296,7 @@ def _of_more_rounds(config: Experiment, past: Past, privacy: dict[str, Any]) -> 
 
 def _placeless(config: Experiment) -> Experiment:
     """The experiment without its folder, whose name may be no text that a file can hold."""
-    changes = {"directory": None, "resume": False, "ledger_head": None}
+    changes = {"directory": None, "resume": False, "ledger_head": None, "draws_later": False}
     return config.model_copy(update={"output": config.output.model_copy(update=changes)})
 
 

@@ -9,8 +9,6 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from types import FrameType
 
-INTERRUPTED = "interrupted before anything was written"
-
 
 class Ended(BaseException):
     """A signal that ends the command; no handler of errors takes it for one."""

@@ -4,7 +4,8 @@ A finished run of the same resolved config is kept, an unfinished one is resumed
 another config is refused before any run, so that whoever is interrupted goes on by the same
 command. A process plays one run after the other, those on the same data first: libraries, data and
 the reference solution are there already, which takes longer than many a run. One that dies takes
-its own run with it and no other; the next run gets a new one.
+its own run with it and no other; the next run gets a new one. A run that a process did not even
+begin is given to another, once.
 """
 
 import importlib
@@ -25,6 +26,8 @@ from manifed.durable import make_folder
 from manifed.errors import one_line
 from manifed.experiment.load import sha256
 from manifed.experiment.schema import Experiment
+from manifed.runs.interrupt import Ended, ending_signals
+from manifed.runs.report.apart import NotDrawn, draw_figures
 from manifed.runs.resume import refused, saved_config
 from manifed.runs.run_folder import RunFolder, is_fresh
 
@@ -89,7 +92,7 @@ def run_all(
     """
     for folder in {task.directory.parent for task in tasks}:
         make_folder(folder)
-    waiting, failed = list(tasks), list[T]()
+    waiting, failed, given_back = list(tasks), list[T](), set[Path]()
     playing: dict[Connection, tuple[_Player, T, Path]] = {}
     free: list[_Player] = []
     others = set(active_children())
@@ -121,6 +124,10 @@ def run_all(
                         free.append(player)
                     except (EOFError, OSError):
                         player.process.join()
+                        if not errors.exists() and task.directory not in given_back:
+                            given_back.add(task.directory)
+                            waiting.insert(0, task)
+                            continue
                         error = _last_line(errors, player.process.exitcode)
                     failed += [task] if error else []
                     on_end(task, error)
@@ -206,15 +213,21 @@ def _play(source: str, overrides: tuple[str, ...], folder: Path, errors: Path) -
     with errors.open("w") as file:
         os.dup2(file.fileno(), sys.stderr.fileno())
     own = importlib.import_module("manifed.cli.launch")
+    assembly = importlib.import_module("manifed.experiment.assembly")
     try:
-        own.launch(own.Request(source, plain=True, **request))
-    except own.RunEnded as ended:
+        with ending_signals():
+            draw_figures(own.launch(own.Request(source, plain=True, **request)))
+    except (own.RunEnded, NotDrawn) as ended:
         if ended.code > 128:  # a signal: whoever sent it waits for this process
             sys.stderr.write(f"{ended}\n")
             sys.exit(ended.code)
         return one_line(str(ended), 400)
+    except Ended as ended:
+        sys.exit(ended.code)
     except Exception as error:
         return one_line(str(error) if own.is_expected(error) else own.unexpected(error), 400)
+    finally:
+        assembly.own_node.cache_clear()  # nodes hold their data and are of this config alone
     return None
 
 

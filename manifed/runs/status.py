@@ -138,8 +138,8 @@ def status_of(directory: Path) -> Status:
     """
     directory = real("RUN_DIR", directory)
     folder = RunFolder(directory)
-    held_by = holder_of(directory)
     config = saved_config(directory)
+    held_by = holder_of(directory)
     manifest = folder.manifest() if is_there(folder.manifest_path) else None
     saved = _checkpoint(folder.checkpoint_path)
     metrics = folder.metrics()

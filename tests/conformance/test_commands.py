@@ -137,7 +137,7 @@ def test_whoever_interrupts_what_keeps_nothing_is_told_the_command(words, capsys
         main(words)
     assert caught.value.code == 130
     said = capsys.readouterr().err
-    assert said.startswith("error: interrupted before anything was written; start again: manifed ")
+    assert said.startswith("error: interrupted; start again: manifed ")
     assert said.strip().endswith("'a b' --out c" if words[0] == "export" else words[-1])
 
 

@@ -132,6 +132,10 @@ def test_the_command_writes_once_and_exits_2_the_second_time(
     assert "name another folder" in told
     assert main([str(tmp_path / "d"), "--supernodes", "1", "--host", "a b"]) == 2
     assert "'a b'" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as refused:
+        main([str(tmp_path / "d"), "--supernodes", "-1"])
+    assert refused.value.code == 2
+    assert "--supernodes: expected 0 or more, got -1" in capsys.readouterr().err
     assert main(["key", str(tmp_path / "mine")]) == 0
     assert stat.S_IMODE((tmp_path / "mine").stat().st_mode) == 0o600
     assert load_ssh_public_key((tmp_path / "mine.pub").read_bytes())

@@ -3,8 +3,12 @@
 import itertools
 import json
 import os
+import select
 import subprocess
+import time
 
+PATIENCE = 60.0
+"""Seconds until an answer must be there."""
 KEYS = {"Tab": 9, "ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39, "ArrowDown": 40}
 
 
@@ -29,8 +33,12 @@ class Browser:
         os.close(answers)
         self._back, self._read, self._numbers = os.fdopen(back, "rb"), b"", itertools.count(1)
         self.events, self._page = [], {}
-        target = self("Target.createTarget", url="about:blank")["targetId"]
-        made = self("Target.attachToTarget", targetId=target, flatten=True)
+        try:
+            target = self("Target.createTarget", url="about:blank")["targetId"]
+            made = self("Target.attachToTarget", targetId=target, flatten=True)
+        except BaseException:
+            self.__exit__()
+            raise
         self._page = {"sessionId": made["sessionId"]}
 
     def __enter__(self):
@@ -46,7 +54,8 @@ class Browser:
         number = next(self._numbers)
         asked = {"id": number, "method": method, "params": given, **self._page}
         os.write(self._out, json.dumps(asked).encode() + b"\0")
-        while (answer := self._message()).get("id") != number:
+        until = time.monotonic() + PATIENCE
+        while (answer := self._message(until)).get("id") != number:
             self.events.append(answer)
         assert "error" not in answer, answer
         return answer["result"]
@@ -55,8 +64,9 @@ class Browser:
         for room in ("Page", "Runtime", "Log"):
             self(f"{room}.enable")
         self("Page.navigate", url=address)
+        until = time.monotonic() + PATIENCE
         while not self.heard("Page.loadEventFired"):
-            self.events.append(self._message())
+            self.events.append(self._message(until))
 
     def heard(self, *names):
         """What the page said of itself, by the names of events."""
@@ -71,8 +81,10 @@ class Browser:
             code = KEYS[key]
             self("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code)
 
-    def _message(self):
+    def _message(self, until):
         while b"\0" not in self._read:
+            left = max(0.0, until - time.monotonic())
+            assert select.select([self._back], [], [], left)[0], "Expected an answer, got none"
             more = os.read(self._back.fileno(), 1 << 16)
             assert more, "Expected an answer of the browser, got its end"
             self._read += more

@@ -2,13 +2,15 @@
 
 import json
 import signal
+import subprocess
 
 import pytest
 
+from manifed.cli import launch as launching
 from manifed.cli.main import simulation
 from manifed.experiment.load import load
-from manifed.runs import driver
-from manifed.runs.interrupt import Ended
+from manifed.runs import driver, statement
+from manifed.runs.interrupt import ending_signals
 from manifed.runs.report import apart
 from manifed.runs.report.apart import NotDrawn, draw_apart
 from manifed.runs.run_folder import RunFolder
@@ -84,11 +86,46 @@ def test_a_drawing_that_fails_is_the_exit_code_of_the_command_alone(tmp_path, mo
 
 def test_ctrl_c_ends_the_drawing_and_not_the_run(tmp_path, monkeypatch):
     plays(monkeypatch, "time.sleep(60)")
-    signal.signal(signal.SIGALRM, lambda *_: (_ for _ in ()).throw(Ended(signal.SIGINT)))
-    signal.setitimer(signal.ITIMER_REAL, 0.3)
-    with pytest.raises(NotDrawn, match="interrupted") as error:
-        draw_apart(write_run(tmp_path / "run"))
+    run, seen = write_run(tmp_path / "run"), []
+
+    def communicate(process):
+        seen.append(process)
+        process.stdout.readline()  # it runs by now
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(subprocess.Popen, "communicate", communicate)
+    with ending_signals(), pytest.raises(NotDrawn, match="interrupted") as error:
+        draw_apart(run)
     assert error.value.code == 130
+    assert seen[0].returncode == -signal.SIGKILL
+
+
+def test_ctrl_c_after_the_last_round_says_that_the_run_is_whole(tmp_path, monkeypatch, capsys):
+    def interrupted(_):
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(statement, "statement_of", interrupted)
+    with pytest.raises(SystemExit) as end:
+        simulation([*SMALL, "--out", str(tmp_path / "run")])
+    assert end.value.code == 130
+    said = f"error: interrupted; the run is finished and whole: {tmp_path / 'run'}\n"
+    assert capsys.readouterr().err.endswith(f"\n{said}")
+    monkeypatch.setattr(launching.RunFolder, "open", interrupted)
+    with pytest.raises(SystemExit) as end:
+        simulation([*SMALL, "--out", str(tmp_path / "again")])
+    assert end.value.code == 130
+    assert capsys.readouterr().err.endswith(said.replace("/run\n", "/again\n"))
+
+
+def test_quiet_turns_no_figure_off(tmp_path, monkeypatch, capsys):
+    seen = []
+    folder = RunFolder(write_run(tmp_path / "run"))
+    monkeypatch.setattr(apart, "draw_apart", lambda path: seen.append(path) or NAMES)
+    monkeypatch.setattr(driver, "run_experiment", lambda *_, **__: folder)
+    driver.run(load(QUICKSTART, ["output.quiet=true"]), lambda _: iter(()))
+    driver.run(load(QUICKSTART, ["output.quiet=true", "output.draws_later=true"]), iter)
+    assert seen == [folder.directory]
+    assert capsys.readouterr().out == ""
 
 
 def test_a_figure_that_fails_leaves_a_server_its_run(tmp_path, monkeypatch, caplog):

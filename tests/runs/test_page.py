@@ -271,7 +271,9 @@ POINT = f"""(() => {{
 
 def steps_through_values(browser):
     """Which curve and value each arrow leads to, from the first figure that Tab reaches."""
-    while browser.value(f"{FOCUS}.className") != "plot":
+    for _ in range(200):
+        if browser.value(f"{FOCUS}.className") == "plot":
+            break
         browser.press("Tab")
     found = {}
     for key in ("ArrowRight", "ArrowDown", "ArrowUp", "ArrowLeft"):

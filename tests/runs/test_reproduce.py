@@ -207,6 +207,8 @@ def test_the_list_says_what_a_figure_takes(tmp_path, capsys):
     assert second["data"] == ["wordnet-embedding"]
     assert (third["runs"], third["duration"]) == (0, None)
     assert "not measured: --quick tells" in words
+    code, _, words = said_of(capsys, "000-1", "--list", "--only", "nothing*")
+    assert (code, "--only: expected a pattern of curves" in words) == (2, True)
 
 
 def test_panels_are_drawn_of_what_is_there(tmp_path, small, monkeypatch):

@@ -11,7 +11,7 @@ import time
 import pytest
 
 from manifed.cli.launch import Request, launch
-from manifed.runs.interrupt import INTERRUPTED, Ended, ending_signals
+from manifed.runs.interrupt import Ended, ending_signals
 from tests.runs.test_cli import QUICKSTART
 
 SIGNALS = [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
@@ -86,13 +86,13 @@ def test_a_run_that_starts_up_has_written_nothing(tmp_path, number, code, second
     if (tmp_path / "run").exists():  # it had begun its rounds by then
         assert lines[-1].endswith(f"--resume {tmp_path / 'run'}")
     else:
-        assert lines[0].startswith(f"error: {INTERRUPTED}; start again: python simulation.py ")
+        assert lines[0].startswith("error: interrupted; start again: python simulation.py ")
     assert found == code
     assert out == ""
 
 
 @pytest.mark.parametrize(("number", "code"), SIGNALS)
-def test_a_signal_while_the_data_are_read_says_that_nothing_was_written(
+def test_a_signal_while_the_data_are_read_says_how_to_start_again(
     tmp_path, monkeypatch, capsys, number, code
 ):
     from manifed.cli import launch as launching
@@ -104,7 +104,7 @@ def test_a_signal_while_the_data_are_read_says_that_nothing_was_written(
         simulation([QUICKSTART, "--out", str(tmp_path / "run"), "--plain"])
     assert caught.value.code == code
     words = f"{QUICKSTART} --out {tmp_path / 'run'} --plain"
-    said = f"error: {INTERRUPTED}; start again: python simulation.py {words}\n"
+    said = f"error: interrupted; start again: python simulation.py {words}\n"
     assert capsys.readouterr().err == said
     assert not (tmp_path / "run").exists()
     assert [signal.getsignal(n) for n, _ in SIGNALS] == handlers

@@ -106,3 +106,12 @@ def test_watch_ends_with_the_run(killed, capsys):
         main(["status", str(killed), "--watch", "0.1"])
     assert caught.value.code == 0
     assert capsys.readouterr().out.count("state: stopped") == 1
+
+
+@pytest.mark.parametrize("command", ["status", "watch"])
+def test_a_folder_that_is_not_there_is_one_line(command, tmp_path, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main([command, str(tmp_path / "nowhere")])
+    said = capsys.readouterr().err
+    assert (caught.value.code, said.count("\n")) == (2, 1)
+    assert "expected a run folder" in said

@@ -17,20 +17,21 @@ from manifed.runs.interrupt import Ended
 from manifed.runs.run_folder import RunFolder
 
 _PROGRAM = (
-    "import sys; sys.path.append(sys.argv[2]); "
+    "import sys; sys.path.insert(0, sys.argv[2]); "
     "from manifed.runs.report.apart import main; main(sys.argv[1])"
 )
 
 
-def draw_figures(folder: RunFolder) -> None:
-    """Draw what the config of a finished run asks for, and print one line about it.
+def draw_figures(folder: RunFolder, *, is_quiet: bool = False) -> None:
+    """Draw what the config of a finished run asks for, and say so in a line unless quiet.
 
     Raises:
         NotDrawn: see `draw_apart`.
     """
-    if folder.manifest()["config"]["output"].get("plots", True) and (
-        drawn := draw_apart(folder.directory)
-    ):
+    if not folder.manifest()["config"]["output"].get("plots", True):
+        return
+    drawn = draw_apart(folder.directory)
+    if drawn and not is_quiet:
         sys.stdout.write(f"figures in the run folder: {', '.join(drawn)}\n")
         sys.stdout.flush()
 
