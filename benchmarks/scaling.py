@@ -156,25 +156,30 @@ def _status(what: str) -> float:
 # -- report ------------------------------------------------------------------------------------
 def plot(curves: Sequence[Curve], path: Path) -> None:
     """Seconds of a round against each size, log-log."""
-    import matplotlib
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
+    from manifed.runs.report.figures import COLORS, STYLE
 
     overs = list(dict.fromkeys(curve.over for curve in curves))
-    figure, axes = pyplot.subplots(1, len(overs), figsize=(4 * len(overs), 3.2), sharey=True)
-    for axis, over in zip(axes, overs, strict=True):
-        for curve in curves:
-            if curve.over == over:
-                label = f"{curve.case}, slope {curve.slope:.2f}"
-                axis.loglog(curve.sizes, curve.seconds, marker="o", markersize=3, label=label)
-        axis.set_xlabel(over.replace("_", " "))
-        axis.grid(visible=True, which="major", linewidth=0.3)
-        axis.legend(fontsize=6)
-    axes[0].set_ylabel("seconds a round")
-    figure.tight_layout()
-    figure.savefig(path, dpi=110)
-    pyplot.close(figure)
+    cases = list(dict.fromkeys(curve.case for curve in curves))  # one colour a case in all panels
+    with rc_context(rc=STYLE):
+        figure = Figure(figsize=(4 * len(overs), 3.8), layout="constrained")
+        axes = figure.subplots(1, len(overs), sharey=True)
+        for axis, over in zip(axes, overs, strict=True):
+            for curve in (one for one in curves if one.over == over):
+                axis.loglog(
+                    curve.sizes,
+                    curve.seconds,
+                    color=COLORS[cases.index(curve.case)],
+                    marker="o",
+                    markersize=3,
+                    label=f"{curve.case}, slope {curve.slope:.2f}",
+                )
+            axis.set_xlabel(over.replace("_", " "))
+            axis.legend(fontsize=8, loc="lower center", bbox_to_anchor=(0.5, 1.0))
+        axes[0].set_ylabel("seconds a round")
+        figure.savefig(path, dpi=110, metadata={"Software": None})
 
 
 def main() -> None:

@@ -140,29 +140,36 @@ def _told(value: Any) -> str:
 
 def plot(task: Task, found: dict[float, dict[str, dict[str, Any]]], path: Path) -> None:
     """Share against epsilon, a line a method, bands the range over seeds."""
-    import matplotlib as mpl
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
 
-    mpl.use("Agg")
-    from matplotlib import pyplot
+    from manifed.runs.report.figures import COLORS, DASHES, STYLE
+    from manifed.runs.report.panels import plain_ticks
 
-    figure, axis = pyplot.subplots(figsize=(7, 4.6))
     names = sorted({m for cells in found.values() for m, c in cells.items() if "shares" in c})
-    for i, name in enumerate(names):
-        epsilons = [e for e in sorted(found) if "shares" in found[e].get(name, {})]
-        shares = [found[e][name]["shares"] for e in epsilons]
-        style = {"auto": ("k", "-", 2.5), CENTRAL: ("0.6", ":", 1.5)}
-        colour, line, width = style.get(name, (f"C{i % 10}", "-" if i < 10 else "--", 1.0))
-        means = [statistics.mean(one) for one in shares]
-        axis.loglog(epsilons, means, line, color=colour, linewidth=width, marker=".", label=name)
-        if name == AUTO:
-            low, high = [min(s) for s in shares], [max(s) for s in shares]
-            axis.fill_between(epsilons, low, high, color=colour, alpha=0.12, linewidth=0)
-    axis.axhline(WORKS, color="0.8", linewidth=0.8)
-    axis.set_title(task.title)
-    axis.set_xlabel("epsilon (delta 1e-5)")
-    axis.set_ylabel("share of the start's gap that is left")
-    axis.grid(visible=True, which="both", alpha=0.2)
-    axis.legend(fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5))
-    figure.tight_layout()
-    figure.savefig(path, dpi=90)
-    pyplot.close(figure)
+    colours = COLORS[:6] + COLORS[7:]  # black is that of the plan
+    with rc_context(rc=STYLE):
+        figure = Figure(figsize=(7, 4.6), layout="constrained")
+        axis = figure.add_subplot()
+        for i, name in enumerate(names):
+            epsilons = [e for e in sorted(found) if "shares" in found[e].get(name, {})]
+            shares = [found[e][name]["shares"] for e in epsilons]
+            style = {"auto": ("k", "-", 2.5), CENTRAL: ("0.6", ":", 1.5)}
+            dashes = DASHES[i // len(colours) % len(DASHES)]
+            colour, line, width = style.get(name, (colours[i % len(colours)], dashes, 1.0))
+            means = [statistics.mean(one) for one in shares]
+            axis.loglog(
+                epsilons, means, line, color=colour, linewidth=width, marker=".", label=name
+            )
+            if name == AUTO:
+                low, high = [min(s) for s in shares], [max(s) for s in shares]
+                axis.fill_between(epsilons, low, high, color=colour, alpha=0.12, linewidth=0)
+        axis.axhline(WORKS, color="0.8", linewidth=0.8)
+        plain_ticks(axis)
+        axis.set_title(task.title, fontsize=10)
+        axis.set_xticks(sorted(found), [f"{epsilon:g}" for epsilon in sorted(found)])
+        axis.tick_params(axis="x", which="minor", bottom=False, labelbottom=False)
+        axis.set_xlabel("$\\varepsilon$ ($\\delta$ = 0.00001)")
+        axis.set_ylabel("share of the start's gap that is left")
+        axis.legend(fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5))
+        figure.savefig(path, dpi=90, metadata={"Software": None})
