@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import sys
 import time
 from multiprocessing import Pipe, active_children, get_context
 from pathlib import Path
@@ -11,6 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from manifed.experiment.assembly import own_node
 from manifed.experiment.load import load
 from manifed.runs import pool
 from manifed.runs.pool import Task, _next, run_all
@@ -114,3 +116,12 @@ def test_a_run_that_its_process_did_not_begin_is_given_to_another_once(tmp_path,
     task = Wanted("a.toml", (), tmp_path / "runs" / "a", None)
     assert run_all([task], 1, lambda *end: ends.append(end)) == [task]
     assert (made, ends) == ([task, task], [(task, "exit code -9")])
+
+
+def test_a_process_keeps_no_data_of_a_run_that_is_over(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "dup2", lambda *_: None)
+    monkeypatch.setattr(sys, "argv", sys.argv)
+    sets = ("federation.num_rounds=1", "federation.num_clients=2", "output.plots=false")
+    assert pool._play(QUICKSTART, sets, tmp_path / "run", tmp_path / "errors") is None
+    assert own_node.cache_info().currsize == 0
+    assert Task(QUICKSTART, sets, tmp_path / "run", load(QUICKSTART, sets)).is_finished
