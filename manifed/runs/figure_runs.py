@@ -181,8 +181,10 @@ def duration_of(tasks: Sequence[FigureTask], quick: Sequence[FigureTask]) -> Dur
             final, parts = manifest["final"], manifest.get("seconds_by_part") or {}
             around = sum(parts.get(part, 0.0) for part in ("before", "after"))
             longer = wanted[task.curve] / _steps(manifest["config"].get("training") or {})
-            a_round = (final["seconds"] - around) / max(1, final["rounds"])
-            prices[task.curve] = around, a_round * longer
+            whole = final["seconds"] - around
+            stepping = parts.get("rounds", whole)  # an evaluation is as long after fewer steps
+            a_round = (whole - stepping + longer * stepping) / max(1, final["rounds"])
+            prices[task.curve] = around, a_round
     if not prices:
         return None
     usual = tuple(sum(column) / len(prices) for column in zip(*prices.values(), strict=True))
