@@ -95,13 +95,22 @@ def interleaved(
 
     A turn is as many rounds as fill ``TURN``: in a run a round follows a round, too.
     """
-    turns = {name: max(1, int(TURN / _wall(step, 3))) for name, step in rivals.items()}
+    turns = {name: max(1, int(TURN / _warm(step))) for name, step in rivals.items()}
     seconds: dict[str, list[float]] = {name: [] for name in rivals}
     for _ in range(rounds):
         for name, step in rivals.items():
             if sum(seconds[name]) * turns[name] <= most:
                 seconds[name].append(_wall(step, turns[name]))
     return {name: statistics.median(values) for name, values in seconds.items()}
+
+
+def _warm(step: Callable[[], None]) -> float:
+    """Wall seconds of a round after two turns: what first rounds find out is no part of it."""
+    ends = time.perf_counter() + 2 * TURN
+    while True:
+        took = _wall(step, 3)
+        if time.perf_counter() >= ends:
+            return took
 
 
 def _wall(step: Callable[[], None], times: int) -> float:
