@@ -108,6 +108,18 @@ def test_watch_ends_with_the_run(killed, capsys):
     assert capsys.readouterr().out.count("state: stopped") == 1
 
 
+def test_a_config_that_lost_its_last_lines_is_refused(killed, tmp_path, capsys):
+    """What is left may be a whole config, of another run."""
+    folder = tmp_path / "run"
+    shutil.copytree(killed, folder)
+    path = folder / "experiment.toml"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
+    with pytest.raises(SystemExit) as caught:
+        main(["status", str(folder)])
+    assert caught.value.code == 2
+    assert "experiment.toml: expected" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("command", ["status", "watch"])
 def test_a_folder_that_is_not_there_is_one_line(command, tmp_path, capsys):
     with pytest.raises(SystemExit) as caught:

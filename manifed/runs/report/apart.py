@@ -28,7 +28,9 @@ def draw_figures(folder: RunFolder, *, is_quiet: bool = False) -> None:
     Raises:
         NotDrawn: see `draw_apart`.
     """
-    if not folder.manifest()["config"]["output"].get("plots", True):
+    config = folder.manifest().get("config") or {}  # a resumed run's may have been damaged before
+    output = config.get("output")
+    if not isinstance(output, dict) or not output.get("plots", True):
         return
     drawn = draw_apart(folder.directory)
     if drawn and not is_quiet:
