@@ -210,6 +210,15 @@ def experiment_digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
+def check_unedited(folder: RunFolder, digest: str | None) -> None:
+    """Refuse an experiment.toml that is not the one of ``digest``, which the manifest remembers."""
+    if experiment_digest(folder.experiment_path.read_bytes()) != digest:
+        raise refused(
+            folder.directory,
+            "expected experiment.toml as the run wrote it", "an edited one; restore it",
+        )  # fmt: skip
+
+
 def _before_the_manifest(folder: RunFolder, config: Experiment) -> Past:
     """A run that ended before it released anything: it can be started again in its place."""
     for path in (folder.metrics_path, folder.checkpoint_path):
@@ -235,10 +244,7 @@ def _check_manifest(
             directory, f"expected the config of the run ({manifest.get('config_sha256')})",
             f"{sha256(config)}; resume with the same settings",
         )  # fmt: skip
-    if experiment_digest(folder.experiment_path.read_bytes()) != manifest.get("experiment_sha256"):
-        raise refused(
-            directory, "expected experiment.toml as the run wrote it", "an edited one; restore it"
-        )
+    check_unedited(folder, manifest.get("experiment_sha256"))
 
 
 def _check_checkpoint(

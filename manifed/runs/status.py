@@ -35,7 +35,7 @@ from manifed.runs.reading import (
     is_there,
     json_object,
 )
-from manifed.runs.resume import experiment_digest, saved_config, to_go_on
+from manifed.runs.resume import check_unedited, saved_config, to_go_on
 from manifed.runs.run_folder import RunFolder
 from manifed.runs.tally import Tally
 
@@ -142,8 +142,8 @@ def status_of(directory: Path) -> Status:
     held_by = holder_of(directory)
     manifest = folder.manifest() if is_there(folder.manifest_path) else None
     known = (manifest or {}).get("experiment_sha256")
-    if known is not None and experiment_digest(folder.experiment_path.read_bytes()) != known:
-        raise FolderDamaged(folder.experiment_path, "what the manifest's hash names", "other words")
+    if known is not None:
+        check_unedited(folder, known)
     saved = _checkpoint(folder.checkpoint_path)
     metrics = folder.metrics()
     odometer, ledger = _ledger(folder)

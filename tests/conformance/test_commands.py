@@ -16,6 +16,7 @@ from manifed.cli import main as cli
 from manifed.cli.main import main
 from manifed.runs import document, progress
 from manifed.runs.interrupt import Ended
+from tests.runs.test_bad_arguments import refused
 from tests.runs.test_cli import QUICKSTART
 from tests.runs.test_public import launched
 
@@ -118,13 +119,8 @@ def test_nothing_but_the_document_can_reach_standard_output_under_json():
     ids=lambda words: " ".join(words)[-30:] if isinstance(words, list) else "",
 )
 def test_a_word_that_is_nearly_right_is_told_the_right_one(words, meant, capsys):
-    with pytest.raises(SystemExit) as caught:
-        main(words)
-    shown = capsys.readouterr()
-    assert caught.value.code == 2
-    assert shown.out == ""
-    assert shown.err.count("\n") == 1
-    assert re.search(f"did you mean.*{re.escape(meant)}", shown.err, re.IGNORECASE), shown.err
+    error = refused(capsys, main, words)
+    assert re.search(f"did you mean.*{re.escape(meant)}", error, re.IGNORECASE), error
 
 
 @pytest.mark.parametrize("words", [["audit"], ["plan", "x.toml"], ["export", "a b", "--out", "c"]])

@@ -13,6 +13,7 @@ from manifed.federation import rounds
 from manifed.runs.extend import extend
 from manifed.runs.status import holder_of, status_of
 from tests.runs.folder_damage import everything
+from tests.runs.test_bad_arguments import refused
 from tests.runs.test_cli import QUICKSTART
 from tests.runs.test_refusals import SETS, killed_run
 
@@ -114,10 +115,8 @@ def test_a_config_that_lost_its_last_lines_is_refused(killed, tmp_path, capsys):
     shutil.copytree(killed, folder)
     path = folder / "experiment.toml"
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
-    with pytest.raises(SystemExit) as caught:
-        main(["status", str(folder)])
-    assert caught.value.code == 2
-    assert "experiment.toml: expected" in capsys.readouterr().err
+    error = refused(capsys, main, ["status", str(folder)])
+    assert "expected experiment.toml as the run wrote it" in error
 
 
 @pytest.mark.parametrize("command", ["status", "watch"])
