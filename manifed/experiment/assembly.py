@@ -364,10 +364,8 @@ def _oracle(
     weights: str,
 ) -> Evaluator:
     parts = shards(problem, data, partition, num_partitions, seed, folder)
-    shares, meta = (
-        client_shares([len(one) for one in parts], weights),
-        dataset(data, seed, folder).meta,
-    )
+    shares = client_shares([len(one) for one in parts], weights)
+    meta = dataset(data, seed, folder).meta
     return Evaluator(problem.build(), [one.judged for one in parts], shares, meta)
 
 

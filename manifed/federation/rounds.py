@@ -429,8 +429,6 @@ def _origins(plan: Plan, seen: "Traffic") -> frozenset[str]:
 
 
 def _tell_who_was_dropped(now: Attempt, replies: Replies) -> None:
-    if not replies.failures:
-        return
     for client in sorted(replies.failures):
         failure = replies.failures[client]
         log.warning(
