@@ -10,6 +10,7 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -142,9 +143,18 @@ def simulation(argv: Sequence[str], strategy: Callable[[Any], Any] | None = None
 
     ``strategy`` makes the Flower strategy of a run; left out, the library's own.
     """
+    _call(_run_alone(), argv, "simulation.py", strategy)
+
+
+@cache
+def _run_alone() -> typer.Typer:
     alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
     alone.command()(run)
-    _call(alone, argv, "simulation.py", strategy)
+    return alone
+
+
+_command_of = cache(typer.main.get_command)
+"""The commands and options of a program, read off its functions once."""
 
 
 def _call(
@@ -165,7 +175,7 @@ def _call(
     code: Any = 1
     try:
         with ending_signals():
-            code = program(
+            code = _command_of(program)(
                 args=list(argv) if argv is not None else None,
                 prog_name=name,
                 obj=strategy,

@@ -9,6 +9,7 @@ import difflib
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel
@@ -46,7 +47,7 @@ def place_of(location: Location, root: Model) -> Place:
         if isinstance(part, int) or len(models) != 1:
             continue
         field = models[0].model_fields.get(part)
-        kinds = models = () if field is None else tuple(tables(field.annotation))
+        kinds = models = () if field is None else _kinds_of(models[0], part)
     return Place(".".join(parts), models, kinds)
 
 
@@ -76,6 +77,7 @@ def tables(annotation: Any) -> Iterator[Model]:
             yield from tables(member)
 
 
+@cache
 def kind_of(model: Model) -> str | None:
     """The value of ``kind`` that selects ``model``; None for a table without kinds."""
     field = model.model_fields.get("kind")
@@ -98,11 +100,17 @@ def leaves(
         if not isinstance(value, Mapping):
             yield place, field, value
             continue
-        kinds = tuple(tables(field.annotation))
+        kinds = _kinds_of(model, key)
         if len(kinds) > 1 or is_plugin(value.get("kind")):
             kinds = _chosen(kinds, value.get("kind"))
         for kind in kinds[:1]:
             yield from leaves(kind, value, place)
+
+
+@cache
+def _kinds_of(model: Model, key: str) -> tuple[Model, ...]:
+    """The tables that may stand under a field."""
+    return tuple(tables(model.model_fields[key].annotation))
 
 
 def scalars(annotation: Any) -> set[type]:

@@ -128,7 +128,7 @@ def test_whoever_interrupts_what_keeps_nothing_is_told_the_command(words, capsys
     def ends(*_, **__):
         raise Ended(2)
 
-    monkeypatch.setattr(typer.Typer, "__call__", ends)
+    monkeypatch.setattr(typer.core.TyperGroup, "__call__", ends)
     with pytest.raises(SystemExit) as caught:
         main(words)
     assert caught.value.code == 130

@@ -1,7 +1,5 @@
 """Bad input ends in one line that names the field, the value and the bound."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -9,6 +7,7 @@ import pytest
 from manifed.algorithms.projected import Projected
 from manifed.algorithms.rsgd import RSGD
 from manifed.algorithms.rsvrg import RSVRG
+from manifed.cli.main import simulation
 from manifed.errors import ConfigError
 from manifed.experiment.limits import check_manifold
 from manifed.experiment.load import dump, from_toml, load, parse, parse_overrides, sha256, to_toml
@@ -17,7 +16,6 @@ from manifed.manifolds.spd import SPD
 
 QUICKSTART = Path(__file__).resolve().parents[2] / "configs" / "quickstart.toml"
 CURVE = "configs/figures/001_private.toml::001_private-client-projected"
-SIMULATION = QUICKSTART.parents[1] / "simulation.py"
 
 
 def test_quickstart_parses_to_the_objects_that_run():
@@ -174,18 +172,15 @@ def test_a_missing_operation_is_refused_when_the_config_is_read(overrides, words
     assert [word for word in words if word not in text] == []
 
 
-def test_the_command_says_so_in_one_line_with_exit_code_2(tmp_path):
+def test_the_command_says_so_in_one_line_with_exit_code_2(tmp_path, capsys):
     sets = [word for given in PROJECTED_ON_SPD for word in ("--set", given)]
     out = tmp_path / "run"
-    done = subprocess.run(
-        [sys.executable, SIMULATION, QUICKSTART, "--out", out, *sets],
-        check=False,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 2
-    assert done.stdout == ""
-    (line,) = done.stderr.splitlines()
+    with pytest.raises(SystemExit) as ended:
+        simulation([str(QUICKSTART), "--out", str(out), *sets])
+    assert ended.value.code == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    (line,) = said.err.splitlines()
     assert "'projected'" in line
     assert not out.exists()
 
