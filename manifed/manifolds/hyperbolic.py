@@ -8,52 +8,133 @@ across x_s, points and tangents have their time component recomputed from the sp
 Symbols: r = |x_s|, a = |x_s|, b = |y_s| (radii in R^d), d distance.
 """
 
+from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from geoopt.utils import size2shape
 from torch import Tensor
 
+from manifed.manifolds.arrays import at_least, dot, length, measured, of, on_arrays, plus, tiny
 from manifed.manifolds.base import Manifold, safe_sqrt, verdict
 from manifed.manifolds.linalg import above_zero, standard_normal
 
-
-def _dot(u: Tensor, v: Tensor) -> Tensor:
-    return (u * v).sum(-1, keepdim=True)
-
-
-def _length(u: Tensor) -> Tensor:
-    return torch.linalg.vector_norm(u, dim=-1, keepdim=True)
+FEW_STEPS = 256
+"""Entries up to which numpy is faster where two steps of a formula are one call of torch."""
 
 
-def _split(x: Tensor) -> tuple[Tensor, ...]:
-    """Time and space parts, shapes (..., 1) and (..., d)."""
-    # Tensor.split is Python and takes twice as long
-    return x.split_with_sizes((1, x.shape[-1] - 1), -1)
-
-
-def _with_time(space: Tensor) -> Tensor:
+def _with_time(space: Any) -> Any:
     """The point of the hyperboloid with that space part."""
-    time = torch.sqrt(1 + _dot(space, space))
-    return torch.cat((time, space), -1)
+    square = 1 + dot(space, space)
+    return _joined(of(square).sqrt(square), space)
 
 
-def _tangent(x: Tensor, space: Tensor) -> Tensor:
+def _first(x: Any) -> Any:
+    """The time part of x, in the shape of `dot`."""
+    return x.item(0) if isinstance(x, np.ndarray) and x.ndim == 1 else x[..., :1]
+
+
+def _tangent(x: Any, space: Any) -> Any:
     """The tangent vector at ``x`` with that space part: u_0 = x_s . u_s / x_0."""
-    return torch.cat((_dot(x[..., 1:], space) / x[..., :1], space), -1)
+    return _joined(dot(x[..., 1:], space) / _first(x), space)
 
 
-def _parts(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """(radius of y - radius of x, a b (1 - cos angle) / 2), shapes (..., 1).
+def _joined(time: Any, space: Any) -> Any:
+    """The vector of these parts."""
+    if isinstance(space, Tensor):
+        return torch.cat((time, space), -1)
+    whole = np.empty((*space.shape[:-1], space.shape[-1] + 1), space.dtype)
+    whole[..., :1], whole[..., 1:] = time, space
+    return whole
+
+
+def _parts(x: Any, y: Any) -> tuple[Any, Any, Any]:
+    """(radius of y - radius of x, a b (1 - cos angle) / 2, a), in the shape of `dot`.
 
     sinh^2(d / 2) is sinh^2(first / 2) + second.
     """
-    a, b = _length(x[..., 1:]), _length(y[..., 1:])
-    rise = (b - a) + (y[..., :1] - x[..., :1])
-    radial = torch.log1p(rise.abs() / torch.minimum(a + x[..., :1], b + y[..., :1]))
-    chord = _length(b * x[..., 1:] - a * y[..., 1:])
-    angular = chord.square() / above_zero(4 * a * b, power=2)
-    return radial.copysign(rise), angular
+    space, target = x[..., 1:], y[..., 1:]
+    a, b, time, other = length(space), length(target), _first(x), _first(y)
+    rise, take = (b - a) + (other - time), of(a)
+    radial = take.log1p(abs(rise) / _smaller(a + time, b + other))
+    chord = length(b * space - a * target)
+    angular = chord * chord / at_least(4 * a * b, tiny(x) ** 2)
+    return take.copysign(radial, rise), angular, a
+
+
+def _smaller(first: Any, second: Any) -> Any:
+    return min(first, second) if type(first) is float else of(first).minimum(first, second)
+
+
+def _half_sinh(x: Any, y: Any) -> Any:
+    """sinh(d / 2), in the shape of `dot`."""
+    radial, angular, _ = _parts(x, y)
+    rise = of(radial).sinh(radial / 2)
+    return of(radial).sqrt(rise * rise + angular)
+
+
+def _distance(x: Any, y: Any) -> Any:
+    """2 asinh sinh(d / 2); of tensors that are tracked with the gradient of their cosh d."""
+    if not isinstance(x, Tensor):
+        half = _half_sinh(x, y)
+        return 2 * of(half).asinh(half)
+    d = 2 * _half_sinh(x.detach(), y.detach()).asinh()
+    if not (torch.is_grad_enabled() and (x.requires_grad or y.requires_grad)):
+        return d
+    slope = torch.where(d > 0, 1 / above_zero(d.sinh()), 0.0)
+    cosh = x[..., :1] * y[..., :1] - dot(x[..., 1:], y[..., 1:])
+    return d + slope * (cosh - cosh.detach())
+
+
+def _logarithm(x: Any, y: Any) -> Any:
+    """D / sinh d ((y - x) - 2 sinh^2(d / 2) x), its time recomputed."""
+    d = at_least(_distance(x, y), tiny(x))
+    space, rise = x[..., 1:], of(d).sinh(d / 2)
+    apart = (y[..., 1:] - space) - (2 * rise * rise) * space
+    return _tangent(x, (d / of(d).sinh(d)) * apart)
+
+
+def _product(x: Any, u: Any, v: Any = None) -> Any:
+    """<u, v>_L of tangent vectors at x from their space parts; <u, u>_L without v."""
+    space, right = x[..., 1:], u[..., 1:]
+    square = at_least(dot(space, space), tiny(x) ** 2)
+    along_u = along_v = dot(space, right)
+    across_u = across_v = right - along_u / square * space
+    if v is not None:
+        left = v[..., 1:]
+        along_v = dot(space, left)
+        across_v = left - along_v / square * space
+    return dot(across_u, across_v) + along_u / square * along_v / (1 + square)
+
+
+def _projected(x: Any, u: Any, *, mirror: bool = False) -> Any:
+    """The vector u + <x, u>_L x, its time recomputed; ``mirror``: of (-u_0, u_s)."""
+    space, time, moved = x[..., 1:], _first(x), u[..., 1:]
+    moved = plus(moved, plus(dot(space, moved), time, _first(u), minus=not mirror), space)
+    return _joined(dot(space, moved) / time, moved)
+
+
+def _shot(x: Any, u: Any) -> Any:
+    """cosh|u| x + sinh|u| u / |u|, its time recomputed."""
+    square = _product(x, u)
+    root = safe_sqrt(square) if isinstance(square, Tensor) else of(square).sqrt(square)
+    t = at_least(root, tiny(x))
+    return _with_time(of(t).cosh(t) * x[..., 1:] + (of(t).sinh(t) / t) * u[..., 1:])
+
+
+def _carried(x: Any, y: Any, v: Any) -> Any:
+    """The parallel transport of v from x to y."""
+    space, target, moved = x[..., 1:], y[..., 1:], v[..., 1:]
+    radial, angular, a = _parts(x, y)
+    a, time, sinh = at_least(a, tiny(x)), _first(x), of(radial).sinh
+    unit, half = space / a, sinh(radial / 2)
+    along = dot(unit, moved)
+    shortfall = 2 * angular * (time / a)
+    across, across_v = target - dot(unit, target) * unit, moved - along * unit
+    pairing = dot(across, across_v) + along / time * (sinh(radial) - shortfall)
+    half_divisor = 1 + half * half + angular
+    return _tangent(y, moved + pairing / (2 * half_divisor) * (space + target))
 
 
 class Lorentz(Manifold):
@@ -74,7 +155,7 @@ class Lorentz(Manifold):
     def from_coords(self, x: Tensor, c: Tensor) -> Tensor:
         """Parallel transport of (0, c) from the origin: (x_s.c, c + x_s.c / (1 + x_0) x_s)."""
         space = x[..., 1:]
-        along = _dot(space, c)
+        along = dot(space, c)
         return torch.cat((along, c + along / (1 + x[..., :1]) * space), -1)
 
     def coords(self, x: Tensor, u: Tensor) -> Tensor:
@@ -87,15 +168,11 @@ class Lorentz(Manifold):
 
     def proju(self, x: Tensor, u: Tensor) -> Tensor:
         """The Lorentz-orthogonal projection u + <x, u>_L x."""
-        time, space, u_0, u_s = *_split(x), *_split(u)
-        moved = torch.addcmul(u_s, torch.addcmul(_dot(space, u_s), time, u_0, value=-1.0), space)
-        return torch.cat((_dot(space, moved) / time, moved), -1)
+        return on_arrays(_projected, x, u, most=FEW_STEPS)
 
     def egrad2rgrad(self, x: Tensor, u: Tensor) -> Tensor:
         """The projection of (-g_0, g_s)."""
-        time, space, g_0, g_s = *_split(x), *_split(u)
-        moved = torch.addcmul(g_s, torch.addcmul(_dot(space, g_s), time, g_0), space)
-        return torch.cat((_dot(space, moved) / time, moved), -1)
+        return on_arrays(partial(_projected, mirror=True), x, u, most=FEW_STEPS)
 
     def inner(
         self, x: Tensor, u: Tensor, v: Tensor | None = None, *, keepdim: bool = False
@@ -104,17 +181,8 @@ class Lorentz(Manifold):
 
         (u_s)_across . (v_s)_across + (x_s.u_s)(x_s.v_s) / (r^2 x_0^2), across x_s.
         """
-        space = x[..., 1:]
-        square = above_zero(_dot(space, space), power=2)
-        along_u = _dot(space, u[..., 1:])
-        across_u = u[..., 1:] - along_u / square * space
-        if v is None or v is u:
-            along_v, across_v = along_u, across_u
-        else:
-            along_v = _dot(space, v[..., 1:])
-            across_v = v[..., 1:] - along_v / square * space
-        product = _dot(across_u, across_v) + along_u / square * along_v / (1 + square)
-        return product if keepdim else product.squeeze(-1)
+        others = () if v is None or v is u else (v,)
+        return measured(_product, x, u, *others, keepdim=keepdim)
 
     def norm(self, x: Tensor, u: Tensor, *, keepdim: bool = False) -> Tensor:
         """The norm of a tangent vector, shape (...,)."""
@@ -143,32 +211,18 @@ class Lorentz(Manifold):
 
     def expmap(self, x: Tensor, u: Tensor) -> Tensor:
         """cosh|u| x + sinh|u| u / |u|, its time recomputed."""
-        t = above_zero(self.norm(x, u, keepdim=True))
-        return _with_time(t.cosh() * x[..., 1:] + (t.sinh() / t) * u[..., 1:])
+        return on_arrays(_shot, x, u)
 
     def logmap(self, x: Tensor, y: Tensor) -> Tensor:
         """The vector d / sinh d ((y - x) - 2 sinh^2(d / 2) x), its time recomputed."""
-        d = above_zero(self.dist(x, y, keepdim=True))
-        space, excess = x[..., 1:], 2 * torch.sinh(d / 2).square()
-        return _tangent(x, (d / d.sinh()) * ((y[..., 1:] - space) - excess * space))
-
-    def _half_sinh(self, x: Tensor, y: Tensor) -> Tensor:
-        """sinh(d / 2), shape (..., 1)."""
-        radial, angular = _parts(x, y)
-        return (torch.sinh(radial / 2).square() + angular).sqrt()
+        return on_arrays(_logarithm, x, y)
 
     def dist(self, x: Tensor, y: Tensor, *, keepdim: bool = False) -> Tensor:
         """2 asinh sinh(d / 2), shape (...,); differentiable away from x = y.
 
         The gradient is that of cosh d = -<x, y>_L, which is smooth at the origin, too.
         """
-        is_tracked = torch.is_grad_enabled() and (x.requires_grad or y.requires_grad)
-        d = 2 * self._half_sinh(x.detach(), y.detach()).asinh()
-        if is_tracked:
-            slope = torch.where(d > 0, 1 / above_zero(d.sinh()), 0.0)
-            cosh = x[..., :1] * y[..., :1] - _dot(x[..., 1:], y[..., 1:])
-            d = d + slope * (cosh - cosh.detach())
-        return d if keepdim else d.squeeze(-1)
+        return measured(_distance, x, y, keepdim=keepdim)
 
     def transp(self, x: Tensor, y: Tensor, v: Tensor) -> Tensor:
         """Parallel transport v + <y, v>_L / (1 - <x, y>_L) (x + y), its time recomputed.
@@ -176,16 +230,7 @@ class Lorentz(Manifold):
         1 - <x, y>_L = 2 cosh^2(d / 2). With n = x_s / a, v = v_n n + v' and y = y_n n + y' the
         product is v' . y' + (v_n / x_0) (sinh(radius of y - radius of x) - x_0 (b - y_n)).
         """
-        space, target = x[..., 1:], y[..., 1:]
-        radial, angular = _parts(x, y)
-        a = above_zero(_length(space))
-        unit = space / a
-        along = _dot(unit, v[..., 1:])
-        shortfall = 2 * angular * (x[..., :1] / a)
-        across, across_v = target - _dot(unit, target) * unit, v[..., 1:] - along * unit
-        pairing = _dot(across, across_v) + along / x[..., :1] * (radial.sinh() - shortfall)
-        half_divisor = 1 + torch.sinh(radial / 2).square() + angular
-        return _tangent(y, v[..., 1:] + pairing / (2 * half_divisor) * (space + target))
+        return on_arrays(_carried, x, y, v)
 
     def random(
         self,
@@ -199,7 +244,7 @@ class Lorentz(Manifold):
         shape = size2shape(*size)
         u = standard_normal((*shape[:-1], shape[-1] - 1), generator, dtype, device)
         u = u / u.shape[-1] ** 0.5
-        t = above_zero(_length(u))
+        t = above_zero(length(u))
         return _with_time((t.sinh() / t) * u)
 
     def origin(
@@ -229,20 +274,20 @@ class Lorentz(Manifold):
         It is the error of the time component; a multiple of x itself is, but for that error, a
         tangent vector of the same space part, and that is how every method here reads it.
         """
-        unit = x / _length(x)
-        return (_dot(unit[..., 1:], u[..., 1:]) - unit[..., :1] * u[..., :1]).abs().squeeze(-1)
+        unit = x / length(x)
+        return (dot(unit[..., 1:], u[..., 1:]) - unit[..., :1] * u[..., :1]).abs().squeeze(-1)
 
     def _check_point_on_manifold(
         self, x: Tensor, *, atol: float = 1e-5, rtol: float = 1e-5
     ) -> tuple[bool, str | None]:
-        time = torch.sqrt(1 + _dot(x[..., 1:], x[..., 1:]))
+        time = torch.sqrt(1 + dot(x[..., 1:], x[..., 1:]))
         gap = float(((x[..., :1] - time).abs() / time).max())
         return verdict(gap <= atol + rtol, f"|x_0 / sqrt(1 + |x_s|^2) - 1| = {gap:.3g}, expected 0")
 
     def _check_vector_on_tangent(
         self, x: Tensor, u: Tensor, *, atol: float = 1e-5, rtol: float = 1e-5
     ) -> tuple[bool, str | None]:
-        gap = (u[..., :1] - _dot(x[..., 1:], u[..., 1:]) / x[..., :1]).abs()
-        bound = atol + rtol * _length(u)
+        gap = (u[..., :1] - dot(x[..., 1:], u[..., 1:]) / x[..., :1]).abs()
+        bound = atol + rtol * length(u)
         worst = float(gap.max())
         return verdict(bool((gap <= bound).all()), f"|u_0 - x_s.u_s / x_0| = {worst:.3g}, not 0")

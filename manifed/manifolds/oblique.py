@@ -7,10 +7,12 @@ formulas are the sphere's, column by column (Absil and Gallivan 2006; Absil, Mah
 
 from typing import Any
 
+import numpy as np
 import torch
 from geoopt.utils import size2shape
 from torch import Tensor
 
+from manifed.manifolds.arrays import of, on_arrays
 from manifed.manifolds.base import FrobeniusManifold, verdict
 from manifed.manifolds.linalg import above_zero, is_plain, standard_normal
 
@@ -61,8 +63,8 @@ class Oblique(FrobeniusManifold):
     # -- metric ------------------------------------------------------------------------------
     def dist(self, x: Tensor, y: Tensor, *, keepdim: bool = False) -> Tensor:
         """The root of the sum of squared angles 2 atan2(|x_j - y_j|, |x_j + y_j|)."""
-        angles = 2 * torch.atan2(_lengths(x - y), _lengths(x + y))
-        return torch.linalg.vector_norm(angles, dim=(-2, -1), keepdim=keepdim)
+        found = on_arrays(_distance, x, y)
+        return found.reshape(*found.shape, 1, 1) if keepdim else found
 
     # -- geodesics ---------------------------------------------------------------------------
     def expmap(self, x: Tensor, u: Tensor) -> Tensor:
@@ -112,6 +114,17 @@ def _dots(u: Tensor, v: Tensor) -> Tensor:
     return (u * v).sum(-2, keepdim=True)
 
 
-def _lengths(u: Tensor) -> Tensor:
+def _lengths(u: Any) -> Any:
     """Column lengths, shape ``(..., 1, k)``."""
-    return torch.linalg.vector_norm(u, dim=-2, keepdim=True)
+    if isinstance(u, Tensor):
+        return torch.linalg.vector_norm(u, dim=-2, keepdim=True)
+    return np.sqrt(np.vecdot(u.mT, u.mT))[..., None, :]
+
+
+def _distance(x: Any, y: Any) -> Any:
+    """The length of the angles of the columns, shape ``(...)``."""
+    chords, others = _lengths(x - y), _lengths(x + y)
+    angles = 2 * of(chords).atan2(chords, others)
+    if isinstance(angles, Tensor):
+        return torch.linalg.vector_norm(angles, dim=(-2, -1))
+    return np.sqrt(np.vecdot(angles, angles))[..., 0]

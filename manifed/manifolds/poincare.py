@@ -24,8 +24,9 @@ import torch
 from geoopt.utils import size2shape
 from torch import Tensor
 
+from manifed.manifolds.arrays import at_least, dot, length, measured, of, on_arrays, plus, tiny
 from manifed.manifolds.base import Manifold, verdict
-from manifed.manifolds.linalg import TINY, above_zero, is_plain, standard_normal
+from manifed.manifolds.linalg import standard_normal
 
 BOUNDARY = 1e-15
 """Smallest 1 - |x| of a stored point in float64."""
@@ -47,8 +48,7 @@ class PoincareBall(Manifold):
     # -- sets and projections ----------------------------------------------------------------
     def projx(self, x: Tensor) -> Tensor:
         """x, or the point of radius 1 - 1e-15 (1 - 1e-6 in float32) on its ray, if x is beyond."""
-        largest = 1 - _boundary(x)
-        return x * (largest / _at_least(_length(x), largest))
+        return on_arrays(_pulled_in, x)
 
     def proju(self, x: Tensor, u: Tensor) -> Tensor:
         """u: every vector of R^d is tangent."""
@@ -56,7 +56,7 @@ class PoincareBall(Manifold):
 
     def egrad2rgrad(self, x: Tensor, u: Tensor) -> Tensor:
         """The Riemannian gradient (om(x)/2)^2 u."""
-        return u * (conformal_gap(x) / 2).square()
+        return on_arrays(_scaled, x, u)
 
     def _off_manifold(self, x: Tensor) -> Tensor:
         """Zero inside, infinite on the boundary and beyond: an open set has no tolerance."""
@@ -81,9 +81,7 @@ class PoincareBall(Manifold):
         self, x: Tensor, u: Tensor, v: Tensor | None = None, *, keepdim: bool = False
     ) -> Tensor:
         """4 u·v / om(x)^2, shape ``(...)`` (or ``(..., 1)`` with ``keepdim``)."""
-        half = conformal_gap(x) / 2
-        value = (u / half * ((u if v is None else v) / half)).sum(-1, keepdim=True)
-        return value if keepdim else value.squeeze(-1)
+        return measured(_product, x, u, u if v is None else v, keepdim=keepdim)
 
     def norm_slack(self, x: Tensor) -> Tensor:
         """The ratio om / (om - 8 eps), less 1: rounding of |x|, infinite on the boundary."""
@@ -93,46 +91,20 @@ class PoincareBall(Manifold):
 
     def dist(self, x: Tensor, y: Tensor, *, keepdim: bool = False) -> Tensor:
         """2 asinh(|y - x| / sqrt(om(x) om(y))), shape ``(...)``."""
-        plain = is_plain(x, y, 1)
-        om_x, om_y, n = _gap(x, plain=plain), _gap(y, plain=plain), _length(y - x, plain=plain)
-        ratio = n / _of(n).sqrt(om_x * om_y)
-        value = 2 * _of(n).asinh(ratio)
-        if isinstance(value, float):
-            return x.new_full((1,) if keepdim else (), value)
-        return value if keepdim else value.squeeze(-1)
+        return measured(_distance, x, y, keepdim=keepdim)
 
     # -- geodesics ---------------------------------------------------------------------------
     def expmap(self, x: Tensor, u: Tensor) -> Tensor:
         """The point x + tanh(t) u/|u| with t = |u|/om(x) (Möbius addition), shape ``(..., d)``."""
-        plain = is_plain(x, u, 1)
-        om_x, length = _gap(x, plain=plain), _at_least(_length(u, plain=plain), TINY[u.dtype])
-        t = length / om_x
-        total = _plus(x, _of(t).tanh(t) / length, u)
-        size, cosh = _length(total, plain=plain), _cosh(t)
-        square = size * size
-        divisor = square + om_x / (cosh * cosh)
-        y = _plus((square / divisor) * x, om_x / divisor, total)
-        if plain and float(torch.linalg.vector_norm(y)) <= 1 - _boundary(y):
-            return y
-        return self.projx(y)
+        return on_arrays(_shot, x, u)
 
     def logmap(self, x: Tensor, y: Tensor) -> Tensor:
         """The tangent vector at x of the geodesic to y, shape ``(..., d)``."""
-        plain, w = is_plain(x, y, 1), y - x
-        om_x, om_y = _gap(x, plain=plain), _gap(y, plain=plain)
-        n = _at_least(_length(w, plain=plain), TINY[w.dtype])
-        product, square = om_x * om_y, n * n
-        half_dist = _of(n).asinh(n / _of(n).sqrt(product))
-        scale = om_x * half_dist / (n * _of(n).sqrt(square + product))
-        return _plus((scale * om_x) * w, -scale * square, x)
+        return on_arrays(_logarithm, x, y)
 
     def transp(self, x: Tensor, y: Tensor, v: Tensor) -> Tensor:
         """Parallel transport of v from x to y along their geodesic (isometric)."""
-        om_x, w = conformal_gap(x), y - x
-        w = w / above_zero(_length(w))
-        p = om_x * w - (y - x).square().sum(-1, keepdim=True).sqrt() * x
-        p = p / above_zero(_length(p))
-        return conformal_gap(y) / om_x * _reflect(w, _reflect(p, v))
+        return on_arrays(_carried, x, y, v)
 
     def retr(self, x: Tensor, u: Tensor) -> Tensor:
         """The exponential map (a straight step can leave the ball)."""
@@ -148,7 +120,7 @@ class PoincareBall(Manifold):
 
         Utpala et al. 2023, Algorithm 6 with a/2: the printed a/4 halves the noise.
         """
-        return c * (conformal_gap(x) / 2)
+        return on_arrays(_of_coords, x, c)
 
     def random(
         self,
@@ -173,49 +145,73 @@ class PoincareBall(Manifold):
         return torch.zeros(size2shape(*size), dtype=dtype, device=device)
 
 
-def conformal_gap(x: Tensor) -> Tensor:
-    """om(x) = 1 - |x|^2 = 2/lambda(x), never below the boundary's, shape ``(..., 1)``."""
-    return _gap(x, plain=False)
+def conformal_gap(x: Any) -> Any:
+    """om(x) = 1 - |x|^2 = 2/lambda(x), never below the boundary's, in the shape of `dot`."""
+    radius = length(x)
+    return at_least((1 - radius) * (1 + radius), _boundary(x))
 
 
-def _gap(x: Tensor, *, plain: bool) -> Any:
-    """`conformal_gap`; a number where x is `is_plain`."""
-    radius = _length(x, plain=plain)
-    return _at_least((1 - radius) * (1 + radius), _boundary(x))
+def _boundary(x: Any) -> float:
+    return BOUNDARY if x.itemsize == 8 else BOUNDARY_OF_SHORTER
 
 
-def _at_least(value: Any, bound: float) -> Any:
-    return max(value, bound) if isinstance(value, float) else value.clamp_min(bound)
+def _pulled_in(x: Any) -> Any:
+    """x, or where it is beyond the largest radius the point of that radius."""
+    largest = 1 - _boundary(x)
+    return x * (largest / at_least(length(x), largest))
 
 
-def _of(value: Any) -> Any:
-    """Where the functions of a number, or of a tensor, are."""
-    return math if isinstance(value, float) else torch
+def _scaled(x: Any, u: Any) -> Any:
+    half = conformal_gap(x) / 2
+    return u * (half * half)
 
 
-def _cosh(t: Any) -> Any:
-    """Of t >= 0; Python's refuses more than 710, where its square has long overflowed."""
-    return _of(t).cosh(min(t, 350.0) if isinstance(t, float) else t)
+def _of_coords(x: Any, c: Any) -> Any:
+    return c * (conformal_gap(x) / 2)
 
 
-def _plus(x: Tensor, scale: Any, u: Tensor) -> Tensor:
-    """The sum x + scale u."""
-    if isinstance(scale, float):
-        return torch.add(x, u, alpha=scale)
-    return torch.addcmul(x, scale, u)
+def _product(x: Any, u: Any, v: Any) -> Any:
+    half = conformal_gap(x) / 2
+    return dot(u / half, v / half)
 
 
-def _boundary(x: Tensor) -> float:
-    return BOUNDARY if x.dtype == torch.float64 else BOUNDARY_OF_SHORTER
+def _distance(x: Any, y: Any) -> Any:
+    product = conformal_gap(x) * conformal_gap(y)
+    take = of(product)
+    return 2 * take.asinh(length(y - x) / take.sqrt(product))
 
 
-def _length(u: Tensor, *, plain: bool = False) -> Any:
-    """|u|, shape ``(..., 1)``; a number where u is `is_plain`."""
-    if plain:
-        return float(torch.linalg.vector_norm(u))
-    return torch.linalg.vector_norm(u, dim=-1, keepdim=True)
+def _shot(x: Any, u: Any) -> Any:
+    """The Möbius sum of x and tanh(t) u / |u|, kept inside."""
+    om_x, size = conformal_gap(x), at_least(length(u), tiny(x))
+    take, t = of(size), size / om_x
+    total = plus(x, take.tanh(t) / size, u)
+    # beyond, Python refuses a cosh whose square has long overflowed
+    reach, cosh = length(total), take.cosh(min(t, 350.0) if take is math else t)
+    square = reach * reach
+    divisor = square + om_x / (cosh * cosh)
+    return _pulled_in(plus((square / divisor) * x, om_x / divisor, total))
 
 
-def _reflect(unit: Tensor, v: Tensor) -> Tensor:
+def _logarithm(x: Any, y: Any) -> Any:
+    w, om_x = y - x, conformal_gap(x)
+    n, product = at_least(length(w), tiny(x)), om_x * conformal_gap(y)
+    take, square = of(n), n * n
+    half_dist = take.asinh(n / take.sqrt(product))
+    scale = om_x * half_dist / (n * take.sqrt(square + product))
+    return plus((scale * om_x) * w, scale * square, x, minus=True)
+
+
+def _carried(x: Any, y: Any, v: Any) -> Any:
+    """V turned by two reflections, scaled by the conformal factors."""
+    om_x, apart = conformal_gap(x), y - x
+    n = length(apart)
+    w = apart / at_least(n, tiny(x))
+    p = om_x * w - n * x
+    p = p / at_least(length(p), tiny(x))
+    return conformal_gap(y) / om_x * _reflect(w, _reflect(p, v))
+
+
+def _reflect(unit: Any, v: Any) -> Any:
     """V mirrored in the hyperplane orthogonal to ``unit``; v itself where unit is zero."""
-    return v - 2 * (unit * v).sum(-1, keepdim=True) * unit
+    return plus(v, 2 * dot(unit, v), unit, minus=True)

@@ -11,12 +11,19 @@ import torch
 from geoopt.utils import size2shape
 from torch import Tensor
 
+from manifed.manifolds.arrays import length, measured, of
 from manifed.manifolds.base import Manifold, verdict
 from manifed.manifolds.linalg import TINY, standard_normal
 
 
 def _length(u: Tensor) -> Tensor:
     return torch.linalg.vector_norm(u, dim=-1, keepdim=True)
+
+
+def _angle(x: Any, y: Any) -> Any:
+    """2 atan2(|x - y|, |x + y|), in the shape of `length`."""
+    chord, other = length(x - y), length(x + y)
+    return 2 * of(chord).atan2(chord, other)
 
 
 def _dot(u: Tensor, v: Tensor) -> Tensor:
@@ -83,8 +90,7 @@ class Sphere(Manifold):
 
     def dist(self, x: Tensor, y: Tensor, *, keepdim: bool = False) -> Tensor:
         """The angle 2 atan2(|x - y|, |x + y|), shape (...,)."""
-        chord = torch.linalg.vector_norm(x - y, dim=-1, keepdim=keepdim)
-        return 2 * torch.atan2(chord, torch.linalg.vector_norm(x + y, dim=-1, keepdim=keepdim))
+        return measured(_angle, x, y, keepdim=keepdim)
 
     def transp(self, x: Tensor, y: Tensor, v: Tensor) -> Tensor:
         """Parallel transport v - <y, v> / (1 + <x, y>) (x + y)."""
