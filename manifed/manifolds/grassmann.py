@@ -21,6 +21,7 @@ from manifed.manifolds.linalg import (
     by_small,
     expm,
     identity_like,
+    minus_along,
     minus_product,
     polar,
     quotient,
@@ -45,7 +46,7 @@ class Grassmann(FrobeniusManifold):
 
     def proju(self, x: Tensor, u: Tensor) -> Tensor:
         """The horizontal part u - x x^T u."""
-        return minus_product(u, x, x.mT @ u)
+        return minus_along(u, x, lambda xtu: xtu)
 
     def _check_shape(self, shape: tuple[int, ...], name: str) -> tuple[bool, str | None]:
         is_tall = len(shape) >= 2 and shape[-2] >= shape[-1]
@@ -99,10 +100,8 @@ class Grassmann(FrobeniusManifold):
     def retr(self, x: Tensor, u: Tensor) -> Tensor:
         """(x + u) R^-1 with R^T R = I + u^T u (Cholesky-QR, unconditionally safe)."""
         gram = u.mT @ u
-        eye = identity_like(gram)
-        factor = torch.linalg.cholesky_ex(eye + gram)[0]
-        inverse = torch.linalg.solve_triangular(factor, eye, upper=False)
-        return by_small(u + x, inverse.mT)
+        factor = torch.linalg.cholesky_ex(identity_like(gram) + gram)[0]
+        return torch.linalg.solve_triangular(factor, (u + x).mT, upper=False).mT
 
     def invretr(self, x: Tensor, y: Tensor) -> Tensor:
         """The horizontal vector y (x^T y)^-1 - x with span(x + u) = span y."""

@@ -12,15 +12,25 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.overrides import has_torch_function_variadic
 
 TINY = {torch.float64: 1e-150, torch.float32: 1e-18}
 """Lower bound of a divisor whose quotient (sin t / t, ...) is exact there, with a normal square."""
 
 MANY_NUMBERS = 10_000
 """Entries of a stack of tall frames from which s^T x^T, turned round, takes less time than x s."""
+FEWEST_ENTRIES, MOST_ENTRIES = 1024, 2**18
+"""Entries of a stack between which numpy's shorter calls pay for the way there and back."""
+MOST_MULTIPLIED = 50_000
+"""Products of one matrix up to which numpy's BLAS starts no threads of its own."""
+_TENSOR: Any = Tensor
+_DISPATCH = _TENSOR.__torch_dispatch__
+"""What a class that computes by itself, such as a fake tensor, replaces."""
 
 
 def standard_normal(
@@ -60,6 +70,43 @@ def is_plain(x: Tensor, u: Tensor, ndim: int) -> bool:
     )
 
 
+def as_arrays(*tensors: Tensor) -> list[NDArray[Any]] | None:
+    """Views by numpy of stacks of matrices; None where torch has to compute.
+
+    numpy's products of small matrices take half the time of torch's. Torch keeps what lies on a
+    device, is differentiated, mapped by torch.func, traced or of a class of its own, what is large,
+    and single matrices, of which the way there and back takes longer.
+    """
+    first = tensors[0]
+    if (
+        first.dim() < 3
+        or first.dtype not in TINY
+        or not FEWEST_ENTRIES <= first.numel() <= MOST_ENTRIES
+        or has_torch_function_variadic(*tensors)
+        or torch.compiler.is_compiling()
+        or torch._C._are_functorch_transforms_active()
+        or torch._C._len_torch_dispatch_stack()
+        or torch._C._get_tracing_state()
+        or forward_ad._current_level >= 0
+    ):
+        return None
+    arrays: list[NDArray[Any]] = []
+    for t in tensors:
+        kind: Any = type(t)
+        if (
+            t.dtype is not first.dtype
+            or not t.is_cpu
+            or t.requires_grad
+            or kind.__torch_dispatch__ is not _DISPATCH
+        ):
+            return None
+        arrays.append(t.numpy())
+    *_, n, k = arrays[0].shape
+    is_light = n * k * (k + 1) <= MOST_MULTIPLIED
+    is_alike = all(a.shape[:-2] == arrays[0].shape[:-2] for a in arrays[1:])
+    return arrays if is_light and is_alike else None
+
+
 def sym(a: Tensor) -> Tensor:
     """The symmetric part (a + a^T) / 2, shape (..., k, k)."""
     return (a + a.mT).mul_(0.5)
@@ -77,6 +124,8 @@ def identity_like(a: Tensor) -> Tensor:
 
 def minus_product(c: Tensor, x: Tensor, s: Tensor, scale: float = 1.0) -> Tensor:
     """The difference c - scale x s, shape (..., n, k) of x s, stored in the order of ``c``."""
+    if (arrays := as_arrays(c, x, s)) is not None:
+        return _less(c, arrays[0], arrays[1], arrays[2] * scale)
     if c.dim() == s.dim() == x.dim() == 2:
         return torch.addmm(c, x, s, alpha=-scale)
     if c.dim() == s.dim() == x.dim() == 3 and len(c) == len(s) == len(x):
@@ -88,18 +137,38 @@ def minus_product(c: Tensor, x: Tensor, s: Tensor, scale: float = 1.0) -> Tensor
     return (x @ (s * -scale)).add_(c)
 
 
+def minus_along(u: Tensor, x: Tensor, part: Callable[[Any], Any], scale: float = 1.0) -> Tensor:
+    """The difference u - scale x part(x^T u), shape (..., n, k): a projection to tangent vectors.
+
+    ``part`` is written in operators that tensors and arrays share.
+    """
+    if (arrays := as_arrays(u, x)) is not None:
+        b, a = arrays
+        return _less(u, b, a, part(a.mT @ b) * scale)
+    return minus_product(u, x, part(x.mT @ u), scale)
+
+
+def _less(c: Tensor, c_array: NDArray[Any], x: NDArray[Any], s: NDArray[Any]) -> Tensor:
+    """The tensor c - x s by numpy.
+
+    It lies in torch's memory: the last bits of MKL's products depend on where a matrix begins.
+    """
+    found = torch.empty_like(c)
+    end = found.numpy()
+    np.matmul(x, s, out=end)
+    np.subtract(c_array, end, out=end)
+    return found
+
+
 def by_small(x: Tensor, s: Tensor) -> Tensor:
     """The product x s of tall frames (..., n, k) and small matrices, its rows contiguous."""
+    if (arrays := as_arrays(x, s)) is not None:
+        found = torch.empty_like(x, memory_format=torch.contiguous_format)
+        np.matmul(*arrays, out=found.numpy())
+        return found
     if s.dim() == x.dim() == 3 and len(s) == len(x) and x.numel() >= MANY_NUMBERS:
         return torch.bmm(s.mT, x.mT).mT.contiguous()
     return x @ s
-
-
-def by_columns(x: Tensor) -> Tensor:
-    """A stack of tall frames stored column by column, where the copy is paid back by products."""
-    if x.dim() == 3 and x.numel() >= MANY_NUMBERS:
-        return x.mT.contiguous().mT
-    return x
 
 
 def plus_gram(c: Tensor, h: Tensor, scale: float) -> Tensor:

@@ -26,11 +26,11 @@ from manifed.manifolds.defects import gram_defect
 from manifed.manifolds.linalg import (
     RSQRT,
     above_zero,
-    by_columns,
     by_small,
     expm,
     identity_like,
     logm_rotation,
+    minus_along,
     minus_product,
     polar,
     positive_qr,
@@ -71,11 +71,9 @@ def inverse_polar_retraction(x: Tensor, y: Tensor) -> Tensor:
 
 def qr_retraction(x: Tensor, u: Tensor) -> Tensor:
     """The Q factor of x + u, by Cholesky (its Gram matrix is at least I); of first order."""
-    y = by_columns(u + x)
-    gram = y.mT @ y
-    factor = torch.linalg.cholesky_ex(gram)[0]
-    inverse = torch.linalg.solve_triangular(factor, identity_like(gram), upper=False)
-    return by_small(y, inverse.mT)
+    y = u + x
+    factor = torch.linalg.cholesky_ex(y.mT @ y)[0]
+    return torch.linalg.solve_triangular(factor, y.mT, upper=False).mT
 
 
 def inverse_qr_retraction(x: Tensor, y: Tensor) -> Tensor:
@@ -286,8 +284,7 @@ class Stiefel(Manifold):
         """The projection of n k ambient coordinates, its skew part over sqrt(beta)."""
         if self._beta == 1:
             return self.proju(x, c)
-        xtc = x.mT @ c
-        return minus_product(c, x, xtc.lerp(xtc.mT, self._turn))
+        return minus_along(c, x, lambda xtc: xtc + (xtc.mT - xtc) * self._turn)
 
     def projx(self, x: Tensor) -> Tensor:
         """The polar factor, the nearest orthonormal matrix."""
@@ -295,14 +292,13 @@ class Stiefel(Manifold):
 
     def proju(self, x: Tensor, u: Tensor) -> Tensor:
         """The vector u - x sym(x^T u), the orthogonal projection in both metrics."""
-        xtu = x.mT @ u
-        return minus_product(u, x, xtu + xtu.mT, 0.5)
+        return minus_along(u, x, lambda xtu: xtu + xtu.mT, 0.5)
 
     def egrad2rgrad(self, x: Tensor, u: Tensor) -> Tensor:
         """The vector g - x sym(x^T g) (Euclidean), g - x g^T x (canonical)."""
         if self._beta == 1:
             return self.proju(x, u)
-        return minus_product(u, x, u.mT @ x)
+        return minus_along(u, x, lambda xtu: xtu.mT)
 
     def inner(
         self, x: Tensor, u: Tensor, v: Tensor | None = None, *, keepdim: bool = False

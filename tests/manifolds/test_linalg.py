@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from geoopt import ManifoldTensor
 from scipy import linalg as scipy_linalg
 
 from manifed.manifolds.linalg import (
@@ -11,9 +12,13 @@ from manifed.manifolds.linalg import (
     LOG,
     RSQRT,
     SQRT,
+    as_arrays,
+    by_small,
     divided_differences,
     expm,
     logm_rotation,
+    minus_along,
+    minus_product,
     polar,
     positive_qr,
     skew,
@@ -122,3 +127,47 @@ def test_symmetric_functions_differentiate_under_vmap():
 def test_normals_need_a_generator():
     with pytest.raises(ValueError, match="Generator"):
         standard_normal((3,), None)
+
+
+def along(u, x):
+    return minus_along(u, x, lambda s: s + s.mT, 0.5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_stacks_that_numpy_multiplies_come_out_as_torchs_do(dtype: torch.dtype, transposed: bool):
+    u, x, s = (normals(1, 9, 50, 4).to(dtype), normals(2, 9, 50, 4).to(dtype), normals(3, 9, 4, 4))
+    s, u = s.to(dtype), u.mT.contiguous().mT if transposed else u
+    assert as_arrays(u, x, s) is not None
+    single = [along(u[i], x[i]) for i in range(9)]
+    for found, expected in (
+        (along(u, x), torch.stack(single)),
+        (minus_product(u, x, s, -2.0), u + 2 * x @ s),
+        (by_small(u, s), u @ s),
+    ):
+        torch.testing.assert_close(found, expected)
+        assert found.data_ptr() % 64 == 0  # what the bits of MKL's products depend on
+        assert found.numpy().flags.writeable
+    assert along(u, x).stride() == u.stride()
+    assert by_small(u, s).is_contiguous()
+
+
+def test_torch_keeps_what_is_differentiated_mapped_traced_or_elsewhere():
+    u, x = normals(1, 9, 50, 4), normals(2, 9, 50, 4)
+    plain = along(u, x)
+    leaf = u.clone().requires_grad_()
+    assert as_arrays(leaf, x) is None
+    assert along(leaf, x).requires_grad
+    torch.testing.assert_close(torch.func.vmap(along)(u, x), plain)
+    torch.testing.assert_close(torch.func.jvp(along, (u, x), (u, 0 * x))[1], plain)
+    assert along(u.to("meta"), x.to("meta")).device.type == "meta"
+    assert along(u.bfloat16(), x.bfloat16()).dtype == torch.bfloat16
+    with torch._subclasses.FakeTensorMode() as mode:
+        assert along(mode.from_tensor(u), mode.from_tensor(x)).shape == u.shape
+    traced = torch.fx.experimental.proxy_tensor.make_fx(along)(u, x)
+    torch.testing.assert_close(traced(2 * u, x), 2 * plain)
+    assert torch.equal(along(u.as_subclass(ManifoldTensor), x), plain)
+    with torch.inference_mode():
+        assert torch.equal(along(u + 0, x + 0), plain)
+    with pytest.raises(RuntimeError):
+        along(u, x.float())
