@@ -59,7 +59,7 @@ SEED_OF_GRAPH = 1
 
 def designs(graph: Graph, collusion: int) -> dict[str, Design]:
     """DECOR's family, and what goes beyond it."""
-    workload = Workload(metropolis_hastings(graph), RHO)
+    workload = Workload(metropolis_hastings(graph).toarray(), RHO)
     gone = coalitions(graph, collusion)
     return {
         "DECOR": optimise(graph, workload, [WHITE], gone, is_uniform=True),
@@ -142,7 +142,7 @@ def least_squares(
     spent = squared_mu(2 * CLIP, ROUNDS, peak)
     scales = [spent**0.5 / gaussian.largest_mu(epsilon, DELTA) for epsilon in EPSILONS]
     task = LeastSquares.draw(seeds, NODES)
-    mixing = metropolis_hastings(noise.graph) if weights is None else weights
+    mixing = metropolis_hastings(noise.graph).toarray() if weights is None else weights
     x = np.stack([task.start] * len(scales))
     distance = gap = np.zeros((len(scales), seeds))
     factors = np.array(scales)[:, None, None, None]

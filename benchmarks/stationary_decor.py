@@ -53,7 +53,7 @@ SEED_OF_GRAPH = 1
 
 def designed(graph: Graph) -> StationaryNoise:
     """The best streams that are alike at all nodes and edges, of precision at most 1."""
-    workload = Workload(metropolis_hastings(graph), 1 - STEP_SIZE * CURVATURE)
+    workload = Workload(metropolis_hastings(graph).toarray(), 1 - STEP_SIZE * CURVATURE)
     found = optimise(
         graph, workload, shapes((0.8, 0.95)), coalitions(graph, 0), is_uniform=True
     ).noise

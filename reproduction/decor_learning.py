@@ -103,7 +103,9 @@ def train(methods: Sequence[Method], graphs: dict[str, Graph], task: Task, seed:
     clips = column([m.clip for m in chosen])
     steps = column([m.step_size for m in chosen])
     cdp, sigma_cor = column([m.sigma_cdp for m in chosen]), column([m.sigma_cor for m in chosen])
-    weights = {name: metropolis_hastings(graph).astype(kind) for name, graph in graphs.items()}
+    weights = {
+        name: metropolis_hastings(graph).toarray().astype(kind) for name, graph in graphs.items()
+    }
     incidence = {name: graph.incidence.astype(kind) for name, graph in graphs.items()}
     for t in range(task.rounds):
         g = task.gradients(x, clips, batches)

@@ -53,7 +53,7 @@ class Setting:
     @property
     def mixing(self) -> Array:
         """W, (n, n)."""
-        return metropolis_hastings(self.graph) if self.weights is None else self.weights
+        return metropolis_hastings(self.graph).toarray() if self.weights is None else self.weights
 
 
 def run(

@@ -12,11 +12,14 @@ with "client" it hands every node the half steps of its neighbours, and the node
 goes to each node and one comes back in a round; what the server sees is the same.
 """
 
+import warnings
 from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, ClassVar, Final, Literal, cast
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
@@ -24,13 +27,18 @@ from manifed.algorithms.gradient_steps import GradientSteps
 from manifed.algorithms.interface import Collected, Memory, Phase, ServerState, Space, Work
 from manifed.algorithms.payloads import Layout, Payload, PerClient, Point
 from manifed.graphs.graph import Graph, Matrix
-from manifed.graphs.mixing import check_mixing, complete_mixing, metropolis_hastings
+from manifed.graphs.mixing import Weights, check_mixing, complete_mixing, metropolis_hastings
 from manifed.graphs.specs import GraphSpec
 from manifed.manifolds.base import Manifold
 from manifed.oracles.oracle import Draws, Oracle
 from manifed.privacy.events import Frozen
 
 MixingWeights = Literal["metropolis-hastings", "complete"]
+Indices = NDArray[np.int64]
+_SPARSE_FROM: Final = 32
+_SPARSE_BELOW: Final = 8
+"""W is multiplied by its entries from so many nodes on, if at most one in so many is not zero
+(benchmarks/gossip.py measures both products)."""
 
 
 @dataclass(frozen=True)
@@ -63,33 +71,73 @@ class Network:
     """A graph and who mixes with whom, as index tables; nodes are partitions."""
 
     graph: Graph
-    weights: Matrix
-    """W, (n, n)."""
+    weights: Weights
+    """W, (n, n); of a graph by its entries."""
 
     @cached_property
     def mixing(self) -> Tensor:
-        """W as a tensor, (n, n)."""
-        return torch.as_tensor(self.weights)
+        """W as a tensor, (n, n): by its entries where their product is the quicker one.
+
+        Then a row of W X is its entries' sum in the order of the nodes, whoever else is mixed.
+        """
+        n, weights = self.weights.shape[0], self.weights
+        if isinstance(weights, np.ndarray):
+            return torch.as_tensor(weights)
+        if n < _SPARSE_FROM or weights.nnz * _SPARSE_BELOW > n * n:
+            return torch.as_tensor(weights.toarray())
+        with warnings.catch_warnings():  # torch says that its format may change
+            warnings.simplefilter("ignore")
+            return torch.sparse_csr_tensor(
+                torch.as_tensor(weights.indptr, dtype=torch.int32),
+                torch.as_tensor(weights.indices, dtype=torch.int32),
+                torch.as_tensor(weights.data),
+                size=(n, n),
+            )
+
+    def mixed(self, x: Tensor) -> Tensor:
+        """W X, (n, *point)."""
+        mixing = self.mixing
+        if x.dtype != mixing.dtype or x.device != mixing.device:
+            mixing = mixing.to(x)
+        return mixing @ x if x.dim() == 2 else (mixing @ x.flatten(1)).reshape(x.shape)
 
     @cached_property
     def others(self) -> Tensor:
         """Whose half steps a node is sent, itself where it has fewer, (n, k)."""
-        rows = [[j for j in range(len(w)) if j != i and w[j] != 0] for i, w in self._rows]
-        widest = max(map(len, rows), default=0)
-        return torch.tensor([row + [i] * (widest - len(row)) for i, row in enumerate(rows)],
-                            dtype=torch.long).reshape(len(rows), widest)  # fmt: skip
+        rows, columns, places, _ = self._sent
+        n, widest = self.weights.shape[0], int(places.max(initial=-1)) + 1
+        found = np.repeat(np.arange(n)[:, None], widest, axis=1)
+        found[rows, places] = columns
+        return torch.as_tensor(found)
 
     @cached_property
     def shares(self) -> Tensor:
         """The weights of a node's own half step and of those it is sent, (n, 1 + k)."""
-        own = self.mixing.diagonal().unsqueeze(1)
-        place = torch.arange(len(self.others)).unsqueeze(1)
-        sent = self.mixing.gather(1, self.others).masked_fill(self.others == place, 0.0)
-        return torch.cat([own, sent], 1)
+        rows, _, places, weights = self._sent
+        found = np.zeros((self.weights.shape[0], 2 + int(places.max(initial=-1))))
+        found[:, 0] = self.weights.diagonal()
+        found[rows, 1 + places] = weights
+        return torch.as_tensor(found)
 
-    @property
-    def _rows(self) -> "list[tuple[int, list[float]]]":
-        return list(enumerate(self.weights.tolist()))
+    @cached_property
+    def layers(self) -> tuple[tuple[Tensor, Tensor, Tensor], ...]:
+        """The nodes that have a first neighbour, who it is, its weight; a second one; and so on."""
+        rows, columns, places, weights = (torch.as_tensor(column) for column in self._sent)
+        widest = int(places.max()) + 1 if len(places) else 0
+        chosen = (places == k for k in range(widest))
+        return tuple((rows[here], columns[here], weights[here]) for here in chosen)
+
+    @cached_property
+    def _sent(self) -> tuple[Indices, Indices, Indices, Matrix]:
+        """Node, other node, its place among the others of that node, weight: all that is sent."""
+        from scipy.sparse import coo_array
+
+        found = coo_array(self.weights)
+        sent = (found.row != found.col) & (found.data != 0)
+        rows, columns = found.row[sent].astype(np.int64), found.col[sent].astype(np.int64)
+        counts = np.bincount(rows, minlength=self.weights.shape[0])
+        places = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
+        return rows, columns, places, found.data[sent].astype(np.float64)
 
 
 @lru_cache(maxsize=32)
@@ -100,9 +148,10 @@ def network(spec: GraphSpec, num_nodes: int, seed: int, mixing_weights: MixingWe
         ValueError: there is no such graph.
     """
     graph = spec.build(num_nodes, seed)
-    is_complete = mixing_weights == "complete"
-    weights = complete_mixing(num_nodes) if is_complete else metropolis_hastings(graph)
-    check_mixing(weights, None if is_complete else graph)
+    if mixing_weights == "complete":
+        return Network(graph, complete_mixing(num_nodes))
+    weights = metropolis_hastings(graph)
+    check_mixing(weights, graph)
     return Network(graph, weights)
 
 
@@ -136,7 +185,7 @@ class ModelOfEachNode(Frozen):
 
     def initial(self, x: Tensor) -> ServerState:
         """Every node starts from x, which everybody knows."""
-        n = len(self.network.weights)
+        n = self.network.graph.num_nodes
         return ServerState({"x": x.expand(n, *x.shape).clone()})
 
     def base(self, state: ServerState, manifold: Manifold) -> Tensor:
@@ -257,18 +306,11 @@ class OnGraph(ByGraph, ModelOfEachNode):
         """x_i^(t+1) = sum_j W_ij x_j^(t + 1/2), or the half steps themselves to be handed on."""
         assert isinstance(collected.uploads, Point)
         halves = collected.uploads.x
-        return state.replace(x=halves if self.mixing == "client" else self._mixed(halves))
-
-    def _mixed(self, halves: Tensor) -> Tensor:
-        """W X, (n, *point)."""
-        mixing = self.network.mixing
-        if halves.dim() == 2 and halves.dtype == mixing.dtype and halves.device == mixing.device:
-            return mixing @ halves  # (4)
-        return (mixing.to(halves) @ halves.flatten(1)).reshape(halves.shape)
+        return state.replace(x=halves if self.mixing == "client" else self.network.mixed(halves))
 
     def node_models(self, state: ServerState, manifold: Manifold) -> Tensor:
         """x_i^(t) of every node, (n, *point)."""
-        return state["x"] if self.mixing == "server" else self._mixed(state["x"])
+        return state["x"] if self.mixing == "server" else self.network.mixed(state["x"])
 
     def model(self, state: ServerState, manifold: Manifold) -> Tensor:
         """The mean of all models: mixing does not move it."""

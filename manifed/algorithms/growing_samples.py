@@ -222,8 +222,7 @@ class GrowingSamples(ModelOfEachNode):
     def down(self, state: ServerState, phase: str) -> PerClient:
         """Z = A Y, a row for every node."""
         x = state["x"]
-        mixing = self.network.mixing.to(x)
-        z = (mixing @ x.flatten(1)).reshape(x.shape)
+        z = self.network.mixed(x)
         return PerClient(Point(z) if self.perturbation == "output" else OwnAndMixed(x, z))
 
     def step(

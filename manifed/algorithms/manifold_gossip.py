@@ -74,8 +74,9 @@ class ManifoldGossip(OnGraph):
         """Of the tangent mean: a move of each node, and a logarithm for each of its weights."""
         if self.consensus == "projection":
             return Work()
-        nodes, near = self.network.shares.shape
-        return Work.of_moves(self.maps, nodes, nodes * near)
+        nodes = self.network.graph.num_nodes
+        sent = sum(len(rows) for rows, _, _ in self.network.layers)
+        return Work.of_moves(self.maps, nodes, nodes + sent)
 
     def step(
         self,
@@ -89,18 +90,19 @@ class ManifoldGossip(OnGraph):
         assert isinstance(collected.uploads, Point)
         halves = collected.uploads.x
         if self.consensus == "projection":
-            return state.replace(x=manifold.projx(self._mixed(halves)))
+            return state.replace(x=manifold.projx(self.network.mixed(halves)))
         return state.replace(x=self._tangent_means(state["x"], halves, manifold))
 
     def _tangent_means(self, x: Tensor, halves: Tensor, manifold: Manifold) -> Tensor:
         """Exp_{x_i}(sum_j W_ij Exp_{x_i}^{-1}(y_j)), (n, *point), over the neighbours alone."""
-        maps, mixing = manifold.maps(self.maps), self.network
-        others, shares = mixing.others.to(x.device), mixing.shares.to(x)
-        own = shares[:, 0].reshape(-1, *[1] * manifold.ndim)
+        maps, net = manifold.maps(self.maps), self.network
+        flat = [1] * manifold.ndim
+        own = net.shares[:, 0].to(x).reshape(-1, *flat)
         total = own * maps.inverse(x, halves)
-        for k in range(others.shape[1]):
-            share = shares[:, k + 1].reshape(own.shape)
-            total = total + share * maps.inverse(x, halves[others[:, k]])
+        for rows, others, weights in net.layers:
+            here = rows.to(x.device)
+            share = weights.to(x).reshape(-1, *flat)
+            total[here] += share * maps.inverse(x[here], halves[others.to(x.device)])
         return maps.forward(x, total)
 
     def model(self, state: ServerState, manifold: Manifold) -> Tensor:

@@ -13,7 +13,8 @@ from manifed.runs.document import Json, print_json
 
 if TYPE_CHECKING:
     from manifed.graphs.constants import Constants
-    from manifed.graphs.graph import Graph, Matrix
+    from manifed.graphs.graph import Graph
+    from manifed.graphs.mixing import Weights
 
 
 def graph(
@@ -65,14 +66,14 @@ def graph(
         print_json({"graph": name, **asdict(found), "degrees": list(made.degrees)})
 
 
-def _of_name(spec: str, nodes: int) -> "tuple[str, Graph, Matrix]":
+def _of_name(spec: str, nodes: int) -> "tuple[str, Graph, Weights]":
     from manifed.graphs.mixing import metropolis_hastings
 
     made = built(spec, nodes)
     return f"{spec}, {nodes} nodes", made, metropolis_hastings(made)
 
 
-def _of_config(config: str, sets: tuple[str, ...]) -> "tuple[str, Graph, Matrix]":
+def _of_config(config: str, sets: tuple[str, ...]) -> "tuple[str, Graph, Weights]":
     """The graph on which a config trains, and its own mixing; no data set is read."""
     from manifed.algorithms.gossip import OnGraph
     from manifed.cli.launch import Request, load_or_exit

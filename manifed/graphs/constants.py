@@ -2,8 +2,14 @@
 
 from dataclasses import dataclass
 
-from manifed.graphs.graph import Graph, Matrix, algebraic_connectivity, connectivity_bound
-from manifed.graphs.mixing import check_mixing, consensus_rate, distance_to_mean, heterogeneity
+from manifed.graphs.graph import Graph, algebraic_connectivity, connectivity_bound
+from manifed.graphs.mixing import (
+    Weights,
+    check_mixing,
+    consensus_rate,
+    distance_to_mean,
+    heterogeneity,
+)
 
 
 @dataclass(frozen=True)
@@ -37,7 +43,7 @@ class Constants:
     """|W - 11^T / n|_F^2."""
 
 
-def constants_of(graph: Graph, weights: Matrix, collusion: int = 2) -> Constants:
+def constants_of(graph: Graph, weights: Weights, collusion: int = 2) -> Constants:
     """The constants, with a_q for q from 1 to ``collusion`` (less where nobody would be left).
 
     Raises:

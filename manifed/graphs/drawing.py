@@ -5,13 +5,14 @@ import io
 import networkx as nx
 from matplotlib.figure import Figure
 
-from manifed.graphs.graph import Graph, Matrix
+from manifed.graphs.graph import Graph
+from manifed.graphs.mixing import Weights
 
 _FEW_NODES = 64
 """Larger graphs are drawn without numbers, on a circle."""
 
 
-def png_of(graph: Graph, weights: Matrix, caption: str) -> bytes:
+def png_of(graph: Graph, weights: Weights, caption: str) -> bytes:
     """The bytes of a PNG; the same arguments give the same picture."""
     drawn = nx.Graph()
     drawn.add_nodes_from(range(graph.num_nodes))

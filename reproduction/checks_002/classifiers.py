@@ -51,7 +51,7 @@ class Images:
 
 def constants() -> Constants:
     """Of the paper's comparison on MNIST."""
-    weights = metropolis_hastings(Ring().build(AGENTS))
+    weights = metropolis_hastings(Ring().build(AGENTS)).toarray()
     return Constants(weights, step_size=0.01, batch=50, noise_scale=1.0, sensitivity=1.0)
 
 

@@ -171,7 +171,7 @@ def accuracies(
         return torch.stack(rows)
 
     x = learner.start(seed).expand(AGENTS, -1).clone()
-    mixing = torch.tensor(metropolis_hastings(Ring().build(AGENTS)), dtype=x.dtype)
+    mixing = torch.tensor(metropolis_hastings(Ring().build(AGENTS)).toarray(), dtype=x.dtype)
     local = of.labels.shape[1]
     found: dict[int, float] = {}
     for k in range(max(marks)):

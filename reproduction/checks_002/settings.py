@@ -22,8 +22,8 @@ COVARIANCE = np.array(
 """R, of the features of every node."""
 TARGET = np.full(DIM, 0.5)
 START = np.array([3.0, 1.0, 1.0, 3.0, 3.0, 1.0])
-RING = metropolis_hastings(Ring().build(NODES))
-COMPLETE = metropolis_hastings(Complete().build(NODES))
+RING = metropolis_hastings(Ring().build(NODES)).toarray()
+COMPLETE = metropolis_hastings(Complete().build(NODES)).toarray()
 SPREAD = 1.0
 """Standard deviation of the observation noise; the results do not depend on it."""
 

@@ -84,5 +84,7 @@ def models_in_numpy(config, clip=None, noise=lambda t: (0.0, 0.0)):
         g = reference.clipped(task.gradients(x)[0], clip)
         masks, own = noise(t + 1)
         eta = training.step_size / (1 + t / (training.decay_rounds or np.inf))
-        x = reference.mixed(reference.half_steps(x, g, masks, own, eta), training.network.weights)
+        x = reference.mixed(
+            reference.half_steps(x, g, masks, own, eta), training.network.mixing.to_dense().numpy()
+        )
     return x

@@ -89,7 +89,7 @@ def test_every_way_is_algorithm_1_in_numpy(way, mixing):
 def test_local_steps_are_clipped_as_one_vector_before_noise_and_masks(way):
     config, steps = decor(local_steps=3), 3
     task, of = least_squares_of(config), drawn(config, step=steps - 1)
-    weights = reference.metropolis_hastings(config.training.secret_graph)
+    weights = reference.metropolis_hastings(config.training.secret_graph).toarray()
     x = np.tile(initial_point(config).numpy(), (6, 1))
     for t in range(1, 5):
         total = np.zeros_like(x)

@@ -1,5 +1,10 @@
 """Plain D-SGD: every way is the numpy loop, mixing leaves the mean, nobody is left out."""
 
+import resource
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -12,7 +17,14 @@ from manifed.experiment.load import to_toml
 from manifed.flower.client import client_app_of
 from manifed.flower.inline import InlineGrid
 from manifed.flower.records import tensors_to_record
-from manifed.graphs.specs import Star
+from manifed.graphs.specs import (
+    ErdosRenyi,
+    Exponential,
+    RandomRegular,
+    Ring,
+    Star,
+    Torus,
+)
 from manifed.manifolds.euclidean import Euclidean
 from manifed.problems.least_squares import LeastSquares
 from manifed.runs.work import communication
@@ -69,6 +81,56 @@ def test_a_neighbourhood_holds_the_neighbours_alone():
             rebuilt[i, j] += share
     torch.testing.assert_close(rebuilt, net.mixing, rtol=0, atol=0)
     assert neighbourhood(3).layout((2,), torch.float64)["neighbors"] == ((3, 2), torch.float64)
+
+
+LARGE = (
+    Ring(), Torus(), Star(), Exponential(), RandomRegular(degree=4),
+    ErdosRenyi(probability=0.1),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("spec", LARGE, ids=lambda spec: spec.kind)
+@pytest.mark.parametrize("shape", [(3,), (2, 5)])
+def test_a_row_is_the_sum_of_its_entries_in_the_order_of_the_nodes(spec, shape):
+    """To the bit where W is kept by its entries: so whoever else is mixed changes nothing."""
+    net = network(spec, 144, 0, "metropolis-hastings")
+    x = torch.randn(144, *shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    expected = torch.zeros_like(x)
+    for i, near in enumerate(net.graph.neighbors):
+        for j in sorted([i, *near]):
+            expected[i] += net.weights[i, j] * x[j]
+    found = net.mixed(x)
+    assert net.mixing.layout == torch.sparse_csr
+    assert torch.equal(found, expected)
+    assert (net.shares.sum(1) - 1).abs().max() <= 1e-13
+    rebuilt = net.shares[:, 0].diag()
+    for rows, others, weights in net.layers:
+        rebuilt[rows, others] += weights
+    assert torch.equal(rebuilt, net.mixing.to_dense())
+    assert (net.mixed(x.float()) - expected).abs().max() <= 1e-6
+
+
+@contextmanager
+def little_memory(more):
+    """So many bytes of address space beside those that the process has."""
+    has = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (has + more, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits address space")
+def test_ten_thousand_nodes_on_a_ring_take_a_round_in_little_memory():
+    """A matrix of all pairs of nodes would take 800 MB."""
+    with little_memory(400 << 20):
+        (report,) = reports_of(experiment(rounds=1, nodes=10_000), "stacked")
+    x = report.state["x"]
+    assert x.shape == (10_000, 3)
+    with pytest.raises(RuntimeError, match="memory"), little_memory(400 << 20):
+        torch.zeros(10_000, 10_000, dtype=torch.float64)
 
 
 def test_the_bytes_that_a_node_gets_are_those_of_its_neighbourhood():

@@ -114,8 +114,9 @@ class Stream6:
 def shown_in_numpy(config):
     """What every node showed last, by the plain loop: y_K of Algorithm 1, x_K of Algorithm 2."""
     training, stream = config.training, Stream6(config)
+    weights = training.network.weights.toarray()
     setting = Setting(
-        training.perturbation, training.schedules, training.network.weights, training.mode,
+        training.perturbation, training.schedules, weights, training.mode,
         2 * CLIP, 2, training.grad_point,
     )  # fmt: skip
     start = np.tile(initial_point(config).numpy(), (NODES, 1))

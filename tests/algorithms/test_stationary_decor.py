@@ -75,7 +75,10 @@ def test_every_engine_is_the_noise_as_written_in_plain_numpy(way):
     noise = noise_of(config, NoiseSource.from_seed(config.federation.seed), 5)
     task = least_squares_of(config)
     start = initial_point(config).numpy()
-    x, weights = np.tile(start, (6, 1)), reference.metropolis_hastings(config.training.secret_graph)
+    x, weights = (
+        np.tile(start, (6, 1)),
+        reference.metropolis_hastings(config.training.secret_graph).toarray(),
+    )
     for z in noise:
         g = reference.clipped(task.gradients(x[None])[0], CLIP)
         x = weights @ (x - STEP * (g + z))
@@ -118,7 +121,7 @@ def test_messages_carry_the_covariance_that_is_charged():
     config = streaming(nodes, rounds, d, privacy={"l2_norm_clip": 1e-9})
     x, seen = initial_point(config), []
     plan = plan_of(config)
-    weights = reference.metropolis_hastings(config.training.secret_graph)
+    weights = reference.metropolis_hastings(config.training.secret_graph).toarray()
     x = x.expand(nodes, d).numpy()
     for report in reports_of(config):
         mixed = plan.server_update.node_models(report.state, plan.manifold).numpy()

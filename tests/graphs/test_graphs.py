@@ -70,6 +70,13 @@ def test_a_star_loses_everything_with_its_hub():
     assert heterogeneity(graph, metropolis_hastings(graph)) == pytest.approx(0.41016, abs=5e-6)
 
 
+def every_entry_of(graph):
+    """The mixing matrix of a graph as the formula says it, entry by entry."""
+    degrees = np.array(graph.degrees)
+    found = graph.adjacency / (1.0 + np.maximum(degrees[:, None], degrees[None, :]))
+    return found + np.diag(1.0 - found.sum(1))
+
+
 @pytest.mark.parametrize("spec", SPECS, ids=lambda s: s.kind)
 @pytest.mark.parametrize("n", [2, 4, 16])
 def test_every_graph_is_connected_and_has_a_mixing_matrix(spec, n):
@@ -86,6 +93,7 @@ def test_every_graph_is_connected_and_has_a_mixing_matrix(spec, n):
     assert graph.is_connected
     weights = metropolis_hastings(graph)
     check_mixing(weights, graph)
+    assert np.abs(weights.toarray() - every_entry_of(graph)).max() <= 1e-15
     assert np.linalg.eigvalsh(graph.laplacian)[0] == pytest.approx(0.0, abs=1e-12)
     assert np.allclose(graph.incidence @ graph.incidence.T, graph.laplacian)
 
@@ -150,6 +158,34 @@ def test_metropolis_hastings_is_what_the_printed_formula_is_not():
         check_mixing(np.ones((2, 3)))
     with pytest.raises(ValueError, match=r"\[0, 1\]"):
         check_mixing(np.array([[2.0, -1.0], [-1.0, 2.0]]))
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=lambda s: s.kind)
+def test_what_is_said_of_entries_is_what_is_said_of_all(spec, monkeypatch):
+    """The same constants from the entries of W, by a sparse solver, and from all of W."""
+    graph = spec.build(144)
+    weights = metropolis_hastings(graph)
+    dense = weights.toarray()
+    said = consensus_rate(dense)
+    monkeypatch.setattr("manifed.graphs.mixing._DENSE", 10)
+    assert consensus_rate(weights) == pytest.approx(said, abs=1e-12)
+    monkeypatch.setattr("manifed.graphs.mixing._RESTARTS", 1)
+    assert consensus_rate(weights) == pytest.approx(said, abs=1e-12)
+    i, k = np.array(graph.edges).T
+    by_hand = ((dense[:, i] - dense[:, k]) ** 2).sum() / (2 * len(graph.edges))
+    assert heterogeneity(graph, weights) == pytest.approx(by_hand, abs=1e-14)
+    assert distance_to_mean(weights) == pytest.approx(((dense - 1 / 144) ** 2).sum(), abs=1e-12)
+
+
+def test_a_stranger_is_found_among_the_entries_of_a_large_graph():
+    graph = Ring().build(3000)
+    weights = metropolis_hastings(graph).tolil()
+    weights[7, 11] = weights[11, 7] = 0.25
+    weights[7, 7] = weights[11, 11] = 1 / 3 - 0.25
+    with pytest.raises(ValueError, match=r"no edge, got 0.25 at \(7, 11\)"):
+        check_mixing(weights.tocsr(), graph)
+    with pytest.raises(ValueError, match="of 2999 nodes, got 3000"):
+        check_mixing(weights.tocsr(), Ring().build(2999))
 
 
 def test_an_edge_file_is_read_or_refused_with_its_line(tmp_path):

@@ -171,7 +171,7 @@ def test_both_ends_of_an_edge_have_opposite_noise_bit_for_bit():
 def test_costs_are_those_of_the_recursion():
     """Against the sum over all lags of x(t+1) = W (rho x(t) - z(t)), by quadrature."""
     graph = Star().build(5)
-    work = Workload(metropolis_hastings(graph), 0.8)
+    work = Workload(metropolis_hastings(graph).toarray(), 0.8)
     fine = (np.arange(2048) + 0.5) * math.pi / 2048
     found = work.costs(np.hstack([np.eye(5), graph.incidence]), EVERY)
     for a, u in enumerate(np.hstack([np.eye(5), graph.incidence]).T):
@@ -197,7 +197,7 @@ def best_decor(graph, work):
 
 def test_space_alone_gains_nothing_on_symmetric_graphs_and_rounds_do():
     for graph in (Ring().build(8), Torus().build(9)):
-        work = Workload(metropolis_hastings(graph), 0.98)
+        work = Workload(metropolis_hastings(graph).toarray(), 0.98)
         decor = optimise(graph, work, [WHITE], is_uniform=True)
         edges = optimise(graph, work, [WHITE])
         both = optimise(graph, work, shapes((0.5, 0.95)), is_uniform=True, iterations=100)
@@ -214,7 +214,7 @@ def test_space_alone_gains_nothing_on_symmetric_graphs_and_rounds_do():
 
 def test_irregular_graphs_gain_from_edges_for_both_adversaries():
     graph = ErdosRenyi(probability=0.5).build(6, seed=1)
-    work = Workload(metropolis_hastings(graph), 0.98)
+    work = Workload(metropolis_hastings(graph).toarray(), 0.98)
     for q in (0, 1):
         gone = coalitions(graph, q)
         decor = optimise(graph, work, [WHITE], gone, is_uniform=True)
