@@ -11,6 +11,7 @@ longer than most of the tests) and nothing of the checkout; the runs on the unch
 """
 
 import argparse
+import gc
 import json
 import multiprocessing
 import os
@@ -38,7 +39,14 @@ NOT_OURS = (
     "pytest", "numpy", "scipy.linalg", "scipy.optimize", "scipy.special",
     "scipy.stats", "torch", "geoopt", "pydantic", "safetensors.torch", "networkx", "sklearn",
     "dp_accounting", "cryptography.x509", "typer", "rich.progress", "flwr.serverapp",
-    "flwr.clientapp", "matplotlib.figure",
+    "flwr.clientapp", "matplotlib.figure", "hypothesis", "hypothesis.stateful",
+    "hypothesis.internal.conjecture.engine",
+    *(f"_pytest.{name}" for name in (
+        "cacheprovider", "capture", "debugging", "doctest", "faulthandler", "fixtures", "junitxml",
+        "legacypath", "logging", "mark", "monkeypatch", "pastebin", "pytester", "python",
+        "reports", "runner", "setuponly", "setupplan", "skipping", "stepwise", "subtests",
+        "terminal", "threadexception", "tmpdir", "unittest", "unraisableexception", "warnings",
+    )),
 )  # fmt: skip
 """What the server process imports once."""
 OURS = {"app", "benchmarks", "clients", "manifed", "reproduction", "strategies", "tests"}
@@ -146,6 +154,7 @@ def run_in(tree: Path, bytecode: Path, log: Path, tests: Sequence[str]) -> None:
         sys.exit(f"error: expected a process without the checkout's modules, got {sorted(ours)}")
     os.environ |= {"PYTHONPATH": str(tree), "PYTHONPYCACHEPREFIX": str(bytecode)}
     sys.pycache_prefix = str(bytecode)
+    gc.freeze()  # what the server imported is not looked through again, nor copied for that
     os.chdir(tree)
     sys.path[:] = [str(tree), *(p for p in sys.path if p != str(CATALOGUE.parent))]
     import pytest
@@ -153,7 +162,10 @@ def run_in(tree: Path, bytecode: Path, log: Path, tests: Sequence[str]) -> None:
     out = os.open(log, os.O_WRONLY | os.O_CREAT)
     os.dup2(out, 1)
     os.dup2(out, 2)
-    sys.exit(VERDICT + pytest.main(["-q", "-x", "-p", "no:cacheprovider", *tests]))
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+    plugins = ["-p", "no:cacheprovider", "-p", "_hypothesis_pytestplugin"]
+    scratch = f"--basetemp={log.with_name('scratch')}"  # gone with the bench
+    sys.exit(VERDICT + pytest.main(["-q", "-x", *plugins, scratch, *tests]))
 
 
 def judge(fault: Fault, number: int, benches: Benches) -> Outcome:
