@@ -80,6 +80,7 @@ def test_what_leaves_a_node_carries_the_noise_that_is_charged(case):
     """The noise of 400 rounds of a node's updates, against the law with the charged scale."""
     config = config_of(case, rounds=400)
     side, start = client_side(config), initial_point(config)
+    (phase,) = plan_of(config).phases
     shard, found = side.shards[1], []
     for server_round in range(1, 401):
         setup = side.setup.in_round(server_round)
@@ -87,7 +88,6 @@ def test_what_leaves_a_node_carries_the_noise_that_is_charged(case):
         (event,) = setup.releases(server_round, 4)
         assert isinstance(event, LaplaceRelease)
         memory = side.setup.training.initial_memory(start)
-        (phase,) = plan_of(config).phases
         down = phase.down(*[start] * len(phase.down.names()))
         done = run_update(
             side.setup, Seat(1, server_round, 0, "mix"), down, memory, shard, 4, side.source

@@ -12,7 +12,7 @@ from manifed.oracles.oracle import Draws
 from manifed.privacy.noise import NoiseSource
 from tests.conformance.client_cases import batch
 
-SIZE, BATCH, ROUNDS = 40, 10.0, 3000
+SIZE, BATCH, ROUNDS = 40, 10.0, 1500
 
 
 def weights_of(minibatch, server_round, size=SIZE):
@@ -57,7 +57,7 @@ def test_a_subset_has_exactly_the_charged_size():
 
 
 # -- batches that are a small part of a large shard --------------------------------------------
-LARGE, SMALL_BATCH, DRAWS = 32_561, 256, 1500
+LARGE, SMALL_BATCH, DRAWS = 32_561, 256, 900
 
 
 @lru_cache
@@ -83,7 +83,7 @@ def test_a_small_poisson_batch_has_the_charged_rate(scale, is_accepted):
 @pytest.mark.statistical
 @pytest.mark.parametrize(("scale", "is_accepted"), [(1.0, True), (0.9, False), (1.1, False)])
 def test_sizes_of_small_poisson_batches_are_binomial(scale, is_accepted):
-    """Their spread is that of independent coins: 1500 sizes against the law in 30 bins."""
+    """Their spread is that of independent coins: 900 sizes against the law in 30 bins."""
     law = stats.binom(LARGE, scale * SMALL_BATCH / LARGE)
     sizes = [len(rows) for rows in large(Poisson(batch_size=SMALL_BATCH))]
     edges = law.ppf(np.linspace(0, 1, 31)[1:-1])

@@ -47,8 +47,8 @@ def test_the_bound_is_the_mixture_over_the_revealed_coins(epsilon):
 
 
 def test_it_lies_above_the_accountant_that_keeps_the_coins_hidden():
-    hidden = accountant.delta([step(1e-6)], 0.5)
-    assert rare.delta([(1.0, 1e-6, 600)], 0.0, 0.5) >= hidden
+    hidden = accountant.delta([step(1e-6, count=100)], 0.5)
+    assert rare.delta([(1.0, 1e-6, 100)], 0.0, 0.5) >= hidden
 
 
 def test_epsilon_and_delta_are_inverse_and_monotone():
