@@ -199,14 +199,14 @@ class _StuckSteps(NoiseSource):
         partition: int | Sequence[int],
         server_round: int | range,
         attempt: int = 0,
-        step: int = 0,
+        step: int | range = 0,
         start: int = 0,
     ) -> Tensor:
         stuck = super().normals(
             shape, stream=stream, partition=partition, server_round=0, attempt=attempt, start=start
         )
-        rounds = () if isinstance(server_round, int) else (len(server_round),)
-        return stuck.expand(*rounds, *stuck.shape)
+        ranges = [len(each) for each in (server_round, step) if isinstance(each, range)]
+        return stuck.expand(*ranges, *stuck.shape)
 
 
 class _NeverApart(SecondMoment):

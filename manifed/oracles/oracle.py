@@ -38,6 +38,8 @@ Walk = tuple[str, float, int, torch.dtype]
 """Label, step size, number of steps, and the type of the points."""
 POINTS_AT_ONCE = 6
 """H, the step and its powers with their temporaries, in matrices of d points."""
+_NUMBERS_AHEAD = 1 << 18
+"""Normals that an oracle draws in one call for steps to come: 2 MiB."""
 STEPS_PER_PHASE = 1 << 20
 """Oracle queries that one phase of one update may ask."""
 
@@ -68,9 +70,13 @@ class Draws:
             )
         return self.phase_index * STEPS_PER_PHASE + step
 
-    def normals(self, shape: Sequence[int], stream: Stream, step: int) -> Tensor:
-        """Standard normals, shape ``shape`` or ``(C, *shape)``, float64."""
-        size, who, at = tuple(shape), self.partition, self._step(step)
+    def normals(self, shape: Sequence[int], stream: Stream, step: int | range) -> Tensor:
+        """Standard normals, ``shape`` or ``(C, *shape)``, float64; a range of steps is in front."""
+        size, who, count = tuple(shape), self.partition, math.prod(shape)
+        if isinstance(step, int):
+            at = self._step(step)
+        else:
+            at, count = range(self._step(step[0]), self._step(step[-1]) + 1), len(step) * count
 
         def draw(rounds: int | range) -> Tensor:
             return self.source.normals(
@@ -84,8 +90,9 @@ class Draws:
 
         if isinstance(who, int):
             return draw(self.server_round).to(self.device)
-        what, count = (size, stream, who, self.attempt, at), len(who) * math.prod(size)
-        return self.source.in_turn(what, self.server_round, count, draw).to(self.device)
+        what = (size, stream, who, self.attempt, at)
+        found = self.source.in_turn(what, self.server_round, len(who) * count, draw)
+        return found.to(self.device)
 
     def uniforms(self, shape: Sequence[int], stream: Stream, step: int) -> Tensor:
         """Uniforms in (0, 1) with 53 bits, shape ``shape`` or ``(C, *shape)``."""
@@ -273,6 +280,8 @@ class Oracle:
         self._known, self._asked, self._whole = queries, queries.asked, queries.whole
         self._draws = draws
         self._step = 0
+        self._held: tuple[tuple[int, ...], range, Sequence[Tensor]] = (), range(0), ()
+        """Normals of some steps: shape of one, which, and they."""
 
     def gradient(
         self, x: Tensor, label: str = "gradient", *, masks: Tensor | None = None
@@ -559,10 +568,26 @@ class Oracle:
         if asked.query.mechanism.l1_norm_clip is not None:
             return self._draws.laplaces(shape, Stream.GRADIENT_NOISE, self._step - 1)
         if normals is None:
-            normals = self._draws.normals(
-                manifold.coords_shape(shape), Stream.GRADIENT_NOISE, self._step - 1
-            )
+            normals = self._normals(asked.query, manifold.coords_shape(shape), self._step - 1)
         return manifold.from_coords(x.to(normals.dtype), normals)
+
+    def _normals(self, query: Query, coords: tuple[int, ...], step: int) -> Tensor:
+        """Standard normals of a step, drawn with those of further steps that the query pays for.
+
+        A number depends on its address alone, so they are the same. A source with a recorder, which
+        hears of what is used, is asked for each step; and so is any where some steps use none.
+        """
+        shape, held, normals = self._held
+        if shape != coords or step not in held:
+            count = 1 if isinstance(self._draws.partition, int) else len(self._draws.partition)
+            most = min(STEPS_PER_PHASE - step, _NUMBERS_AHEAD // max(1, count * math.prod(coords)))
+            left = query.count - self.queries[query.label] + 1
+            uses_all = all(asked.query.drawn is not None for asked in self._asked.values())
+            is_ahead = uses_all and self._draws.source.recorder is None
+            held = range(step, step + (max(1, min(left, most)) if is_ahead else 1))
+            normals = self._draws.normals(coords, Stream.GRADIENT_NOISE, held).unbind(0)
+            self._held = coords, held, normals
+        return normals[step - held.start]
 
 
 def pays_at_once(dimension: int, steps: int, num_examples: int) -> bool:

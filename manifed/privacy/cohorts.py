@@ -25,7 +25,9 @@ def members(partitions: Iterable[int]) -> Members:
     Raises:
         ValueError: for a negative one.
     """
-    found = np.unique(np.fromiter(partitions, dtype=np.int64))
+    found = np.fromiter(partitions, dtype=np.int64)
+    if not (found[1:] > found[:-1]).all():  # a cohort is drawn in order
+        found = np.unique(found)
     if found.size and found[0] < 0:
         raise ValueError(f"Expected clients >= 0 in a cohort, got {found[0]}")
     return found

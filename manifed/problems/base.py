@@ -7,7 +7,7 @@ so the same code serves one client and a stacked cohort.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import reduce
+from functools import cached_property, reduce
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -75,6 +75,11 @@ class Examples:
         if len(set(sizes.values())) != 1:
             raise ValueError(f"Expected one number of examples in every tensor, got {sizes}")
         object.__setattr__(self, "size", next(iter(sizes.values())))
+
+    @cached_property
+    def made(self) -> dict[str, Tensor]:
+        """What a problem made of these examples once, a number of each; it is no column."""
+        return {}
 
     def __len__(self) -> int:
         return self.size

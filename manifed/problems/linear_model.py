@@ -76,13 +76,21 @@ class Slopes:
         `ROUNDING_SHARE` of |slope_j| |a_j| + ridge |x|: the sum adds all slope_j a_j first and the
         multiples of x afterwards, and where they cancel what rounding leaves must be clipped, too.
         """
-        lengths = self.slopes.abs() * squared_norms(self.examples, "feature").sqrt()
+        lengths = self.slopes.abs().mul_(self._row_norms)
         if not self.ridge:
             return lengths
         along = self.slopes.unsqueeze(-1) * self.examples["feature"]
         gradients = along + self.ridge * self.x.unsqueeze(-2)
         summands = lengths + self.ridge * row_lengths(self.x).unsqueeze(-1)
         return torch.maximum(row_lengths(gradients), ROUNDING_SHARE * summands)
+
+    @property
+    def _row_norms(self) -> Tensor:
+        """|a_j|, shape ``(..., n)``; of the same rows in every step made once."""
+        made = self.examples.made
+        if (found := made.get("row-norms")) is None:
+            found = made["row-norms"] = squared_norms(self.examples, "feature").sqrt()
+        return found
 
     def sum(self, weights: Tensor) -> Tensor:
         """sum_j weights_j grad f_j, shape ``(..., d)``."""

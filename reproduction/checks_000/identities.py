@@ -1,5 +1,6 @@
 """Checks 15 and 16: what must hold to rounding, and how far the tangent mean is from the mean."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -36,8 +37,10 @@ class SharedDraws(Draws):
 
     steps_per_noise: int = 1
 
-    def normals(self, shape: tuple[int, ...], stream: Stream, step: int) -> Tensor:
+    def normals(self, shape: Sequence[int], stream: Stream, step: int | range) -> Tensor:
         """The noise of gradient step ``step // steps_per_noise``."""
+        if isinstance(step, range):
+            return torch.stack([self.normals(shape, stream, each) for each in step])
         return super().normals(shape, stream, step // self.steps_per_noise)
 
 

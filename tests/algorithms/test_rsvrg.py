@@ -87,6 +87,20 @@ def test_every_variant_draws_what_it_is_charged_for(name):
     assert drawn_noise(training, mechanism_of(relation)) == expected
 
 
+@pytest.mark.parametrize("name", VARIANTS)
+def test_noise_that_is_drawn_for_several_steps_at_once_is_that_of_each_step(name):
+    """A source with a recorder is asked for every step alone."""
+    training, relation = VARIANTS[name]
+    heard = []
+    sources = (
+        NoiseSource(bytes(32), is_release=True, recorder=recorder)
+        for recorder in (None, heard.append)
+    )
+    ahead, alone = (turn_of(training, mechanism_of(relation), source).bare for source in sources)
+    assert all(map(torch.equal, ahead.tensors().values(), alone.tensors().values()))
+    assert len({r.step for r in heard if r.stream is Stream.GRADIENT_NOISE}) > 2
+
+
 def test_only_reuse_may_be_charged_the_public_codes_count():
     """S full-gradient releases are right where S were drawn, and m S where one covers each step."""
     counts = {

@@ -211,6 +211,25 @@ def test_rounds_drawn_in_one_call_are_the_rounds_alone(precision):
         )
 
 
+@pytest.mark.parametrize("precision", ["single", "summed"])
+@pytest.mark.parametrize("clients", [4, (2, 9, 4), tuple(range(900))])
+def test_steps_drawn_in_one_call_are_the_steps_alone(precision, clients):
+    source = NoiseSource.from_seed(5, precision=precision)
+    place = {"stream": Stream.GRADIENT_NOISE, "partition": clients, "attempt": 3}
+    steps, rounds = range(7, 10), range(255, 257)  # across a byte of the round
+
+    def alone(server_round):
+        each = [source.normals((9, 3), server_round=server_round, step=s, **place) for s in steps]
+        return torch.stack(each)
+
+    found = source.normals((9, 3), server_round=255, step=steps, **place)
+    assert torch.equal(found, alone(255))
+    several = source.normals((9, 3), server_round=rounds, step=steps, **place)
+    assert torch.equal(several, torch.stack([alone(r) for r in rounds]))
+    with pytest.raises(ValueError, match=r"step < 2\*\*24, got 16777216"):
+        source.normals((2,), server_round=1, step=range(2**24 - 1, 2**24 + 1), **place)
+
+
 def test_a_cohort_in_turn_draws_what_each_round_alone_would_draw_and_is_handed_it_once():
     source, who = NoiseSource.from_seed(6), (0, 1, 2)
     calls = []
