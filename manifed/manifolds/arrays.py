@@ -12,12 +12,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from geoopt import ManifoldTensor
 from torch import Tensor
-from torch.autograd import forward_ad
-from torch.overrides import has_torch_function_variadic
 
-from manifed.manifolds.linalg import TINY
+from manifed.manifolds.linalg import TINY, are_plain
 
 FEW, SHORT = 1 << 15, 10_000
 """Entries up to which numpy is faster (beyond, torch's vectorised functions are), and those of one
@@ -25,11 +22,11 @@ vector up to which a product of its BLAS takes one thread, so that the last bits
 
 
 def on_arrays(formula: Callable[..., Any], *tensors: Tensor, most: int = FEW) -> Tensor:
-    """``formula(*tensors)``, over their memory as arrays where `are_plain`.
+    """``formula(*tensors)``, over their memory as arrays where they are few and `are_plain`.
 
     What Python's numbers refuse (a quotient by 0, an overflow) is left to torch.
     """
-    if not are_plain(tensors, most):
+    if not (are_few(tensors, most) and are_plain(*tensors)):
         return formula(*tensors)
     try:
         arrays = [t.numpy() for t in tensors]
@@ -55,30 +52,9 @@ def measured(formula: Callable[..., Any], *tensors: Tensor, keepdim: bool) -> Te
     return on_arrays(of_shape, *tensors)
 
 
-def are_plain(tensors: tuple[Tensor, ...], most: int) -> bool:
-    """Whether numpy may compute: all few, on the CPU, and nobody wants to see torch's calls.
-
-    Autograd, forward differentiation, torch.func and modes that watch calls do.
-    """
-    first = tensors[0].dtype
-    for t in tensors:
-        if (
-            not (type(t) is Tensor or isinstance(t, ManifoldTensor))
-            or not t.is_cpu
-            or t.requires_grad
-            or t.dtype != first
-            or t.numel() > most
-            or t.dim() == 0
-            or max(t.shape) > SHORT
-        ):
-            return False
-    return (
-        first in TINY
-        and not torch._C._are_functorch_transforms_active()
-        and forward_ad._current_level < 0
-        and not torch._C._len_torch_dispatch_stack()
-        and not has_torch_function_variadic(*tensors)
-    )
+def are_few(tensors: tuple[Tensor, ...], most: int) -> bool:
+    """Whether no tensor has too many entries for numpy, and none is a number."""
+    return all(t.numel() <= most and t.dim() > 0 and max(t.shape) <= SHORT for t in tensors)
 
 
 def of(value: Any) -> Any:

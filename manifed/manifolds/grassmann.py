@@ -14,6 +14,7 @@ import torch
 from geoopt.utils import size2shape
 from torch import Tensor
 
+from manifed.manifolds.arrays import at_least, length, of, on_arrays, tiny
 from manifed.manifolds.base import FrobeniusManifold, verdict
 from manifed.manifolds.defects import gram_defect
 from manifed.manifolds.linalg import (
@@ -21,6 +22,7 @@ from manifed.manifolds.linalg import (
     by_small,
     expm,
     identity_like,
+    is_light,
     minus_along,
     minus_product,
     polar,
@@ -85,17 +87,16 @@ class Grassmann(FrobeniusManifold):
 
     def logmap(self, x: Tensor, y: Tensor) -> Tensor:
         """The horizontal vector at x of the shortest geodesic to span y, |u| <= pi/2 sqrt(k)."""
-        angles, sines, height, right, _ = _principal(x, y)
-        return by_small(height, (angles / above_zero(sines) * right).mT)
+        return on_arrays(_logarithm, x, y) if is_light(x) else _logarithm(x, y)
 
     def transp(self, x: Tensor, y: Tensor, v: Tensor) -> Tensor:
         """Parallel transport along the geodesic, as the horizontal lift at the basis y."""
-        angles, sines, height, right, turn = _principal(x, y)
+        angles, sines, height, right, left = _principal(x, y)
         u = height @ (angles / above_zero(sines) * right).mT
         t, along = angles.squeeze(-2), u.mT @ v
         fall = _function(right, quotient(torch.sin, t)) @ along
         back = _function(right, 0.5 * quotient(torch.sin, t / 2).square()) @ along
-        return by_small(minus_product(minus_product(v, x, fall), u, back), turn.mT)
+        return by_small(minus_product(minus_product(v, x, fall), u, back), right @ left.mT)
 
     def retr(self, x: Tensor, u: Tensor) -> Tensor:
         """(x + u) R^-1 with R^T R = I + u^T u (Cholesky-QR, unconditionally safe)."""
@@ -162,13 +163,18 @@ def _angles(x: Tensor, y: Tensor) -> Tensor:
     return torch.atan2(squares.clamp_min(0.0).sqrt(), cosines).unsqueeze(-2)
 
 
-def _principal(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """(angles, sines, H V, V, Q): angles and sines (..., 1, k), H V = (I - x x^T) y Q V.
+def _principal(x: Any, y: Any) -> tuple[Any, Any, Any, Any, Any]:
+    """(angles, sines, H V, V, U): angles and sines (..., 1, k), H V = (I - x x^T) y Q V.
 
     y^T x = U c V^T, Q = U V^T: y Q is the basis of span y nearest to x.
     """
-    left, c, right_t = torch.linalg.svd(y.mT @ x)
-    c, right = c.unsqueeze(-2), right_t.mT
+    left, c, right_t = of(x).linalg.svd(y.mT @ x)
+    c, right = c[..., None, :], right_t.mT
     height = minus_product(by_small(y, left), x, right * c)
-    sines = torch.linalg.vector_norm(height, dim=-2, keepdim=True)
-    return torch.atan2(sines, c), sines, height, right, left @ right_t
+    sines = length(height.mT).mT
+    return of(c).atan2(sines, c), sines, height, right, left
+
+
+def _logarithm(x: Any, y: Any) -> Any:
+    angles, sines, height, right, _ = _principal(x, y)
+    return by_small(height, (angles / at_least(sines, tiny(sines)) * right).mT)

@@ -55,56 +55,51 @@ def above_zero(t: Tensor, power: int = 1) -> Tensor:
     return t.clamp_min(TINY[t.dtype] ** power)
 
 
-def is_plain(x: Tensor, u: Tensor, ndim: int) -> bool:
-    """Whether x and u are one point each, on the CPU, outside torch.func and differentiation.
+def are_plain(*tensors: Tensor) -> bool:
+    """Whether numpy or Python may compute: numbers of one type on the CPU, whose calls none watch.
 
-    Their lengths may then be read, and Python's arithmetic of a number takes a tenth of the time of
-    torch's of a tensor with one entry.
+    Autograd, forward differentiation, torch.func, traces, modes and classes of their own do.
     """
-    return (
-        x.dim() == u.dim() == ndim
-        and x.device.type == u.device.type == "cpu"
-        and not (x.requires_grad or u.requires_grad)
-        and not torch._C._are_functorch_transforms_active()
-        and forward_ad._current_level < 0
+    first = tensors[0].dtype
+    for t in tensors:
+        kind: Any = type(t)
+        if (
+            t.dtype is not first
+            or not t.is_cpu
+            or t.requires_grad
+            or kind.__torch_dispatch__ is not _DISPATCH
+        ):
+            return False
+    return not (
+        first not in TINY
+        or torch._C._are_functorch_transforms_active()
+        or forward_ad._current_level >= 0
+        or torch._C._len_torch_dispatch_stack()
+        or torch._C._get_tracing_state()
+        or has_torch_function_variadic(*tensors)
+        or torch.compiler.is_compiling()
     )
 
 
 def as_arrays(*tensors: Tensor) -> list[NDArray[Any]] | None:
     """Views by numpy of stacks of matrices; None where torch has to compute.
 
-    numpy's products of small matrices take half the time of torch's. Torch keeps what lies on a
-    device, is differentiated, mapped by torch.func, traced or of a class of its own, what is large,
-    and single matrices, of which the way there and back takes longer.
+    numpy's products of small matrices take half the time of torch's. Torch keeps what is not
+    `are_plain`, what is large, and single matrices, of which the way there and back takes longer.
     """
     first = tensors[0]
-    if (
-        first.dim() < 3
-        or first.dtype not in TINY
-        or not FEWEST_ENTRIES <= first.numel() <= MOST_ENTRIES
-        or has_torch_function_variadic(*tensors)
-        or torch.compiler.is_compiling()
-        or torch._C._are_functorch_transforms_active()
-        or torch._C._len_torch_dispatch_stack()
-        or torch._C._get_tracing_state()
-        or forward_ad._current_level >= 0
-    ):
+    is_right_size = first.dim() >= 3 and FEWEST_ENTRIES <= first.numel() <= MOST_ENTRIES
+    if not (is_right_size and are_plain(*tensors)):
         return None
-    arrays: list[NDArray[Any]] = []
-    for t in tensors:
-        kind: Any = type(t)
-        if (
-            t.dtype is not first.dtype
-            or not t.is_cpu
-            or t.requires_grad
-            or kind.__torch_dispatch__ is not _DISPATCH
-        ):
-            return None
-        arrays.append(t.numpy())
-    *_, n, k = arrays[0].shape
-    is_light = n * k * (k + 1) <= MOST_MULTIPLIED
+    arrays = [t.numpy() for t in tensors]
     is_alike = all(a.shape[:-2] == arrays[0].shape[:-2] for a in arrays[1:])
-    return arrays if is_light and is_alike else None
+    return arrays if is_alike and is_light(arrays[0]) else None
+
+
+def is_light(x: Any) -> bool:
+    """Whether numpy's BLAS multiplies x (..., n, k) in one thread, so that the last bits stay."""
+    *_, n, k = x.shape
+    return n * k * (k + 1) <= MOST_MULTIPLIED
 
 
 def sym(a: Tensor) -> Tensor:
@@ -122,18 +117,22 @@ def identity_like(a: Tensor) -> Tensor:
     return torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
 
 
-def minus_product(c: Tensor, x: Tensor, s: Tensor, scale: float = 1.0) -> Tensor:
+def minus_product(c: Any, x: Any, s: Any, scale: float = 1.0) -> Any:
     """The difference c - scale x s, shape (..., n, k) of x s, stored in the order of ``c``."""
+    if isinstance(x, np.ndarray):
+        return c - x @ (s * scale)
     if (arrays := as_arrays(c, x, s)) is not None:
         return _less(c, arrays[0], arrays[1], arrays[2] * scale)
     if c.dim() == s.dim() == x.dim() == 2:
         return torch.addmm(c, x, s, alpha=-scale)
     if c.dim() == s.dim() == x.dim() == 3 and len(c) == len(s) == len(x):
         if c.stride(-2) == 1:
-            return torch.baddbmm(c.mT, s.mT, x.mT, alpha=-scale).mT
-        if x.numel() < MANY_NUMBERS:
-            return torch.baddbmm(c, x, s, alpha=-scale)
-        return torch.sub(c, torch.bmm(s.mT, x.mT).mT, alpha=scale)
+            found = torch.baddbmm(c.mT, s.mT, x.mT, alpha=-scale).mT
+        elif x.numel() < MANY_NUMBERS:
+            found = torch.baddbmm(c, x, s, alpha=-scale)
+        else:
+            found = torch.sub(c, torch.bmm(s.mT, x.mT).mT, alpha=scale)
+        return found
     return (x @ (s * -scale)).add_(c)
 
 
@@ -160,8 +159,10 @@ def _less(c: Tensor, c_array: NDArray[Any], x: NDArray[Any], s: NDArray[Any]) ->
     return found
 
 
-def by_small(x: Tensor, s: Tensor) -> Tensor:
+def by_small(x: Any, s: Any) -> Any:
     """The product x s of tall frames (..., n, k) and small matrices, its rows contiguous."""
+    if isinstance(x, np.ndarray):
+        return x @ s
     if (arrays := as_arrays(x, s)) is not None:
         found = torch.empty_like(x, memory_format=torch.contiguous_format)
         np.matmul(*arrays, out=found.numpy())

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from manifed.manifolds.arrays import of, on_arrays
 from manifed.manifolds.base import FrobeniusManifold, verdict
-from manifed.manifolds.linalg import above_zero, is_plain, standard_normal
+from manifed.manifolds.linalg import above_zero, are_plain, standard_normal
 
 
 class Oblique(FrobeniusManifold):
@@ -31,7 +31,7 @@ class Oblique(FrobeniusManifold):
     def projx(self, x: Tensor) -> Tensor:
         """The columns of x, normalised; a zero column becomes the first unit vector."""
         lengths = _lengths(x)
-        if is_plain(x, x, 2) and float(lengths.amin()) > 0:
+        if x.dim() == 2 and are_plain(x) and float(lengths.amin()) > 0:
             return x / lengths
         unit = x / above_zero(lengths)
         unit[..., :1, :].add_(lengths == 0)
