@@ -24,7 +24,7 @@ __all__ = [
     "fit",
 ]
 
-defer("geoopt", ("optim", "samplers"))
+defer("geoopt", ("optim", "samplers", "manifolds.lorentz.math", "manifolds.stereographic.math"))
 
 _HOME = {
     "ReplyPolicy": "federation.replies",

@@ -1,5 +1,6 @@
 """From a request on the command line to a finished run folder, on any of the three engines."""
 
+import gc
 import os
 import shlex
 import signal
@@ -255,6 +256,7 @@ def _inline(plan: Launch, strategy: Callable[[Any], Any] | None, began: float) -
         from manifed.runs.cohort import cohort_transport
         from manifed.runs.driver import rounds_over, run
 
+        _settle()
         with cohort_transport(config) as transport:
             is_elsewhere = engine.workers is not None
             run(config, rounds_over(transport), is_elsewhere=is_elsewhere, began=began)
@@ -264,12 +266,22 @@ def _inline(plan: Launch, strategy: Callable[[Any], Any] | None, began: float) -
     from manifed.flower.inline import InlineGrid
     from manifed.flower.strategy import strategy_of
 
+    _settle()
     grid = InlineGrid(client_app_of(lambda _: config), clients, {})
     run_on(grid, config, strategy or strategy_of, began)
 
 
+def _settle() -> None:
+    """Look for garbage again once the modules are there, but never among what they made."""
+    if not gc.isenabled():
+        gc.freeze()
+        gc.enable()
+
+
 def _networked(plan: Launch, kind: str) -> None:
-    engine(kind)(
+    run_on = engine(kind)
+    _settle()
+    run_on(
         run_config=run_config_of(plan.config, is_simulation=kind == "ray"),
         num_supernodes=plan.config.federation.num_clients,
         project=APP_FOLDER,

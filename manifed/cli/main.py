@@ -88,15 +88,18 @@ def run(
 ) -> None:
     """Run one experiment and leave a run folder."""
     use_data_dir(data_dir)
-    from manifed.cli.launch import Request, launch_or_exit
-    from manifed.runs.manifest import process_began
+    gc.disable()  # until `launch` has imported what it needs: all of that stays
+    try:
+        from manifed.cli.launch import Request, finished, launch_or_exit
+        from manifed.runs.manifest import process_began
 
-    request = Request(
-        config, tuple(sets or ()), engine, out, resume, plain, ledger_head, insecure, credentials,
-        process_began(),
-    )  # fmt: skip
-    folder = launch_or_exit(request, fail, context.obj)
-    from manifed.cli.launch import finished
+        request = Request(
+            config, tuple(sets or ()), engine, out, resume, plain, ledger_head, insecure,
+            credentials, process_began(),
+        )  # fmt: skip
+        folder = launch_or_exit(request, fail, context.obj)
+    finally:
+        gc.enable()
     from manifed.runs.report.apart import NotDrawn, draw_figures
 
     try:
@@ -197,6 +200,7 @@ def _call(
         if os.environ.get("MANIFED_DEBUG"):
             raise
         code = _unexpected(error)
+    gc.freeze()  # or the interpreter's end looks through all modules once more, half a second long
     sys.exit(code if isinstance(code, int) else 0)
 
 

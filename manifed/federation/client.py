@@ -135,8 +135,18 @@ class ClientSetup:
         return Oracle(self.problem, examples, answers, draws)
 
     @cached_property
+    def setup_phases(self) -> tuple[Phase, ...]:
+        """The exchanges before round 1."""
+        return setup_phases_of(self.training)
+
+    @cached_property
+    def remembers_setup(self) -> bool:
+        """Whether a client's memory outlives a failed attempt."""
+        return remembers_setup(self.training)
+
+    @cached_property
     def _phases(self) -> tuple[Phase, ...]:
-        own = (*self.training.phases, *setup_phases_of(self.training))
+        own = (*self.training.phases, *self.setup_phases)
         return own if self.evaluation is None else (*own, EVALUATE)
 
     def phase(self, name: str) -> tuple[int, Phase]:
@@ -448,9 +458,9 @@ def answer(
     check_broadcast(phase, down, node.setup.problem.manifold)
     point = next(iter(down.tensors().values()))  # the first field of everything that goes down
     blank = node.setup.training.initial_memory(point)
-    lasts = remembers_setup(node.setup.training)
+    lasts = node.setup.remembers_setup
     memory = None if blank is None else remembered(blank, kept, header, lasts=lasts)
-    if header.server_round > 0 and memory is blank and setup_phases_of(node.setup.training):
+    if header.server_round > 0 and memory is blank and node.setup.setup_phases:
         raise BadMessage(
             f"Expected a client that remembers the exchanges before round 1 in round "
             f"{header.server_round}, got client {node.partition} without: it was started again or "

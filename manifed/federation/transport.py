@@ -9,7 +9,7 @@ from torch import Tensor
 
 from manifed.algorithms.broadcast import check_broadcast
 from manifed.algorithms.held_out import EVALUATE
-from manifed.algorithms.interface import Memory, Phase, remembers_setup
+from manifed.algorithms.interface import Memory, Phase
 from manifed.algorithms.payloads import Down, Payload, PerClient, down_bytes, downs
 from manifed.federation.client import ClientSide, Seat, run_update
 from manifed.federation.header import Header
@@ -109,7 +109,7 @@ class MemoryTransport:
         side, i = self._side, header.partition_id
         check_broadcast(phase, down, side.setup.manifold)
         written, memory = self._memory.get(i, ((0, 0), None))
-        lasts = remembers_setup(side.setup.training)
+        lasts = side.setup.remembers_setup
         if memory is None or not (lasts or header.continues(*written)):
             memory = side.setup.training.initial_memory(next(iter(down.tensors().values())))
         source = side.turn_source()

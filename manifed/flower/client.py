@@ -19,7 +19,6 @@ from flwr.clientapp import ClientApp
 from flwr.common.logger import log
 
 from manifed.algorithms.broadcast import BadBroadcast
-from manifed.algorithms.interface import remembers_setup
 from manifed.experiment.assembly import own_node
 from manifed.experiment.schema import Experiment
 from manifed.federation import client as federation
@@ -190,7 +189,7 @@ def _kept(context: Context, node: Node) -> Kept | None:
 def _write(kept: Kept, context: Context, node: Node) -> None:
     store = _store(context)
     if store is not None:
-        lasts = remembers_setup(node.setup.training)
+        lasts = node.setup.remembers_setup
         store.write(str(context.run_id), node.partition, kept, lasts=lasts)
         return
     context.state[keys.MEMORY] = tensors_to_record(dict(kept.tensors))

@@ -4,7 +4,11 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy import special
+
+from manifed.deferred import defer
+
+defer("numpy", ("f2py",))  # scipy.special names all of NumPy, its Fortran compiler too
+from scipy import special  # noqa: E402  # after what it would import
 
 Array = npt.NDArray[np.float64]
 _special: Any = special

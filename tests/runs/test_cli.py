@@ -1,5 +1,6 @@
 """The command line: bad input is one clear line and exit code 2; JSON is a document alone."""
 
+import gc
 import json
 import re
 import subprocess
@@ -57,6 +58,7 @@ def test_bad_input_is_one_line_and_code_2_and_writes_nothing(
 ):
     monkeypatch.delenv("MANIFED_DATA", raising=False)
     result = manifed("run", QUICKSTART, *words, "--out", tmp_path / "run")
+    assert gc.isenabled()
     assert result.exit_code == 2
     lines = result.stderr.strip().splitlines()
     assert len(lines) == 1

@@ -22,8 +22,9 @@ DRAWN = {
 }
 PNG = b"\x89PNG\r\n\x1a\n"
 SLOW_TO_IMPORT = {
-    "dp_accounting", "matplotlib", "networkx", "ray", "scipy.linalg", "scipy.ndimage",
-    "scipy.optimize", "scipy.stats", "sklearn", "sympy", "torch._dynamo",
+    "dp_accounting", "jinja2", "matplotlib", "networkx", "numpy.f2py.crackfortran", "pandas", "ray",
+    "scipy.linalg", "scipy.ndimage", "scipy.optimize", "scipy.stats", "sklearn", "sympy",
+    "torch._dynamo", "torch._inductor", "torch.onnx",
 }  # fmt: skip
 """What a run without figures, other graphs than its own and files of others does without."""
 
@@ -218,17 +219,30 @@ def test_the_command_refuses_a_folder_that_is_no_run_in_one_line(tmp_path, capsy
 def test_what_takes_long_to_import_is_imported_only_when_used():
     used = "manifed.runs.report.__main__, manifed.runs.report.figures, manifed.runs.progress"
     run = (
-        "manifed.cli.launch, manifed.experiment.privacy, manifed.runs.driver, strategies.of_config"
+        "manifed.cli.launch, manifed.experiment.privacy, manifed.runs.driver, "
+        "strategies.of_config, manifed.flower.apps, manifed.flower.client, manifed.flower.inline"
     )
     code = (
         f"import sys, {used}; print(*sys.modules); import {run}; import torch; "
         "from manifed.manifolds.euclidean import Euclidean; "
         "Euclidean().from_coords(torch.zeros(2, 3), torch.zeros(3)); print(*sys.modules); "
-        "import geoopt.optim.mixin; print(geoopt.optim.RiemannianSGD.__mro__[1].__name__)"
+        "import geoopt.optim.mixin; print(geoopt.optim.RiemannianSGD.__mro__[1].__name__); "
+        "waits = [name for name, found in sys.modules.items() if type(found).__name__ == 'Deferred'"
+        "]; print(*sorted(waits)); import geoopt, numpy; "
+        "geoopt.Lorentz().dist0(geoopt.Lorentz().origin(3)); "
+        "geoopt.PoincareBall().dist(torch.zeros(2), torch.ones(2) / 4); numpy.f2py.get_include(); "
+        "print(*(name for name in waits if type(sys.modules[name]).__name__ == 'Deferred'))"
     )
     command = [sys.executable, "-W", "ignore", "-c", code]
     done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
-    report, whole, mixin = done.stdout.splitlines()
+    report, whole, mixin, waiting, still = done.stdout.splitlines()
     assert not {"matplotlib", "rich", "flwr", "torch"} & set(report.split())
     assert not SLOW_TO_IMPORT & set(whole.split())
     assert mixin == "OptimMixin"
+    assert waiting.split() == [
+        "geoopt.manifolds.lorentz.math",
+        "geoopt.manifolds.stereographic.math",
+        "geoopt.samplers",
+        "numpy.f2py",
+    ]
+    assert still == "geoopt.samplers"

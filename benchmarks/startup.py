@@ -1,0 +1,100 @@
+"""Start-up: how long until the quickstart's statement is printed, beyond torch's own import.
+
+    python benchmarks/startup.py [--runs 5] [--json]
+
+Three processes take turns: ``python -c "import torch"``, ``python simulation.py
+configs/quickstart.toml`` (what ``make quickstart`` runs) until the last line of its statement, and
+``python -m manifed --help`` until its end. Medians of wall time and of processor time, user and
+system, as the kernel counts it (Linux alone) when the line is printed. The aim is 2 s between the
+first two, and 0.3 s for the third.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from benchmarks.common.stopwatch import circumstances, table
+
+ROOT = Path(__file__).resolve().parents[1]
+TORCH, STATEMENT, HELP = "import torch", "statement", "--help"
+LAST = {TORCH: "there", STATEMENT: "seconds: ", HELP: ""}
+"""How the line begins that is waited for; nothing: the end."""
+
+
+def words_of(kind: str, folder: Path) -> list[str]:
+    """The command line of one process."""
+    if kind == TORCH:
+        return ["-c", "import torch; print('there', flush=True)"]
+    if kind == HELP:
+        return ["-m", "manifed", "--help"]
+    return ["simulation.py", "configs/quickstart.toml", "--out", str(folder)]
+
+
+def processor_seconds(process: int) -> float:
+    """What a process of this machine has used, user and system, all its threads."""
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def measure(kind: str, folder: Path) -> tuple[float, float]:
+    """Wall and processor seconds until the line is there."""
+    began = time.perf_counter()
+    command = [sys.executable, "-W", "ignore", *words_of(kind, folder)]
+    pipe, null = subprocess.PIPE, subprocess.DEVNULL
+    with subprocess.Popen(command, cwd=ROOT, stdout=pipe, stderr=null, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if LAST[kind] and line.startswith(LAST[kind]):
+                break
+        else:
+            if LAST[kind]:
+                raise SystemExit(f"{' '.join(command)}: ended without its last line")
+        found = time.perf_counter() - began, processor_seconds(process.pid)
+        process.stdout.read()
+    if process.returncode:
+        raise SystemExit(f"{' '.join(command)}: exit code {process.returncode}")
+    return found
+
+
+def main() -> None:
+    """Print the table; with --json the medians as the last line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    found: dict[str, list[tuple[float, float]]] = {kind: [] for kind in LAST}
+    print(circumstances())
+    with tempfile.TemporaryDirectory(prefix="manifed-bench-") as root:
+        for number in range(arguments.runs + 1):
+            for kind in LAST:
+                seconds = measure(kind, Path(root) / str(number))
+                if number:  # the first reads the files from the disk
+                    found[kind].append(seconds)
+    rows, flat = [], {}
+    for kind, pairs in found.items():
+        wall, processor = ([pair[i] for pair in pairs] for i in (0, 1))
+        flat[kind] = {"wall": statistics.median(wall), "processor": statistics.median(processor)}
+    over = {key: flat[STATEMENT][key] - flat[TORCH][key] for key in flat[TORCH]}
+    flat["beyond torch"] = over
+    for kind, medians in flat.items():
+        spread = [
+            f"{min(p[i] for p in found[kind]):.2f} to {max(p[i] for p in found[kind]):.2f}"
+            if kind in found
+            else ""
+            for i in (0, 1)
+        ]
+        values = [f"{medians[key]:.2f}" for key in ("wall", "processor")]
+        rows.append([kind, values[0], spread[0], values[1], spread[1]])
+    print(table(["", "wall s", "from, to", "processor s", "from, to"], rows))
+    if arguments.json:
+        print(json.dumps(flat))
+
+
+if __name__ == "__main__":
+    main()
