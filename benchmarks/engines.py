@@ -1,10 +1,11 @@
-"""Client updates a second: stacked cohort, one message a client, Flower under Ray, a numpy loop.
+"""Client updates a second: stacked cohort, one message a client, Flower under Ray, numpy.
 
     python benchmarks/engines.py [--clients 10 100 1000] [--cases ...] [--no-ray] [--json]
     python benchmarks/engines.py --cases spd_10 --out benchmarks/results   # adds to what is there
 
-Every engine runs the same experiment of benchmarks/common/cases.py, with its ledger, its checks and
-its byte accounting; evaluation is off. In-process rivals take turns of 20 ms of rounds each, and
+numpy is the loop over clients, and for least squares all clients as one stack. Every engine runs
+the same experiment of benchmarks/common/cases.py, with its ledger, its checks and its byte
+accounting; evaluation is off. In-process rivals take turns of 20 ms of rounds each, and
 the median turn is kept; Ray runs once per case, its first round (start-up) dropped. The floor of a
 kPCA case is the flops of its gradients and polar factors over the rate of the bare products,
 measured on the same shards, stacked in the same way.
@@ -23,7 +24,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.common.cases import CASES, STEPS, experiment
-from benchmarks.common.numpy_loops import round_of
+from benchmarks.common.numpy_loops import Array, Round, round_of, stacked_round_of
 from benchmarks.common.stopwatch import table
 from manifed.experiment.assembly import client_side, initial_point, load_shards, plan_of
 from manifed.experiment.load import save
@@ -36,6 +37,7 @@ from manifed.privacy.account import opened
 
 INTERLEAVED, TURN = 15, 0.02
 """Turns of each rival, and the seconds that a turn of quick rounds fills."""
+RIVALS = ("messages", "numpy", "stacked_numpy", "ray")
 Results = dict[str, dict[str, float]]
 """Seconds of a round by rival, by "case clients"; "memory" is the peak of the process in MiB."""
 
@@ -77,9 +79,8 @@ def _transport(config: Experiment, folder: Path) -> Transport:
     return MessageTransport.meet(grid, plan_of(config))
 
 
-def numpy_stepper(case: str, config: Experiment) -> Callable[[], None]:
+def numpy_stepper(one: Round, x: Array) -> Callable[[], None]:
     """The researcher's loop."""
-    one, x = round_of(case, config)
     state = [x]
 
     def step() -> None:
@@ -168,7 +169,9 @@ def measure(case: str, clients: int, *, with_ray: bool, most: float) -> dict[str
         rivals = {"cohort": stepper(cohort, Path(root) / "a")}
         if clients < 10_000:
             rivals["messages"] = stepper(experiment(case, clients, 1000), Path(root) / "b")
-            rivals["numpy"] = numpy_stepper(case, cohort)
+            rivals["numpy"] = numpy_stepper(*round_of(case, cohort))
+        if case.startswith("least_squares"):
+            rivals["stacked_numpy"] = numpy_stepper(*stacked_round_of(cohort))
         if case.startswith("kpca"):
             rivals["floor"] = bare_products(cohort)
         found = interleaved(rivals, most)
@@ -185,7 +188,7 @@ def flat_ratios(results: Results) -> dict[str, float]:
     flat: dict[str, float] = {}
     for key, seconds in results.items():
         name, mine = key.replace(" ", "_"), seconds["cohort"]
-        for rival in ("messages", "numpy", "ray"):
+        for rival in RIVALS:
             if rival in seconds:
                 flat[f"{name}_cohort_over_{rival}"] = seconds[rival] / mine
         if "floor" in seconds:
@@ -203,7 +206,7 @@ def report(results: Results) -> str:
     for key, seconds in results.items():
         case, clients = key.split(" ")
         name, mine = f"{case}_{clients}", seconds["cohort"]
-        ratios = [flat.get(f"{name}_cohort_over_{n}") for n in ("messages", "numpy", "ray")]
+        ratios = [flat.get(f"{name}_cohort_over_{n}") for n in RIVALS]
         rows.append(
             [case, clients, f"{int(clients) / mine:,.0f}", f"{mine * 1e3:.3g}"]
             + ["" if ratio is None else f"{ratio:.1f}" for ratio in ratios]
@@ -211,7 +214,7 @@ def report(results: Results) -> str:
             + [f"{seconds['memory']:.0f}"]
         )
     header = ["case", "clients", "cohort updates/s", "ms a round"]
-    header += ["x messages", "x numpy loop", "x Ray", "over floor", "peak MiB"]
+    header += ["x messages", "x numpy loop", "x stacked numpy", "x Ray", "over floor", "peak MiB"]
     return table(header, rows)
 
 

@@ -48,6 +48,25 @@ def _least_squares(data: list[tuple[Array, Array]], step: float) -> Round:
     return one
 
 
+def stacked_round_of(config: Experiment) -> tuple[Round, Array]:
+    """One round of least squares, all clients as one stack, as a function of the model; a start."""
+    from manifed.experiment.assembly import initial_point
+
+    tensors = [shard.tensors for shard in load_shards(config).examples]
+    a = np.stack([t["feature"].numpy() for t in tensors])
+    b = np.stack([t["target"].numpy() for t in tensors])[..., None]
+    step = float(config.training.step_size) / a.shape[1]
+    turned = np.ascontiguousarray(a.mT)
+
+    def one(x: Array) -> Array:
+        y = np.broadcast_to(x, (len(a), len(x)))[..., None]
+        for _ in range(STEPS):
+            y = y - step * (turned @ (a @ y - b))
+        return y[..., 0].mean(0)
+
+    return one, initial_point(config).numpy()
+
+
 def _lorentz_log(x: Array, z: Array) -> Array:
     inner = z[..., 1:] @ x[1:] - z[..., 0] * x[0]
     distance = np.arccosh(np.maximum(-inner, 1.0))

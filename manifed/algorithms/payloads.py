@@ -33,7 +33,7 @@ class Payload:
 
     def tensors(self) -> dict[str, Tensor]:
         """The fields by name, in declaration order."""
-        return {name: getattr(self, name) for name in _names(type(self))}
+        return vars(self).copy()
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
@@ -47,7 +47,7 @@ class Payload:
 
     def num_bytes(self) -> int:
         """Size of the tensors in bytes."""
-        return sum([getattr(self, name).nbytes for name in _names(type(self))])
+        return sum([tensor.nbytes for tensor in vars(self).values()])
 
     @classmethod
     def stack(cls, payloads: "list[Self]") -> Self:

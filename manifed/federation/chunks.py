@@ -105,6 +105,7 @@ def _clients_at_a_time(side: ClientSide, device: str, memory_budget_mb: int) -> 
     blank = side.setup.training.initial_memory(torch.zeros(side.point_shape, dtype=side.dtype))
     remembered = blank.num_bytes() if blank is not None else 0
     upload = max(point, *(_upload_size(side, phase) for phase in side.setup.training.phases))
+    remembered += side.bytes_of_answers(most)
     kept = len(side.shards) * (shard + remembered + _KEPT_POINTS * upload)
     working = shard + point * side.gradients_in_a_step(most)
     each = shard + working + upload * _POINTS_OF_A_STEP

@@ -112,26 +112,28 @@ class ClientSetup:
         return self._queries[num_examples]
 
     @cached_property
-    def _last(self) -> "list[tuple[tuple[object, ...], ReferenceType[Examples], Answers]]":
-        return []
+    def _known(self) -> "dict[int, tuple[tuple[object, ...], ReferenceType[Examples], Answers]]":
+        return {}
 
     def oracle(self, examples: Examples, num_examples: tuple[int, ...], draws: Draws) -> Oracle:
         """The oracle of one update; ``num_examples`` are the public sizes of all its clients.
 
-        What it knows before it is asked is that of the last update, where the records and sizes
-        are those of the last one: a cohort of everybody.
+        What it knows before it is asked is that of the last update of these very records, with
+        the same sizes: a stack of everybody.
 
         Raises:
             WrongSize: as `Oracle`.
         """
         key = (num_examples, isinstance(draws.partition, int), draws.device)
-        for known, records, answers in self._last:
-            if known == key and records() is examples:
-                return Oracle(self.problem, examples, answers, draws)
+        found = self._known.get(id(examples))
+        if found is not None and found[0] == key and found[1]() is examples:
+            return Oracle(self.problem, examples, found[2], draws)
         sizes = [self.trained_on(size) for size in num_examples]
         asked = {n: self.queries(n) for n in set(sizes)}
         answers = Answers.of(self.problem, examples, [asked[n] for n in sizes], draws)
-        self._last[:] = [(key, ref(examples), answers)]
+        for gone in [at for at, (_, records, _) in self._known.items() if records() is None]:
+            del self._known[gone]
+        self._known[id(examples)] = (key, ref(examples), answers)
         return Oracle(self.problem, examples, answers, draws)
 
     @cached_property
@@ -376,6 +378,14 @@ class ClientSide:
             for query in self.setup.queries(num_examples)
         )
         return max(*sizes, self._held_at_once(num_examples), 0.0)
+
+    def bytes_of_answers(self, num_examples: int) -> int:
+        """What an oracle knows of a client's records between rounds (`Answers`)."""
+        weights = 0 if self.shards[0].stream is not None else 8 * num_examples
+        d = self.point_shape[-1]
+        return weights + (
+            d * (d + 1) * self.dtype.itemsize if self._held_at_once(num_examples) else 0
+        )
 
     def _held_at_once(self, num_examples: int) -> float:
         """What steps that are taken at once hold (`Oracle.descended`), in sizes of a point."""

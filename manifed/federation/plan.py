@@ -1,8 +1,10 @@
 """What a round needs and what it reports: frozen data."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
+from types import MappingProxyType
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -123,8 +125,7 @@ class Plan:
         return sum(len(phase.up.names()) for phase in self.phases)
 
 
-@dataclass(frozen=True)
-class RoundReport:
+class RoundReport(NamedTuple):
     """What a round did, all its attempts together, for metrics and checkpoints.
 
     ``participants`` are the clients whose replies were used; ``failures`` has a reason for each
@@ -134,7 +135,7 @@ class RoundReport:
     server_round: int
     state: ServerState
     participants: tuple[int, ...]
-    failures: Mapping[int, Failure] = field(default_factory=dict)
+    failures: Mapping[int, Failure] = MappingProxyType({})
     bytes_down: int = 0
     bytes_up: int = 0
     noise_origins: frozenset[str] = frozenset()

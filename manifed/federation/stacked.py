@@ -137,6 +137,14 @@ def _refusal(phase: Phase, down: Payload, manifold: Manifold) -> Failure | None:
     return None
 
 
+def _plain(part: Payload) -> Payload:
+    """The payload without what its tensors know of manifolds."""
+    made = part.tensors().values()
+    if any(type(t) is not Tensor for t in made):
+        return type(part)(*[t.as_subclass(Tensor) for t in made])
+    return part
+
+
 class _Uploads:
     """Uploads in the order they came, copied into one block: chunks leave no holes in the heap."""
 
@@ -154,12 +162,11 @@ class _Uploads:
         self.chunks.append(len(partitions))
         begin = len(self.partitions)
         self.partitions += partitions
-        for part in uploads:
-            made = part.tensors().values()
-            plain = [t if type(t) is Tensor else t.as_subclass(Tensor) for t in made]
-            count = plain[0].shape[0]
+        for part in map(_plain, uploads):
+            plain = part.tensors().values()
+            count = next(iter(plain)).shape[0]
             if count == self._capacity:  # one chunk holds all
-                self._block = type(part)(*plain)
+                self._block = part
                 return
             if self._block is None:
                 rows = [t.new_empty(self._capacity, *t.shape[1:]) for t in plain]

@@ -347,9 +347,9 @@ class Oracle:
         is affine and has no more dimensions than make that cheaper. It counts as K answers.
         """
         walk, known = (label, step_size, steps, x.dtype), self._known.walks
-        if walk not in known:
-            known[walk] = self._at_once(walk, x.shape[-1])
-        found = known[walk]
+        found = known.get(walk)
+        if found is None and walk not in known:
+            found = known[walk] = self._at_once(walk, x.shape[-1])
         if found is None:
             return None
         self._step += steps
@@ -358,7 +358,7 @@ class Oracle:
         if x.dim() == 1:
             return torch.addmv(shift, turn, x)
         if x.stride(0) == 0:  # all start from one point, and their maps are one long matrix
-            return torch.addmv(shift, turn, x[0]).view_as(x)
+            return torch.addmv(shift, turn, x.select(0, 0)).view_as(x)
         stacked = turn.view(*x.shape, -1), shift.view(*x.shape, 1)
         return torch.baddbmm(stacked[1], stacked[0], x.unsqueeze(-1)).squeeze(-1)
 

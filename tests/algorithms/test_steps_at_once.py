@@ -104,3 +104,26 @@ def test_the_memory_budget_knows_what_steps_at_once_hold():
 
     assert held(BARE) == POINTS_AT_ONCE * DIM
     assert held(ExampleMechanism(l2_norm_clip=0.5)) == 0.0
+
+
+def test_stacks_in_turn_keep_their_maps_and_those_that_are_gone_keep_none():
+    setup = ClientSetup(LeastSquares(), FULL, BARE)
+    first, second = (Examples.stack(shards((6, n))) for n in (8, 9))
+    draws, x = Draws(NoiseSource.from_seed(5), (0, 1), 1), torch.ones(2, DIM, dtype=torch.float64)
+
+    def known(stack, sizes):
+        oracle = setup.oracle(stack, sizes, draws)
+        oracle.descended(x, STEP, STEPS)
+        return oracle._known
+
+    kept = known(first, (6, 8))
+    other = known(second, (6, 9))
+    assert known(first, (6, 8)) is kept
+    assert known(second, (6, 9)) is other
+    assert known(second, (6, 7)) is not other  # another public size is another normaliser
+    del second
+    known(Examples.stack(shards((5, 5))), (5, 5))
+    assert len(setup._known) == 2
+    budget = ClientSide(setup, shards((8,)), (DIM,), None).bytes_of_answers(8)
+    turn, shift = next(iter(kept.walks.values()))
+    assert budget == 8 * 8 + (turn.nbytes + shift.nbytes) / 2
