@@ -386,7 +386,7 @@ class Masking(ByGraph):
 
         def total(rounds: range) -> Tensor:
             edges, ends = _edges_at(graph, nodes, dropped)
-            found = torch.zeros(len(rounds), graph.num_nodes, *shape, dtype=torch.float64)
+            found = torch.zeros(len(rounds), len(nodes) + 1, *shape, dtype=torch.float64)
             if edges:
                 drawn = source.edge_normals(
                     shape,
@@ -397,7 +397,7 @@ class Masking(ByGraph):
                     step=step,
                 )
                 found.index_add_(1, ends[:, 0], drawn).index_add_(1, ends[:, 1], drawn, alpha=-1)
-            return found if nodes == tuple(range(graph.num_nodes)) else found[:, list(nodes)]
+            return found[:, :-1]
 
         what, size = (graph, shape, nodes, dropped, attempt, step), math.prod(shape)
         return source.in_turn(what, draws.server_round, max(1, len(graph.edges)) * size, total)
@@ -407,12 +407,16 @@ class Masking(ByGraph):
 def _edges_at(
     graph: Graph, nodes: tuple[int, ...], dropped: frozenset[int] | None
 ) -> tuple[tuple[tuple[int, int], ...], Tensor]:
-    """The edges that touch one of the nodes, and one of those that dropped; their ends (E, 2)."""
-    mine = set(nodes)
+    """The edges that touch one of the nodes, and one of those that dropped; their ends (E, 2).
+
+    An end is a place among the nodes, and after the last where it is none of them.
+    """
+    mine = {node: place for place, node in enumerate(nodes)}
     edges = [edge for edge in graph.edges if edge[0] in mine or edge[1] in mine]
     if dropped is not None:
         edges = [edge for edge in edges if edge[0] in dropped or edge[1] in dropped]
-    return tuple(edges), torch.tensor(edges, dtype=torch.int64).reshape(-1, 2)
+    ends = [(mine.get(i, len(nodes)), mine.get(j, len(nodes))) for i, j in edges]
+    return tuple(edges), torch.tensor(ends, dtype=torch.int64).reshape(-1, 2)
 
 
 def _when(draws: Draws) -> dict[str, int]:

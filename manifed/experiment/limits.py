@@ -31,6 +31,7 @@ from manifed.oracles.oracle import STEPS_PER_PHASE
 from manifed.privacy.events import NeighboringRelation
 from manifed.privacy.mechanism import ExampleMechanism, RelativeNoise
 from manifed.privacy.noise import BITS
+from manifed.privacy.secldp import MOST_EXACT
 from manifed.problems.base import Problem
 from manifed.problems.linear_model import LinearModel
 
@@ -205,6 +206,11 @@ def check_graph(training: AnyTraining, num_clients: int) -> None:
         found = training.built_graph if isinstance(training, ByGraph) else training.network.graph
     except ValueError as error:
         raise ValueError(f"training.{error}") from None
+    if isinstance(training, StationaryDecor) and num_clients > MOST_EXACT:
+        raise ValueError(
+            f"federation.num_clients: expected at most {MOST_EXACT} with 'stationary-decor', whose "
+            f"price takes a matrix of all pairs of nodes, got {num_clients}; use 'decor'"
+        )
     is_mixed = (
         isinstance(training, OnGraph | GrowingSamples) and training.mixing_weights != "complete"
     )

@@ -20,6 +20,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final, Literal
 
 import numpy as np
@@ -38,10 +39,15 @@ TEXT: Final[dict[SecLDPAdversary, str]] = {
 _UNIT_ROUNDOFF: Final = 2.0**-53
 _DIRECT: Final = 100
 """Up to so many nodes each leaves a matrix that is inverted by itself."""
+MOST_EXACT: Final = 4096
+"""Nodes of the largest graph whose whole covariance is inverted; of larger ones see `_around`."""
+_AROUND: Final = 128
+"""Nodes that are looked at around each node of a larger graph."""
 _MOST_LOST: Final = 1e-2
 """Where float64 may lose more than this share of a price, masks are worth nothing."""
 _UPDATE_LOST: Final = 1e-6
-"""More than this, relative to the node's own noise, an update may not lose."""
+"""More than this, relative to the node's own noise, an update may not lose, of up to 200 nodes; of
+more, than `_MOST_LOST` of what it finds."""
 
 
 @dataclass(frozen=True)
@@ -119,8 +125,14 @@ class Worst:
 
 
 def against(graph: Graph, noise: Correlated, coalition: Iterable[int]) -> Worst:
-    """The worst node outside a named coalition, exactly (Algorithm 3's inner loop)."""
+    """The worst node outside a named coalition, exactly (Algorithm 3's inner loop).
+
+    Of more than `MOST_EXACT` nodes a bound, as `worst`.
+    """
     gone = tuple(sorted(set(coalition)))
+    if graph.num_nodes > MOST_EXACT:
+        bound = _around(graph.without(gone) if gone else graph, noise, 0)
+        return Worst(bound, None, gone, is_exact=False)
     left = [i for i in range(graph.num_nodes) if i not in gone]
     found = precisions(graph, noise, gone)
     worst = int(found.argmax())
@@ -132,6 +144,8 @@ def worst(graph: Graph, noise: Correlated, collusion: int) -> Worst:
 
     Exact (Algorithms 2 and 3) for no or one colluding node at any size and wherever the coalitions
     can be enumerated; else the bound of Theorem 6 with a proved a_q (see `connectivity_bound`).
+    Of more than `MOST_EXACT` nodes a bound: what the nodes around each node hide of it, and against
+    two and more what its own noise hides.
 
     Raises:
         ValueError: unless 0 <= collusion < n.
@@ -152,7 +166,8 @@ def worst(graph: Graph, noise: Correlated, collusion: int) -> Worst:
     if math.comb(n, collusion) <= MOST_SUBSETS and n <= 200:
         subsets = itertools.combinations(range(n), collusion)
         return max((against(graph, noise, gone) for gone in subsets), key=lambda w: w.precision)
-    bound = precision_bound(n - collusion, connectivity_bound(graph, collusion)[0], noise)
+    connectivity = connectivity_bound(graph, collusion)[0] if n <= MOST_EXACT else 0.0
+    bound = precision_bound(n - collusion, connectivity, noise)
     return Worst(bound, None, None, is_exact=False)
 
 
@@ -163,20 +178,86 @@ def _one_colluding(graph: Graph, noise: Correlated) -> Worst:
     that leaves digits, and what it may have lost is added.
     """
     n = graph.num_nodes
-    lost = 64.0 * n * _condition(graph, noise) ** 2 * _UNIT_ROUNDOFF
-    if n <= _DIRECT or lost > _UPDATE_LOST:
-        return max((against(graph, noise, (v,)) for v in range(n)), key=lambda w: w.precision)
-    root = _inverse_root(np.eye(n) + noise.ratio * graph.laplacian)
+    if n > MOST_EXACT:
+        return Worst(_around(graph, noise, 1), None, None, is_exact=False)
+    lost = _lost_by_updates(graph, noise)
+    is_fine = lost <= _UPDATE_LOST
+    if n > _DIRECT and (is_fine or n > 2 * _DIRECT):
+        best = _updated(graph, noise, lost, is_exact=is_fine)
+        if is_fine or lost <= _MOST_LOST * best.precision * noise.sigma_cdp**2:
+            return best
+    return max((against(graph, noise, (v,)) for v in range(n)), key=lambda w: w.precision)
+
+
+def _lost_by_updates(graph: Graph, noise: Correlated) -> float:
+    return 64.0 * graph.num_nodes * _condition(graph, noise) ** 2 * _UNIT_ROUNDOFF
+
+
+def _updated(graph: Graph, noise: Correlated, lost: float, *, is_exact: bool) -> Worst:
+    """The worst node against each other one, from one inverse; ``lost`` is added."""
+    root = _inverse_root(np.eye(graph.num_nodes) + noise.ratio * graph.laplacian)
     inverse = root.T @ root
-    best = Worst(0.0, None, None, is_exact=True)
-    for v in range(n):
+    best = Worst(0.0, None, None, is_exact)
+    for v in range(graph.num_nodes):
         diagonal = _without(inverse, v, list(graph.neighbors[v]), noise.ratio)
         diagonal[v] = 0.0
         node = int(diagonal.argmax())
         bounded = min(float(diagonal[node]) + lost, 1.0) / noise.sigma_cdp**2
         if bounded > best.precision:
-            best = Worst(bounded, node, (v,), is_exact=True)
+            best = Worst(bounded, node, (v,), is_exact)
     return best
+
+
+def _around(graph: Graph, noise: Correlated, collusion: int) -> float:
+    """A bound of the worst node's precision, against nobody or one who colludes, at any size.
+
+    L(G) is a sum over edges of positive semidefinite matrices, so edges that are left out only
+    lower S and raise [S^-1]_ii: those within a ball around i bound it. One who colludes outside of
+    the ball takes none of them; one in it leaves less than the ball, and the worst of them counts.
+    Far edges hide little, so of a ring or a grid the bound is close.
+    """
+    return max(_hidden_within(ball, noise, collusion) for ball in _balls(graph, _AROUND))
+
+
+@lru_cache(maxsize=4)
+def _balls(graph: Graph, most: int) -> tuple[Graph, ...]:
+    """The nodes nearest to each node, which becomes node 0, with their edges; alike ones once."""
+    found: dict[tuple[tuple[int, int], ...], int] = {}
+    neighbors = graph.neighbors
+    for center in range(graph.num_nodes):
+        place, order = {center: 0}, [center]
+        for node in order:
+            for other in neighbors[node]:
+                if other not in place and len(order) < most:
+                    place[other] = len(order)
+                    order.append(other)
+            if len(order) == most:
+                break
+        edges = tuple(
+            (k, place[other])
+            for k, node in enumerate(order)
+            for other in neighbors[node]
+            if place.get(other, -1) > k
+        )
+        found[edges] = len(order)
+    return tuple(Graph.of(size, edges) for edges, size in found.items())
+
+
+def _hidden_within(ball: Graph, noise: Correlated, collusion: int) -> float:
+    """The precision of node 0 of a graph, against the worst other node where one colludes."""
+    if collusion == 0 or ball.num_nodes == 1:
+        return float(precisions(ball, noise)[0])
+    local, lost = 1.0 / noise.sigma_cdp**2, _lost_by_updates(ball, noise)
+    if lost > _MOST_LOST or noise.ratio == 0:
+        return local
+    root = _inverse_root(np.eye(ball.num_nodes) + noise.ratio * ball.laplacian)
+    inverse = root.T @ root
+    others = range(1, ball.num_nodes)
+    near = (list(ball.neighbors[v]) for v in others)
+    each = (
+        _without(inverse, v, rest, noise.ratio)[0] for v, rest in zip(others, near, strict=True)
+    )
+    return min(float(max(each)) + lost, 1.0) * local
 
 
 def _without(inverse: Matrix, v: int, near: list[int], ratio: float) -> Matrix:

@@ -123,12 +123,19 @@ def little_memory(more):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="limits address space")
-def test_ten_thousand_nodes_on_a_ring_take_a_round_in_little_memory():
+def test_ten_thousand_nodes_on_a_ring_take_a_round_in_little_memory(monkeypatch):
     """A matrix of all pairs of nodes would take 800 MB."""
+    monkeypatch.setattr("manifed.privacy.secldp._AROUND", 8)  # what it costs is not asked here
+    masked = {"kind": "correlated", "l2_norm_clip": 1.0, "noise_stddev": 3.0, "delta": 1e-3}
+    masked["mask_stddev"] = 20.0
     with little_memory(400 << 20):
         (report,) = reports_of(experiment(rounds=1, nodes=10_000), "stacked")
-    x = report.state["x"]
-    assert x.shape == (10_000, 3)
+        private = experiment(rounds=1, nodes=10_000, kind="decor", privacy=masked)
+        (hidden,) = reports_of(private, "stacked")
+    moved = hidden.state["x"] - initial_point(private)
+    assert report.state["x"].shape == moved.shape == (10_000, 3)
+    assert 0.05 < float(moved.std()) < 1.0  # masks of 0.02 * 20 on two edges, mixed
+    assert float(moved.mean(0).norm()) < 0.03  # in the mean they vanish: a clipped step is left
     with pytest.raises(RuntimeError, match="memory"), little_memory(400 << 20):
         torch.zeros(10_000, 10_000, dtype=torch.float64)
 

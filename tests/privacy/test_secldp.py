@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from manifed.cli import commands
 from manifed.cli.main import app
 from manifed.graphs.graph import Graph, connectivity_bound
-from manifed.graphs.specs import Complete, RandomRegular, Ring, Star, Torus
+from manifed.graphs.specs import Complete, ErdosRenyi, RandomRegular, Ring, Star, Torus
 from manifed.privacy.secldp import (
     Correlated,
     Rounds,
@@ -164,6 +164,34 @@ def test_one_node_of_many_leaves_by_an_update_of_the_inverse():
     direct = max(against(graph, noise, (v,)).precision for v in range(120))
     assert direct <= found.precision <= direct * (1 + 1e-6)
     assert against(graph, noise, found.coalition).node == found.node
+
+
+def test_of_large_graphs_the_nodes_around_each_node_bound_its_price(monkeypatch):
+    """Never below the price by the whole matrix; with everybody in the ball it is that price."""
+    graphs = [Ring().build(12), Torus(rows=3).build(12), Star().build(12)]
+    graphs += [ErdosRenyi(probability=0.3).build(12), Graph(12, ((0, 1), (1, 2), (2, 3)))]
+    noises = [Correlated(1.0, 0.3), Correlated(2.0, 20.0)]
+    exact = {(g, s, q): worst(g, s, q).precision for g in graphs for s in noises for q in (0, 1)}
+    named = {(g, s): against(g, s, (3, 7)).precision for g in graphs for s in noises}
+    monkeypatch.setattr("manifed.privacy.secldp.MOST_EXACT", 10)
+    for near in (4, 12):
+        monkeypatch.setattr("manifed.privacy.secldp._AROUND", near)
+        for (graph, noise, q), least in exact.items():
+            found = worst(graph, noise, q)
+            assert least * (1 - 1e-8) <= found.precision <= 1 / noise.sigma_cdp**2
+            if near == 12 and graph.is_connected:
+                assert found.precision == pytest.approx(least, rel=1e-3)
+        for (graph, noise), least in named.items():
+            assert against(graph, noise, (3, 7)).precision >= least * (1 - 1e-8)
+
+
+def test_updates_that_lose_digits_of_a_large_graph_are_priced_with_what_they_lose(monkeypatch):
+    graph, noise = ErdosRenyi(probability=0.3).build(60), Correlated(3.0, 60.0)
+    each = max((against(graph, noise, (v,)) for v in range(60)), key=lambda w: w.precision)
+    monkeypatch.setattr("manifed.privacy.secldp._DIRECT", 10)
+    found = worst(graph, noise, 1)
+    assert each.precision < found.precision <= 1.01 * each.precision
+    assert (found.node, found.coalition, found.is_exact) == (each.node, each.coalition, False)
 
 
 def test_a_bound_for_coalitions_that_cannot_be_enumerated():
