@@ -24,11 +24,11 @@ from manifed.oracles.minibatch import Array, rows_of, rows_of_least
 from manifed.oracles.query import UNNOISED, Query, WrongSize
 from manifed.oracles.salvage import Points, salvaged
 from manifed.privacy import laplace
-from manifed.privacy.clipping import clip_factors, clipped
+from manifed.privacy.clipping import SMALLEST_CLIP, clip_factors, clipped
 from manifed.privacy.noise import NoiseSource, Stream
 from manifed.problems.base import KEY, Examples, Problem, Quadratic
 from manifed.problems.linear import steps_at_once
-from manifed.problems.linear_model import LinearModel
+from manifed.problems.linear_model import LinearModel, Slopes
 
 log = logging.getLogger("manifed")
 
@@ -634,7 +634,11 @@ def gradient_sum(
     each = problem.gradients(x, examples)
     if query.clip is None:
         return each.sum(weights)
-    total = each.sum(weights * clip_factors(each.norms, query.clip))
+    total = None
+    if isinstance(each, Slopes) and SMALLEST_CLIP <= query.clip <= 1 / SMALLEST_CLIP:
+        total = each.clipped_sum(weights, query.clip)
+    if total is None:
+        total = each.sum(weights * clip_factors(each.norms, query.clip))
     return problem.manifold.tangent_part(x, total)
 
 

@@ -77,8 +77,8 @@ class Examples:
         object.__setattr__(self, "size", next(iter(sizes.values())))
 
     @cached_property
-    def made(self) -> dict[str, Tensor]:
-        """What a problem made of these examples once, a number of each; it is no column."""
+    def made(self) -> dict[str, tuple[float, Tensor, Tensor]]:
+        """By name what a problem made of these examples for a clip, once; it is no column."""
         return {}
 
     def __len__(self) -> int:

@@ -20,6 +20,9 @@ from manifed.problems.linear import (
     squared_norms,
 )
 
+LARGEST_SQUARE = 1e300
+"""Slopes whose squares add up to no more are finite, also times 1e154, the longest row's norm."""
+
 
 class LinearModel(FiniteSum):
     """Examples with rows a_j ``feature`` (..., n, d); what l_j reads is up to the loss."""
@@ -76,7 +79,7 @@ class Slopes:
         `ROUNDING_SHARE` of |slope_j| |a_j| + ridge |x|: the sum adds all slope_j a_j first and the
         multiples of x afterwards, and where they cancel what rounding leaves must be clipped, too.
         """
-        lengths = self.slopes.abs().mul_(self._row_norms)
+        lengths = self.slopes.abs() * squared_norms(self.examples, "feature").sqrt()
         if not self.ridge:
             return lengths
         along = self.slopes.unsqueeze(-1) * self.examples["feature"]
@@ -84,15 +87,30 @@ class Slopes:
         summands = lengths + self.ridge * row_lengths(self.x).unsqueeze(-1)
         return torch.maximum(row_lengths(gradients), ROUNDING_SHARE * summands)
 
-    @property
-    def _row_norms(self) -> Tensor:
-        """|a_j|, shape ``(..., n)``; of the same rows in every step made once."""
-        made = self.examples.made
-        if (found := made.get("row-norms")) is None:
-            found = made["row-norms"] = squared_norms(self.examples, "feature").sqrt()
-        return found
-
     def sum(self, weights: Tensor) -> Tensor:
         """sum_j weights_j grad f_j, shape ``(..., d)``."""
         total = row_combination(weights * self.slopes, self.examples["feature"])
         return total + self.ridge * weights.sum(-1, keepdim=True) * self.x if self.ridge else total
+
+    def clipped_sum(self, weights: Tensor, clip: float) -> Tensor | None:
+        """`sum` of gradients that are each clipped to ``clip``, without a factor for each.
+
+        That is every slope cut off at clip / |a_j|; zero where the gradient is not finite. None
+        where that is not all: with a ridge, and outside float64.
+        """
+        slopes, flat = self.slopes, self.slopes.reshape(-1)
+        if self.ridge or slopes.dtype != torch.float64:
+            return None
+        kept = torch.clamp(slopes, *self._room(clip))
+        if not float(torch.dot(flat, flat)) <= LARGEST_SQUARE:  # NaN is not
+            lengths = slopes.abs() * squared_norms(self.examples, "feature").sqrt()
+            kept = torch.where(torch.isfinite(lengths), kept, 0.0)
+        return row_combination(weights * kept, self.examples["feature"])
+
+    def _room(self, clip: float) -> tuple[Tensor, Tensor]:
+        """-clip / |a_j| and clip / |a_j|, shape ``(..., n)``; of the same rows made once."""
+        made = self.examples.made
+        if (found := made.get("room")) is None or found[0] != clip:
+            room = squared_norms(self.examples, "feature").rsqrt() * clip
+            found = made["room"] = clip, -room, room
+        return found[1:]

@@ -131,6 +131,24 @@ def test_no_record_adds_more_than_any_bound(case, seed):
     assert worst_of_case(case, seed, clips, stride_of(case, 120)) <= TOLERANCE
 
 
+@pytest.mark.parametrize("target", [1e300, float("inf"), float("nan")])
+def test_a_linear_gradient_that_is_not_finite_adds_zero_and_changes_nobody_elses(target):
+    """Slopes are cut off, so an infinite one would count as one of the bound's length."""
+    rows, values = [[3.0, 4.0], [1e100, 0.0], [0.3, 0.1]], [7.0, target, 0.2]
+    named = {"feature": rows, "target": values}
+    tensors = {name: torch.tensor(each, dtype=torch.float64) for name, each in named.items()}
+    examples = with_squared_norms(Examples(tensors, {"feature": 1, "target": 0}), "feature")
+    x, clip = torch.zeros(2, dtype=torch.float64), 2.0
+    each = alone(LeastSquares(), x, examples, clip)
+    assert torch.equal(each[1], x)
+    ordinary = alone(LeastSquares(), x, examples.take(torch.tensor([0, 2])), clip)
+    assert torch.equal(each[::2], ordinary)
+    gradients = LeastSquares().gradients(x, examples.take(torch.tensor([0, 2])))
+    factors = clip_factors(gradients.norms, clip)
+    known = [gradients.sum(factors * one) for one in torch.eye(2, dtype=torch.float64)]
+    assert torch.allclose(ordinary, torch.stack(known), rtol=1e-14, atol=0)
+
+
 @pytest.mark.parametrize("clip", [5e-324, 1e-300, 1e-200])
 def test_a_bound_that_is_not_a_normal_number_lets_nothing_through(clip):
     problem, generator = PrincipalEigenvector(), torch.Generator().manual_seed(0)
