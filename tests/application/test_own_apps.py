@@ -1,8 +1,6 @@
 """Strategies and clients of the application in a ServerApp and a ClientApp of one's own."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -31,6 +29,7 @@ from manifed.problems.frechet_mean import FrechetMean
 from strategies.control_variates import ControlVariates
 from strategies.projection_mean import ProjectionMean
 from strategies.tangent_mean import TangentMean
+from tests import fresh
 
 SEED, CLIENTS, ROWS = 7, 4, 30
 STEPS = RSGD(step_size=0.2, local_steps=1, minibatch=Full())
@@ -293,13 +292,7 @@ def test_the_two_programs_of_the_page_run(tmp_path):
         "app(InlineGrid(clients, 3, {}), context)\n"
     )
     program = f"LEDGER = {str(tmp_path / 'ledger.jsonl')!r}\n{server}\n{client}\n{run}"
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", program],
-        cwd=Path(__file__).parents[2],
-        check=False,
-        capture_output=True,
-        text=True,
-    )
+    done = fresh.python("-c", program)
     assert done.returncode == 0, done.stderr
     assert "RELEASE" in done.stdout
     assert "server: (" in done.stdout

@@ -2,15 +2,14 @@
 
 import json
 import math
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from scipy.optimize import brentq
 from scipy.stats import norm
+
+from tests import fresh
 
 ROOT = Path(__file__).parents[2]
 PAGES = [
@@ -32,14 +31,7 @@ def of_gaussians(count, noise_multiplier, delta):
 
 
 def call(folder, *arguments):
-    done = subprocess.run(
-        [sys.executable, *arguments],
-        cwd=folder,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)])},
-        check=False,
-        capture_output=True,
-        text=True,
-    )
+    done = fresh.python(*arguments, cwd=folder, path=(folder, ROOT))
     assert done.returncode == 0, done.stderr
     return done.stdout
 

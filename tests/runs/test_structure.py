@@ -1,13 +1,12 @@
 """How the library hangs together: imports go one way, and a round takes a straight way."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import grimp
 import pytest
 
 from benchmarks import calls
+from tests import fresh
 
 ROOT = Path(__file__).parents[2]
 
@@ -63,6 +62,6 @@ SCRIPTS = [
 @pytest.mark.slow
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda words: words[-1])
 def test_every_script_beside_the_product_explains_itself(script):
-    command = [sys.executable, "-W", "ignore", *script, "--help"]
-    done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+    done = fresh.python(*script, "--help")
+    assert done.returncode == 0, done.stderr
     assert "--json" in done.stdout or "--out" in done.stdout
