@@ -1,6 +1,7 @@
 """Gap against epsilon of the methods that serve principal components, measured and predicted.
 
     python -m benchmarks.choosing [--out benchmarks/results] [--seeds 20] [--json]
+    python -m benchmarks.choosing --redraw benchmarks/results  # from the table, no run
 
 Digits, ten clients, (epsilon, delta 1e-5) for every client over the whole run, against the server.
 Each row is a mean over seeds 0, 1, ... of the relative gap (f(x) - f*) / |f*|, which a simulation
@@ -27,7 +28,6 @@ PROBLEMS = {
 }
 MAPS = {"k = 1": {}, "k = 2": {"maps": "retraction"}}
 """Exact logarithms of frames do not converge where the noise of a step is long."""
-COLOURS = ("C3", "C1", "C2", "C0", "C4", "C5", "C6", "C7", "C8")
 STEP = {"k = 1": 1.0, "k = 2": 2.0}
 """Of the problem's step sizes, over those of the eigenvector: its cost is half of theirs."""
 
@@ -165,31 +165,61 @@ def measure(seeds: int, epsilons: tuple[float, ...] = EPSILONS) -> Iterator[Row]
                 yield Row(problem, epsilon, name, rounds, step, gaps, predicted, informed)
 
 
-def plot(rows: list[Row], path: Path) -> None:
+@dataclass(frozen=True)
+class Drawn:
+    """What the figure shows of a row."""
+
+    problem: str
+    epsilon: float
+    method: str
+    mean: float
+    low: float
+    high: float
+    predicted: float
+
+
+def drawn_of(text: str) -> list[Drawn]:
+    """The rows of a table that `text_of` wrote, to its three digits."""
+    found, problem = [], ""
+    for line in text.splitlines():
+        problem = line.removeprefix("## ") if line.startswith("## ") else problem
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if len(cells) == 10 and cells[0][:1].isdigit():
+            low, high = map(float, cells[6].split(" to "))
+            mean, predicted = float(cells[4]), float(cells[7])
+            found.append(Drawn(problem, float(cells[0]), cells[1], mean, low, high, predicted))
+    return found
+
+
+def plot(rows: list[Drawn], path: Path) -> None:
     """One panel a problem: measured means with the range over seeds, and the predictions."""
-    import matplotlib as mpl
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
 
-    mpl.use("Agg")
-    from matplotlib import pyplot
+    from manifed.runs.report.figures import COLORS, DASHES, STYLE
 
-    figure, axes = pyplot.subplots(1, len(PROBLEMS), figsize=(10, 4.2), sharey=True)
-    names = list(dict.fromkeys(row.method for row in rows))  # one colour a method in both panels
-    for axis, problem in zip(axes, PROBLEMS, strict=True):
-        for name, colour in zip(names, COLOURS, strict=True):
-            mine = [row for row in rows if (row.problem, row.method) == (problem, name)]
-            x, y = [r.epsilon for r in mine], [r.mean for r in mine]
-            axis.loglog(x, y, "o-", color=colour, label=name, markersize=4)
-            low, high = [min(r.gaps) for r in mine], [max(r.gaps) for r in mine]
-            axis.fill_between(x, low, high, color=colour, alpha=0.12, linewidth=0)
-            axis.loglog(x, [r.predicted for r in mine], ":", color=colour, linewidth=1)
-        axis.set_title(f"digits, d = 64, {problem}")
-        axis.set_xlabel("epsilon (delta 1e-5)")
-        axis.grid(visible=True, which="both", alpha=0.2)
-    axes[0].set_ylabel("relative gap")
-    axes[0].legend(fontsize=7, title="measured (dotted: predicted)", title_fontsize=7)
-    figure.tight_layout()
-    figure.savefig(path, dpi=110)
-    pyplot.close(figure)
+    with rc_context(rc=STYLE):
+        figure = Figure(figsize=(9.6, 5.2), layout="constrained")
+        panels = figure.subplots(1, len(PROBLEMS), sharey=True)
+        names = list(dict.fromkeys(row.method for row in rows))  # one colour a method in both
+        for axes, problem in zip(panels, PROBLEMS, strict=True):
+            for number, name in enumerate(names):
+                colour, dash = COLORS[number % len(COLORS)], DASHES[number // len(COLORS)]
+                mine = [row for row in rows if (row.problem, row.method) == (problem, name)]
+                x, y = [r.epsilon for r in mine], [r.mean for r in mine]
+                axes.loglog(x, y, marker="o", linestyle=dash, color=colour, label=name, ms=3.5)
+                low, high = [r.low for r in mine], [r.high for r in mine]
+                axes.fill_between(x, low, high, color=colour, alpha=0.1, linewidth=0)
+                axes.loglog(x, [r.predicted for r in mine], ":", color=colour, linewidth=1)
+            axes.set_title(f"digits, d = 64, {problem}")
+            axes.set_xlabel("epsilon (delta 1e-5)")
+        panels[0].set_ylabel("relative gap")
+        handles, labels = panels[0].get_legend_handles_labels()
+        title = "measured, with the range over seeds (dotted: predicted)"
+        figure.legend(
+            handles, labels, loc="outside lower center", ncols=3, title=title, handlelength=3
+        )
+        figure.savefig(path, dpi=160, metadata={"Software": None})
 
 
 def text_of(rows: list[Row], seeds: int) -> str:
@@ -230,14 +260,18 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--epsilon", type=float, nargs="+", default=EPSILONS)
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--redraw", type=Path, metavar="FOLDER", help="choosing.png of its table")
     given = parser.parse_args()
+    if given.redraw is not None:
+        plot(drawn_of((given.redraw / "choosing.md").read_text()), given.redraw / "choosing.png")
+        return
     rows = list(measure(given.seeds, tuple(given.epsilon)))
     text = text_of(rows, given.seeds)
     sys.stdout.write(text)
     if given.out is not None:
         given.out.mkdir(parents=True, exist_ok=True)
         (given.out / "choosing.md").write_text(text)
-        plot(rows, given.out / "choosing.png")
+        plot(drawn_of(text), given.out / "choosing.png")
     if given.json:
         found = {f"{r.problem}, epsilon {r.epsilon:g}, {r.method}": r.mean for r in rows}
         sys.stdout.write(json.dumps(found) + "\n")

@@ -1,7 +1,8 @@
 """Draws pictures of the gallery and the tutorials: python docs/pictures/gallery.py [--runs DIR].
 
-Runs what is missing of one figure a paper (`manifed reproduce`) and of the first tutorial's sweep,
-and keeps a small copy of each picture here: at most WIDTH pixels wide, few colours.
+Runs what is missing of one figure a paper, of the median's (`manifed reproduce`) and of the first
+tutorial's sweep, and keeps a small copy of each picture here: at most WIDTH pixels wide, few
+colours.
 """
 
 import argparse
@@ -23,6 +24,7 @@ FIGURES = {
     "002-1": (),
     "003-3c": ("--only", "*tree*"),
     "004-2": (),
+    "median": (),
 }
 """The ones that take some minutes; 000-5 reads the published embedding below MANIFED_DATA."""
 

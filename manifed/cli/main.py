@@ -89,8 +89,9 @@ def run(
     """Run one experiment and leave a run folder."""
     use_data_dir(data_dir)
     gc.disable()  # until `launch` has imported what it needs: all of that stays
+    folder: RunFolder | None = None
     try:
-        from manifed.cli.launch import Request, finished, launch_or_exit
+        from manifed.cli.launch import Request, launch_or_exit
         from manifed.runs.manifest import process_began
 
         request = Request(
@@ -98,17 +99,25 @@ def run(
             credentials, process_began(),
         )  # fmt: skip
         folder = launch_or_exit(request, fail, context.obj)
+        _tell(folder, as_json=as_json)
+        _draw(folder)
+    except Ended as ended:
+        if folder is None:
+            raise
+        from manifed.cli.launch import finished
+
+        fail(f"interrupted; {finished(folder)}", ended.code)
     finally:
         gc.enable()
+
+
+def _draw(folder: "RunFolder") -> None:
     from manifed.runs.report.apart import NotDrawn, draw_figures
 
     try:
-        _tell(folder, as_json=as_json)
         draw_figures(folder)
     except NotDrawn as reason:
         fail(str(reason), reason.code)
-    except Ended as ended:
-        fail(f"interrupted; {finished(folder)}", ended.code)
 
 
 def _tell(folder: "RunFolder", *, as_json: bool) -> None:

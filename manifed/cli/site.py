@@ -9,6 +9,7 @@ import typer
 
 from manifed.cli.options import fail
 from manifed.errors import ConfigError, one_line
+from manifed.runs.document import Json, print_json
 from manifed.runs.interrupt import Ended
 
 _REHEARSAL = (
@@ -53,6 +54,7 @@ def site(
     rehearsal: Annotated[
         bool, typer.Option(help="Take seeded noise too, which protects nobody.")
     ] = False,
+    as_json: Json = False,
 ) -> None:
     """Own one file, its budget and its noise; answer a SuperNode over a Unix socket."""
     from manifed.privacy.ledger import LedgerDamaged
@@ -79,7 +81,7 @@ def site(
         is_rehearsal=rehearsal,
     )
     try:
-        start.run(wanted)
+        start.run(wanted, print_json if as_json else lambda _: None)
     except (ConfigError, LedgerDamaged) as error:
         fail(one_line(str(error), 1500))
     except Ended:  # how a service is stopped

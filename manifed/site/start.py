@@ -5,10 +5,11 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Collection, Generator
+from collections.abc import Callable, Collection, Generator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from manifed.durable import held
 from manifed.errors import ConfigError
@@ -47,8 +48,8 @@ class Wanted:
     is_rehearsal: bool = False
 
 
-def run(wanted: Wanted) -> None:
-    """Answer until a signal ends this process.
+def run(wanted: Wanted, on_ready: Callable[[Mapping[str, Any]], object] = lambda _: None) -> None:
+    """Answer until a signal ends this process; ``on_ready`` is told what the ready line says.
 
     Raises:
         ConfigError, LedgerDamaged: in one line, before anybody can connect.
@@ -66,6 +67,16 @@ def run(wanted: Wanted) -> None:
             say(
                 f"{READY}: {wanted.socket}, spent epsilon {site.account.spent:.6g} of "
                 f"{limits.epsilon:g} at delta {limits.delta:g}, ledger head {site.account.head}"
+            )
+            on_ready(
+                {
+                    "socket": str(wanted.socket),
+                    "partition": wanted.partition,
+                    "epsilon": site.account.spent,
+                    "max_epsilon": limits.epsilon,
+                    "delta": limits.delta,
+                    "ledger_head": str(site.account.head),
+                }
             )
             serve(site, door, users)
         finally:

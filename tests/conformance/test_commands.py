@@ -22,8 +22,6 @@ from tests.runs.test_public import launched
 
 commands.register(cli.app)
 ESCAPE = "\x1b"
-WITHOUT_JSON = {"site"}
-"""A process that serves until it is stopped: what it says is its log."""
 
 
 def leaves(group, path=()):
@@ -51,8 +49,7 @@ def test_every_command_explains_itself_and_has_the_one_json_option(words):
     assert ESCAPE not in done.stdout
     assert command.help
     options = {name: option for option in command.params for name in option.opts}
-    if words[-1] not in WITHOUT_JSON:
-        assert "one JSON document alone" in options["--json"].help
+    assert "one JSON document alone" in options["--json"].help
     for name, option in options.items():
         if isinstance(option, click.Option):
             assert option.help, name

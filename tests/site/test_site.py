@@ -7,13 +7,17 @@ from pathlib import Path
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
+from manifed.cli import commands
+from manifed.cli.main import app
 from manifed.errors import ConfigError
 from manifed.experiment.load import load, sha256, to_toml
 from manifed.privacy import accountant
 from manifed.privacy.events import CorrelatedRelease, GaussianRelease, MaskedRelease
 from manifed.privacy.ledger import Ledger, LedgerLocked
 from manifed.privacy.statement import audit_ledger
+from manifed.site import start
 from manifed.site.account import Limits, Place, Refused, SiteAccount
 from manifed.site.protocol import Introduction, Question, Refusal, Update
 from manifed.site.records import claim
@@ -407,3 +411,18 @@ def test_a_torn_line_costs_nothing_because_nothing_was_computed(tmp_path):
     with site_of(tmp_path, path) as site:
         assert site.account.spent == pytest.approx(price(1), abs=1e-12)
         assert isinstance(Peer(site, path).ask(2)[0], Update)
+
+
+def test_the_one_document_of_a_site_says_what_its_ready_line_says(tmp_path, monkeypatch):
+    commands.register(app)
+    monkeypatch.setattr(start, "serve", lambda *_: None)  # as if it were stopped at once
+    words = ["site", "--config", write(tmp_path), "--ledger", tmp_path / "site", "--partition", 0]
+    more = ["--max-epsilon", 50, "--delta", DELTA, "--socket", tmp_path / "socket", "--json"]
+    done = CliRunner().invoke(app, [str(word) for word in [*words, *more]])
+    assert done.exit_code == 0, done.output
+    document = json.loads(done.stdout)
+    assert document["socket"] == str(tmp_path / "socket")
+    assert (document["epsilon"], document["max_epsilon"], document["delta"]) == (0.0, 50.0, DELTA)
+    ready, stopped = done.stderr.splitlines()[-2:]
+    assert ready.startswith("ready: ")
+    assert stopped == f"stopped: ledger head {document['ledger_head']}"
