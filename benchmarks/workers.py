@@ -8,13 +8,17 @@ Wall time of a round, one thread a process, medians of interleaved repeats:
 * two workers beside two independent processes, each of which runs half of the clients in memory at
   the same time: kPCA 784 x 5 and Fréchet means of SPD(50);
 * 100 000 least-squares clients on two workers, with the memory that each worker took;
-* clients a second of gossip, DECOR and a torch module: one by one, stacked, over two workers.
+* clients a second of gossip, DECOR and a torch module: one by one, stacked, over two workers;
+* sizes: stacked rounds of gossip and DECOR by graph and number of nodes, with the product of the
+  mixing matrix by its entries that are not zero and by all of them;
+* owners: 10 000 nodes over one and two workers, mixed in the driver ("server") and in the workers.
 
 No ledger is written here; what it costs is in engines.md.
 """
 
 import argparse
 import json
+import math
 import subprocess
 import sys
 import tempfile
@@ -31,6 +35,7 @@ from torch import nn
 from benchmarks.common.cases import CASES
 from benchmarks.common.page import Page
 from benchmarks.common.stopwatch import circumstances, table
+from manifed.algorithms.gossip import OnGraph
 from manifed.experiment.assembly import client_side, initial_point, plan_of
 from manifed.experiment.load import parse
 from manifed.experiment.schema import Experiment
@@ -66,8 +71,13 @@ def lines(clients: int, chunk: int) -> dict[str, Any]:
     return CASES["least_squares_d10"](clients, 10**6) | {"engine": {"chunk_clients": chunk}}
 
 
-def gossip(kind: str) -> dict[str, Any]:
-    """64 nodes on a ring, least squares in ten dimensions."""
+RING: dict[str, Any] = {"kind": "ring"}
+
+
+def gossip(
+    kind: str, nodes: int = 64, graph: dict[str, Any] = RING, mixing: str = "server"
+) -> dict[str, Any]:
+    """Nodes on a graph, least squares in ten dimensions."""
     masked = {
         "kind": "correlated", "l2_norm_clip": 1.0, "noise_stddev": 3.0, "mask_stddev": 20.0,
         "delta": 1e-3,
@@ -75,13 +85,13 @@ def gossip(kind: str) -> dict[str, Any]:
     return {
         "name": kind,
         "problem": {"kind": "least-squares", "scaling": "sum"},
-        "data": {"kind": "scaled-identities", "num_clients": 64, "dimension": 10},
+        "data": {"kind": "scaled-identities", "num_clients": nodes, "dimension": 10},
         "federation": {
-            "num_clients": 64, "num_rounds": 10**6, "partition": {"kind": "natural"},
+            "num_clients": nodes, "num_rounds": 10**6, "partition": {"kind": "natural"},
         },
-        "training": {"kind": kind, "graph": {"kind": "ring"}, "step_size": 1e-3},
+        "training": {"kind": kind, "graph": graph, "step_size": 1e-3, "mixing": mixing},
         "privacy": masked if kind == "decor" else {"kind": "none"},
-        "engine": {"chunk_clients": 32},
+        "engine": {"chunk_clients": max(1, nodes // 2)},
     }  # fmt: skip
 
 
@@ -242,7 +252,74 @@ def per_second(given: dict[str, Any], repeats: int, inner: int) -> dict[str, flo
     return {name: clients / spent for name, spent in found.items()}
 
 
-RUNS: dict[str, Callable[[int], dict[str, float]]] = {
+def graphs(nodes: int) -> dict[str, dict[str, Any]]:
+    """A ring, a grid, and a random graph with twice as many edges as connect one."""
+    likely = 2 * math.log(nodes) / nodes
+    return {
+        "ring": RING,
+        "torus": {"kind": "torus", "rows": {64: 8, 1000: 25, 10_000: 100}[nodes]},
+        "erdos-renyi": {"kind": "erdos-renyi", "probability": likely},
+    }
+
+
+def whole(config: Experiment) -> Step:
+    """W X by all entries of W."""
+    training = config.training
+    assert isinstance(training, OnGraph)
+    mixing = training.network.mixing.to_dense()
+    x = initial_point(config).expand(len(mixing), -1).contiguous()
+    return lambda: mixing @ x
+
+
+def by_entries(config: Experiment) -> Step:
+    """W X as a round takes it."""
+    training = config.training
+    assert isinstance(training, OnGraph)
+    net = training.network
+    x = initial_point(config).expand(net.graph.num_nodes, -1).contiguous()
+    return lambda: net.mixed(x)
+
+
+def sizes(repeats: int) -> dict[str, Any]:
+    """Rounds a second and clients a second of a stacked round; the product of all entries, us."""
+    found: dict[str, Any] = {}
+    for nodes in (64, 1000, 10_000):
+        for name, graph in graphs(nodes).items():
+            if nodes == 10_000 and name == "erdos-renyi":
+                continue  # more pairs of nodes to draw from than a config may ask for
+            config = with_engine(gossip("gossip", nodes, graph), None)
+            private = with_engine(gossip("decor", nodes, graph), None)
+            ways = {"entries": by_entries(config)}
+            if nodes < 10_000:
+                ways["all"] = whole(config)
+            products = interleaved(ways, repeats, 20)
+            with cohort_transport(config) as plain, cohort_transport(private) as masked:
+                both = {"gossip": steps(config, plain), "decor": steps(private, masked)}
+                rounds = interleaved(both, repeats, 20)
+            found[f"{name}, {nodes}"] = {
+                **{f"by {way} us": spent * 1e6 for way, spent in products.items()},
+                "gossip rounds/s": 1 / rounds["gossip"],
+                "gossip clients/s": nodes / rounds["gossip"],
+                "decor rounds/s": 1 / rounds["decor"],
+                "decor clients/s": nodes / rounds["decor"],
+            }
+    return found
+
+
+def owners(repeats: int) -> dict[str, Any]:
+    """10 000 nodes on a ring over workers: mixed in the driver, and by those who own the nodes."""
+    found: dict[str, Any] = {}
+    for workers in (1, 2):
+        given = {m: gossip("gossip", 10_000, RING, m) for m in ("server", "client")}
+        given["decor"] = gossip("decor", 10_000)
+        for name, one in given.items():
+            with stepping(one, workers) as step:
+                spent = interleaved({"round": step}, repeats, 5)["round"]
+            found[f"{name}, {workers}"] = {"round ms": spent * 1e3, "clients/s": 10_000 / spent}
+    return found
+
+
+RUNS: dict[str, Callable[[int], dict[str, Any]]] = {
     "overhead": overhead,
     "kpca_784x5": lambda repeats: speed_up(kpca, 64, repeats),
     "spd_50": lambda repeats: speed_up(spd, 32, repeats),
@@ -250,7 +327,21 @@ RUNS: dict[str, Callable[[int], dict[str, float]]] = {
     "gossip": lambda repeats: per_second(gossip("gossip"), repeats, 10),
     "decor": lambda repeats: per_second(gossip("decor"), repeats, 10),
     "module": lambda repeats: per_second(module(), repeats, 1),
+    "sizes": sizes,
+    "owners": owners,
 }
+
+
+def shown(numbers: dict[str, Any]) -> str:
+    """A table of one row, or of a row for each case."""
+    first = next(iter(numbers.values()))
+    if not isinstance(first, dict):
+        return table(list(numbers), [[f"{value:.4g}" for value in numbers.values()]])
+    rows = [
+        [case, *(f"{row[name]:.4g}" if name in row else "" for name in first)]
+        for case, row in numbers.items()
+    ]
+    return table(["case", *first], rows)
 
 
 def main() -> None:
@@ -285,9 +376,8 @@ def main() -> None:
     for name in RUNS:
         if name in found:
             numbers = {k: v for k, v in found[name].items() if k != "on"}
-            cells = [f"{value:.4g}" for value in numbers.values()]
             page.say(f"\n**{name}**: {found[name]['on']}\n")
-            page.say(table(list(numbers), [cells]))
+            page.say(shown(numbers))
     page.save(given.out, "workers.md")
 
 

@@ -38,7 +38,7 @@ Indices = NDArray[np.int64]
 _SPARSE_FROM: Final = 32
 _SPARSE_BELOW: Final = 8
 """W is multiplied by its entries from so many nodes on, if at most one in so many is not zero
-(benchmarks/gossip.py measures both products)."""
+(benchmarks/workers.py --only sizes measures both products)."""
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from manifed.algorithms.interface import Phase, UploadPlace
+from manifed.algorithms.held_out import EVALUATE
+from manifed.algorithms.interface import UploadPlace
 from manifed.algorithms.payloads import Payload, PerClient
 from manifed.federation.aggregation import chunk_sums
 from manifed.federation.chunks import Chunking
@@ -32,7 +33,7 @@ class Told:
     """What all workers are told alike in one exchange, in what pickles fast."""
 
     header: Header
-    phase: Phase
+    """Says the exchange by name: payloads made for a graph's degree are classes of a process."""
     down: Arrays
     """Empty where every client is sent something of its own."""
     expected: tuple[NDArray[Any], Mapping[str, UploadPlace]] | None
@@ -64,6 +65,7 @@ class Worker:
         self._transport = StackedTransport.of_stacks(side, owned, chunking, device)
         forget_datasets()
         self._device, self._members, self._manifold = device, tuple(members), side.setup.manifold
+        self._phases = {phase.name: phase for phase in (*side.setup.training.phases, EVALUATE)}
         self._last: Payload | None = None
 
     def process(self) -> int:
@@ -79,7 +81,7 @@ class Worker:
         shares: NDArray[Any] | None,
     ) -> Answer:
         """The replies of the clients ``asked``; by ``shares`` summed by chunk, where told so."""
-        self._last, phase = None, told.phase
+        self._last, phase = None, self._phases[told.header.phase]
         partitions = self._members if asked is None else tuple(asked.tolist())
         sent = phase.down(*tensors(told.down if own is None else own).values())
         down = sent if own is None else PerClient(sent)

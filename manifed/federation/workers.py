@@ -218,7 +218,7 @@ class WorkersTransport:
         last_accepted: Mapping[int, int],
     ) -> Replies:
         """As `Transport.exchange`, ``partitions`` ascending."""
-        answers, failures, sent = self._ask(header, phase, down, partitions, last_accepted, None)
+        answers, failures, sent = self._ask(header, down, partitions, last_accepted, None)
         rows = [_payload(phase, answer.fields) for _, answer in answers if answer.chunks]
         uploads = _joined(rows) if rows else stacked_or_empty(phase, down, [])
         return _replies(answers, failures, uploads, sent)
@@ -235,7 +235,7 @@ class WorkersTransport:
     ) -> Replies:
         """As `SumsTransport.exchange_sums`, ``partitions`` ascending."""
         answers, failures, sent = self._ask(
-            header, phase, down, partitions, last_accepted, (expected, shares)
+            header, down, partitions, last_accepted, (expected, shares)
         )
         each = [tensors(answer.fields) for _, answer in answers if answer.chunks]
         empty = stacked_or_empty(phase, down, [])
@@ -253,14 +253,13 @@ class WorkersTransport:
     def _ask(
         self,
         header: Header,
-        phase: Phase,
         down: Down,
         partitions: tuple[int, ...],
         last_accepted: Mapping[int, int],
         wanted: tuple[Expectation, Tensor] | None,
     ) -> tuple[list[_Answered], dict[int, Failure], int]:
         """(what workers answered, in order; why other clients did not; bytes that were sent)."""
-        told = self._told(header, phase, down, wanted and wanted[0])
+        told = self._told(header, down, wanted and wanted[0])
         asked: list[tuple[int, tuple[int, ...]]] = []
         refs: list[Any] = []
         failures: dict[int, Failure] = {}
@@ -299,14 +298,14 @@ class WorkersTransport:
         ends = [bisect_left(partitions, share.members.stop) for share in self._shares]
         return [slice(a, b) for a, b in zip([0, *ends], ends, strict=False)]
 
-    def _told(self, header: Header, phase: Phase, down: Down, expected: Expectation | None) -> Any:
+    def _told(self, header: Header, down: Down, expected: Expectation | None) -> Any:
         """`Told`, or where it lies in Ray's store."""
         shared = {} if isinstance(down, PerClient) else arrays(down.tensors())
         check = None
         if expected is not None:
             (base,) = arrays({"base": expected.base}).values()
             check = base, expected.places
-        told = Told(header, phase, shared, check)
+        told = Told(header, shared, check)
         size = sum(array.nbytes for array in shared.values()) + (check[0].nbytes if check else 0)
         return told if size <= _IN_THE_CALL else self._ray.put(told)
 

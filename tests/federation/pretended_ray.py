@@ -47,7 +47,8 @@ class Method:
         stuck, call = actor.stuck, (actor.place, self.name)
         if call in stuck:
             return Reference(is_ready=lambda: call not in stuck)
-        given = [a.get() if isinstance(a, Reference) else pickle.loads(cloudpickle.dumps(a))
+        # plain pickle: in this process cloudpickle gives classes made here back as themselves
+        given = [a.get() if isinstance(a, Reference) else pickle.loads(pickle.dumps(a))
                  for a in args]  # fmt: skip
         try:
             return Reference(getattr(actor.held, self.name)(*given))

@@ -74,6 +74,8 @@ CASES = {
         LINES, RSGD, CLIENT, {"cohort": {"kind": "poisson", "sampling_probability": 0.5}},
     ),
     "gossip": (LINES, {"kind": "gossip", "graph": {"kind": "ring"}, "step_size": 0.02}),
+    "neighbours": (LINES, {"kind": "gossip", "graph": {"kind": "ring"}, "step_size": 0.02,
+                           "mixing": "client"}),
 }  # fmt: skip
 
 
