@@ -64,7 +64,7 @@ def measure(kind: str, folder: Path) -> tuple[float, float]:
 
 def main() -> None:
     """Print the table; with --json the medians as the last line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
