@@ -8,14 +8,14 @@ Every rival is handed the same torch tensors, as ours is, and gives one back: a 
 their memory and its result is taken over without a copy. What it takes on arrays of its own, where
 nothing is handed over, is raced beside it.
 
-A loss is an operation that takes more than 1.2 times the fastest peer's time, and a mean that takes
-more than pyRiemann's. Its row says what the time buys: the largest relative error of ours and
-of that peer against 50 digits (mpmath), at the inputs of the race, at points 1e-6 apart and, in
-hyperbolic space, at distance 8 from them, and the digits between them. A loss that buys no digit
-says 0. Where a step ends, the row has the largest distance of both ends from the manifold too
-(1: not a point), also after a step of 40 units. ``reason`` is ``digits`` or ``defect`` where one of
-both is at least one digit. ``behind_arrays`` has the same rows for operations that lose against a
-peer on arrays of its own alone.
+A loss is an operation that takes more than 1.2 times the fastest peer's time, also in three times
+as many rounds more for all rivals, and a mean that takes more than pyRiemann's. Its row says what
+the time buys: the largest relative error of ours and of that peer against 50 digits (mpmath), at
+the inputs of the race, at points 1e-6 apart and, in hyperbolic space, at distance 8 from them, and
+the digits between them. A loss that buys no digit says 0. Where a step ends, the row has the
+largest distance of both ends from the manifold too (1: not a point), also after a step of 40 units.
+``reason`` is ``digits`` or ``defect`` where one of both is at least one digit. ``behind_arrays``
+has the same rows for operations that lose against a peer on arrays of its own alone.
 
 A peer that answers a stack with one number for all its points has another question, and does not
 race.
@@ -296,6 +296,9 @@ def page(only: str) -> tuple[str, list[Loss], list[Loss]]:
                 if len(entered) == 1:
                     continue
                 seconds = race(entered, rounds=16, slice_=0.004)
+                if seconds["ours"] > MOST * min(seconds.values()):  # more rounds for everybody
+                    again = race(entered, rounds=48, slice_=0.004)
+                    seconds = {name: min(value, again[name]) for name, value in seconds.items()}
                 ratios = [
                     f"{seconds[p] / seconds['ours']:.2f}" if p in seconds else "" for p in peers
                 ]
