@@ -4,9 +4,8 @@
 
 Peers are geoopt, pymanopt, geomstats and pyRiemann; one that is not installed is named and left
 out. CPU time on one thread, float64, rivals interleaved in one process, smallest of the rounds.
-Every rival is handed the same torch tensors, as ours is, and gives one back: a peer of numpy reads
-their memory and its result is taken over without a copy. What it takes on arrays of its own, where
-nothing is handed over, is raced beside it.
+A peer of numpy races twice: on arrays of its own, and handed the same torch tensors as ours, where
+it reads their memory and its result is taken over without a copy.
 
 A loss is an operation that takes more than 1.2 times the fastest peer's time, also in three times
 as many rounds more for all rivals, and a mean that takes more than pyRiemann's. Its row says what
@@ -14,8 +13,8 @@ the time buys: the largest relative error of ours and of that peer against 50 di
 the inputs of the race, at points 1e-6 apart and, in hyperbolic space, at distance 8 from them, and
 the digits between them. A loss that buys no digit says 0. Where a step ends, the row has the
 largest distance of both ends from the manifold too (1: not a point), also after a step of 40 units.
-``reason`` is ``digits`` or ``defect`` where one of both is at least one digit. ``behind_arrays``
-has the same rows for operations that lose against a peer on arrays of its own alone.
+``reason`` is ``digits`` or ``defect`` where one of both is at least one digit; else ``tensors``
+where only a peer on arrays of its own is ahead, and no peer that is handed tensors.
 
 A peer that answers a stack with one number for all its points has another question, and does not
 race.
@@ -73,9 +72,9 @@ class Loss:
     """Distance of the end of a step from the manifold; 1: not a point."""
     defect_digits: float = 0.0
     ratio_on_tensors: float | None = None
-    """Of a peer on arrays of its own: our time over that of the same peer, handed tensors."""
+    """Where a peer on its own arrays is fastest: our time over the fastest of those on tensors."""
     reason: str | None = None
-    """``digits`` or ``defect``: which of the measurements above the time is spent on."""
+    """Which of the measurements above explains the row: ``digits``, ``defect`` or ``tensors``."""
 
 
 def found_peers() -> dict[str, str]:
@@ -186,21 +185,16 @@ def errors(
 def loss_of(
     place: Place, operation: str, batch: int, seconds: Mapping[str, float], peers: Mapping[str, str]
 ) -> Loss | None:
-    """The row of an operation that is slower than it may be, with the digits that it buys.
-
-    Its peer is one that is handed tensors, where one of these is fast enough.
-    """
+    """The row of an operation that is slower than it may be, with the digits that it buys."""
     others = {name: value for name, value in seconds.items() if name != "ours"}
     if not others or seconds["ours"] <= MOST * min(others.values()):
         return None
-    on_tensors = {name: value for name, value in others.items() if name in peers}
-    if seconds["ours"] > MOST * min(on_tensors.values()):
-        others = on_tensors
     name = min(others, key=lambda name: others[name])
     peer = name.removesuffix(ON_ARRAYS)
     lost = Loss(place.name, operation, batch, name, round(seconds["ours"] / others[name], 2))
     if name != peer:
-        lost = replace(lost, ratio_on_tensors=round(seconds["ours"] / seconds[peer], 2))
+        on_tensors = min(value for name, value in others.items() if name in peers)
+        lost = replace(lost, ratio_on_tensors=round(seconds["ours"] / on_tensors, 2))
     if (found := errors(place, operation, peer, peers)) is not None:
         lost = replace(
             lost, our_error=found[0], their_error=found[1], digits=digits_between(*found)
@@ -217,7 +211,10 @@ def reason_of(lost: Loss) -> str | None:
     """What the time buys, as far as the row's own numbers say so."""
     if lost.digits >= 1:
         return "digits"
-    return "defect" if lost.defect_digits >= 1 else None
+    if lost.defect_digits >= 1:
+        return "defect"
+    on_tensors = lost.ratio_on_tensors
+    return "tensors" if on_tensors is not None and on_tensors <= MOST else None
 
 
 def digits_between(ours: float, theirs: float) -> float:
@@ -282,9 +279,9 @@ def mean_rows(losses: list[Loss]) -> list[list[str]]:
     return rows
 
 
-def page(only: str) -> tuple[str, list[Loss], list[Loss]]:
-    """The page, the losses in it, and those against arrays alone."""
-    peers, losses, behind, rows = found_peers(), [], [], []
+def page(only: str) -> tuple[str, list[Loss]]:
+    """The page and the losses in it."""
+    peers, losses, rows = found_peers(), [], []
     heading = prepare("Geometry, ours beside its peers")
     for place in PLACES:
         if only not in place.name:
@@ -299,9 +296,12 @@ def page(only: str) -> tuple[str, list[Loss], list[Loss]]:
                 if seconds["ours"] > MOST * min(seconds.values()):  # more rounds for everybody
                     again = race(entered, rounds=48, slice_=0.004)
                     seconds = {name: min(value, again[name]) for name, value in seconds.items()}
-                ratios = [
-                    f"{seconds[p] / seconds['ours']:.2f}" if p in seconds else "" for p in peers
-                ]
+                least = {
+                    p: min(seconds[p], seconds.get(p + ON_ARRAYS, math.inf))
+                    for p in peers
+                    if p in seconds
+                }
+                ratios = [f"{least[p] / seconds['ours']:.2f}" if p in least else "" for p in peers]
                 rows.append(
                     [
                         place.name,
@@ -313,7 +313,7 @@ def page(only: str) -> tuple[str, list[Loss], list[Loss]]:
                 )
                 lost = loss_of(place, operation, batch, seconds, peers)
                 if lost is not None:
-                    (losses if lost.peer in peers else behind).append(lost)
+                    losses.append(lost)
     text = heading + "\n" + ", ".join(f"{name} {version}" for name, version in peers.items())
     if missing := [name for name in PEERS if name not in peers]:
         text += "; not installed: " + ", ".join(missing)
@@ -326,17 +326,12 @@ def page(only: str) -> tuple[str, list[Loss], list[Loss]]:
     text += f"\nWhere an operation takes more than {MOST} times the fastest peer's time, or a mean"
     text += " more than pyRiemann's, and what it buys.\n\n"
     text += table(HEADER, [_row(lost) for lost in losses]) + "\n"
-    text += (
-        f"\nWhere it takes more than {MOST} times that of a peer of numpy on arrays of its own, "
-    )
-    text += "which no tensor becomes and that become none.\n\n"
-    text += table([*HEADER, "ours over it on tensors"], [_row(lost) for lost in behind]) + "\n"
-    return text, losses, behind
+    return text, losses
 
 
 HEADER = [
     *("place", "operation", "batch", "fastest", "ours over it", "our error", "its", "digits"),
-    *("our defect", "its", "reason"),
+    *("our defect", "its", "ours over the fastest on tensors", "reason"),
 ]
 
 
@@ -344,7 +339,6 @@ def _row(lost: Loss) -> list[str]:
     def small(value: float | None) -> str:
         return "" if value is None else f"{value:.0e}"
 
-    on_tensors = [] if lost.ratio_on_tensors is None else [f"{lost.ratio_on_tensors:.2f}"]
     return [
         lost.place,
         lost.operation,
@@ -356,8 +350,8 @@ def _row(lost: Loss) -> list[str]:
         "not measured" if lost.our_error is None else f"{lost.digits:.1f}",
         small(lost.our_defect),
         small(lost.their_defect),
+        "" if lost.ratio_on_tensors is None else f"{lost.ratio_on_tensors:.2f}",
         lost.reason or "none",
-        *on_tensors,
     ]
 
 
@@ -368,13 +362,12 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="folder in which to write peers.md")
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
-    text, losses, behind = page(arguments.only)
+    text, losses = page(arguments.only)
     print(text)
     if arguments.out is not None:
         (arguments.out / "peers.md").write_text(text)
     if arguments.json:
-        rows = {"behind_arrays": behind, "losses": losses}
-        print(json.dumps({name: [asdict(lost) for lost in found] for name, found in rows.items()}))
+        print(json.dumps({"losses": [asdict(lost) for lost in losses]}))
 
 
 if __name__ == "__main__":
