@@ -77,7 +77,7 @@ RING: dict[str, Any] = {"kind": "ring"}
 def gossip(
     kind: str, nodes: int = 64, graph: dict[str, Any] = RING, mixing: str = "server"
 ) -> dict[str, Any]:
-    """Nodes on a graph, least squares in ten dimensions."""
+    """Nodes on a graph, least squares in ten dimensions, node i's curvature at most i + 1."""
     masked = {
         "kind": "correlated", "l2_norm_clip": 1.0, "noise_stddev": 3.0, "mask_stddev": 20.0,
         "delta": 1e-3,
@@ -89,7 +89,9 @@ def gossip(
         "federation": {
             "num_clients": nodes, "num_rounds": 10**6, "partition": {"kind": "natural"},
         },
-        "training": {"kind": kind, "graph": graph, "step_size": 1e-3, "mixing": mixing},
+        "training": {
+            "kind": kind, "graph": graph, "step_size": 1 / max(1000, nodes), "mixing": mixing,
+        },
         "privacy": masked if kind == "decor" else {"kind": "none"},
         "engine": {"chunk_clients": max(1, nodes // 2)},
     }  # fmt: skip
