@@ -7,7 +7,7 @@ so the same code serves one client and a stacked cohort.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, reduce
+from functools import reduce
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -54,7 +54,10 @@ class Records(Protocol):
 class Examples:
     """n examples as named tensors, each of shape ``(..., n, *feature)``.
 
-    ``feature_ndim`` says how many trailing dimensions of each tensor belong to one example.
+    ``feature_ndim`` says how many trailing dimensions of each tensor belong to one example. Tensors
+    do not change in place: a clip believes the norms that are stored beside the rows
+    (`linear.with_squared_norms`), and an oracle what it found out about full batches. Without
+    stored norms a clip measures the rows that it sums.
     """
 
     tensors: Mapping[str, Tensor]
@@ -75,11 +78,6 @@ class Examples:
         if len(set(sizes.values())) != 1:
             raise ValueError(f"Expected one number of examples in every tensor, got {sizes}")
         object.__setattr__(self, "size", next(iter(sizes.values())))
-
-    @cached_property
-    def made(self) -> dict[str, tuple[float, Tensor, Tensor]]:
-        """By name what a problem made of these examples for a clip, once; it is no column."""
-        return {}
 
     def __len__(self) -> int:
         return self.size

@@ -95,22 +95,18 @@ class Slopes:
     def clipped_sum(self, weights: Tensor, clip: float) -> Tensor | None:
         """`sum` of gradients that are each clipped to ``clip``, without a factor for each.
 
-        That is every slope cut off at clip / |a_j|; zero where the gradient is not finite. None
-        where that is not all: with a ridge, and outside float64.
+        That is every slope cut off at clip / |a_j|; zero where the gradient is not finite. A factor
+        below `SMALLEST_FACTOR`, as clips near 1e-140 have, leaves a gradient as long as the clip
+        here, and zero in `clip_factors`. None where that is not all: with a ridge, and outside
+        float64.
         """
         slopes, flat = self.slopes, self.slopes.reshape(-1)
         if self.ridge or slopes.dtype != torch.float64:
             return None
-        kept = torch.clamp(slopes, *self._room(clip))
+        # made anew for every sum: what was kept would outlive rows that change in place
+        room = squared_norms(self.examples, "feature").rsqrt().mul_(clip)
+        kept = torch.clamp(slopes, -room, room)
         if not float(torch.dot(flat, flat)) <= LARGEST_SQUARE:  # NaN is not
             lengths = slopes.abs() * squared_norms(self.examples, "feature").sqrt()
             kept = torch.where(torch.isfinite(lengths), kept, 0.0)
         return row_combination(weights * kept, self.examples["feature"])
-
-    def _room(self, clip: float) -> tuple[Tensor, Tensor]:
-        """-clip / |a_j| and clip / |a_j|, shape ``(..., n)``; of the same rows made once."""
-        made = self.examples.made
-        if (found := made.get("room")) is None or found[0] != clip:
-            room = squared_norms(self.examples, "feature").rsqrt() * clip
-            found = made["room"] = clip, -room, room
-        return found[1:]

@@ -149,6 +149,17 @@ def test_a_linear_gradient_that_is_not_finite_adds_zero_and_changes_nobody_elses
     assert torch.allclose(ordinary, torch.stack(known), rtol=1e-14, atol=0)
 
 
+def test_rows_that_change_in_place_are_clipped_by_the_norms_that_they_have():
+    """Also by numpy on the memory that they share, which torch counts as no change."""
+    rows = normal(torch.Generator().manual_seed(0), 4, 3)
+    tensors = {"feature": rows, "target": torch.zeros(4, dtype=torch.float64)}
+    examples = Examples(tensors, {"feature": 1, "target": 0})
+    for x in torch.full((2, 3), 5.0, dtype=torch.float64):
+        mean = one_client(LeastSquares(), examples, 1.0).gradient(x)
+        assert 0 < float(mean.norm()) <= 1 + 1e-9
+        rows.numpy()[...] *= 1e6
+
+
 @pytest.mark.parametrize("clip", [5e-324, 1e-300, 1e-200])
 def test_a_bound_that_is_not_a_normal_number_lets_nothing_through(clip):
     problem, generator = PrincipalEigenvector(), torch.Generator().manual_seed(0)
