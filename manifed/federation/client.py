@@ -131,10 +131,18 @@ class ClientSetup:
         sizes = [self.trained_on(size) for size in num_examples]
         asked = {n: self.queries(n) for n in set(sizes)}
         answers = Answers.of(self.problem, examples, [asked[n] for n in sizes], draws)
-        for gone in [at for at, (_, records, _) in self._known.items() if records() is None]:
-            del self._known[gone]
-        self._known[id(examples)] = (key, ref(examples), answers)
+        self._known[id(examples)] = (key, ref(examples, self._forget_at(id(examples))), answers)
         return Oracle(self.problem, examples, answers, draws)
+
+    def _forget_at(self, address: int) -> Callable[[object], None]:
+        """Drops what is known of the records there when they go, before others can lie there."""
+        setup = ref(self)  # no cycle, which would keep all that is known until it is collected
+
+        def forget(_: object) -> None:
+            if (alive := setup()) is not None:
+                alive._known.pop(address, None)
+
+        return forget
 
     @cached_property
     def setup_phases(self) -> tuple[Phase, ...]:

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
@@ -135,7 +134,7 @@ class RoundReport(NamedTuple):
     server_round: int
     state: ServerState
     participants: tuple[int, ...]
-    failures: Mapping[int, Failure] = MappingProxyType({})
+    failures: Mapping[int, Failure] = {}  # a proxy of it could not be pickled
     bytes_down: int = 0
     bytes_up: int = 0
     noise_origins: frozenset[str] = frozenset()

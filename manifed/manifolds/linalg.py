@@ -58,7 +58,8 @@ def above_zero(t: Tensor, power: int = 1) -> Tensor:
 def are_plain(*tensors: Tensor) -> bool:
     """Whether numpy or Python may compute: numbers of one type on the CPU, whose calls none watch.
 
-    Autograd, forward differentiation, torch.func, traces, modes and classes of their own do.
+    Autograd, forward differentiation, torch.func, traces, modes and classes of their own do. Memory
+    that holds the numbers with the other sign is torch's, too (``z.conj().imag``).
     """
     first = tensors[0].dtype
     for t in tensors:
@@ -67,6 +68,7 @@ def are_plain(*tensors: Tensor) -> bool:
             t.dtype is not first
             or not t.is_cpu
             or t.requires_grad
+            or t.is_neg()
             or kind.__torch_dispatch__ is not _DISPATCH
         ):
             return False

@@ -123,7 +123,7 @@ def test_stacks_in_turn_keep_their_maps_and_those_that_are_gone_keep_none():
     assert known(second, (6, 7)) is not other  # another public size is another normaliser
     del second
     known(Examples.stack(shards((5, 5))), (5, 5))
-    assert len(setup._known) == 2
+    assert len(setup._known) == 1
     budget = ClientSide(setup, shards((8,)), (DIM,), None).bytes_of_answers(8)
     turn, shift = next(iter(kept.walks.values()))
     assert budget == 8 * 8 + (turn.nbytes + shift.nbytes) / 2

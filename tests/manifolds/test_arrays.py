@@ -102,6 +102,15 @@ def test_what_is_no_point_ends_as_in_torch_and_warns_nobody(name: str, bad: floa
             assert torch.equal(found.isfinite(), expected.isfinite()), operation
 
 
+@pytest.mark.parametrize("name", POINTS)
+def test_memory_with_the_other_sign_is_read_as_what_it_stands_for(name: str):
+    m, shape = POINTS[name]
+    z = torch.randn((4, *shape), generator=torch.Generator().manual_seed(3), dtype=torch.complex128)
+    x = z.conj().imag
+    assert x.is_neg()
+    assert torch.allclose(m.projx(x), m.projx(x.resolve_neg()), rtol=1e-14, atol=1e-15)
+
+
 def test_torch_keeps_what_is_differentiated_mapped_or_watched():
     kinds = []
 
