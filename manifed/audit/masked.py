@@ -34,7 +34,7 @@ from manifed.privacy.masked import Hidden, MaskedMechanism
 from manifed.privacy.masks import masks
 from manifed.privacy.mechanism import AbsoluteNoise
 from manifed.privacy.noise import NoiseSource
-from manifed.privacy.secldp import Correlated, Rounds, Worst, against
+from manifed.privacy.secldp import MOST_EXACT, Correlated, Rounds, Worst, against
 from manifed.problems.base import Examples
 from manifed.problems.least_squares import LeastSquares
 from manifed.problems.linear import with_squared_norms
@@ -195,7 +195,11 @@ class MaskedAttack:
 
     @property
     def _victim(self) -> int:
-        assert self.worst.node is not None
+        if self.worst.node is None:
+            raise ValueError(
+                f"num_nodes: expected at most {MOST_EXACT}, of which the worst node is known, "
+                f"got {self.num_nodes}"
+            )
         return self.worst.node
 
     @cached_property

@@ -30,6 +30,7 @@ from manifed.privacy import accountant
 from manifed.privacy.masked import MaskedMechanism
 from manifed.privacy.mechanism import ExampleMechanism
 from manifed.privacy.noise import NoiseSource
+from manifed.privacy.secldp import MOST_EXACT
 from manifed.problems.base import Examples
 from manifed.problems.dataset import SiteData
 
@@ -142,6 +143,11 @@ def _of_masks(config: Experiment, source: NoiseSource, trials: int) -> list[Audi
         raise ConfigError(
             "privacy.unit: the audit of a config with masks attacks 'client', got 'example'; "
             "manifed audit --all attacks masks on graphs of its own"
+        )
+    if config.federation.num_clients > MOST_EXACT:
+        raise ConfigError(
+            f"federation.num_clients: expected at most {MOST_EXACT} in the audit of a config with "
+            f"masks, got {config.federation.num_clients}"
         )
     mechanism = example_mechanism(config, facts_of(config).sizes)
     assert isinstance(mechanism, MaskedMechanism)

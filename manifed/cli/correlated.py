@@ -101,16 +101,14 @@ def priced(
     ``clip`` is half of what replacing somebody's data moves a message by: C at user level, C / b at
     example level.
     """
-    from manifed.graphs.graph import connectivity_bound
-    from manifed.privacy.secldp import TEXT, adversary_of, paper_total, precision_bound, worst
+    from manifed.privacy.secldp import TEXT, adversary_of, paper_total, theorem_bound, worst
 
     n, slope = graph.num_nodes, 2 * clip**2
     met = worst(graph, noise, collusion)
-    bound = precision_bound(n - collusion, connectivity_bound(graph, collusion)[0], noise)
     adversary = adversary_of(graph, collusion)
     found: dict[str, Any] = {
         "epsilon_step": slope * met.precision,
-        "theorem_bound": slope * bound,
+        "theorem_bound": slope * theorem_bound(graph, noise, collusion),
         "worst_node": met.node,
         "coalition": met.coalition,
         "is_exact": met.is_exact,

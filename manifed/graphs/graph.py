@@ -7,10 +7,10 @@ Nodes are 0..n-1; an edge is a pair (i, j) with i < j. Matrices are float64 nump
 
 import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,10 @@ Matrix = NDArray[np.float64]
 
 MOST_SUBSETS: Final = 4_000
 """Coalitions that are enumerated; with more of them a proved bound takes over."""
+_DENSE: Final = 4096
+"""Up to so many nodes the Laplacian's eigenvalue is that of the whole matrix."""
+_RESTARTS: Final = 100
+"""Of Lanczos' method, before a matrix is factored to find eigenvalues that lie close together."""
 
 
 @dataclass(frozen=True)
@@ -126,10 +130,39 @@ def algebraic_connectivity(graph: Graph) -> float:
     """a(G), the second-smallest eigenvalue of the Laplacian; 0 exactly when G is disconnected."""
     if graph.num_nodes == 1 or not graph.is_connected:
         return 0.0
+    if graph.num_nodes > _DENSE:
+        lowered = -_laplacian_entries(graph)
+        return float(max(-second_largest(lowered, 0.0, lambda: lowered), 0.0))
     import scipy.linalg
 
     found = scipy.linalg.eigvalsh(graph.laplacian, subset_by_index=[1, 1])
     return float(max(found[0], 0.0))
+
+
+def _laplacian_entries(graph: Graph) -> Any:
+    """The Laplacian as scipy's csr_array."""
+    from scipy.sparse import csgraph, csr_array
+
+    n, (i, j) = graph.num_nodes, np.array(graph.edges, dtype=np.int64).T
+    places = np.append(i, j), np.append(j, i)
+    return csgraph.laplacian(csr_array((np.ones(2 * len(i)), places), shape=(n, n)))
+
+
+def second_largest(matrix: Any, largest: float, entries: Callable[[], Any]) -> float:
+    """The second-largest eigenvalue of a large symmetric matrix that can be multiplied by.
+
+    ``largest`` must be its largest one, and simple: of equal ones Lanczos' method finds but one.
+    ``entries`` are those of the matrix, for where it must be factored.
+    """
+    from scipy.sparse.linalg import ArpackNoConvergence, eigsh
+
+    begin = np.random.default_rng(0).standard_normal(matrix.shape[0])
+    asked: dict[str, Any] = {"k": 2, "v0": begin, "return_eigenvectors": False}
+    try:
+        found: Any = eigsh(matrix, which="LA", maxiter=_RESTARTS, **asked)
+    except ArpackNoConvergence:  # as of a long ring, whose eigenvalues crowd at the largest
+        found = eigsh(entries().tocsc(), sigma=largest + 1e-6, **asked)
+    return float(found.min())
 
 
 def connectivity_without(graph: Graph, q: int) -> float:

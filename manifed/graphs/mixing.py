@@ -9,15 +9,15 @@ from typing import Any, Final
 
 import numpy as np
 
-from manifed.graphs.graph import Graph, Matrix
+from manifed.graphs.graph import Graph, Matrix, second_largest
 
 Weights = Any
 """A `Matrix`, or scipy's csr_array of its entries, which comes without types."""
 _TOLERANCE = 1e-12
 _DENSE: Final = 1000
 """Up to so many nodes eigenvalues are those of the whole matrix."""
-_RESTARTS: Final = 100
-"""Of Lanczos' method, before a matrix is factored to find eigenvalues that lie close together."""
+_AT_ONCE: Final = 1 << 20
+"""Entries of rows that are held at a time: a star's hub is in every edge."""
 
 
 def metropolis_hastings(graph: Graph) -> Weights:
@@ -82,21 +82,22 @@ def check_mixing(weights: Weights, graph: Graph | None = None) -> None:
 
 def consensus_rate(weights: Weights) -> float:
     """P of assumption A5: 1 less the second-largest eigenvalue of W W^T; 1 for complete mixing."""
+    from scipy.sparse import block_array
+    from scipy.sparse.csgraph import connected_components
+    from scipy.sparse.linalg import aslinearoperator
+
     n, found = weights.shape[0], _by_entries(weights)
     if n == 1:
         return 1.0
-    square = found @ found.T
+    by_turns = block_array([[None, found], [found.T, None]])  # connected where W W^T is
+    if connected_components(by_turns, directed=False, return_labels=False) > 1:
+        return 0.0  # each part has the eigenvalue 1, and Lanczos' method finds one of them
     if n <= _DENSE:
-        return float(1.0 - np.linalg.eigvalsh(square.toarray())[-2])
-    from scipy.sparse.linalg import ArpackNoConvergence, eigsh
-
-    begin = np.random.default_rng(0).standard_normal(n)
-    asked: dict[str, Any] = {"k": 2, "v0": begin, "return_eigenvectors": False}
-    try:
-        largest: Any = eigsh(square, which="LA", maxiter=_RESTARTS, **asked)
-    except ArpackNoConvergence:  # as of a long ring, whose eigenvalues crowd at 1
-        largest = eigsh(square.tocsc(), sigma=1.0 + 1e-6, **asked)
-    return float(1.0 - largest.min())
+        second = np.linalg.eigvalsh((found @ found.T).toarray())[-2]
+    else:  # W W^T has n^2 entries where one node is everybody's neighbour
+        operator = aslinearoperator(found)
+        second = second_largest(operator @ operator, 1.0, lambda: found @ found.T)
+    return float(max(1.0 - second, 0.0))
 
 
 def heterogeneity(graph: Graph, weights: Weights) -> float:
@@ -104,8 +105,13 @@ def heterogeneity(graph: Graph, weights: Weights) -> float:
     if not graph.edges:
         return 0.0
     (i, k), found = np.array(graph.edges).T, _by_entries(weights)
-    apart = found[i] - found[k]  # rows for columns: W is symmetric
-    return float((apart.data**2).sum() / (2 * len(graph.edges)))
+    counts = np.diff(found.indptr)
+    part = np.cumsum(counts[i] + counts[k]) // _AT_ONCE
+    total = 0.0
+    for edges in np.split(np.arange(len(i)), np.flatnonzero(np.diff(part)) + 1):
+        apart = found[i[edges]] - found[k[edges]]  # rows for columns: W is symmetric
+        total += float((apart.data**2).sum())
+    return total / (2 * len(graph.edges))
 
 
 def distance_to_mean(weights: Weights) -> float:

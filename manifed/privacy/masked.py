@@ -39,7 +39,7 @@ class Hidden(Frozen):
     def of(
         cls, graph: Graph, noise: Correlated, collusion: int, coalition: Sequence[int] = ()
     ) -> "Hidden":
-        """Exact for the adversaries I, II and a named coalition; else as `secldp.worst` says.
+        """As `secldp.worst` finds them, and `secldp.against` for a named coalition.
 
         Where so many cannot collude without the victim, all others do.
         """

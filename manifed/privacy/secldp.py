@@ -125,9 +125,9 @@ class Worst:
 
 
 def against(graph: Graph, noise: Correlated, coalition: Iterable[int]) -> Worst:
-    """The worst node outside a named coalition, exactly (Algorithm 3's inner loop).
+    """The worst node outside a named coalition (Algorithm 3's inner loop).
 
-    Of more than `MOST_EXACT` nodes a bound, as `worst`.
+    Exact for up to `MOST_EXACT` nodes; of more a bound, as `worst`.
     """
     gone = tuple(sorted(set(coalition)))
     if graph.num_nodes > MOST_EXACT:
@@ -166,9 +166,7 @@ def worst(graph: Graph, noise: Correlated, collusion: int) -> Worst:
     if math.comb(n, collusion) <= MOST_SUBSETS and n <= 200:
         subsets = itertools.combinations(range(n), collusion)
         return max((against(graph, noise, gone) for gone in subsets), key=lambda w: w.precision)
-    connectivity = connectivity_bound(graph, collusion)[0] if n <= MOST_EXACT else 0.0
-    bound = precision_bound(n - collusion, connectivity, noise)
-    return Worst(bound, None, None, is_exact=False)
+    return Worst(theorem_bound(graph, noise, collusion), None, None, is_exact=False)
 
 
 def _one_colluding(graph: Graph, noise: Correlated) -> Worst:
@@ -279,6 +277,13 @@ def precision_bound(honest: int, connectivity: float, noise: Correlated) -> floa
     """Theorem 6 over 2 C^2: 1/(h s_cdp^2) + (1 - 1/h) / (s_cdp^2 + a_q s_cor^2), h = n - q."""
     own, masks = noise.sigma_cdp**2, connectivity * noise.sigma_cor**2
     return (1 / honest / own + (1 - 1 / honest) / (own + masks)) * (1 + 8 * _UNIT_ROUNDOFF)
+
+
+def theorem_bound(graph: Graph, noise: Correlated, collusion: int) -> float:
+    """Theorem 6 with a proved a_q, for which of more than `MOST_EXACT` nodes 0 is taken."""
+    n = graph.num_nodes
+    connectivity = connectivity_bound(graph, collusion)[0] if n <= MOST_EXACT else 0.0
+    return precision_bound(n - collusion, connectivity, noise)
 
 
 # -- whole runs ------------------------------------------------------------------------------

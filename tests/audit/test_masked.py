@@ -52,6 +52,12 @@ def test_the_best_test_separates_by_what_is_charged(coalition):
     assert attack.separation == pytest.approx(2 * CLIP * worst.precision**0.5)
 
 
+def test_a_graph_whose_worst_node_is_not_known_is_refused(monkeypatch):
+    monkeypatch.setattr("manifed.privacy.secldp.MOST_EXACT", 7)
+    with pytest.raises(ValueError, match=r"num_nodes: expected at most .* got 8"):
+        _ = RING.nodes
+
+
 def test_the_claim_is_the_accountants_price_of_the_coalition():
     attack = replace(RING, coalition=(0,), pattern=(False, False))
     worst = against(Ring().build(8), NOISE, (0,))

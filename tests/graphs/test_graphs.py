@@ -169,12 +169,28 @@ def test_what_is_said_of_entries_is_what_is_said_of_all(spec, monkeypatch):
     said = consensus_rate(dense)
     monkeypatch.setattr("manifed.graphs.mixing._DENSE", 10)
     assert consensus_rate(weights) == pytest.approx(said, abs=1e-12)
-    monkeypatch.setattr("manifed.graphs.mixing._RESTARTS", 1)
+    monkeypatch.setattr("manifed.graphs.graph._RESTARTS", 1)
     assert consensus_rate(weights) == pytest.approx(said, abs=1e-12)
     i, k = np.array(graph.edges).T
     by_hand = ((dense[:, i] - dense[:, k]) ** 2).sum() / (2 * len(graph.edges))
     assert heterogeneity(graph, weights) == pytest.approx(by_hand, abs=1e-14)
+    monkeypatch.setattr("manifed.graphs.mixing._AT_ONCE", 200)
+    assert heterogeneity(graph, weights) == pytest.approx(by_hand, abs=1e-14)
+    connectivity = algebraic_connectivity(graph)
+    monkeypatch.setattr("manifed.graphs.graph._DENSE", 10)
+    assert algebraic_connectivity(graph) == pytest.approx(connectivity, abs=1e-9)
     assert distance_to_mean(weights) == pytest.approx(((dense - 1 / 144) ** 2).sum(), abs=1e-12)
+
+
+@pytest.mark.parametrize("parts", [2, 50])
+def test_many_alike_parts_of_a_large_graph_never_agree(parts):
+    """1 is an eigenvalue of each part, of which Lanczos' method finds one."""
+    m = 2000 // parts
+    edges = [(c * m + i, c * m + (i + 1) % m) for c in range(parts) for i in range(m)]
+    graph = Graph.of(2000, edges)
+    assert consensus_rate(metropolis_hastings(graph)) == 0.0
+    assert consensus_rate(np.array([[0.0, 1.0], [1.0, 0.0]])) == 0.0  # they only change places
+    assert algebraic_connectivity(graph) == 0.0
 
 
 def test_a_stranger_is_found_among_the_entries_of_a_large_graph():
