@@ -126,6 +126,7 @@ def little_memory(more):
 def test_ten_thousand_nodes_on_a_ring_take_a_round_in_little_memory(monkeypatch):
     """A matrix of all pairs of nodes would take 800 MB."""
     monkeypatch.setattr("manifed.privacy.secldp._AROUND", 8)  # what it costs is not asked here
+    monkeypatch.setattr("manifed.privacy.secldp._TREE", 8)
     masked = {"kind": "correlated", "l2_norm_clip": 1.0, "noise_stddev": 3.0, "delta": 1e-3}
     masked["mask_stddev"] = 20.0
     with little_memory(400 << 20):

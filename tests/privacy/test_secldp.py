@@ -18,6 +18,7 @@ from manifed.graphs.specs import Complete, ErdosRenyi, RandomRegular, Ring, Star
 from manifed.privacy.secldp import (
     Correlated,
     Rounds,
+    _near,
     adversary_of,
     against,
     calibrate_masks,
@@ -168,21 +169,36 @@ def test_one_node_of_many_leaves_by_an_update_of_the_inverse():
 
 def test_of_large_graphs_the_nodes_around_each_node_bound_its_price(monkeypatch):
     """Never below the price by the whole matrix; with everybody in the ball it is that price."""
-    graphs = [Ring().build(12), Torus(rows=3).build(12), Star().build(12)]
-    graphs += [ErdosRenyi(probability=0.3).build(12), Graph(12, ((0, 1), (1, 2), (2, 3)))]
+    graphs = [Ring().build(10), Torus(rows=2).build(10), Star().build(10), Complete().build(10)]
+    graphs += [random_graph(10, 3**k) for k in (16, 20, 24, 28)]  # some of them in parts
+    graphs += [Graph(10, tuple((k // 2, k + 1) for k in range(9)))]  # a tree
     noises = [Correlated(1.0, 0.3), Correlated(2.0, 20.0)]
-    exact = {(g, s, q): worst(g, s, q).precision for g in graphs for s in noises for q in (0, 1)}
-    named = {(g, s): against(g, s, (3, 7)).precision for g in graphs for s in noises}
-    monkeypatch.setattr("manifed.privacy.secldp.MOST_EXACT", 10)
-    for near in (4, 12):
+    asked = list(itertools.product(graphs, noises, range(4)))
+    exact = [worst(*each).precision for each in asked]
+    named = [against(graph, noise, (3, 7)).precision for graph, noise, _ in asked]
+    monkeypatch.setattr("manifed.privacy.secldp.MOST_EXACT", 9)
+    for near, most in ((4, 64), (10, 64), (4, 0), (10, 0)):
         monkeypatch.setattr("manifed.privacy.secldp._AROUND", near)
-        for (graph, noise, q), least in exact.items():
+        monkeypatch.setattr("manifed.privacy.secldp._TREE", near)
+        monkeypatch.setattr("manifed.privacy.secldp._MOST_BALLS", most)
+        _near.cache_clear()
+        for (graph, noise, q), least, without in zip(asked, exact, named, strict=True):
             found = worst(graph, noise, q)
             assert least * (1 - 1e-8) <= found.precision <= 1 / noise.sigma_cdp**2
-            if near == 12 and graph.is_connected:
+            assert against(graph, noise, (3, 7)).precision >= without * (1 - 1e-8)
+            if near == 10 and most and graph.is_connected and q < 2:
                 assert found.precision == pytest.approx(least, rel=1e-3)
-        for (graph, noise), least in named.items():
-            assert against(graph, noise, (3, 7)).precision >= least * (1 - 1e-8)
+
+
+def test_masks_of_a_large_random_graph_count_against_coalitions(monkeypatch):
+    """Trees alone bound what is too irregular for balls: no star of four masks hides as much."""
+    monkeypatch.setattr("manifed.privacy.secldp.MOST_EXACT", 9)
+    graph, noise = RandomRegular(degree=4).build(300), Correlated(1.0, 3.0)
+    found = [worst(graph, noise, q).precision for q in range(5)]
+    for q in range(4):
+        assert found[q] < 1 / (1 + (4 - q) * 9 / 10)
+    assert found == sorted(found)
+    assert found[4] == 1.0
 
 
 def test_updates_that_lose_digits_of_a_large_graph_are_priced_with_what_they_lose(monkeypatch):
