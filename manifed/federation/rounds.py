@@ -211,12 +211,15 @@ class Attempt(NamedTuple):
     rules: "Rules"
     phases: tuple[Phase, ...]
     """The exchanges of this round."""
-    phase: Phase | None
-    """The next exchange; None after the last."""
     index: int = 0
     failures: Mapping[int, Failure] = MappingProxyType({})
     held_out: tuple[Tensor, int] | None = None
     """What hold-outs said: the sum of what so many clients sent."""
+
+    @property
+    def phase(self) -> Phase | None:
+        """The next exchange; None after the last."""
+        return self.phases[self.index] if self.index < len(self.phases) else None
 
     @property
     def name(self) -> str:
@@ -349,10 +352,7 @@ def begin(
     cohort = plan.cohort.draw(plan.num_clients, server_round, attempt, plan.source)
     charge(server_round, attempt, cohort)
     phases = plan.phases if plan.evaluation is None else plan.phases_in(server_round)
-    first = phases[0] if phases else None
-    return Attempt(
-        plan, server_round, attempt, cohort, cohort, state, rules or AS_PLANNED, phases, first
-    )
+    return Attempt(plan, server_round, attempt, cohort, cohort, state, rules or AS_PLANNED, phases)
 
 
 def checked(now: Attempt, replies: Replies) -> Replies:
@@ -379,8 +379,7 @@ def after(now: Attempt, replies: Replies) -> Attempt:
     """
     if now.phase is EVALUATE:  # it changes no state, and nobody who is silent fails the round
         held_out = (replies.uploads.tensors()["u"].sum(0), len(replies.partitions))
-        index = now.index + 1
-        return now._replace(phase=_phase_at(now, index), index=index, held_out=held_out)
+        return now._replace(index=now.index + 1, held_out=held_out)
     failures = {**now.failures, **replies.failures}
     taken = now.rules.judge(now, replies)
     try:
@@ -394,12 +393,8 @@ def after(now: Attempt, replies: Replies) -> Attempt:
     index = _next_due(now, state)
     return Attempt(
         now.plan, now.server_round, now.attempt, now.cohort, taken.partitions, state, now.rules,
-        now.phases, _phase_at(now, index), index, failures, now.held_out,
+        now.phases, index, failures, now.held_out,
     )  # fmt: skip
-
-
-def _phase_at(now: Attempt, index: int) -> Phase | None:
-    return now.phases[index] if index < len(now.phases) else None
 
 
 def _next_due(now: Attempt, state: ServerState) -> int:

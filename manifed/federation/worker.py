@@ -11,7 +11,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from manifed.algorithms.held_out import EVALUATE
 from manifed.algorithms.interface import UploadPlace
 from manifed.algorithms.payloads import Payload, PerClient
 from manifed.federation.aggregation import chunk_sums
@@ -64,8 +63,7 @@ class Worker:
         side = build(members)
         self._transport = StackedTransport.of_stacks(side, owned, chunking, device)
         forget_datasets()
-        self._device, self._members, self._manifold = device, tuple(members), side.setup.manifold
-        self._phases = {phase.name: phase for phase in (*side.setup.training.phases, EVALUATE)}
+        self._device, self._members, self._setup = device, tuple(members), side.setup
         self._last: Payload | None = None
 
     def process(self) -> int:
@@ -81,14 +79,14 @@ class Worker:
         shares: NDArray[Any] | None,
     ) -> Answer:
         """The replies of the clients ``asked``; by ``shares`` summed by chunk, where told so."""
-        self._last, phase = None, self._phases[told.header.phase]
+        self._last, (_, phase) = None, self._setup.phase(told.header.phase)
         partitions = self._members if asked is None else tuple(asked.tolist())
         sent = phase.down(*tensors(told.down if own is None else own).values())
         down = sent if own is None else PerClient(sent)
         came = self._transport.exchange(told.header, phase, down, partitions, last_accepted)
         if told.expected is not None:
             base, places = told.expected
-            expected = Expectation(torch.from_numpy(base.copy()), places, self._manifold)
+            expected = Expectation(torch.from_numpy(base.copy()), places, self._setup.manifold)
             came = refuse_bad_rows(expected, came)
         self._last = came.uploads
         is_all = came.partitions == partitions

@@ -8,7 +8,7 @@ import numpy.typing as npt
 from manifed.deferred import defer
 
 defer("numpy", ("f2py",))  # scipy.special names all of NumPy, its Fortran compiler too
-from scipy import special  # noqa: E402  # after what it would import
+from scipy import special  # noqa: E402  # scipy looks for f2py while it is imported: first the stand-in
 
 Array = npt.NDArray[np.float64]
 _special: Any = special
