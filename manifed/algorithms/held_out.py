@@ -16,6 +16,7 @@ belongs; under replace-one its place does, because another record there may have
 
 import hashlib
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -25,7 +26,9 @@ from torch import Tensor
 
 from manifed.algorithms.interface import Phase
 from manifed.algorithms.payloads import Layout, Payload, Point
+from manifed.oracles.blocks import Blocks, padded
 from manifed.oracles.oracle import Draws
+from manifed.oracles.sums import keeps_rows_apart
 from manifed.privacy.events import Frozen, GaussianRelease, NeighboringRelation
 from manifed.privacy.mechanism import ExampleMechanism, RelativeNoise
 from manifed.privacy.noise import Stream
@@ -149,7 +152,7 @@ class PrivateEvaluation(HeldOut):
     ) -> Totals:
         """sum_j (t_j, c_j, 1) + N(0, stddev^2), shape (3,) or (C, 3) of a cohort."""
         low, high = self.loss_range
-        losses, answers = _judged(problem, x, examples, worst=high)
+        losses, answers = judged(problem, x, examples, worst=high)
         t = (losses.clamp(low, high) - (low + high) / 2) / ((high - low) / 2)
         t = t.clamp(-1.0, 1.0)  # also where the ends of a narrow interval round to its middle
         rows = torch.stack([t, answers, torch.ones_like(t)], dim=-1)
@@ -195,38 +198,60 @@ def ratio(total: float, count: float, noise: float) -> tuple[float | None, float
     return middle, low, high
 
 
-def _judged(
+def judged(
     problem: FiniteSum, x: Tensor, examples: Examples, *, worst: float
 ) -> tuple[Tensor, Tensor]:
-    """Losses and answers (1, -1, or 0 without classes), shape (..., n).
+    """Losses and answers (1, -1, or 0 without classes), shape (..., n), in float64.
 
-    A record that makes a kernel fail has the worst of both, and changes nobody else's.
+    A record without a finite loss has the worst one; one that makes a kernel fail has the worst of
+    both. What a record gives is a function of that record, bit for bit (`oracles.blocks`).
     """
-    try:
-        losses, right = problem.losses(x, examples), problem.correct(x, examples)
-    except (RuntimeError, ArithmeticError):
-        if x.dim() > problem.manifold.ndim:  # a cohort is taken apart into clients
-            each = [
-                _judged(problem, x[i], _client(examples, i), worst=worst) for i in range(len(x))
-            ]
-            return torch.stack([one[0] for one in each]), torch.stack([one[1] for one in each])
-        if len(examples) == 1:
-            found = torch.tensor([[worst], [-1.0]], dtype=torch.float64, device=x.device)
-            return found[0], found[1]
-        each = [
-            _judged(problem, x, examples.take(torch.tensor([j])), worst=worst)
-            for j in range(len(examples))
-        ]
-        return torch.cat([one[0] for one in each]), torch.cat([one[1] for one in each])
+    if keeps_rows_apart(problem):
+        rows = _judged_rows(problem, x, examples, worst)
+    elif x.dim() == problem.manifold.ndim:
+        rows = _judged_in_blocks(problem, x, examples, worst)
+    else:  # a cohort is taken apart into clients; what pads one counts for nothing
+        lead = x.shape[: x.dim() - problem.manifold.ndim]
+        rows = torch.zeros(*lead, len(examples), 2, dtype=torch.float64)
+        for i, point in enumerate(x):
+            own = examples.of_client(i)
+            rows[i, : len(own)] = _judged_in_blocks(problem, point, own, worst)
+    losses, answers = rows.unbind(-1)
+    return losses, answers
+
+
+def _judged_rows(problem: FiniteSum, x: Tensor, examples: Examples, worst: float) -> Tensor:
+    """Loss and answer of examples that are computed together, shape (..., n, 2)."""
+    losses, right = problem.losses(x, examples), problem.correct(x, examples)
     losses = losses.to(torch.float64)  # a shorter type may not hold the bounds
     losses = torch.where(torch.isfinite(losses), losses, worst)
-    return losses, torch.zeros_like(losses) if right is None else (2 * right - 1).to(losses)
+    answers = torch.zeros_like(losses) if right is None else (2 * right - 1).to(losses)
+    return torch.stack([losses, answers], -1)
 
 
-def _client(examples: Examples, i: int) -> Examples:
-    """One client's examples of a stacked cohort, padding included."""
-    return Examples({key: tensor[i] for key, tensor in examples.tensors.items()},
-                    examples.feature_ndim)  # fmt: skip
+def _judged_in_blocks(problem: FiniteSum, x: Tensor, examples: Examples, worst: float) -> Tensor:
+    """The same of one client, in blocks, shape (n, 2); a record that fails does so in its place."""
+
+    def attempt(rows: Tensor) -> Tensor | None:
+        try:
+            return _judged_rows(problem, x, examples.take(rows), worst)
+        except (RuntimeError, ArithmeticError):
+            return None
+
+    def compute(block: Examples) -> Callable[[int], Tensor]:
+        return _judged_rows(problem, x, block, worst).__getitem__
+
+    found = torch.tensor([worst, -1.0], dtype=torch.float64).repeat(len(examples), 1)
+    everybody = torch.arange(len(examples))
+    for rows, size in Blocks.of(problem, compute, "evaluation", x, examples).cut(everybody):
+        made = attempt(padded(rows, size))
+        if made is not None:
+            found[rows] = made[: len(rows)]
+            continue
+        for row in rows:  # in a block of copies: the bits are those of its own place
+            if (alone := attempt(row.expand(size))) is not None:
+                found[row] = alone[0]
+    return found
 
 
 def _hashes(examples: Examples, seed: int) -> list[float]:

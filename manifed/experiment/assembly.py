@@ -33,7 +33,7 @@ from manifed.experiment.evaluation import (
 )
 from manifed.experiment.load import from_toml, sha256
 from manifed.experiment.plugins import is_plugin
-from manifed.experiment.privacy import Sizes, client_mechanism, example_mechanism
+from manifed.experiment.privacy import Sizes, client_mechanism, example_mechanism, unit_of
 from manifed.experiment.schema import Experiment
 from manifed.experiment.setting import Setting
 from manifed.federation.client import ClientSetup, ClientSide, Node, Seat, Uncharged, run_update
@@ -511,6 +511,7 @@ def _side(
         num_examples=num_examples,
         hold_outs=tuple(held for _, held in both if held is not None),
         rate=config.federation.cohort.expected_size(clients) / clients,
+        unit=unit_of(config),
     )
 
 

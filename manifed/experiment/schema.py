@@ -653,6 +653,12 @@ class Experiment(Frozen):
             )
         if privacy.kind == "none":
             return
+        if self.engine.device != "cpu":
+            raise ValueError(
+                f"engine.device: expected 'cpu' with privacy.kind = {privacy.kind!r}, got "
+                f"{self.engine.device!r}: whether a record's numbers there have the same bits "
+                "whatever is computed beside it has not been tested; set privacy.kind = 'none'"
+            )
         check_private(training, privacy.kind, privacy.noise.kind)
         check_correlated(training, privacy.kind, self.federation.cohort)
         if privacy.kind == "correlated":

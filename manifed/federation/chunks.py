@@ -46,13 +46,16 @@ class Chunking:
         """As many in a call as fit and stay in a cache, and as ``chunk_clients`` allows.
 
         Sizes are the public N_i: how many examples there really are is a client's secret. Where
-        few of the clients are asked in a round, a stack holds as many more.
+        few of the clients are asked in a round, a stack holds as many more. Where a client is the
+        unit of privacy there are stacks of one alone.
 
         Raises:
             ConfigError: the budget cannot hold one client's update beside what is kept of all.
         """
         clients = len(side.shards)
         most = _clients_at_a_time(side, device, memory_budget_mb)
+        if side.unit == "client":
+            return Chunking(clients, 1, 1)
         most = min(most, clients, chunk_clients or most)
         stacks = math.ceil(clients * side.rate / most)
         return Chunking(clients, math.ceil(clients / max(1, stacks)), most)

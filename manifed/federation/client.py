@@ -34,7 +34,7 @@ from manifed.federation.memory import Kept, remembered
 from manifed.manifolds.base import Manifold, as_point, as_tangent
 from manifed.oracles.oracle import POINTS_AT_ONCE, Answers, Draws, Oracle, pays_at_once
 from manifed.oracles.query import UNNOISED, Query
-from manifed.privacy.events import Event
+from manifed.privacy.events import Event, PrivacyUnit
 from manifed.privacy.mechanism import ExampleMechanism
 from manifed.privacy.noise import NoiseSource
 from manifed.problems.base import Examples, Problem, ProblemBase, Quadratic
@@ -348,6 +348,9 @@ class ClientSide:
     """What is kept out of each shard."""
     rate: float = 1.0
     """The share of all clients that a round asks, as expected."""
+    unit: PrivacyUnit = "example"
+    """Who is protected. Where it is a client, each is a stack of its own: what pads a shard, and
+    how many are in a stack, moves last bits, of which many local steps may make any difference."""
 
     def of(self, members: range) -> "ClientSide":
         """The same of some neighbours alone."""

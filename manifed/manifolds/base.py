@@ -64,6 +64,9 @@ class Manifold(geoopt.Manifold):
     """Whether ``transp(x, y, ·)`` is a linear isometry T_xM -> T_yM."""
     is_transp_parallel: bool = True
     """Whether it is parallel transport along the minimising geodesic."""
+    looks_at_all_pairs: bool = True
+    """Whether ``logmap``, ``dist`` or a norm of a stack may treat one pair as another asks for: by
+    an iteration until all have converged, or a test of all."""
     is_whole_space: bool = False
     """Whether every finite array is a point, and every other one a tangent vector there."""
     reach: float | None = None

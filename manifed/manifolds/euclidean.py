@@ -21,6 +21,7 @@ class Euclidean(Manifold):
     """
 
     name = "Euclidean"
+    looks_at_all_pairs = False
     reversible = True
     reach = math.inf
     is_whole_space = True

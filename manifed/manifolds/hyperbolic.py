@@ -148,6 +148,7 @@ class Lorentz(Manifold):
     """Hyperbolic space H^d in R^{d+1}; usable up to radius 25 in float64, 9 in float32."""
 
     name = "Lorentz"
+    looks_at_all_pairs = False
     ndim = 1
     reversible = False
 

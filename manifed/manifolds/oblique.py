@@ -20,6 +20,7 @@ class Oblique(FrobeniusManifold):
     """Matrices with unit columns; points have shape ``(..., n, k)``."""
 
     name = "Oblique"
+    looks_at_all_pairs = False
     reach = 1.0
 
     def dim(self, shape: tuple[int, ...]) -> int:

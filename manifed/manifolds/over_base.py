@@ -17,6 +17,7 @@ class OverBase(Manifold):
         super().__init__()
         self.base = base
         self.has_logmap = base.has_logmap
+        self.looks_at_all_pairs = base.looks_at_all_pairs
         self.is_transp_isometric = base.is_transp_isometric
         self.is_transp_parallel = base.is_transp_parallel
 

@@ -38,6 +38,7 @@ class PoincareBall(Manifold):
     """Hyperbolic space H^d as the open unit ball of R^d; points have shape ``(..., d)``."""
 
     name = "PoincareBall"
+    looks_at_all_pairs = False
     ndim = 1
     reversible = False
 

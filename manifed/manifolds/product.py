@@ -73,6 +73,7 @@ class Product(Manifold):
         self.has_logmap = all(f.manifold.has_logmap for f in self.factors)
         self.is_transp_isometric = all(f.manifold.is_transp_isometric for f in self.factors)
         self.is_transp_parallel = all(f.manifold.is_transp_parallel for f in self.factors)
+        self.looks_at_all_pairs = any(f.manifold.looks_at_all_pairs for f in self.factors)
         self.is_whole_space = all(f.manifold.is_whole_space for f in self.factors)
 
     def settings(self) -> tuple[object, ...]:

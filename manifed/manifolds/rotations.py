@@ -31,6 +31,7 @@ class SpecialOrthogonal(FrobeniusManifold):
     """Rotations of R^n; points have shape ``(..., n, n)``."""
 
     name = "SpecialOrthogonal"
+    looks_at_all_pairs = False
     reach = 1.0
 
     def dim(self, shape: tuple[int, ...]) -> int:

@@ -153,6 +153,7 @@ class SPD(SPDSet):
     """
 
     name = "SPD"
+    looks_at_all_pairs = False
     reversible = False
 
     def from_coords(self, x: Tensor, c: Tensor) -> Tensor:

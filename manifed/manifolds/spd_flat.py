@@ -22,6 +22,7 @@ class SPDLogEuclidean(SPDSet):
     """SPD matrices with <u, v>_x = tr(dlog_x[u] dlog_x[v]); points ``(..., m, m)``."""
 
     name = "SPDLogEuclidean"
+    looks_at_all_pairs = False
 
     def inner(
         self, x: Tensor, u: Tensor, v: Tensor | None = None, *, keepdim: bool = False
@@ -95,6 +96,7 @@ class SPDLogCholesky(SPDSet):
     """
 
     name = "SPDLogCholesky"
+    looks_at_all_pairs = False
 
     def inner(
         self, x: Tensor, u: Tensor, v: Tensor | None = None, *, keepdim: bool = False

@@ -34,6 +34,7 @@ class Sphere(Manifold):
     """Unit vectors of R^n; dimension n - 1, injectivity radius pi."""
 
     name = "Sphere"
+    looks_at_all_pairs = False
     ndim = 1
     reversible = False
     reach = 1.0

@@ -9,12 +9,11 @@ test can tie what was drawn to what was charged.
 Everything here serves one client and a stacked cohort, with a leading dimension C.
 """
 
-import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -22,15 +21,18 @@ from torch import Tensor
 from manifed.manifolds.base import Manifold
 from manifed.oracles.minibatch import Array, rows_of, rows_of_least
 from manifed.oracles.query import UNNOISED, Query, WrongSize
-from manifed.oracles.salvage import Points, salvaged
+from manifed.oracles.sums import (
+    Rule,
+    clip_each,
+    correction_sum,
+    gradient_sum,
+    narrowed,
+    sum_of_good,
+)
 from manifed.privacy import laplace
-from manifed.privacy.clipping import SMALLEST_CLIP, clip_factors, clipped
 from manifed.privacy.noise import NoiseSource, Stream
 from manifed.problems.base import KEY, Examples, Problem, Quadratic
 from manifed.problems.linear import steps_at_once
-from manifed.problems.linear_model import LinearModel, Slopes
-
-log = logging.getLogger("manifed")
 
 LARGEST_BESIDE_NOISE = 1e9
 """An entry this many standard deviations long is rounded by 1e-7 of one."""
@@ -481,7 +483,7 @@ class Oracle:
 
     def _answer(
         self,
-        rule: "Rule",
+        rule: Rule,
         label: str,
         *points: Tensor,
         problem: Problem | None = None,
@@ -497,7 +499,7 @@ class Oracle:
         return self._released(asked, points[0], mean, problem.manifold, masks, normals)
 
     def _mean(
-        self, rule: "Rule", asked: Asked, points: tuple[Tensor, ...], problem: Problem
+        self, rule: Rule, asked: Asked, points: tuple[Tensor, ...], problem: Problem
     ) -> Tensor:
         """Of a fresh batch, before noise and before a whole mean is clipped."""
         positions, weights = self._batch(asked)
@@ -505,7 +507,8 @@ class Oracle:
         whole = self._keyed() if problem.needs_keys else self._examples
         examples = whole if positions is None else whole.take(positions)
         if asked.query.clip is None and asked.query.whole_clip is None:
-            return rule(problem, asked.query, points, examples, weights.to(points[0].dtype))
+            vectors = rule(problem, asked.query, points, examples)
+            return vectors.sum(weights.to(points[0].dtype))
         return sum_of_good(rule, problem, asked.query, points, examples, weights)
 
     def _released(
@@ -614,121 +617,3 @@ def _rows(examples: Examples, queries: Sequence[Sequence[Query]], draws: Draws) 
                     "batches"
                 )
     return rows
-
-
-# -- sums of clipped vectors -----------------------------------------------------------------
-Rule = Callable[[Problem, Query, Points, Examples, Tensor], Tensor]
-"""sum_j weights_j v_j at the first point, (..., *point), for vectors v_j of one example each."""
-
-
-def gradient_sum(
-    problem: Problem, query: Query, points: Points, examples: Examples, weights: Tensor
-) -> Tensor:
-    """v_j = clip(grad f_j(x)), in the problem's own products."""
-    (x,) = points
-    if query.clip is not None and query.mechanism.l1_norm_clip is not None:
-        return sum_in_l1(problem, query.clip, x, examples, weights)
-    if query.lipschitz is not None:
-        assert isinstance(problem, LinearModel)  # the config's checks
-        weights = torch.where(problem.curvatures(examples) <= query.lipschitz, weights, 0.0)
-    each = problem.gradients(x, examples)
-    if query.clip is None:
-        return each.sum(weights)
-    total = None
-    if isinstance(each, Slopes) and SMALLEST_CLIP <= query.clip <= 1 / SMALLEST_CLIP:
-        total = each.clipped_sum(weights, query.clip)
-    if total is None:
-        total = each.sum(weights * clip_factors(each.norms, query.clip))
-    return problem.manifold.tangent_part(x, total)
-
-
-def sum_in_l1(
-    problem: Problem, clip: float, x: Tensor, examples: Examples, weights: Tensor
-) -> Tensor:
-    """The same on R^d with v_j = grad f_j(x) scaled to an L1 norm of at most ``clip``.
-
-    Rounding shortens a computed sum of d absolute values by less than d ulps of itself.
-    """
-    vectors = problem.rgrads(x, examples)
-    norms = vectors.abs().sum(-1) * (1 + vectors.shape[-1] * torch.finfo(vectors.dtype).eps)
-    return (weights.unsqueeze(-1) * clipped(vectors, norms, clip)).sum(-2)
-
-
-def correction_sum(
-    problem: Problem, query: Query, points: Points, examples: Examples, weights: Tensor
-) -> Tensor:
-    """v_j = grad f_j(x) - transp grad f_j(anchor), clipped as one vector or each of the two."""
-    (x, anchor), manifold, clip = points, problem.manifold, query.clip
-    axis = -1 - manifold.ndim
-    here, there = x.unsqueeze(axis), anchor.unsqueeze(axis)
-    now, then = problem.rgrads(x, examples), problem.rgrads(anchor, examples)
-    if query.form == "difference":
-        change = clip_each(manifold, here, now - manifold.transp(there, here, then), clip)
-    else:  # what is transported is clipped again where it is added
-        moved = manifold.transp(there, here, clip_each(manifold, there, then, clip))
-        now = clip_each(manifold, here, now, clip)
-        change = now - clip_each(manifold, here, moved, clip)
-    total = (manifold.expand_scalar(weights) * change).sum(axis)
-    return total if clip is None else manifold.tangent_part(x, total)
-
-
-def clip_each(manifold: Manifold, x: Tensor, vectors: Tensor, clip: float | None) -> Tensor:
-    """The vectors at x scaled to metric norm at most ``clip``; zero where not finite."""
-    if clip is None:
-        return vectors
-    return clipped(vectors, manifold.norm_bound(x, vectors), clip)
-
-
-def sum_of_good(
-    rule: Rule, problem: Problem, query: Query, points: Points, examples: Examples, weights: Tensor
-) -> Tensor:
-    """The sum over the examples that have a finite vector, shape ``(..., *point)`` of points[0].
-
-    Tried for all examples (of all clients of a cohort) at once; only where that fails are the ones
-    at fault looked for (`salvage.py`). They count as zero. Computed and returned in float64,
-    whatever the type of the points: a shorter type rounds what is released (`narrowed`), never what
-    noise is added to.
-    """
-    alive = False
-
-    def attempt(points: Points, examples: Examples, weights: Tensor) -> Tensor | None:
-        """The sum, or None where a kernel fails or the result is not finite."""
-        nonlocal alive
-        try:
-            total = rule(problem, query, points, examples, weights)
-        # torch exports the error from C, out of the sight of pyright
-        except (torch.linalg.LinAlgError, ArithmeticError):  # pyright: ignore[reportPrivateImportUsage]
-            return None
-        # a finite sum has finite summands; one that is not may have overflowed
-        is_finite = math.isfinite(float(total.sum())) or bool(torch.isfinite(total).all())
-        if not is_finite:
-            return None
-        alive = True
-        return total
-
-    if points[0].dtype != torch.float64:
-        points = tuple(p.to(torch.float64) for p in points)
-        examples, weights = examples.to(torch.float64), weights.to(torch.float64)
-    total = attempt(points, examples, weights)
-    if total is None:
-        total = salvaged(attempt, problem.manifold, points, examples, weights)
-        if not alive and bool(weights.any()):
-            say_that_nothing_counts(type(problem).__name__)
-    return total
-
-
-@cache
-def say_that_nothing_counts(name: str) -> None:
-    """One line in this process's own log, never in a message: it depends on the records."""
-    log.warning(
-        "%s: no record of a batch has a finite gradient at the point that came down, so the answer "
-        "is noise alone; check features, labels and the model on a few records of this site",
-        name,
-    )
-
-
-def narrowed(total: Tensor, dtype: torch.dtype) -> Tensor:
-    """The float64 ``total`` in ``dtype``, not longer: in a shorter type by two units of its own."""
-    if total.dtype == dtype:
-        return total
-    return (total * (1 - 2 * torch.finfo(dtype).eps)).to(dtype)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from manifed.manifolds.base import Manifold
+from manifed.manifolds.linalg import standard_normal
 
 SQUARED_NORM = "squared_norm"
 """The tensor of |row_j|^2 that a problem may store beside its rows."""
@@ -145,6 +146,12 @@ class Examples:
         stream = None if self.stream is None else self.stream.of_clients(rows)
         return Examples(picked, self.feature_ndim, counts, stream)
 
+    def of_client(self, i: int) -> "Examples":
+        """The examples of one client of a stacked cohort, without what pads them."""
+        count = self.size if self.counts is None else int(self.counts[i])
+        own = {k: t[i].narrow(0, 0, count) for k, t in self.tensors.items()}
+        return Examples(own, self.feature_ndim)
+
     @staticmethod
     def stack(shards: "Sequence[Examples]") -> "Examples":
         """A cohort's shards (C, n_max, *feature), short ones padded by repeating example 0.
@@ -235,6 +242,28 @@ class Problem(Protocol):
         ...
 
     @property
+    def keeps_rows_apart(self) -> bool:
+        """Whether what an example gives has the same bits whatever is computed with it.
+
+        That is, in ``gradients``, ``losses`` and ``correct``, of any number of examples and of any
+        stack of clients. Otherwise an oracle computes the examples of a client in blocks.
+        """
+        ...
+
+    @property
+    def looks_at_all_rows(self) -> bool:
+        """Whether how an example is computed may depend on the values of others.
+
+        An iteration that ends when the last of a stack has converged is such a thing. Each example
+        is then computed alone.
+        """
+        ...
+
+    def made_up(self, like: Examples, count: int, generator: torch.Generator) -> Examples:
+        """So many examples of that shape that are nobody's, to try how blocks are computed."""
+        ...
+
+    @property
     def manifold(self) -> Manifold:
         """Where x lives."""
         ...
@@ -306,6 +335,10 @@ class ProblemBase:
     """A gradient of each example with its temporaries; 0 where two products give the sum."""
     needs_keys: bool = False
     """Whether gradients are random, by a number that comes with each example."""
+    keeps_rows_apart: bool = False
+    """Whether what an example gives has the same bits whatever is computed with it."""
+    looks_at_all_rows: bool = False
+    """Whether how an example is computed may depend on the values of others."""
     manifold: Manifold
     """Where x lives."""
 
@@ -317,6 +350,18 @@ class ProblemBase:
     def is_priced_as(self, kind: type[Problem]) -> bool:
         """Of that class; a problem that holds another one asks it."""
         return isinstance(self, kind)
+
+    def made_up(self, like: Examples, count: int, generator: torch.Generator) -> Examples:
+        """Normal entries, and zeros where numbers are whole; problems of points make up points."""
+        made: dict[str, Tensor] = {}
+        for key, tensor in like.tensors.items():
+            ndim = like.feature_ndim[key]
+            shape = (count, *tensor.shape[tensor.dim() - ndim :])
+            drawn = torch.zeros(shape, dtype=torch.float64)
+            if tensor.is_floating_point():
+                drawn = standard_normal(shape, generator)
+            made[key] = drawn.to(tensor.dtype)
+        return Examples(made, like.feature_ndim)
 
     def rgrads(self, x: Tensor, examples: Examples) -> Tensor:
         """Per-example Riemannian gradients, shape ``(..., n, *point)``."""

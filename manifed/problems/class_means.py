@@ -34,10 +34,18 @@ class ClassMeans(FiniteSum):
         self.num_classes = num_classes
         self.is_median = is_median
         self.manifold = Power(base)
+        self.looks_at_all_rows = base.looks_at_all_pairs
 
     def point_shape(self, examples: Examples) -> tuple[int, ...]:
         """(k, *shape of one example)."""
         return (self.num_classes, *examples["z"].shape[-self.base.ndim :])
+
+    def made_up(self, like: Examples, count: int, generator: torch.Generator) -> Examples:
+        """Random points of the base, of the first class."""
+        made = super().made_up(like, count, generator).tensors
+        z = self.base.random(*made["z"].shape, dtype=torch.float64, generator=generator)
+        label = torch.zeros_like(made["label"])
+        return Examples({"z": z.to(like["z"].dtype), "label": label}, like.feature_ndim)
 
     def check_records(self, examples: Examples) -> None:
         """Points of the base, and class numbers."""

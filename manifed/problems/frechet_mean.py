@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from manifed.manifolds.base import Manifold
@@ -31,6 +32,7 @@ class FrechetMean(FiniteSum):
         if not manifold.has_logmap:
             raise ValueError(f"A Fréchet mean needs a logarithm, and {manifold.name} has none")
         self.manifold = manifold
+        self.looks_at_all_rows = manifold.looks_at_all_pairs
         self.min_curvature = min_curvature
 
     @property
@@ -41,6 +43,12 @@ class FrechetMean(FiniteSum):
     def point_shape(self, examples: Examples) -> tuple[int, ...]:
         """Shape of one example."""
         return tuple(examples["z"].shape[-self.manifold.ndim :])
+
+    def made_up(self, like: Examples, count: int, generator: torch.Generator) -> Examples:
+        """Random points of the manifold."""
+        shape = like["z"].shape[-self.manifold.ndim :]
+        z = self.manifold.random(count, *shape, dtype=torch.float64, generator=generator)
+        return Examples({"z": z.to(like["z"].dtype)}, {"z": self.manifold.ndim})
 
     def check_records(self, examples: Examples) -> None:
         """Points of the manifold."""

@@ -59,6 +59,13 @@ class HyperbolicPrediction(FiniteSum):
         """(d + 1,)."""
         return (examples["target"].shape[-1],)
 
+    def made_up(self, like: Examples, count: int, generator: torch.Generator) -> Examples:
+        """Random targets with normal weights."""
+        made = super().made_up(like, count, generator).tensors
+        shape = made["target"].shape
+        target = self.manifold.random(*shape, dtype=torch.float64, generator=generator)
+        return Examples({**made, "target": target.to(made["target"].dtype)}, like.feature_ndim)
+
     def check_records(self, examples: Examples) -> None:
         """Targets on the hyperboloid."""
         check_points(self.manifold, examples["target"])

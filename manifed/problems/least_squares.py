@@ -20,6 +20,8 @@ from manifed.problems.second_moments import GramMatrices
 class LeastSquares(LinearModel):
     """Examples ``feature`` (..., n, d) and ``target`` (..., n)."""
 
+    keeps_rows_apart = True
+
     @property
     def sufficient_statistic(self) -> Problem:
         """The second moment of rows with their targets."""

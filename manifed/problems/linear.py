@@ -1,11 +1,23 @@
-"""The two products of every linear model: rows times a point, and weighted sums of rows.
+"""The products of rows that linear models are made of, each row's by itself.
 
-Both meet examples of shape ``(..., n, d)`` and cost one pass over them: no ``(n, d)`` temporary.
+A matrix product adds up the last rows of a batch in another order than the others. The last bit of
+a row's score then depends on how many rows are computed with it, and where a loss or a gradient
+jumps, that bit moves as much as a record can. So a score is here a dot product of its own
+(`dots`), and a function of scores is computed in pieces of one shape (`in_pieces`): what a row
+gives has the same bits whatever the other rows are. Sums over rows are matrix products, which may
+round as they like: a bit of a sum moves the sum by a bit.
+
+All of it meets examples of shape ``(..., n, d)`` and needs no ``(n, d)`` temporary.
 """
 
+from collections.abc import Callable
+from functools import cache
+
+import numpy as np
 import torch
 from torch import Tensor
 
+from manifed.manifolds.linalg import are_plain
 from manifed.problems.base import SQUARED_NORM, Examples
 
 ROUNDING_SHARE = 2.0**-12
@@ -13,16 +25,85 @@ ROUNDING_SHARE = 2.0**-12
 cancel: eps / ROUNDING_SHARE = 1e-12 bounds the rounding of a clipped contribution."""
 SHORTEST = 1e-145
 """A shorter row counts as this long where its norm is bounded from above."""
+PIECE = 1 << 10
+"""Rows of one number that are computed in one call, of `in_pieces`."""
+SHARED_AMONG_THREADS = 1 << 15
+"""Numbers from which torch cuts one call into parts for its threads."""
+FEWEST = 32
+"""Rows that fill the registers of every processor, in float32 and in float64."""
+
+
+def dots(u: Tensor, v: Tensor) -> Tensor:
+    """<u_j, v_j> over the last dimension, shape ``(...)``, leading dimensions broadcast.
+
+    Each is a call of its own into the linear algebra that numpy is built with, so its bits depend
+    on these two vectors alone. Under autograd, `torch.func` or on a device it is torch's own
+    product, which only simulations and references use.
+
+    Raises:
+        ArithmeticError: numpy is built with a library whose dot product depends on where a vector
+            lies in memory.
+    """
+    if u.dtype is not v.dtype:
+        wide = torch.promote_types(u.dtype, v.dtype)
+        u, v = u.to(wide), v.to(wide)
+    if not are_plain(u, v):
+        return (u * v).sum(-1)
+    first, second = (t.numpy() if t.stride(-1) == 1 else t.contiguous().numpy() for t in (u, v))
+    _check_dots(u.shape[-1], first.dtype)
+    with np.errstate(all="ignore"):  # a square may overflow, and nothing warns of it in torch
+        return torch.from_numpy(np.asarray(np.vecdot(first, second)))
+
+
+@cache
+def _check_dots(size: int, dtype: "np.dtype[np.generic]") -> None:
+    """Refuse a library for which the same vectors at other places have other dot products."""
+    generator = np.random.default_rng(0)
+    row, point = (generator.standard_normal(size).astype(dtype) for _ in range(2))
+    stored = np.empty(FEWEST * size + FEWEST, dtype)
+    for shift in (0, 1, 3):
+        rows = stored[shift : shift + FEWEST * size].reshape(FEWEST, size)
+        rows[:] = row
+        if not (np.vecdot(rows, point) == np.vecdot(row, point)).all():
+            raise ArithmeticError(
+                f"numpy: expected one dot product of two vectors of {size} entries wherever they "
+                "lie in memory, got several; install numpy from PyPI, whose linear algebra is "
+                "OpenBLAS"
+            )
 
 
 def row_products(rows: Tensor, x: Tensor) -> Tensor:
     """<rows_j, x> for every row, shape ``(..., n)``; rows ``(..., n, d)``, x ``(..., d)``."""
-    if rows.dim() == 2:
-        return torch.matmul(x, rows.mT)
-    if rows.dim() == 3 and x.dim() == 2 and rows.shape[0] == x.shape[0]:
-        # a point from the left: the other way round torch takes up to four times as long
-        return torch.bmm(x.unsqueeze(-2), rows.mT).squeeze(-2)
-    return torch.matmul(rows, x.unsqueeze(-1)).squeeze(-1)
+    return dots(rows, x.unsqueeze(-2))
+
+
+def row_maps(rows: Tensor, matrix: Tensor) -> Tensor:
+    """M rows_j for every row, shape ``(..., n, k)``; rows ``(..., n, d)``, M ``(..., k, d)``."""
+    return dots(rows.unsqueeze(-2), matrix.unsqueeze(-3))
+
+
+def in_pieces(function: Callable[[Tensor], Tensor], values: Tensor, ndim: int = 0) -> Tensor:
+    """``function`` of every row of ``values`` (..., *row), where a row has ``ndim`` dimensions.
+
+    The first and the last numbers of a call may go through other instructions than those between.
+    So all calls have one shape, the rows that are missing are copies, and no call is large enough
+    for torch to share it among threads.
+    """
+    if not are_plain(values):
+        return function(values)
+    shape = values.shape[values.dim() - ndim :]
+    rows = values.reshape(-1, *shape)
+    count, piece = len(rows), PIECE
+    while piece > FEWEST and piece * shape.numel() >= SHARED_AMONG_THREADS:
+        piece //= 2
+    if piece * shape.numel() >= SHARED_AMONG_THREADS:
+        piece = 1
+    missing = -count % piece
+    if missing or not count:
+        blank = rows[:1] if count else rows.new_zeros(1, *shape)
+        rows = torch.cat([rows, blank.expand(missing or piece, *shape)])
+    made = torch.cat([function(part) for part in rows.split(piece)])[:count]
+    return made.reshape(*values.shape[: values.dim() - ndim], *made.shape[1:])
 
 
 def row_combination(coefficients: Tensor, rows: Tensor) -> Tensor:
@@ -68,7 +149,7 @@ def squared_norms(examples: Examples, key: str) -> Tensor:
 
 def row_lengths(rows: Tensor) -> Tensor:
     """max(|rows_j|, 1e-145), shape ``(..., n)``; infinite where the square overflows."""
-    return torch.linalg.vector_norm(rows, dim=-1).clamp_min(SHORTEST)
+    return dots(rows, rows).sqrt().clamp_min(SHORTEST)
 
 
 def with_squared_norms(examples: Examples, key: str) -> Examples:

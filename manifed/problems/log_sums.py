@@ -8,10 +8,12 @@ the identity. Add-or-remove moves the sum by C; replace-one by 2 C, which z and 
 logarithms, unlike second moments, may be opposite.
 """
 
+import torch
 from torch import Tensor
 
 from manifed.manifolds.euclidean import Euclidean
 from manifed.manifolds.linalg import LOG, sym_function
+from manifed.manifolds.spd import SPD
 from manifed.manifolds.symmetric import packed, packed_size
 from manifed.problems.base import Examples, ProblemBase
 
@@ -25,6 +27,12 @@ class LogSums(ProblemBase):
     def point_shape(self, examples: Examples) -> tuple[int, ...]:
         """(m(m+1)/2,)."""
         return (packed_size(examples["z"].shape[-1]),)
+
+    def made_up(self, like: Examples, count: int, generator: torch.Generator) -> Examples:
+        """Random SPD matrices."""
+        shape = like["z"].shape[-2:]
+        z = SPD().random(count, *shape, dtype=torch.float64, generator=generator)
+        return Examples({"z": z.to(like["z"].dtype)}, {"z": 2})
 
     def losses(self, x: Tensor, examples: Examples) -> Tensor:
         """<log z_j, x>, shape ``(..., n)``."""

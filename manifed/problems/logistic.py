@@ -10,7 +10,7 @@ from torch.nn.functional import softplus
 
 from manifed.problems.base import Examples, Problem
 from manifed.problems.finite_sum import Constant, Optimum, Shards, pool
-from manifed.problems.linear import row_products, squared_norms
+from manifed.problems.linear import in_pieces, row_products, squared_norms
 from manifed.problems.linear_model import LinearModel
 from manifed.problems.records import require
 from manifed.problems.second_moments import LabelledGrams
@@ -18,6 +18,8 @@ from manifed.problems.second_moments import LabelledGrams
 
 class Logistic(LinearModel):
     """Examples ``feature`` (..., n, d) and ``label`` (..., n) in {-1, 1}."""
+
+    keeps_rows_apart = True
 
     @property
     def sufficient_statistic(self) -> Problem:
@@ -32,7 +34,7 @@ class Logistic(LinearModel):
     def losses(self, x: Tensor, examples: Examples) -> Tensor:
         """log(1 + exp(-b_j a_j^T x)) + ridge/2 |x|^2, shape ``(..., n)``."""
         margins = examples["label"] * row_products(examples["feature"], x)
-        return softplus(-margins) + 0.5 * self.ridge * x.square().sum(-1, keepdim=True)
+        return in_pieces(softplus, -margins) + 0.5 * self.ridge * x.square().sum(-1, keepdim=True)
 
     def correct(self, x: Tensor, examples: Examples) -> Tensor:
         """1 where the score a_j^T x has the sign of the label, else 0, shape ``(..., n)``."""
@@ -81,7 +83,8 @@ class Logistic(LinearModel):
     def slopes(self, x: Tensor, examples: Examples) -> Tensor:
         """-b_j / (1 + exp(b_j a_j^T x)), shape ``(..., n)``."""
         label = examples["label"]
-        return -label * torch.sigmoid(-label * row_products(examples["feature"], x))
+        margins = label * row_products(examples["feature"], x)
+        return -label * in_pieces(torch.sigmoid, -margins)
 
     def _hessian(self, x: Tensor, examples: Examples, each: Tensor) -> Tensor:
         features = examples["feature"]

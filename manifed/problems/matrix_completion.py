@@ -38,6 +38,12 @@ class MatrixCompletion(FiniteSum):
         """(d, rank)."""
         return (examples["column"].shape[-1], self.rank)
 
+    def made_up(self, like: Examples, count: int, generator: torch.Generator) -> Examples:
+        """Normal columns, half of them seen."""
+        made = super().made_up(like, count, generator).tensors
+        mask = (made["mask"] > 0).to(made["mask"].dtype)
+        return Examples({"column": mask * made["column"], "mask": mask}, like.feature_ndim)
+
     def check_records(self, examples: Examples) -> None:
         """Masks of 0 and 1, and columns that are zero where unseen."""
         mask, column = examples["mask"], examples["column"]

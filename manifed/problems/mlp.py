@@ -19,7 +19,7 @@ from torch import Tensor
 from manifed.manifolds.euclidean import Euclidean
 from manifed.problems.base import Examples
 from manifed.problems.finite_sum import FiniteSum, Optimum, Shards
-from manifed.problems.linear import row_lengths
+from manifed.problems.linear import in_pieces, row_lengths, row_maps
 from manifed.problems.records import class_numbers, is_class, require
 
 Activation = Literal["relu", "tanh"]
@@ -40,6 +40,7 @@ class MLP(FiniteSum):
 
     points_per_example = 0.1
     """About 3 / p points: errors and units of two layers, no gradient."""
+    keeps_rows_apart = True
 
     def __init__(self, hidden: int, num_classes: int, activation: Activation = "relu") -> None:
         self.hidden = hidden
@@ -69,7 +70,7 @@ class MLP(FiniteSum):
         scores = self._forward(self.layers(x), examples["z"])[1]
         label = class_numbers(examples["label"], self.num_classes)
         own = scores.gather(-1, label.expand(scores.shape[:-1]).unsqueeze(-1))
-        return torch.logsumexp(scores, -1) - own.squeeze(-1)
+        return in_pieces(lambda rows: torch.logsumexp(rows, -1), scores, 1) - own.squeeze(-1)
 
     def rgrads(self, x: Tensor, examples: Examples) -> Tensor:
         """The gradients one by one, shape ``(..., n, d)``."""
@@ -91,12 +92,13 @@ class MLP(FiniteSum):
         units, scores = self._forward(layers, z)
         label = class_numbers(examples["label"], self.num_classes).unsqueeze(-1)
         is_own = label == torch.arange(self.num_classes, device=label.device)
-        delta2 = torch.softmax(scores, -1) - is_own.to(scores)
+        delta2 = in_pieces(lambda rows: torch.softmax(rows, -1), scores, 1) - is_own.to(scores)
         has_class = is_class(examples["label"], self.num_classes).unsqueeze(-1)
         if not bool(has_class.all()):
             delta2 = torch.where(has_class, delta2, torch.nan)
         slopes = (units > 0).to(units) if self.activation == "relu" else 1 - units.square()
-        return OuterProducts(z, torch.matmul(delta2, layers.w2) * slopes, units, delta2)
+        delta1 = row_maps(delta2, layers.w2.mT.contiguous()) * slopes
+        return OuterProducts(z, delta1, units, delta2)
 
     def correct(self, x: Tensor, examples: Examples) -> Tensor:
         """1 where the largest score is that of the example's class, else 0, shape ``(..., n)``."""
@@ -114,9 +116,10 @@ class MLP(FiniteSum):
 
     def _forward(self, layers: Layers, z: Tensor) -> tuple[Tensor, Tensor]:
         """Hidden units (..., n, h) and scores (..., n, k)."""
-        before = torch.matmul(z, layers.w1.mT) + layers.b1.unsqueeze(-2)
-        units = torch.relu(before) if self.activation == "relu" else torch.tanh(before)
-        return units, torch.matmul(units, layers.w2.mT) + layers.b2.unsqueeze(-2)
+        before = row_maps(z, layers.w1) + layers.b1.unsqueeze(-2)
+        is_relu = self.activation == "relu"
+        units = torch.relu(before) if is_relu else in_pieces(torch.tanh, before)
+        return units, row_maps(units, layers.w2) + layers.b2.unsqueeze(-2)
 
 
 @dataclass(frozen=True)
@@ -137,10 +140,9 @@ class OuterProducts:
 
         A factor shorter than 1e-145 counts as that long (`row_lengths`).
         """
-        one = torch.ones((), dtype=self.z.dtype, device=self.z.device)
-        first = row_lengths(self.delta1) * torch.hypot(row_lengths(self.z), one)
-        second = row_lengths(self.delta2) * torch.hypot(row_lengths(self.units), one)
-        return torch.hypot(first, second)
+        first = row_lengths(self.delta1) * _hypot(row_lengths(self.z), 1.0)
+        second = row_lengths(self.delta2) * _hypot(row_lengths(self.units), 1.0)
+        return _hypot(first, second)
 
     def sum(self, weights: Tensor) -> Tensor:
         """sum_j weights_j grad f_j, two products, shape ``(..., d)``."""
@@ -150,3 +152,9 @@ class OuterProducts:
             total = torch.matmul(left, inputs)
             parts += [total.flatten(-2), left.sum(-1).expand(total.shape[:-1])]
         return torch.cat(parts, -1)
+
+
+def _hypot(a: Tensor, b: Tensor | float) -> Tensor:
+    """The root of a^2 + b^2, without overflow between."""
+    pairs = torch.stack([a, torch.as_tensor(b, dtype=a.dtype, device=a.device).expand_as(a)], -1)
+    return in_pieces(lambda rows: torch.hypot(rows[:, 0], rows[:, 1]), pairs, 1)

@@ -132,6 +132,14 @@ class ModuleProblem(FiniteSum):
         self._checked(tuple(shape), feature.dtype, tuple(kept), label.dtype)
         return self.layout.manifold.point_shape
 
+    def made_up(self, like: Examples, count: int, generator: torch.Generator) -> Examples:
+        """Normal features, zeros where numbers are whole, and uniform keys of what is dropped."""
+        made = super().made_up(like, count, generator)
+        if KEY not in made.tensors:
+            return made
+        keys = torch.rand(count, generator=generator, dtype=made[KEY].dtype)
+        return made.beside(KEY, keys)
+
     def losses(self, x: Tensor, examples: Examples) -> Tensor:
         """loss(model(feature_j), label_j), shape ``(..., n)``."""
         return self._over_examples(self._loss, x, examples).to(x.dtype)

@@ -35,7 +35,9 @@ from manifed.problems.finite_sum import Constant, FiniteSum, Optimum, Shards, cl
 from manifed.problems.linear import (
     ROUNDING_SHARE,
     SHORTEST,
+    dots,
     outer_combination,
+    row_maps,
     row_products,
     squared_norms,
 )
@@ -71,6 +73,7 @@ class PrincipalEigenvector(FiniteSum):
     """f_j(x) = -(z_j^T x)^2 on the sphere of R^d; examples ``z`` of shape (..., n, d)."""
 
     points_per_example = 0.0
+    keeps_rows_apart = True
 
     def __init__(self) -> None:
         self.manifold = Sphere()
@@ -95,9 +98,7 @@ class PrincipalEigenvector(FiniteSum):
 
     def gradients(self, x: Tensor, examples: Examples) -> "AlongX":
         """The same by one product with the rows, and a sum of them by another."""
-        z = examples.tensors["z"]
-        s = x @ z.mT if z.dim() == 2 else (x.unsqueeze(-2) @ z.mT).squeeze(-2)
-        return AlongX(x, examples, s)
+        return AlongX(x, examples, row_products(examples.tensors["z"], x))
 
     def optimum(self, shards: Shards, weights: Tensor | None = None) -> Optimum:
         """The leading eigenvector of the pooled second moment, by eigh, largest entry positive."""
@@ -149,6 +150,7 @@ class KPCA(FiniteSum):
     """f_j(X) = -1/2 |X^T z_j|^2 on St(d, k) or Gr(d, k); examples ``z`` of shape (..., n, d)."""
 
     points_per_example = 0.0
+    keeps_rows_apart = True
 
     def __init__(
         self, num_components: int, on: Literal["stiefel", "grassmann"] = "stiefel"
@@ -167,17 +169,18 @@ class KPCA(FiniteSum):
 
     def losses(self, x: Tensor, examples: Examples) -> Tensor:
         """-1/2 |X^T z_j|^2, shape ``(..., n)``."""
-        return -0.5 * torch.matmul(examples["z"], x).square().sum(-1)
+        s = _coordinates(x, examples)
+        return -0.5 * dots(s, s)
 
     def rgrads(self, x: Tensor, examples: Examples) -> Tensor:
         """-(z_j - X s_j) s_j^T with s_j = X^T z_j, shape ``(..., n, d, k)``."""
-        s = torch.matmul(examples["z"], x)
-        residual = examples["z"] - torch.matmul(s, x.mT)
+        s = _coordinates(x, examples)
+        residual = examples["z"] - row_maps(s, x)
         return -residual.unsqueeze(-1) * s.unsqueeze(-2)
 
     def gradients(self, x: Tensor, examples: Examples) -> "AlongFrame":
         """The same by one product with the rows, and a sum of them by another."""
-        return AlongFrame(x, examples, examples.tensors["z"] @ x)
+        return AlongFrame(x, examples, _coordinates(x, examples))
 
     def optimum(self, shards: Shards, weights: Tensor | None = None) -> Optimum:
         """An orthonormal basis of the leading eigenspace of the pooled second moment, by eigh."""
@@ -215,7 +218,7 @@ class AlongFrame:
         gram = x.mT @ x
         gram.diagonal(dim1=-2, dim2=-1).sub_(1.0)
         drift = torch.linalg.vector_norm(gram, dim=(-2, -1)).unsqueeze(-1)
-        projected = torch.linalg.vecdot(self.s, self.s).clamp_min(SHORTEST**2)
+        projected = dots(self.s, self.s).clamp_min(SHORTEST**2)
         slack = drift + 4 * d * math.sqrt(k) * _EPS
         return projected.sqrt() * _residual(_squared_norms(self.examples), projected, slack)
 
@@ -224,6 +227,11 @@ class AlongFrame:
         c = weights.unsqueeze(-1) * self.s
         along = torch.matmul(self.x, torch.matmul(self.s.mT, c))
         return along.sub_(outer_combination(c, self.examples.tensors["z"]))
+
+
+def _coordinates(x: Tensor, examples: Examples) -> Tensor:
+    """X^T z_j of every row, shape ``(..., n, k)``."""
+    return row_maps(examples.tensors["z"], x.mT.contiguous())
 
 
 def _squared_norms(examples: Examples) -> Tensor:

@@ -33,6 +33,7 @@ class SecondMoments(ProblemBase):
     """f_j(x) = <z_j z_j^T, x> on R^{d(d+1)/2}; examples ``z`` of shape (..., n, d)."""
 
     points_per_example = 0.0
+    keeps_rows_apart = True
 
     def __init__(self) -> None:
         self.manifold = Euclidean()
@@ -107,10 +108,12 @@ class _Joint(ProblemBase):
 class GramMatrices(_Joint):
     """Of rows with their targets."""
 
+    keeps_rows_apart = True
     beside: ClassVar[str] = "target"
 
 
 class LabelledGrams(_Joint):
     """Of rows with their labels -1 or 1."""
 
+    keeps_rows_apart = True
     beside: ClassVar[str] = "label"

@@ -31,7 +31,7 @@ from manifed.experiment.limits import (
     check_steepness,
     server_update,
 )
-from manifed.experiment.privacy import client_mechanism, example_mechanism, promise_of
+from manifed.experiment.privacy import client_mechanism, example_mechanism, promise_of, unit_of
 from manifed.experiment.schema import (
     ClientLevel,
     Engine,
@@ -268,6 +268,7 @@ def _prepared(
     side = ClientSide(
         setup, examples, shape, source, partial(release_source, setting), x.dtype,
         rate=federation.cohort.expected_size(len(examples)) / len(examples),
+        unit=unit_of(setting),
     )  # fmt: skip
     plan = Plan(
         server_update=server,

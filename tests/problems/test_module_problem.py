@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from manifed.algorithms.held_out import _judged
+from manifed.algorithms.held_out import judged
 from manifed.algorithms.rsgd import RSGD
 from manifed.errors import ConfigError
 from manifed.experiment.schema import ExampleLevel, Multiplier
@@ -161,7 +161,7 @@ def test_a_record_that_makes_the_model_raise_adds_nothing_and_stops_nobody(bad, 
         torch.testing.assert_close(shorter, found[-1].float(), rtol=0, atol=1e-6)
     torch.testing.assert_close(found[0], found[1], rtol=0, atol=1e-12)
     assert float(found[1].norm()) > 0.1
-    losses, _ = _judged(problem, problem.start, Examples(rows, ndim), worst=7.0)
+    losses, _ = judged(problem, problem.start, Examples(rows, ndim), worst=7.0)
     assert float(losses[-1]) == 7.0
     assert float(losses[:-1].max()) < 7.0
 

@@ -1,0 +1,243 @@
+"""Sums of clipped vectors, one vector an example, of which each is a function of its example alone.
+
+Guarantees, with a clip: what one example adds is tangent at the point, and exactly zero or of
+metric norm at most clip (1 + 1e-9), whatever the example holds. It has the same bits whatever the
+other examples are (`blocks.py`). One whose vector fails or is not finite adds zero, in its own
+place, and changes nobody else's.
+"""
+
+import logging
+import math
+from collections.abc import Callable
+from functools import cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from manifed.manifolds.base import Manifold
+from manifed.oracles.blocks import Blocks, padded
+from manifed.oracles.query import Query
+from manifed.privacy.clipping import SMALLEST_CLIP, clip_factors, clipped
+from manifed.problems.base import Examples, Problem
+from manifed.problems.linear import dots
+from manifed.problems.linear_model import LinearModel, Slopes
+
+log = logging.getLogger("manifed")
+
+Points = tuple[Tensor, ...]
+
+
+class NotIsolated(ValueError):
+    """A device on which nobody has tested that records are computed apart."""
+
+
+class Vectors(NamedTuple):
+    """The vectors of some examples, in whatever form they are summed."""
+
+    sum: Callable[[Tensor], Tensor]
+    """sum_j weights_j v_j at the first point, (..., *point), of weights (..., n)."""
+    are_finite: Callable[[], Tensor]
+    """Whether each is, (..., n)."""
+
+
+Rule = Callable[[Problem, Query, Points, Examples], Vectors]
+"""What each example adds to an answer, at the points that are asked about."""
+
+
+# -- what an example adds ------------------------------------------------------------------------
+def gradient_sum(problem: Problem, query: Query, points: Points, examples: Examples) -> Vectors:
+    """v_j = clip(grad f_j(x)), in the problem's own products."""
+    (x,), clip = points, query.clip
+    if clip is not None and query.mechanism.l1_norm_clip is not None:
+        return clipped_in_l1(problem, clip, x, examples)
+    each = problem.gradients(x, examples)
+
+    def total(weights: Tensor) -> Tensor:
+        if query.lipschitz is not None:
+            assert isinstance(problem, LinearModel)  # the config's checks
+            weights = torch.where(problem.curvatures(examples) <= query.lipschitz, weights, 0.0)
+        if clip is None:
+            return each.sum(weights)
+        found = None
+        if isinstance(each, Slopes) and SMALLEST_CLIP <= clip <= 1 / SMALLEST_CLIP:
+            found = each.clipped_sum(weights, clip)
+        if found is None:
+            found = each.sum(weights * clip_factors(each.norms, clip))
+        return problem.manifold.tangent_part(x, found)
+
+    def are_finite() -> Tensor:
+        known = torch.isfinite(each.norms)
+        return known if known.dim() == x.dim() - problem.manifold.ndim + 1 else known.all(0)
+
+    return Vectors(total, are_finite)
+
+
+def clipped_in_l1(problem: Problem, clip: float, x: Tensor, examples: Examples) -> Vectors:
+    """The same on R^d with v_j = grad f_j(x) scaled to an L1 norm of at most ``clip``.
+
+    Rounding shortens a computed sum of d absolute values by less than d ulps of itself.
+    """
+    vectors = problem.rgrads(x, examples)
+    sizes = dots(vectors.abs(), torch.ones_like(vectors[(0,) * (vectors.dim() - 1)]))
+    norms = sizes * (1 + vectors.shape[-1] * torch.finfo(vectors.dtype).eps)
+    cut = clipped(vectors, norms, clip)
+    return Vectors(lambda w: (w.unsqueeze(-1) * cut).sum(-2), lambda: torch.isfinite(norms))
+
+
+def correction_sum(problem: Problem, query: Query, points: Points, examples: Examples) -> Vectors:
+    """v_j = grad f_j(x) - transp grad f_j(anchor), clipped as one vector or each of the two."""
+    (x, anchor), manifold, clip = points, problem.manifold, query.clip
+    axis = -1 - manifold.ndim
+    here, there = x.unsqueeze(axis), anchor.unsqueeze(axis)
+    now, then = problem.rgrads(x, examples), problem.rgrads(anchor, examples)
+    if query.form == "difference":
+        change = clip_each(manifold, here, now - manifold.transp(there, here, then), clip)
+    else:  # what is transported is clipped again where it is added
+        moved = manifold.transp(there, here, clip_each(manifold, there, then, clip))
+        now = clip_each(manifold, here, now, clip)
+        change = now - clip_each(manifold, here, moved, clip)
+
+    def total(weights: Tensor) -> Tensor:
+        found = (manifold.expand_scalar(weights) * change).sum(axis)
+        return found if clip is None else manifold.tangent_part(x, found)
+
+    return Vectors(total, lambda: torch.isfinite(change).flatten(-manifold.ndim).all(-1))
+
+
+def clip_each(manifold: Manifold, x: Tensor, vectors: Tensor, clip: float | None) -> Tensor:
+    """The vectors at x scaled to metric norm at most ``clip``; zero where not finite."""
+    if clip is None:
+        return vectors
+    return clipped(vectors, manifold.norm_bound(x, vectors), clip)
+
+
+# -- the sum of those that have one --------------------------------------------------------------
+def sum_of_good(
+    rule: Rule, problem: Problem, query: Query, points: Points, examples: Examples, weights: Tensor
+) -> Tensor:
+    """The sum over the examples that have a finite vector, shape ``(..., *point)`` of points[0].
+
+    Computed and returned in float64, whatever the type of the points: a shorter type rounds what is
+    released (`narrowed`), never what noise is added to.
+
+    Raises:
+        NotIsolated: the point is not on the CPU.
+        torch.linalg.LinAlgError: the metric at a point itself cannot be evaluated.
+    """
+    if not points[0].is_cpu:
+        raise NotIsolated(
+            f"device: expected 'cpu' for clipped sums, got {points[0].device.type!r}: whether a "
+            "record's numbers there have the same bits whatever is computed beside it has not been "
+            "tested"
+        )
+    if points[0].dtype != torch.float64:
+        points = tuple(p.to(torch.float64) for p in points)
+        examples, weights = examples.to(torch.float64), weights.to(torch.float64)
+    # transports on curved spaces are matrix products over all examples
+    is_flat = len(points) == 1 or problem.manifold.is_whole_space
+    if is_flat and keeps_rows_apart(problem):
+        return _together(rule, problem, query, points, examples, weights)
+    if weights.dim() == 1:
+        return _in_blocks(rule, problem, query, points, examples, weights)
+    each = [
+        _in_blocks(rule, problem, query, tuple(p[i] for p in points), examples.of_client(i), row)
+        for i, row in enumerate(weights)
+    ]
+    return torch.stack(each)
+
+
+def keeps_rows_apart(problem: Problem) -> bool:
+    """Whether the class itself says so: one that inherits may compute something else."""
+    return bool(vars(type(problem)).get("keeps_rows_apart", False))
+
+
+def _together(
+    rule: Rule, problem: Problem, query: Query, points: Points, examples: Examples, weights: Tensor
+) -> Tensor:
+    """All examples of all clients at once, of a problem that keeps them apart."""
+    vectors = rule(problem, query, points, examples)
+    total = vectors.sum(weights)
+    if is_finite(total):
+        return total
+    good = vectors.are_finite()
+    weights = torch.where(good, weights, 0.0)
+    total = rule(problem, query, points, _blanked(examples, good)).sum(weights)
+    if bool(weights.any()):
+        return torch.where(torch.isfinite(total), total, 0.0)
+    say_that_nothing_counts(type(problem).__name__)
+    return torch.zeros_like(total)
+
+
+def _blanked(examples: Examples, good: Tensor) -> Examples:
+    """The examples, with zeros in place of those that are not ``good`` (..., n)."""
+    kept: dict[str, Tensor] = {}
+    for key, tensor in examples.tensors.items():
+        flags = good.reshape(*good.shape, *[1] * examples.feature_ndim[key])
+        kept[key] = torch.where(flags, tensor, torch.zeros((), dtype=tensor.dtype))
+    return Examples(kept, examples.feature_ndim, examples.counts)
+
+
+def _in_blocks(
+    rule: Rule, problem: Problem, query: Query, points: Points, examples: Examples, weights: Tensor
+) -> Tensor:
+    """One client's, in blocks."""
+    total, x = torch.zeros_like(points[0]), points[0]
+    for point in points:
+        if not bool(torch.isfinite(problem.manifold.norm(point, torch.zeros_like(point))).all()):
+            return total
+
+    def compute(block: Examples) -> Callable[[int], Tensor]:
+        vectors, ones = rule(problem, query, points, block), torch.eye(len(block), dtype=x.dtype)
+        return lambda place: vectors.sum(ones[place])
+
+    def attempt(rows: Tensor, each: Tensor) -> Tensor | None:
+        """The sum over a block, or None where a kernel fails or the result is not finite."""
+        try:
+            found = rule(problem, query, points, examples.take(rows)).sum(each)
+        # torch exports the error from C, out of the sight of pyright
+        except (torch.linalg.LinAlgError, ArithmeticError):  # pyright: ignore[reportPrivateImportUsage]
+            return None
+        return found if is_finite(found) else None
+
+    counted, alive = weights.nonzero().squeeze(-1), False
+    name = (rule, query.form, query.clip is None)
+    for rows, size in Blocks.of(problem, compute, name, x, examples).cut(counted):
+        each = torch.zeros(size, dtype=weights.dtype)
+        each[: len(rows)] = weights[rows]
+        found = attempt(padded(rows, size), each)
+        if found is None and size > 1:
+            first = torch.zeros_like(each)
+            first[0] = 1.0
+            good = [row for row in rows if attempt(row.expand(size), first) is not None]
+            if good:
+                is_good = torch.isin(rows, torch.stack(good))
+                each[: len(rows)] = torch.where(is_good, weights[rows], 0.0)
+                found = attempt(padded(torch.where(is_good, rows, good[0]), size), each)
+        if found is not None:
+            total, alive = total + found, True
+    if len(counted) and not alive:
+        say_that_nothing_counts(type(problem).__name__)
+    return total
+
+
+def is_finite(total: Tensor) -> bool:
+    """Whether all entries are: a finite sum of them says so at once, but may also overflow."""
+    return math.isfinite(float(total.sum())) or bool(torch.isfinite(total).all())
+
+
+@cache
+def say_that_nothing_counts(name: str) -> None:
+    """One line in this process's own log, never in a message: it depends on the records."""
+    log.warning(
+        "%s: no record of a batch has a finite gradient at the point that came down, so the answer "
+        "is noise alone; check features, labels and the model on a few records of this site",
+        name,
+    )
+
+
+def narrowed(total: Tensor, dtype: torch.dtype) -> Tensor:
+    """The float64 ``total`` in ``dtype``, not longer: in a shorter type by two units of its own."""
+    if total.dtype == dtype:
+        return total
+    return (total * (1 - 2 * torch.finfo(dtype).eps)).to(dtype)
