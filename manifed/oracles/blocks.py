@@ -6,11 +6,11 @@ an example that comes or goes changes the last bit of others, and where a gradie
 that bit moves as much as an example can, of several of them at once. No clip bounds that.
 
 Examples that a problem does not keep apart itself (`Problem.keeps_rows_apart`) are therefore
-computed client by client in blocks whose sizes are powers of two. Missing ones are copies that
-count for nothing, and one that fails is replaced in its own place. Which sizes may be used is tried
-out on made-up examples: each must give the same bits at every place of a block as in a block of
-copies of itself. Where they differ, or where a problem looks at all rows, each example is computed
-alone.
+computed client by client in blocks whose sizes are multiples of `FEWEST`. Missing ones are copies
+that count for nothing, and one that fails is replaced in its own place. Which sizes may be used is
+tried out on made-up examples: each must give the same bits at every place of a block as in a block
+of copies of itself. Where they differ, or where a problem looks at all rows, each example is
+computed alone.
 
 Guarantee: what an example gives is a function of that example, bit for bit, whatever the others
 are, how many they are, in which order they stand, and whether one of them fails.
@@ -64,24 +64,28 @@ class Blocks:
         held = max(1.0, problem.points_per_example * x.numel())
         fits = max(1, min(LARGEST, int(NUMBERS_AT_ONCE / held)))
         name = (name, tuple(x.shape), x.dtype)
-        return Blocks(problem, compute, name, like, 1 << (fits.bit_length() - 1))
+        return Blocks(problem, compute, name, like, fits - fits % FEWEST or fits)
 
     def cut(self, rows: Tensor) -> Iterator[tuple[Tensor, int]]:
         """The positions ``rows`` (b,) in shares, each with the size of the block that takes it."""
         done, smallest = 0, self._smallest
         while done < len(rows):
-            size = smallest
-            while 2 * size <= min(len(rows) - done, self.most) and self._keeps_apart(2 * size):
-                size *= 2
+            left = len(rows) - done
+            size = min(self.most, left - left % -smallest)
+            if not self._keeps_apart(size):
+                size = smallest
             yield rows[done : done + size], size
             done += size
 
     @property
     def _smallest(self) -> int:
-        least = min(FEWEST, self.most)
-        if self.problem.looks_at_all_rows or not self._keeps_apart(least):
+        if self.problem.looks_at_all_rows or not self._keeps_apart(self._least):
             return 1
-        return least
+        return self._least
+
+    @property
+    def _least(self) -> int:
+        return min(FEWEST, self.most)
 
     def _keeps_apart(self, size: int) -> bool:
         """Whether an example gives the same bits at each place of a block of that size.
@@ -102,8 +106,7 @@ class Blocks:
 
     def _try(self, size: int) -> bool:
         generator = torch.Generator().manual_seed(0)
-        made = self.problem.made_up(self.like, _TRIED, generator)
-        least = min(FEWEST, self.most)
+        made, least = self.problem.made_up(self.like, _TRIED, generator), self._least
         try:
             alone: list[Tensor] = []
             for i in range(_TRIED):
