@@ -12,8 +12,9 @@ messages, and their difference would hold none.
 
 import hashlib
 import json
+import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from pathlib import Path
@@ -24,24 +25,30 @@ from pydantic import model_validator
 from torch import Tensor
 
 from manifed.algorithms.gossip import ByGraph
-from manifed.algorithms.interface import Memory, Phase
+from manifed.algorithms.interface import Memory, Phase, ServerState
 from manifed.algorithms.payloads import Layout, Payload, Point
+from manifed.errors import RoundFailed
 from manifed.graphs.graph import Graph
 from manifed.oracles.oracle import Draws
 from manifed.oracles.query import Query
 from manifed.privacy.masked import MaskedMechanism
 from manifed.privacy.masks import (
+    FLAWS,
     KEY_BYTES,
     SIGNATURE_BYTES,
     Agreement,
+    BadOffer,
     Offer,
     masks,
+    owners_of,
     read_pinned,
     read_signing,
     seeded_pairs,
 )
 from manifed.privacy.mechanism import ExampleMechanism
 from manifed.privacy.noise import EdgeStream, NoiseSource
+
+log = logging.getLogger("manifed")
 
 _SECRET = b"mask secret of a node\0"
 SETUP = ("offer", "agree")
@@ -107,14 +114,25 @@ def neighbour_keys(num_neighbors: int) -> type[NeighbourKeys]:
 
 @dataclass(frozen=True)
 class Agreed(Payload):
-    """Up, before round 1: this node has all its pair keys."""
+    """Up, before round 1: 0 for every neighbour with whom this node has a pair key now.
 
-    done: Tensor
+    Else which of `FLAWS` it found in the key that was relayed as the neighbour's, from 1. An error
+    would name this node, and no more, to a server.
+    """
+
+    num_neighbors: ClassVar[int] = 0
+    flaws: Tensor
 
     @classmethod
     def layout(cls, shape: Shape, dtype: torch.dtype) -> dict[str, Layout]:
-        """One byte."""
-        return {"done": ((1,), torch.uint8)}
+        """A byte a neighbour."""
+        return {"flaws": ((cls.num_neighbors,), torch.uint8)}
+
+
+@cache
+def agreed(num_neighbors: int) -> type[Agreed]:
+    """The payload with places for so many neighbours."""
+    return type(f"Agreed{num_neighbors}", (Agreed,), {"num_neighbors": num_neighbors})
 
 
 @dataclass(frozen=True)
@@ -168,10 +186,11 @@ class Masking(ByGraph):
         """Keys up, and the keys of neighbours down; none where masks come from the seed."""
         if self.pair_keys == "seeded":
             return ()
-        down = neighbour_keys(max(self.secret_graph.degrees))
+        most = max(self.secret_graph.degrees)
+        down, up = neighbour_keys(most), agreed(most)
         return (
             Phase("offer", Point, OfferedKey, ("point",), ("any", "any"), "none"),
-            Phase("agree", down, Agreed, ("point", "any", "any"), ("any",), "none"),
+            Phase("agree", down, up, ("point", "any", "any"), ("any",), "none"),
         )
 
     def initial_memory(self, x: Tensor) -> Memory | None:
@@ -226,10 +245,9 @@ class Masking(ByGraph):
         return up, replace(mine, secret=_tensor(secret), pairs=torch.zeros_like(mine.pairs))
 
     def agreed(self, down: NeighbourKeys, memory: PairKeys, draws: Draws) -> tuple[Payload, Memory]:
-        """The key of every pair.
+        """The key of every pair whose other end's is sound, and what is wrong with the others.
 
         Raises:
-            BadOffer: a key that is not signed by who it is said to be of, or is no key.
             NotAgreed: this node has offered none: everybody knows the secret that it has then.
         """
         rows = {node: row for row, node in enumerate(_nodes(draws))}
@@ -238,19 +256,28 @@ class Masking(ByGraph):
             is_one = isinstance(draws.partition, int)
             seen = down if is_one else down.take(rows[node])
             mine = memory if is_one else memory.take(rows[node])
-            return Agreed(torch.ones(1, dtype=torch.uint8)), self._agreed(node, seen, mine, draws)
+            return self._agreed(node, seen, mine, draws)
 
         return _of_each(draws, one)
 
-    def _agreed(self, node: int, down: NeighbourKeys, memory: PairKeys, draws: Draws) -> PairKeys:
+    def _agreed(
+        self, node: int, down: NeighbourKeys, memory: PairKeys, draws: Draws
+    ) -> tuple[Payload, Memory]:
         if not bool(memory.secret.any()):
             raise NotAgreed(f"Expected node {node} to have offered a key, got none in this run")
         mine = self._agreement(node, _bytes(memory.secret))
-        pairs = memory.pairs.clone()
-        for place, j in enumerate(self.secret_graph.neighbors[node]):
-            offer = Offer(j, _bytes(down.public[place]), _bytes(down.signature[place]))
-            pairs[place] = _tensor(mine.source(offer, draws.source.precision).key)
-        return replace(memory, pairs=pairs)
+        offers = _offers(self.secret_graph.neighbors[node], down)
+        owners = owners_of([mine.offer(), *offers])
+        pairs, flaws = torch.zeros_like(memory.pairs), down.public.new_zeros(len(down.public))
+        for place, offer in enumerate(offers):
+            try:
+                source = mine.source(offer, draws.source.precision, owners)
+            except BadOffer as bad:
+                flaws[place] = 1 + FLAWS.index(bad.flaw)
+                log.error("Node %d refuses the key that was relayed to it: %s", node, bad)
+            else:
+                pairs[place] = _tensor(source.key)
+        return agreed(len(flaws))(flaws), replace(memory, pairs=pairs)
 
     def _agreement(self, node: int, secret: bytes) -> Agreement:
         """This node's side; its files are read before round 1 alone."""
@@ -259,6 +286,58 @@ class Masking(ByGraph):
         signing = read_signing(Path(self.signing_keys.replace("{node}", str(node))))
         pinned = read_pinned(Path(self.pinned_keys), self.secret_graph.num_nodes)
         return Agreement(self.run, node, secret, signing, pinned)
+
+    # -- the server, before round 1 ------------------------------------------------------------
+    def refused(
+        self, state: ServerState, phase: str, uploads: Payload, partitions: tuple[int, ...]
+    ) -> Mapping[int, str]:
+        """Whose key is refused: by the server when it is offered, else by who it was relayed to.
+
+        Raises:
+            RoundFailed: the server has a file of pinned keys that cannot be read.
+        """
+        if isinstance(uploads, OfferedKey):
+            return self._bad_offers(_offers(partitions, uploads))
+        if isinstance(uploads, Agreed):
+            return self._complaints(dict(zip(partitions, uploads.flaws.tolist(), strict=True)))
+        return {}
+
+    def _bad_offers(self, offers: list[Offer]) -> dict[int, str]:
+        """Signatures are looked at where the server has the file of pinned keys too."""
+        pinned, found, owners = None, dict[int, str](), owners_of(offers)
+        if self.pinned_keys is not None and Path(self.pinned_keys).exists():
+            try:
+                pinned = read_pinned(Path(self.pinned_keys), self.secret_graph.num_nodes)
+            except ValueError as error:
+                raise RoundFailed(f"training.pinned_keys: {error}") from None
+        for offer in offers:
+            try:
+                offer.check(self.run, pinned, owners)
+            except BadOffer as bad:
+                found[offer.node] = str(bad).removeprefix(f"node {offer.node}: ")
+        return found
+
+    def _complaints(self, flaws: Mapping[int, list[int]]) -> dict[int, str]:
+        """Who refuses whose key, and who takes it: any of these may be at fault, and all are told.
+
+        A client that says what nobody can have found is at fault itself.
+        """
+        near, found = self.secret_graph.neighbors, dict[int, str]()
+        refusals: dict[int, dict[int, str]] = {}
+        for i, codes in flaws.items():
+            if any(codes[len(near[i]) :]) or max(codes) > len(FLAWS):
+                found[i] = f"Expected codes of flaws in its neighbours' keys, got {codes[:5]}"
+                continue
+            for j, code in zip(near[i], codes, strict=False):
+                if code:
+                    refusals.setdefault(j, {})[i] = FLAWS[code - 1]
+        for j, by in refusals.items():
+            why, takes = ", ".join(sorted(set(by.values()))), [i for i in near[j] if i not in by]
+            others = f", clients {takes[:5]} take it" if takes else ""
+            found.setdefault(
+                j, f"clients {list(by)[:5]} refuse the key relayed as its ({why}){others}"
+            )
+        return found
 
     def keys_of_neighbours(self, x: Tensor, public: Tensor, signature: Tensor) -> NeighbourKeys:
         """What every node is handed before round 1, given all offers; x is (n, *point)."""
@@ -426,6 +505,14 @@ def _when(draws: Draws) -> dict[str, int]:
 
 def _nodes(draws: Draws) -> tuple[int, ...]:
     return (draws.partition,) if isinstance(draws.partition, int) else draws.partition
+
+
+def _offers(nodes: Sequence[int], keys: OfferedKey | NeighbourKeys) -> list[Offer]:
+    """The first rows of keys, which are of these nodes."""
+    return [
+        Offer(node, _bytes(keys.public[row]), _bytes(keys.signature[row]))
+        for row, node in enumerate(nodes)
+    ]
 
 
 def _of_each(draws: Draws, one: OfNode) -> tuple[Payload, Memory]:

@@ -10,7 +10,14 @@ from torch import Tensor
 
 from manifed.algorithms.gossip import OnGraph
 from manifed.algorithms.held_out import EVALUATE, PrivateEvaluation
-from manifed.algorithms.interface import MayDisclose, Phase, ServerState, ServerUpdate, UploadPlace
+from manifed.algorithms.interface import (
+    JudgesUploads,
+    MayDisclose,
+    Phase,
+    ServerState,
+    ServerUpdate,
+    UploadPlace,
+)
 from manifed.federation.cohorts import Cohort, Everyone
 from manifed.federation.replies import Failure, ReplyPolicy
 from manifed.manifolds.base import Manifold
@@ -77,6 +84,12 @@ class Plan:
         """The server update, where some of its exchanges are made only where they are needed."""
         server: object = self.server_update
         return server if isinstance(server, MayDisclose) else None
+
+    @cached_property
+    def judge(self) -> JudgesUploads | None:
+        """The server update, where it refuses uploads for what is in them."""
+        server: object = self.server_update
+        return server if isinstance(server, JudgesUploads) else None
 
     @cached_property
     def has_mean_model(self) -> bool:
