@@ -364,14 +364,15 @@ def checked(now: Attempt, replies: Replies) -> Replies:
     phase = now.phase
     assert phase is not None
     found = refuse_bad_rows(_expected(now, phase), replies)
-    if now.plan.judge is not None:
-        found = _without_refused(now.plan.judge, now, found)
+    judge = now.plan.believed if phase is EVALUATE else now.plan.judge
+    if judge is not None:
+        found = _without_refused(judge, now, found)
     _tell_who_was_dropped(now, found)
     return found
 
 
 def _without_refused(judge: JudgesUploads, now: Attempt, found: Replies) -> Replies:
-    """The replies without those that the server update refuses for what is in them."""
+    """The replies without those that are refused for what is in them."""
     why = judge.refused(now.state, now.name, found.uploads, found.partitions)
     return found.without({i: told(found, i, Failure("unusable", why[i])) for i in why})
 
