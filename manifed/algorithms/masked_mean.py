@@ -29,7 +29,8 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from manifed.algorithms.interface import Collected, Memory, Phase, ServerState, Work
-from manifed.algorithms.pair_masks import SETUP, Masking, OfferedKey
+from manifed.algorithms.key_offers import OfferedKey
+from manifed.algorithms.pair_masks import SETUP, Masking
 from manifed.algorithms.payloads import Displacement, Down, Layout, Payload, PerClient, Point
 from manifed.algorithms.tangent_mean import AtPoint
 from manifed.errors import RoundFailed

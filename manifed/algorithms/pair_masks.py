@@ -14,11 +14,11 @@ import hashlib
 import json
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import cache, lru_cache
+from functools import lru_cache
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from pydantic import model_validator
@@ -26,7 +26,18 @@ from torch import Tensor
 
 from manifed.algorithms.gossip import ByGraph
 from manifed.algorithms.interface import Memory, Phase, ServerState
-from manifed.algorithms.payloads import Layout, Payload, Point
+from manifed.algorithms.key_offers import (
+    Agreed,
+    NeighbourKeys,
+    OfferedKey,
+    agreed,
+    as_bytes,
+    bad_offers,
+    complaints,
+    neighbour_keys,
+    offers_of,
+)
+from manifed.algorithms.payloads import Payload, Point
 from manifed.errors import RoundFailed
 from manifed.graphs.graph import Graph
 from manifed.oracles.oracle import Draws
@@ -38,7 +49,6 @@ from manifed.privacy.masks import (
     SIGNATURE_BYTES,
     Agreement,
     BadOffer,
-    Offer,
     masks,
     owners_of,
     read_pinned,
@@ -65,74 +75,6 @@ class NotAgreed(RuntimeError):
 
 class MaskUsed(RuntimeError):
     """A question for a round and attempt whose masks were used, or for an earlier one."""
-
-
-@dataclass(frozen=True)
-class OfferedKey(Payload):
-    """Up, before round 1: a public key and its signature (zeros without a signing key)."""
-
-    public: Tensor
-    signature: Tensor
-
-    @classmethod
-    def layout(cls, shape: Shape, dtype: torch.dtype) -> dict[str, Layout]:
-        """Bytes."""
-        return {
-            "public": ((KEY_BYTES,), torch.uint8),
-            "signature": ((SIGNATURE_BYTES,), torch.uint8),
-        }
-
-
-@dataclass(frozen=True)
-class NeighbourKeys(Payload):
-    """Down, before round 1: the offers of a node's neighbours, in order, zeros where it has fewer.
-
-    The point stands in front as in everything that goes down; it is not used.
-    """
-
-    num_neighbors: ClassVar[int] = 0
-    x: Tensor
-    public: Tensor
-    signature: Tensor
-
-    @classmethod
-    def layout(cls, shape: Shape, dtype: torch.dtype) -> dict[str, Layout]:
-        """As many keys as a node has neighbours at most."""
-        return {
-            "x": (shape, dtype),
-            "public": ((cls.num_neighbors, KEY_BYTES), torch.uint8),
-            "signature": ((cls.num_neighbors, SIGNATURE_BYTES), torch.uint8),
-        }
-
-
-@cache
-def neighbour_keys(num_neighbors: int) -> type[NeighbourKeys]:
-    """The payload with places for so many neighbours."""
-    name = f"NeighbourKeys{num_neighbors}"
-    return type(name, (NeighbourKeys,), {"num_neighbors": num_neighbors})
-
-
-@dataclass(frozen=True)
-class Agreed(Payload):
-    """Up, before round 1: 0 for every neighbour with whom this node has a pair key now.
-
-    Else which of `FLAWS` it found in the key that was relayed as the neighbour's, from 1. An error
-    would name this node, and no more, to a server.
-    """
-
-    num_neighbors: ClassVar[int] = 0
-    flaws: Tensor
-
-    @classmethod
-    def layout(cls, shape: Shape, dtype: torch.dtype) -> dict[str, Layout]:
-        """A byte a neighbour."""
-        return {"flaws": ((cls.num_neighbors,), torch.uint8)}
-
-
-@cache
-def agreed(num_neighbors: int) -> type[Agreed]:
-    """The payload with places for so many neighbours."""
-    return type(f"Agreed{num_neighbors}", (Agreed,), {"num_neighbors": num_neighbors})
 
 
 @dataclass(frozen=True)
@@ -265,8 +207,8 @@ class Masking(ByGraph):
     ) -> tuple[Payload, Memory]:
         if not bool(memory.secret.any()):
             raise NotAgreed(f"Expected node {node} to have offered a key, got none in this run")
-        mine = self._agreement(node, _bytes(memory.secret))
-        offers = _offers(self.secret_graph.neighbors[node], down)
+        mine = self._agreement(node, as_bytes(memory.secret))
+        offers = offers_of(self.secret_graph.neighbors[node], down)
         owners = owners_of([mine.offer(), *offers])
         pairs, flaws = torch.zeros_like(memory.pairs), down.public.new_zeros(len(down.public))
         for place, offer in enumerate(offers):
@@ -291,53 +233,27 @@ class Masking(ByGraph):
     def refused(
         self, state: ServerState, phase: str, uploads: Payload, partitions: tuple[int, ...]
     ) -> Mapping[int, str]:
-        """Whose key is refused: by the server when it is offered, else by who it was relayed to.
+        """Whose key is refused: by the server at the offer, or later by those it was relayed to.
 
         Raises:
             RoundFailed: the server has a file of pinned keys that cannot be read.
         """
         if isinstance(uploads, OfferedKey):
-            return self._bad_offers(_offers(partitions, uploads))
+            return bad_offers(offers_of(partitions, uploads), self.run, self._pins_here())
         if isinstance(uploads, Agreed):
-            return self._complaints(dict(zip(partitions, uploads.flaws.tolist(), strict=True)))
+            said = dict(zip(partitions, uploads.flaws.tolist(), strict=True))
+            near, has_pins = self.secret_graph.neighbors, self._pins_here() is not None
+            return complaints(said, near, is_signature_known=has_pins)
         return {}
 
-    def _bad_offers(self, offers: list[Offer]) -> dict[int, str]:
-        """Signatures are looked at where the server has the file of pinned keys too."""
-        pinned, found, owners = None, dict[int, str](), owners_of(offers)
-        if self.pinned_keys is not None and Path(self.pinned_keys).exists():
-            try:
-                pinned = read_pinned(Path(self.pinned_keys), self.secret_graph.num_nodes)
-            except ValueError as error:
-                raise RoundFailed(f"training.pinned_keys: {error}") from None
-        for offer in offers:
-            try:
-                offer.check(self.run, pinned, owners)
-            except BadOffer as bad:
-                found[offer.node] = str(bad).removeprefix(f"node {offer.node}: ")
-        return found
-
-    def _complaints(self, flaws: Mapping[int, list[int]]) -> dict[int, str]:
-        """Who refuses whose key, and who takes it: any of these may be at fault, and all are told.
-
-        A client that says what nobody can have found is at fault itself.
-        """
-        near, found = self.secret_graph.neighbors, dict[int, str]()
-        refusals: dict[int, dict[int, str]] = {}
-        for i, codes in flaws.items():
-            if any(codes[len(near[i]) :]) or max(codes) > len(FLAWS):
-                found[i] = f"Expected codes of flaws in its neighbours' keys, got {codes[:5]}"
-                continue
-            for j, code in zip(near[i], codes, strict=False):
-                if code:
-                    refusals.setdefault(j, {})[i] = FLAWS[code - 1]
-        for j, by in refusals.items():
-            why, takes = ", ".join(sorted(set(by.values()))), [i for i in near[j] if i not in by]
-            others = f", clients {takes[:5]} take it" if takes else ""
-            found.setdefault(
-                j, f"clients {list(by)[:5]} refuse the key relayed as its ({why}){others}"
-            )
-        return found
+    def _pins_here(self) -> Mapping[int, bytes] | None:
+        """The pinned keys, where the server has their file too."""
+        if self.pinned_keys is None or not Path(self.pinned_keys).exists():
+            return None
+        try:
+            return read_pinned(Path(self.pinned_keys), self.secret_graph.num_nodes)
+        except ValueError as error:
+            raise RoundFailed(f"training.pinned_keys: {error}") from None
 
     def keys_of_neighbours(self, x: Tensor, public: Tensor, signature: Tensor) -> NeighbourKeys:
         """What every node is handed before round 1, given all offers; x is (n, *point)."""
@@ -446,7 +362,7 @@ class Masking(ByGraph):
                 "exchanges before round 1 were not all made, and everybody could compute its masks"
             )
         sources = {
-            j: NoiseSource(_bytes(pairs[place]), is_release, precision=precision)
+            j: NoiseSource(as_bytes(pairs[place]), is_release, precision=precision)
             for place, j in enumerate(self.secret_graph.neighbors[node])
             if dropped is None or j in dropped
         }
@@ -507,14 +423,6 @@ def _nodes(draws: Draws) -> tuple[int, ...]:
     return (draws.partition,) if isinstance(draws.partition, int) else draws.partition
 
 
-def _offers(nodes: Sequence[int], keys: OfferedKey | NeighbourKeys) -> list[Offer]:
-    """The first rows of keys, which are of these nodes."""
-    return [
-        Offer(node, _bytes(keys.public[row]), _bytes(keys.signature[row]))
-        for row, node in enumerate(nodes)
-    ]
-
-
 def _of_each(draws: Draws, one: OfNode) -> tuple[Payload, Memory]:
     """What one node makes, or those of a cohort stacked."""
     if isinstance(draws.partition, int):
@@ -526,7 +434,3 @@ def _of_each(draws: Draws, one: OfNode) -> tuple[Payload, Memory]:
 
 def _tensor(content: bytes) -> Tensor:
     return torch.frombuffer(bytearray(content), dtype=torch.uint8)
-
-
-def _bytes(tensor: Tensor) -> bytes:
-    return bytes(tensor.tolist())

@@ -51,6 +51,7 @@ Flaw = Literal[
 ]
 """What is wrong with an offer; on the wire its place in `FLAWS`, from 1."""
 FLAWS: Final[tuple[Flaw, ...]] = get_args(Flaw)
+UNSIGNED: Final = FLAWS[-1]
 Owners = Mapping[bytes, Sequence[int]]
 """By public key, which nodes offered it."""
 NOBODY: Final[Owners] = MappingProxyType({})

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from manifed.algorithms.key_offers import NeighbourKeys, OfferedKey
 from manifed.algorithms.masked_mean import REVEAL
-from manifed.algorithms.pair_masks import NeighbourKeys, OfferedKey
 from manifed.errors import RoundFailed
 from manifed.experiment.assembly import plan_of
 from manifed.flower.transport import MessageTransport
@@ -115,6 +115,7 @@ def test_a_key_that_is_not_signed_as_pinned_names_its_owner(is_known_here, way, 
     assert set(found) == {4}
     assert "not signed by the key that is pinned" in found[4]
     assert ("clients [3, 5]" in found[4]) == (not is_known_here)
+    assert "sound" not in found[4]
 
 
 RELAYED = {
@@ -132,7 +133,7 @@ def test_a_key_that_is_spoiled_on_its_way_is_refused_as_its_owners(case, way):
     found = named(config, Spoiled(config, way, go=RELAYED[case]))
     assert set(found) == ({1, 5} if case == "another neighbour's" else {5})
     assert "clients [0] refuse" in found[5]
-    assert "clients [4] take" in found[5]
+    assert "clients [4] take it, the server found it sound" in found[5]
 
 
 def test_a_client_that_says_nonsense_of_its_neighbours_names_itself():
