@@ -52,8 +52,8 @@ def _toml(text: str, where: str) -> dict[str, Any]:
     return table
 
 
-def check_depth(table: Any, where: str) -> None:
-    """Refuse tables that nest deeper than any config does.
+def check_depth(table: Any, where: str, longest: int | None = None) -> None:
+    """Refuse tables that nest deeper than any config does, or hold a list beyond ``longest``.
 
     Raises:
         ConfigError: naming ``where`` the table is from.
@@ -63,6 +63,8 @@ def check_depth(table: Any, where: str) -> None:
         depth += 1
         if depth > _DEEPEST:
             raise ConfigError(f"Expected tables nested at most {_DEEPEST} deep in {where}")
+        if longest is not None and any(len(n) > longest for n in level if isinstance(n, list)):
+            raise ConfigError(f"Expected lists of at most {longest} entries in {where}")
         level = [
             child
             for node in level
