@@ -279,6 +279,8 @@ def _check_scalars(table: Mapping[str, Any]) -> None:
     for path, field, value in leaves(Experiment, table):
         admitted = scalars(field.annotation)
         for item in value if isinstance(value, list | tuple) else (value,):
+            if isinstance(item, str) and "\0" in item:
+                raise ConfigError(f"{path}: expected text without NUL, got {short(item)}")
             if isinstance(item, bool) and bool not in admitted and admitted & {int, float}:
                 raise ConfigError(f"{path}: expected a number, got {item!r}")
             if isinstance(item, str) and str not in admitted and admitted & {int, float}:
