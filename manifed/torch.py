@@ -23,7 +23,7 @@ from torch.utils.data import Dataset
 
 from manifed.algorithms.rsgd import RSGD
 from manifed.algorithms.tangent_mean import TangentMean
-from manifed.errors import ConfigError, one_line
+from manifed.errors import ConfigError, one_line, short
 from manifed.federation.stacked import StackedTransport
 from manifed.oracles.minibatch import Poisson
 from manifed.problems.base import Examples
@@ -108,7 +108,12 @@ def fit(
         algorithm = (client, strategy or TangentMean())
     if test is not None:
         options["is_evaluation_public"] = True
-        options["evaluate"] = judged_on(problem, examples_of(test, "test"), metrics or {})
+        judge = options["evaluate"] = judged_on(problem, examples_of(test, "test"), metrics or {})
+        problem.point_shape(shards[0])
+        try:
+            judge(problem.start)  # what fails is told before a round is paid for
+        except ArithmeticError as error:
+            raise ConfigError(f"test: {error}") from None
     options.setdefault("start", problem.start)
     options.setdefault("transport", partial(StackedTransport, device="cpu", memory_budget_mb=1024))
     found = fit_problem(problem, shards, algorithm, rounds=rounds, privacy=privacy, **options)
@@ -129,6 +134,9 @@ def examples_of(site: Site, name: str) -> Examples:
         feature, label = site
     else:
         feature, label = _columns(site, name)
+    for tensor in (feature, label):
+        if not isinstance(tensor, Tensor) or tensor.dim() == 0:
+            raise ConfigError(f"{name}: expected tensors of examples, got {short(tensor)}")
     if len(feature) != len(label) or not len(feature):
         raise ConfigError(
             f"{name}: expected as many labels as features and at least one, got {len(feature)} "

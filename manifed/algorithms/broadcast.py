@@ -32,15 +32,14 @@ def check_broadcast(phase: Phase, down: Payload, manifold: Manifold) -> None:
     for (name, value), place in zip(down.tensors().items(), phase.places, strict=True):
         if place == "any" and not value.is_floating_point():
             continue
+        if place == "point":
+            check_point(f"the broadcast {name}", value, manifold)
+            continue
         if not is_short(value):
             _check_length(f"the broadcast {name}", value)
-        if manifold.is_whole_space:  # what is finite is a point
-            continue
-        if place == "point":
-            _check_point(f"the broadcast {name}", value, manifold)
-        elif place == "point-nearby":
+        if place == "point-nearby" and not manifold.is_whole_space:
             x = manifold.nearest(value)
-            _check_point(f"the projection of the broadcast {name}", x, manifold)
+            _check_on(f"the projection of the broadcast {name}", x, manifold)
 
 
 def all_pass(phase: Phase, rows: Payload, manifold: Manifold) -> bool:
@@ -58,6 +57,18 @@ def all_pass(phase: Phase, rows: Payload, manifold: Manifold) -> bool:
             if not float(manifold.membership_defect(x).max()) <= TOLERANCE[x.dtype]:
                 return False
     return True
+
+
+def check_point(name: str, x: Tensor, manifold: Manifold) -> None:
+    """Refuse what is no point of ``manifold``; ``name`` says what it should be.
+
+    Raises:
+        BadBroadcast: naming it, its defect and the bound.
+    """
+    if not is_short(x):
+        _check_length(name, x)
+    if not manifold.is_whole_space:  # of which what is finite is a point
+        _check_on(name, x, manifold)
 
 
 def check_tangent(name: str, x: Tensor, u: Tensor, manifold: Manifold) -> None:
@@ -84,7 +95,7 @@ def _check_length(name: str, value: Tensor) -> None:
         )
 
 
-def _check_point(name: str, x: Tensor, manifold: Manifold) -> None:
+def _check_on(name: str, x: Tensor, manifold: Manifold) -> None:
     defect, bound = float(manifold.membership_defect(x)), TOLERANCE[x.dtype]
     if not defect <= bound:
         raise BadBroadcast(

@@ -7,11 +7,14 @@ example and looking at the others.
 """
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from manifed.errors import one_line
 
@@ -62,6 +65,53 @@ def _advice(layer: nn.Module) -> str | None:
     return None
 
 
+def met_by(operator: object) -> str:
+    """What is said of an operator whose rule of vmap checks no index against its example's rows."""
+    return (
+        f"model, loss: {operator} may meet another example by an index out of range; use "
+        "torch.nn.functional.embedding or torch.where, and no operator of torch.ops"
+    )
+
+
+class _Unchecked(TorchDispatchMode):
+    """Refuses what ends in an operator that vmap does not check, however it was called.
+
+    A script runs its operators where `OwnRows` does not see them. A table that is asked by
+    `torch.nn.functional.embedding` may be read.
+    """
+
+    def __init__(self, tables: "_Tables") -> None:
+        super().__init__()
+        self._tables = tables
+        self.found: str | None = None
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        del types
+        name = func.overloadpacket.__name__
+        if name.rstrip("_") in _UNCHECKED and not (name == "embedding" and self._tables.is_open):
+            self.found = name
+        return func(*args, **(kwargs or {}))
+
+
+class _Tables(TorchFunctionMode):
+    """Knows when a table is asked in the way that `OwnRows` checks."""
+
+    is_open = False
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        del types
+        if func is not nn.functional.embedding:
+            return func(*args, **(kwargs or {}))
+        self.is_open = True
+        try:
+            return func(*args, **(kwargs or {}))
+        finally:
+            self.is_open = False
+
+
+_UNCHECKED = {"embedding", "index_fill", "embedding_backward", "embedding_dense_backward"}
+
+
 def check_forward(model: nn.Module, feature: Tensor) -> None:
     """Refuse what a forward pass shows: a buffer that moves, an example that moves another.
 
@@ -74,10 +124,12 @@ def check_forward(model: nn.Module, feature: Tensor) -> None:
     """
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
     try:
-        with torch.no_grad():
+        with torch.no_grad(), _Tables() as tables, _Unchecked(tables) as unchecked:
             for batch, moved in _batches(feature):
                 first, second = _rows(model(batch)), _rows(model(moved))
                 _check_apart(first, second, len(batch))
+        if unchecked.found is not None:
+            raise NotPrivate(met_by(unchecked.found))
         for name, buffer in model.named_buffers():
             if not torch.equal(buffer, buffers[name]):
                 raise NotPrivate(

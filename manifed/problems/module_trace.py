@@ -14,12 +14,13 @@ from typing import Any, Literal, TypedDict
 
 import torch
 from torch import Tensor, nn
+from torch._ops import OpOverload, OpOverloadPacket
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from manifed.layers import LorentzEmbedding, OrthogonalLinear, PoincareEmbedding
 from manifed.manifolds.product import Factor, Product
-from manifed.problems.module_checks import NotPrivate
+from manifed.problems.module_checks import NotPrivate, met_by
 from manifed.problems.module_gradients import Part, outer, plain, table
 
 Kind = Literal["linear", "transposed", "table", "convolution", "rows"]
@@ -169,16 +170,15 @@ class _Outside(TorchFunctionMode):
 class OwnRows(TorchFunctionMode):
     """Rows that an index names beyond a table are NaN; vmap would read those of a neighbour.
 
+    Operators of ``torch.ops`` are refused: their rules of vmap check no more, and there are many.
+
     It lays the tables of several examples or clients one after the other, and adds an offset. So
     an example whose index is out of range has no gradient, and counts as zero.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in _UNBOUND:
-            raise NotPrivate(
-                f"model, loss: {func.__name__} may meet another example by an index out of range; "
-                "use torch.nn.functional.embedding, or torch.where"
-            )
+        if func in _UNBOUND or isinstance(func, OpOverload | OpOverloadPacket):
+            raise NotPrivate(met_by(getattr(func, "__name__", "") if func in _UNBOUND else func))
         if func is not nn.functional.embedding:
             return func(*args, **(kwargs or {}))
         return _own_rows(*args, **(kwargs or {}))

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import torch
+from pydantic import ValidationError
 from torch import Tensor
 
 from manifed.algorithms.interface import ClientUpdate, ServerState, ServerUpdate, setup_phases_of
 from manifed.algorithms.pair_masks import Masking
 from manifed.algorithms.tangent_mean import TangentMean
-from manifed.errors import BudgetExhausted, ConfigError
+from manifed.errors import BudgetExhausted, ConfigError, short
 from manifed.experiment.assembly import release_source, seeded_source, starting_point
 from manifed.experiment.limits import (
     AnyTraining,
@@ -49,15 +49,14 @@ from manifed.federation.transport import MemoryTransport, Transport
 from manifed.privacy.account import count_only, opened
 from manifed.privacy.odometer import Odometer
 from manifed.privacy.statement import Promise
-from manifed.problems.base import Examples, Problem
-from manifed.problems.finite_sum import FiniteSum
-from manifed.problems.records import InvalidRecord
+from manifed.problems.base import Problem
 from manifed.problems.starts import RandomStart
+from manifed.runs import handed
+from manifed.runs.handed import Shard
 from manifed.runs.progress import watched
 from manifed.runs.result import Result, Round
 
 Algorithm = ClientUpdate | tuple[ClientUpdate, ServerUpdate]
-Shard = Examples | Tensor | Mapping[str, Tensor]
 Evaluate = Callable[[Tensor], Mapping[str, float]]
 Privacy = ExampleLevel | ClientLevel | None
 Connect = Callable[[ClientSide], Transport]
@@ -248,21 +247,29 @@ def _prepared(
     ledger: str | Path | None,
     transport: Connect,
 ) -> _Prepared:
-    examples = tuple(_examples(shard) for shard in shards)
-    _check_records(problem, examples)
+    examples = handed.examples_of(problem, shards)
     client, server = _updates(algorithm)
-    federation = Federation(
-        num_clients=len(examples),
-        num_rounds=rounds,
-        seed=seed,
-        cohort=cohort or Everyone(),
-        replies=replies or ReplyPolicy(),
-    )
+    try:
+        federation = Federation(
+            num_clients=len(examples),
+            num_rounds=rounds,
+            seed=seed,
+            cohort=cohort or Everyone(),
+            replies=replies or ReplyPolicy(),
+        )
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        field = {"num_rounds": "rounds"}.get(str(first["loc"][0]), first["loc"][0])
+        raise ConfigError(f"{field}: {first['msg']}, got {short(first['input'])}") from None
     setting = _Arguments(federation, client, server, privacy or NoPrivacy())
     _check_parts(setting, problem)
     sizes = tuple(len(shard) for shard in examples)
-    shape, manifold = problem.point_shape(examples[0]), problem.manifold
-    x = starting_point(RandomStart(), manifold, shape, seed) if start is None else start
+    shape, manifold = handed.point_shape(problem, examples[0]), problem.manifold
+    if start is None:
+        x = starting_point(RandomStart(), manifold, shape, seed)
+    else:
+        x = handed.check_start(problem, start, shape)
+    handed.check_computed(problem, x, examples[0])
     setup = ClientSetup(problem, client, example_mechanism(setting, sizes))
     source = seeded_source(setting)
     side = ClientSide(
@@ -285,36 +292,6 @@ def _prepared(
     )
     promise = promise_of(setting, sizes)
     return _Prepared(plan, server.initial(x), promise, transport(side), rounds, ledger)
-
-
-def _examples(shard: Shard) -> Examples:
-    """A client's examples; each tensor has shape (n, *feature)."""
-    if isinstance(shard, Examples):
-        return shard
-    tensors = {"z": shard} if isinstance(shard, Tensor) else dict(shard)
-    try:
-        return Examples.of_columns(tensors)
-    except ValueError as error:
-        raise ConfigError(f"shards: {error}") from None
-
-
-def _check_records(problem: Problem, shards: Sequence[Examples]) -> None:
-    """Refuse data that nothing may be computed from.
-
-    Raises:
-        ConfigError: naming client and record.
-    """
-    if not shards or not all(len(shard) for shard in shards):
-        sizes = [len(shard) for shard in shards]
-        raise ConfigError(f"shards: expected at least one example a client, got sizes {sizes}")
-    for i, shard in enumerate(shards):
-        try:
-            if isinstance(problem, FiniteSum):
-                problem.check_records(shard)
-            elif not all(bool(torch.isfinite(t).all()) for t in shard.tensors.values()):
-                raise InvalidRecord("expected finite entries, got others")
-        except InvalidRecord as error:
-            raise ConfigError(f"shards: client {i}, {error}; mend or remove the record") from None
 
 
 def _updates(algorithm: Algorithm) -> tuple[ClientUpdate, ServerUpdate]:

@@ -235,7 +235,9 @@ def test_no_door_opens_to_a_statistic_that_is_not_the_one_that_is_priced():
 def test_no_column_that_came_with_the_data_is_believed_as_the_norm_of_its_rows():
     rows, none = 100 * normal(0, 8, D), torch.zeros(8, dtype=torch.float64)
     own = {"z": rows, "squared_norm": none}
-    with pytest.raises(ConfigError, match="shards: Expected columns without 'squared_norm'"):
+    with pytest.raises(
+        ConfigError, match="shards: client 0: Expected columns without 'squared_norm'"
+    ):
         manifed.fit(PrincipalEigenvector(), [own], SecondMoment(), rounds=1)
     kept = with_squared_norms(Examples(own, {"z": 1, "squared_norm": 0}), "z")
     assert torch.equal(kept["squared_norm"], rows.norm(dim=1).square())

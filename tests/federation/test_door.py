@@ -26,6 +26,7 @@ from manifed.federation.transport import MemoryTransport
 from manifed.manifolds.sphere import Sphere
 from manifed.privacy.statement import audit_ledger
 from manifed.problems.frechet_mean import FrechetMean
+from manifed.problems.logistic import Logistic
 from manifed.runs.run_folder import RunFolder
 
 QUICKSTART = Path(__file__).resolve().parents[2] / "configs" / "quickstart.toml"
@@ -194,6 +195,64 @@ def test_what_nothing_charges_for_is_refused_before_round_1(name):
     settings, algorithm, match = REFUSED[name]
     with pytest.raises(ConfigError, match=match):
         manifed.federate(FrechetMean(Sphere()), points(), algorithm, rounds=2, **settings)
+
+
+def wider(shard):
+    return torch.cat([shard, shard], dim=-1)
+
+
+E1 = torch.tensor([1.0, 0, 0, 0], dtype=torch.float64)
+NOTHING_FITS = {
+    "a longer start": ({"start": torch.eye(5, dtype=torch.float64)[0]}, r"start: .*\(4,\).*\(5,\)"),
+    "starts": ({"start": torch.eye(4, dtype=torch.float64)}, r"start: expected shape \(4,\)"),
+    "a number": ({"start": torch.tensor(1.0)}, r"start: expected shape \(4,\)"),
+    "integers": ({"start": E1.long()}, "start: expected a dense tensor of float64"),
+    "half a float": ({"start": E1.half()}, "start: expected a dense tensor of float64"),
+    "complex numbers": ({"start": E1 + 0j}, "start: expected a dense tensor of float64"),
+    "sparse": ({"start": E1.to_sparse()}, "start: expected a dense tensor"),
+    "no numbers": ({"start": E1.to("meta")}, "start: expected a dense tensor"),
+    "a list": ({"start": [1.0, 0, 0, 0]}, "start: expected a dense tensor .* got list"),
+    "NaN": ({"start": E1 * torch.nan}, "start: Expected a point of Euclidean norm at most"),
+    "off the sphere": ({"start": 2 * E1}, "start: Expected a point on Sphere within"),
+    "no shards": ({"shards": []}, r"shards: .* got sizes \[\]"),
+    "an empty one": ({"shards": [*points()[:2], points()[2][:0]]}, r"sizes \[40, 40, 0\]"),
+    "another width": ({"shards": [*points()[:2], wider(points()[2])]}, "client 2: .*like client 0"),
+    "one row": ({"shards": [*points()[:2], points()[2][0]]}, "client 2: .*like client 0's"),
+    "another name": ({"shards": [*points()[:2], {"y": points()[2]}]}, "client 2: .*like client 0"),
+    "no such name": ({"shards": [{"y": one} for one in points()]}, "FrechetMean can .* KeyError"),
+    "integer rows": ({"shards": [E1.long().expand(4, 4)]}, "FrechetMean can be computed for"),
+    "rows of rows": ({"shards": [[1.0, 2.0]]}, "client 0: expected Examples, a tensor or a dict"),
+    "an array": ({"shards": [points()[0].numpy()]}, "client 0: expected Examples"),
+    "a zero-dimensional one": ({"shards": [torch.tensor(1.0)]}, "client 0, 'z': expected a dense"),
+    "no rounds": ({"rounds": 0}, "rounds: .* greater than or equal to 1, got 0"),
+}
+
+
+@pytest.mark.parametrize("name", NOTHING_FITS)
+def test_what_does_not_fit_is_refused_before_a_ledger_is_made(name, tmp_path):
+    changes, match = NOTHING_FITS[name]
+    settings = {"shards": points(), "rounds": 2, "privacy": PRIVATE, **changes}
+    shards, ledger = settings.pop("shards"), tmp_path / "ledger.jsonl"
+    with pytest.raises(ConfigError, match=match):
+        manifed.fit(FrechetMean(Sphere()), shards, STEPS, ledger=ledger, **settings)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_shards_in_float32_are_computed_in_float64():
+    rows = [torch.ones(6, 3), torch.zeros(6, 3)]
+    shards = [{"feature": r, "label": torch.ones(6)} for r in rows]
+    found = manifed.fit(Logistic(), shards, RSGD(step_size=0.1, local_steps=1), rounds=1)
+    assert found.curves["failures"] == [0]
+    assert found.model.dtype == torch.float64
+
+
+def test_a_gradient_of_another_shape_is_refused_before_a_ledger_is_made(tmp_path):
+    shards = [{"feature": torch.ones(6, 3), "label": torch.ones(6, 1)}]
+    with pytest.raises(ConfigError, match=r"problem: expected gradients of the shape of a point"):
+        manifed.fit(
+            Logistic(), shards, STEPS, rounds=1, privacy=PRIVATE, ledger=tmp_path / "ledger.jsonl"
+        )
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("bad", [torch.nan, 2.0])

@@ -184,6 +184,39 @@ def test_what_cannot_work_is_said_in_one_line(changes, said):
     assert "\n" not in str(raised.value)
 
 
+def changed(position, feature=lambda x: x, label=lambda y: y):
+    mine = sites()
+    mine[position] = feature(mine[position][0]), label(mine[position][1])
+    return mine
+
+
+FRAME = torch.linalg.qr(torch.randn(6, 3, generator=torch.Generator().manual_seed(0)))[0]
+NOTHING_FITS = {
+    "another width": ({"sites": changed(2, lambda x: x[:, :4])}, "client 2: .* like client 0's"),
+    "labels of rows": ({"sites": changed(1, label=lambda y: y[:, None])}, "client 1: .* like"),
+    "no rows": (
+        {"sites": changed(1, lambda x: x[:0], lambda y: y[:0])},
+        r"sites\[1\]: .* at least",
+    ),
+    "too few labels": ({"sites": changed(1, label=lambda y: y[:5])}, r"sites\[1\]: .* 5 labels"),
+    "NaN": ({"sites": changed(1, lambda x: x * torch.nan)}, "client 1, record 0: expected finite"),
+    "sparse": ({"sites": changed(1, lambda x: x.to_sparse())}, "client 1, 'feature': .* dense"),
+    "arrays": ({"sites": changed(1, lambda x: x.numpy())}, r"sites\[1\]: expected tensors"),
+    "one number": ({"sites": changed(1, lambda x: x[0, 0])}, r"sites\[1\]: expected tensors"),
+    "a longer start": ({"start": torch.zeros(19, dtype=torch.float64)}, r"start: .*\(18,\)"),
+    "a start off its manifold": ({"start": 2 * FRAME.double().reshape(-1)}, "start: Expected a"),
+    "a test of another width": ({"test": changed(0, lambda x: x[:, :4])[0]}, "test: "),
+}
+
+
+@pytest.mark.parametrize("name", NOTHING_FITS)
+def test_what_does_not_fit_is_refused_before_a_ledger_is_made(name, tmp_path):
+    changes, match = NOTHING_FITS[name]
+    with pytest.raises(ConfigError, match=match):
+        trained(ledger=tmp_path / "ledger.jsonl", **changes)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_problem_without_its_rounds_is_refused():
     with pytest.raises(ConfigError, match="got problem, algorithm"):
         manifed.fit(FrechetMean(Sphere()), [torch.ones(2, 3)], RSGD(step_size=0.1))

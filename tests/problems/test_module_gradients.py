@@ -14,6 +14,7 @@ from manifed.privacy.clipping import clip_factors
 from manifed.privacy.mechanism import ExampleMechanism
 from manifed.problems.base import Examples
 from manifed.problems.linear import SHORTEST
+from manifed.problems.module_checks import NotPrivate
 from manifed.problems.module_gradients import Outer, Plain, Whole, is_table, outer
 from manifed.problems.module_layout import UnknownManifold
 from manifed.problems.module_problem import module_problem
@@ -312,15 +313,46 @@ def test_an_index_beyond_what_an_example_computed_reads_nothing_of_the_next_exam
     assert float(norms[1]) > 0.1
 
 
-def test_writing_by_an_index_that_vmap_does_not_check_is_refused():
-    class Filled(nn.Linear):
+@torch.jit.script
+def scripted(table: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    return torch.embedding(table, index)
+
+
+ATEN = torch.ops.aten
+UNCHECKED = {
+    "index_fill": lambda row, index: row.index_fill(1, index, 0.0),
+    "aten.index_fill": lambda row, index: ATEN.index_fill(row, 1, index, 0.0),
+    "aten.index_fill.int_Scalar": lambda row, index: ATEN.index_fill.int_Scalar(row, 1, index, 0.0),
+    "embedding": lambda row, index: torch.embedding(row.mT, index).mT,
+    "aten.embedding": lambda row, index: ATEN.embedding(row.mT, index).mT,
+    "aten.embedding.default": lambda row, index: ATEN.embedding.default(row.mT, index).mT,
+    "aten.embedding_dense_backward": lambda row, index: (
+        ATEN.embedding_dense_backward(row[:1, :1], index, CLASSES, -1, scale_grad_by_freq=False).mT
+    ),
+    "embedding of a script": lambda row, index: scripted(row.mT, index).mT,
+}
+
+
+@pytest.mark.parametrize("name", UNCHECKED)
+def test_an_index_that_vmap_does_not_check_is_refused(name):
+    class Indexed(nn.Linear):
         def forward(self, feature):
             index = feature[0, :1].long().clamp(0, 2)
-            return super().forward(feature).index_fill(1, index, 0.0)
+            return super().forward(feature) + UNCHECKED[name](super().forward(feature), index)
 
-    problem, shard = module_problem(Filled(6, CLASSES)), case("adapter")[1]
-    with pytest.raises(ValueError, match="index_fill may meet another example"):
-        problem.point_shape(shard)
+    shard = case("adapter")[1]
+    operator = name.split()[0].removeprefix("aten.").partition(".")[0]
+    with pytest.raises(NotPrivate, match=f"{operator} may meet another example"):
+        module_problem(Indexed(6, CLASSES)).point_shape(shard)
+
+
+def test_an_operator_that_vmap_does_not_check_is_refused_in_a_loss():
+    def loss(output, label):
+        return ATEN.embedding(output.mT, label.long()).sum()
+
+    problem = module_problem(nn.Linear(6, CLASSES), loss)
+    with pytest.raises(NotPrivate, match=r"aten.embedding may meet another example"):
+        problem.point_shape(case("adapter")[1])
 
 
 def hostile_features(width):
