@@ -14,7 +14,8 @@ from typing import Any, NoReturn, TypeVar
 
 from manifed.cli.application import engine
 from manifed.errors import ConfigError, EngineFailed, one_line
-from manifed.experiment.load import load
+from manifed.experiment.load import dump, load
+from manifed.experiment.plugins import consent_to
 from manifed.experiment.schema import Experiment
 from manifed.flower.run_config import APP_FOLDER, find, run_config_of
 from manifed.problems.dataset import SiteData
@@ -285,6 +286,7 @@ def _settle() -> None:
 
 def _networked(plan: Launch, kind: str) -> None:
     run_on = engine(kind)
+    consent_to(dump(plan.config))
     _settle()
     run_on(
         run_config=run_config_of(plan.config, is_simulation=kind == "ray"),

@@ -19,7 +19,13 @@ from manifed.experiment.figure_files import read_figure, split
 from manifed.experiment.older import RENAMED, in_todays_keys
 from manifed.experiment.paths import Location, Place, kind_of, leaves, nearest, place_of, scalars
 from manifed.experiment.planning import auto_of, is_auto, resolved, stand_in
-from manifed.experiment.plugins import check_allowed, plugins_in, sha256_of
+from manifed.experiment.plugins import (
+    check_allowed,
+    look_as_noted,
+    look_beside,
+    plugins_in,
+    sha256_of,
+)
 from manifed.experiment.schema import Experiment
 from manifed.experiment.toml_files import check_depth, first_line, read_toml
 from manifed.problems.dataset import SiteData
@@ -67,13 +73,21 @@ def load(
         path: a TOML file, or FILE.toml::CURVE for one curve of a figure file.
         overrides: items ``a.b=VALUE`` as a person types them; a bare word is a string.
         settings: dotted field to a plain value, which no parser sees.
-        plugins: the packages that a kind may name classes of; None for any.
+        plugins: the packages that a kind may name classes of; None for any, which are looked for
+            beside the file too (plugins.py).
 
     Raises:
         ConfigError: in one line, for a missing or malformed file, an unknown key, a wrong type, a
             value out of bounds, or parts that do not fit together.
     """
-    return parse(table_of(path, overrides, settings), plugins)
+    table = table_of(path, overrides, settings)
+    if plugins is None and any(plugins_in(table)):
+        file, _ = split(Path(path))
+        if _is_record(file):
+            look_as_noted(file.with_name("manifest.json"))
+        else:
+            look_beside(file)
+    return parse(table, plugins)
 
 
 def table_of(

@@ -4,15 +4,23 @@ Nothing is registered. The string names a class, the table is an object of that 
 has the interface of the union in which its name stands: a frozen pydantic model, or a frozen
 dataclass. What it is made of is part of the experiment: the hash of its source goes into the hash
 of the config.
+
+The one rule for where its module is found: where Python finds modules by itself, then in the folder
+of the config file, then in the current folder. A run notes these folders in its manifest, and who
+reads its folder later looks there, and in the folder that is current then. A config that comes from
+somebody else, by a Flower run config or to a site, adds no folder.
 """
 
 import dataclasses
 import inspect
+import json
 import os
 import typing
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, TypeGuard
 
 from pydantic import BaseModel, GetCoreSchemaHandler, SerializationInfo, create_model
@@ -20,7 +28,7 @@ from pydantic_core import CoreSchema, PydanticCustomError, SchemaValidator, core
 
 from manifed.errors import ConfigError
 from manifed.privacy.events import Frozen
-from manifed.problems.sources import named, source_sha256
+from manifed.problems.sources import look_in, looked_in, named, source_sha256
 
 
 class NotAPlugin(ValueError):
@@ -90,6 +98,35 @@ def _default(field: dataclasses.Field[Any]) -> Any:
     return ... if field.default is dataclasses.MISSING else field.default
 
 
+# -- where plug-ins are found ---------------------------------------------------------------------
+NOTED = "plugin_folders"
+"""The key of a manifest: where the run looked for its plug-ins."""
+
+
+def look_beside(config: Path) -> None:
+    """Look for plug-ins as a command does that a person gives on a config file."""
+    look_in([str(config.absolute().parent), str(Path.cwd())])
+
+
+def look_as_noted(manifest: Path) -> None:
+    """Look for plug-ins as the run of a manifest did, then in the current folder.
+
+    A run folder may be a stranger's: the run's own folder is not looked into, nor are those that
+    another user's manifest notes.
+    """
+    found: Any = None
+    with suppress(OSError, ValueError, AttributeError, RecursionError):  # no manifest of ours
+        if manifest.stat().st_uid == os.geteuid():
+            found = json.loads(manifest.read_bytes()).get(NOTED)
+    noted = found if isinstance(found, list) and all(isinstance(f, str) for f in found) else []
+    look_in([*noted, str(Path.cwd())])
+
+
+def note_of(table: Mapping[str, Any]) -> dict[str, list[str]]:
+    """What the manifest of a config notes of where its plug-ins were looked for."""
+    return {NOTED: looked_in()} if any(plugins_in(table)) else {}
+
+
 # -- which plug-ins a table names -----------------------------------------------------------------
 VARIABLE = "MANIFED_PLUGINS"
 """The environment variable that lists the packages a run config may name classes of."""
@@ -99,6 +136,16 @@ def allowed_here() -> frozenset[str]:
     """The packages in this process's `VARIABLE`, separated by commas; none where it is not set."""
     named = os.environ.get(VARIABLE, "").split(",")
     return frozenset(package.strip() for package in named) - {""}
+
+
+def consent_to(table: Mapping[str, Any]) -> None:
+    """Let the processes that this one starts import what a config names.
+
+    Whoever runs a config here consents for the nodes that this command plays.
+    """
+    packages = {name.partition(":")[0].partition(".")[0] for _, name in plugins_in(table)}
+    if packages:
+        os.environ[VARIABLE] = ",".join(sorted(packages | allowed_here()))
 
 
 def plugins_in(table: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -2,10 +2,12 @@
 
 import hashlib
 import importlib
+import json
+import os
 import re
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,21 @@ from numpy.typing import NDArray
 from manifed.problems.file_formats import BadFile, Layout, Raw, of_arrays
 
 NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+FOLDERS = "MANIFED_PLUGIN_FOLDERS"
+"""The environment variable by which the processes that this one starts look where it does."""
+
+
+def look_in(places: Iterable[str]) -> None:
+    """Look for what configs name in these folders too, after all that Python finds by itself.
+
+    The processes that this one starts from now on do the same.
+    """
+    os.environ[FOLDERS] = json.dumps(list(dict.fromkeys(places)))
+
+
+def looked_in() -> list[str]:
+    """The folders of the newest `look_in`, here or in the process that started this one."""
+    return json.loads(os.environ.get(FOLDERS) or "[]")
 
 
 def named(name: str, what: str) -> Any:
@@ -26,13 +43,14 @@ def named(name: str, what: str) -> Any:
     if not NAME.fullmatch(name):
         raise ValueError(f"expected 'package.module:{what}', got {name!r}")
     where, _, attribute = name.partition(":")
+    sys.path += [folder for folder in looked_in() if folder not in sys.path]
     try:
         module = importlib.import_module(where)
     except Exception as error:
         said = " ".join(f"{type(error).__name__}: {error}".split())
         raise ValueError(
             f"expected a module that can be imported, got {where!r} ({said}); install its package "
-            "where this runs"
+            "where this runs, or put it beside the config file"
         ) from None
     return getattr(module, attribute, None)
 

@@ -37,6 +37,7 @@ from manifed.experiment.evaluation import (
     oracle_is_on,
 )
 from manifed.experiment.load import dump, sha256, to_toml
+from manifed.experiment.plugins import note_of
 from manifed.experiment.privacy import Sizes, promise_of
 from manifed.experiment.schema import Experiment
 from manifed.federation.plan import Plan, RoundReport
@@ -266,8 +267,9 @@ def _manifest(
     facts: Facts,
     privacy: dict[str, Any],
 ) -> dict[str, Any]:
-    return manifest_of(
-        dump(_placeless(config)),
+    table = dump(_placeless(config))
+    made = manifest_of(
+        table,
         sha256(config),
         sys.argv,
         name=config.name,
@@ -282,6 +284,7 @@ def _manifest(
         device=config.engine.device,
         dtype=config.engine.dtype,
     )
+    return made | note_of(table)
 
 
 def _of_more_rounds(config: Experiment, past: Past, privacy: dict[str, Any]) -> dict[str, Any]:

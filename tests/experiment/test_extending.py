@@ -2,13 +2,17 @@
 
 import json
 import math
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from scipy.optimize import brentq
 from scipy.stats import norm
 
+from manifed.experiment.plugins import VARIABLE
 from tests import fresh
 
 ROOT = Path(__file__).parents[2]
@@ -36,15 +40,53 @@ def call(folder, *arguments):
     return done.stdout
 
 
+def shell(folder, line):
+    """What a line of a page says to a person who has installed manifed and nothing of this page."""
+    kept = {name: text for name, text in os.environ.items() if name not in ("PYTHONPATH", VARIABLE)}
+    path = os.pathsep.join([str(Path(sys.executable).parent), kept["PATH"]])
+    done = subprocess.run(
+        ["bash", "-ec", line], cwd=folder, env=kept | {"PATH": path}, capture_output=True,
+        text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def written(folder, pages):
+    """The files of the pages."""
+    (folder / "orchard").mkdir(parents=True)
+    (folder / "orchard" / "__init__.py").write_text("")
+    for page in pages:
+        for name, text in FENCE.findall(page.read_text()):
+            (folder / name).write_text(text)
+
+
+@pytest.mark.slow
+def test_the_tutorial_of_an_algorithm_runs_as_it_is_printed(tmp_path):
+    (page,) = (page for page in PAGES if page.stem == "own_algorithm")
+    folder, elsewhere = tmp_path / "mine", tmp_path / "elsewhere"
+    written(folder, [page])
+    elsewhere.mkdir()
+    lines = "".join(re.findall(r"^```bash\n(.*?)^```$", page.read_text(), re.M | re.S)).splitlines()
+    assert [line.split()[:2] for line in lines] == [
+        ["manifed", w] for w in ("run", "report", "sweep")
+    ]
+    said = [shell(folder, line) for line in lines]
+    assert "1e-05)-DP against the server" in said[0]
+    assert "report.html" in said[1]
+    assert "momentum=0.3" in said[2]
+    run = folder / "runs" / "heavy-ball"
+    assert "finished" in shell(elsewhere, f"manifed status {run}")
+    assert "report.html" in shell(elsewhere, f"manifed report {run}")
+    shell(elsewhere, f"manifed run {folder}/descent.toml --out {elsewhere}/again --plain")
+    assert "report.html" in shell(tmp_path, "manifed report elsewhere/again")
+
+
 @pytest.mark.slow
 def test_the_package_of_the_page_runs_from_outside(tmp_path):
-    (tmp_path / "orchard").mkdir()
-    (tmp_path / "orchard" / "__init__.py").write_text("")
-    for page in PAGES:
-        for name, text in FENCE.findall(page.read_text()):
-            (tmp_path / name).write_text(text)
-    for name in sorted(tmp_path.glob("check_*.py")):
-        call(tmp_path, str(name))
+    written(tmp_path, PAGES)
+    for name in sorted(path.name for path in tmp_path.glob("check_*.py")):
+        shell(tmp_path, f"python {name}")
     growing = "training={kind='orchard.growing:Growing',step_size=0.2}"
     said = call(
         tmp_path, "-m", "manifed", "run", "config.toml", "--out", str(tmp_path / "growing"),
@@ -56,8 +98,6 @@ def test_the_package_of_the_page_runs_from_outside(tmp_path):
         "-c",
         "from orchard.keys import Introduced; Introduced(step_size=0.1).setup_phases",
     )
-    said = call(tmp_path, "-m", "manifed", "run", "descent.toml", "--out", "runs/heavy-ball")
-    assert "1e-05)-DP against the server" in said
     manifests = []
     for execution in ("messages", "cohort"):
         out = tmp_path / execution

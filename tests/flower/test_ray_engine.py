@@ -1,6 +1,7 @@
 import re
 import shutil
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,8 @@ from app import ray
 from manifed.cli.comparison import compare_engines
 from manifed.cli.launch import Request, launch
 from manifed.errors import EngineFailed
+from manifed.experiment.plugins import VARIABLE
+from manifed.problems.sources import FOLDERS
 from tests.deployment.conftest import TINY_PROJECT, leaves_nothing  # noqa: F401 - a fixture
 from tests.deployment.interrupt import all_gone, interrupted
 from tests.deployment.tiny_run_config import tiny_run_config
@@ -59,10 +62,11 @@ def test_own_files_and_their_private_evaluation_are_those_of_inline(tmp_path: Pa
 def test_a_module_of_a_package_outside_has_one_trajectory_on_every_engine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Nothing is installed or allowed: the package lies beside the config that a person runs."""
     shutil.copy(Path(own_nets.__file__), tmp_path / "nets_of_mine.py")
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setenv("MANIFED_PLUGINS", "nets_of_mine")
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    for variable in (FOLDERS, VARIABLE):
+        monkeypatch.setenv(variable, "")
     config = tmp_path / "own.toml"
     config.write_text(OWN_MODULE.replace(own_nets.FACTORY, "nets_of_mine:orthogonal"))
     sets = ["federation.num_rounds=5", *QUIET]

@@ -22,9 +22,6 @@ from pydantic import BaseModel
 
 from manifed.errors import ConfigError
 from manifed.experiment.evaluation import HELD_OUT
-from manifed.experiment.load import parse
-from manifed.experiment.older import in_todays_keys
-from manifed.experiment.plugins import allowed_here
 from manifed.experiment.schema import Experiment
 from manifed.privacy.account import ledger_key
 from manifed.privacy.charges import RESERVED
@@ -32,7 +29,7 @@ from manifed.privacy.ledger import Entry, Ledger
 from manifed.runs.report import public, words
 from manifed.runs.report.chart import Chart, Line, number
 from manifed.runs.report.figures import FIGURES, LINEAR, figures_of
-from manifed.runs.report.public import is_private, public_run, spending_of
+from manifed.runs.report.public import config_of, is_private, public_run, spending_of
 from manifed.runs.report.runs import Run, curves_of, flat, names_of
 from manifed.runs.statement import statement_of, verdict
 
@@ -182,7 +179,7 @@ def _spending(run: Run, place: int, *, is_server_view: bool) -> dict[str, Any] |
 def _told(run: Run, name: str, place: int, *, is_server_view: bool) -> dict[str, Any]:
     """Everything that the template says of one run."""
     manifest, privacy = run.manifest, run.manifest.get("privacy")
-    config = _config_of(manifest)
+    config = _config_of(run)
     private = privacy if is_private(manifest) else None
     return {
         "place": place,
@@ -210,10 +207,10 @@ def _told(run: Run, name: str, place: int, *, is_server_view: bool) -> dict[str,
     }
 
 
-def _config_of(manifest: Mapping[str, Any]) -> Experiment | None:
+def _config_of(run: Run) -> Experiment | None:
     """The config, where today's schema still reads it."""
     try:
-        return parse(in_todays_keys(manifest.get("config") or {}), allowed_here())
+        return config_of(run)
     except ConfigError:
         return None
 

@@ -30,7 +30,7 @@ from manifed.errors import ConfigError
 from manifed.experiment.evaluation import HELD_OUT
 from manifed.experiment.load import parse, without_paths
 from manifed.experiment.older import in_todays_keys
-from manifed.experiment.plugins import allowed_here
+from manifed.experiment.plugins import look_as_noted
 from manifed.experiment.privacy import filter_of, is_scheduled, reporting_delta
 from manifed.experiment.schema import Experiment
 from manifed.privacy.account import ledger_key
@@ -127,11 +127,21 @@ def public_run(run: Run) -> Run:
     return replace(run, manifest=manifest, columns=columns)
 
 
+def config_of(run: Run) -> Experiment:
+    """The config in the manifest; its plug-ins are found as the run found them (plugins.py).
+
+    Raises:
+        ConfigError: today's schema does not read it.
+    """
+    look_as_noted(RunFolder(run.directory).manifest_path)
+    return parse(in_todays_keys(run.manifest.get("config") or {}))
+
+
 def _config_of(run: Run) -> Experiment:
     """The config in the manifest, which has to be that of a private run."""
     path, privacy = RunFolder(run.directory).manifest_path, run.manifest["privacy"]
     try:
-        config = parse(in_todays_keys(run.manifest.get("config") or {}), allowed_here())
+        config = config_of(run)
         reporting_delta(config)
     except ConfigError as error:
         raise FolderDamaged(path, "the config of the run", str(error)) from None
