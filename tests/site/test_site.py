@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -365,6 +366,92 @@ def test_a_folder_whose_ledger_is_gone_begins_no_new_one(tmp_path):
     with pytest.raises(ConfigError, match="restore it"), site_of(tmp_path, path):
         pass
     assert not (folder / "ledger.jsonl").exists()
+
+
+def cut(path):
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-1]))
+
+
+def cut_in_the_middle(path):
+    first, _, *others = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([first, *others]))
+
+
+def copied_over(path):
+    """The bytes of an earlier ledger, head included, in the files that the site holds."""
+    for name in ("ledger.jsonl", "ledger.jsonl.head"):
+        path.with_name(name).write_bytes(path.with_name(f"old-{name}").read_bytes())
+
+
+def replaced(path):
+    for name in ("ledger.jsonl", "ledger.jsonl.head"):
+        path.with_name(f"old-{name}").rename(path.with_name(name))
+
+
+def of_the_same_length(path):
+    data = path.read_bytes()
+    path.write_bytes(data[:-40] + bytes(reversed(data[-40:])))
+
+
+MOVES = {
+    "moved": lambda path: path.rename(path.with_name("elsewhere")),
+    "removed": lambda path: path.unlink(),
+    "cut": cut,
+    "cut in the middle": cut_in_the_middle,
+    "emptied": lambda path: path.write_bytes(b""),
+    "replaced by a copy": lambda path: Path(shutil.copy(path, path.with_name("c"))).rename(path),
+    "replaced by an older one": replaced,
+    "overwritten by an older one": copied_over,
+    "overwritten at its end": of_the_same_length,
+    "appended to": lambda path: path.write_bytes(path.read_bytes() + b"x"),
+    "without its head": lambda path: path.with_name("ledger.jsonl.head").unlink(),
+    "with an older head": lambda path: path.with_name("old-ledger.jsonl.head").rename(
+        path.with_name("ledger.jsonl.head")
+    ),
+}
+
+
+@pytest.mark.parametrize("move", MOVES.values(), ids=MOVES)
+def test_a_ledger_that_is_not_in_its_place_stops_the_site_before_the_next_answer(
+    move, tmp_path, caplog
+):
+    path, ledger = write(tmp_path), tmp_path / "site" / "ledger.jsonl"
+    with site_of(tmp_path, path) as site:
+        peer = Peer(site, path)
+        assert isinstance(peer.ask(1)[0], Update)
+        for name in ("ledger.jsonl", "ledger.jsonl.head"):
+            shutil.copy(ledger.with_name(name), ledger.with_name(f"old-{name}"))
+        assert isinstance(peer.ask(2)[0], Update)
+        spent = site.account.spent
+        move(ledger)
+        left = {file: file.read_bytes() for file in ledger.parent.glob("*") if file.is_file()}
+        for server_round in (3, 4):
+            assert peer.ask(server_round)[0] == Refusal("this site's ledger cannot be written")
+        assert site.account.spent == spent
+        now = {file: file.read_bytes() for file in ledger.parent.glob("*") if file.is_file()}
+        assert now == left  # nothing went into a file that is no longer the ledger
+    assert "ledger.jsonl, line 5: " in caplog.text
+    assert "takes nothing more until a restart" in caplog.text
+
+
+def test_a_ledger_that_went_with_its_head_is_missed_at_the_next_start(tmp_path):
+    """Also where no data file and no memory of a client is beside it."""
+    path, folder = write(tmp_path), tmp_path / "site"
+    with site_of(tmp_path, path) as site:
+        assert isinstance(Peer(site, path).ask(1)[0], Update)
+    for file in folder.glob("ledger.jsonl*"):
+        file.unlink()
+    with pytest.raises(ConfigError, match=r"answered before .*restore it"), site_of(tmp_path, path):
+        pass
+    assert not list(folder.glob("ledger.jsonl*"))
+
+
+def test_a_site_says_that_it_begins_a_ledger(tmp_path, caplog):
+    path = write(tmp_path)
+    for is_new in (True, False):
+        caplog.clear()
+        with site_of(tmp_path, path):
+            assert ("NEW LEDGER" in caplog.text) is is_new
 
 
 def test_limits_are_written_down_when_they_change(tmp_path):
