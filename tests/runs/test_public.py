@@ -14,6 +14,7 @@ from manifed.experiment.load import load
 from manifed.experiment.privacy import promise_of
 from manifed.privacy.account import KEY_FILE
 from manifed.privacy.ledger import LedgerDamaged
+from manifed.runs.in_force import experiment_digest
 from manifed.runs.report import public
 from manifed.runs.report.__main__ import main as report
 from manifed.runs.report.page import page_of
@@ -178,8 +179,10 @@ def test_a_run_of_an_older_version_is_published_audited_and_reported_as_before(
     ]
     noise["view"] = noise.pop("adversary")
     (old / "manifest.json").write_text(json.dumps(manifest))
-    config = (old / "experiment.toml").read_text()
-    (old / "experiment.toml").write_text(config.replace("\nadversary =", "\nview ="))
+    config = (old / "experiment.toml").read_text().replace("\nadversary =", "\nview =")
+    (old / "experiment.toml").write_text(config)
+    manifest["experiment_sha256"] = experiment_digest(config.encode())
+    (old / "manifest.json").write_text(json.dumps(manifest))
     assert "\nview = " in (old / "experiment.toml").read_text()
     now, then = exported(neighbours[0], tmp_path / "now"), exported(old, tmp_path / "then")
     assert then == now
