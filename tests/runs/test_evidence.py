@@ -109,7 +109,17 @@ def with_other_rounds(folder):
     consistent(fewer)(folder / "ledger.jsonl")
 
 
+def with_another_note(folder):
+    """No term and no price changes: heads alone refute it."""
+
+    def noted(_, kind, body):
+        return kind, (body | {"said": "more"} if kind == "note" else body)
+
+    consistent(noted)(folder / "ledger.jsonl")
+
+
 REWRITTEN = {
+    "a line that costs nothing": (with_another_note, "is not the line that was written"),
     "the ledger and its head": (ten_times_the_noise, "ledger.jsonl"),
     "and the manifest's head": (with_the_manifest_s_head, "ledger.jsonl"),
     "and the checkpoint's": (with_both_heads, "other terms than those of the run's config"),
