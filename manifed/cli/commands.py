@@ -15,13 +15,9 @@ from manifed.cli.reproduce import reproduce
 from manifed.cli.site import site
 from manifed.cli.sweep import sweep
 from manifed.errors import ConfigError
+from manifed.privacy.label import AUTHENTICITY, PLANNED
 from manifed.runs.document import Json, print_json
 
-AUTHENTICITY = {
-    "unkeyed": "unkeyed: accidents are excluded, a consistent rewrite is not",
-    "not checked": "keyed, but no key was given: a consistent rewrite is not excluded",
-    "verified": "keyed: every line is by the holder of the key",
-}
 privacy = typer.Typer(help="Price privacy without running anything.", no_args_is_help=True)
 
 
@@ -88,6 +84,7 @@ def compare(
         num_rounds=rounds,
         slack_delta=slack_delta,
     )
+    sys.stdout.write(f"privacy: {PLANNED}\n")
     remarks = {
         "published": "Theorem 4.2 as printed; UNSOUND at record level",
         "parallel": "the same with parallel composition; still UNSOUND at record level",
@@ -100,7 +97,7 @@ def compare(
             f"{remarks[name]}\n"
         )
     if as_json:
-        print_json(found)
+        print_json({"label": PLANNED} | found)
 
 
 @privacy.command("statement")
@@ -148,7 +145,8 @@ def ledger(
 
     if delta is not None:
         _check("--delta", delta, "0 <= delta <= 1", 0 <= delta <= 1)
-    from manifed.runs.reading import check_regular
+    from manifed.runs.evidence import evidence_of
+    from manifed.runs.reading import check_regular, is_there
     from manifed.site.audit import limits_in
 
     def audited() -> dict[str, Any]:
@@ -159,16 +157,24 @@ def ledger(
         at = delta if limits is None or delta is not None else limits.delta
         if at is None:
             raise ConfigError("--delta: required for the ledger of a run, but not given")
-        found = audit_ledger(file, at, key=key_in(ledger_key), anchors=anchors_of(head or ()))
+        key = key_in(ledger_key)
+        found = audit_ledger(file, at, key=key, anchors=anchors_of(head or ()))
+        if any(is_there(file.with_name(name)) for name in ("manifest.json", "experiment.toml")):
+            proved = evidence_of(file.parent, key)
+            found |= {"label": proved.label, "doubts": list(proved.doubts)}
         return found | ({} if limits is None else {"limits": asdict(limits)})
 
     found = guarded(audited, fail)
     delta = found["delta"]
     consumed = "" if found["consumed"] is None else f" ({found['consumed']} consumed for certain)"
     sys.stdout.write(
+        f"privacy: {found['label']}\n"
         f"chain intact: {found['entries']} entries, {found['charges']} charges{consumed}\n"
         f"ledger head: {found['head']}\n{AUTHENTICITY[found['authenticity']]}\n"
     )
+    for doubt in found.get("doubts", ()):
+        if not doubt.endswith(AUTHENTICITY[found["authenticity"]]):  # said already
+            sys.stdout.write(f"note: {doubt}\n")
     for one in found["adversaries"]:
         certain = one["epsilon_consumed"]
         shown = "" if certain is None else f" (consumed for certain: epsilon {certain:.6g})"
@@ -237,11 +243,12 @@ def calibrate(
         lambda: for_steps(target_epsilon, target_delta, steps, sampling_probability), fail
     )
     sys.stdout.write(
+        f"privacy: {PLANNED}\n"
         f"noise multiplier {found['noise_multiplier']:.6g} (noise over sensitivity) costs "
         f"({found['epsilon']:.6g}, {target_delta:g}) over {steps} steps\n"
     )
     if as_json:
-        print_json(found)
+        print_json({"label": PLANNED} | found)
 
 
 @privacy.command("curve")
@@ -256,7 +263,7 @@ def curve(
     use_data_dir(data_dir)
     from manifed.cli.launch import Request, guarded, load_or_exit
     from manifed.experiment.assembly import facts_of
-    from manifed.experiment.privacy import planned_curve
+    from manifed.experiment.privacy import plan_label, planned_curve
     from manifed.runs.places import check_file
     from manifed.runs.report.curve import draw_curve
 
@@ -264,14 +271,16 @@ def curve(
         guarded(lambda: check_file("--plot", plot), fail)
     experiment = load_or_exit(Request(config, tuple(sets or ())), fail)
     rows = guarded(lambda: planned_curve(experiment, facts_of(experiment).sizes), fail)
+    label = plan_label(experiment)
+    sys.stdout.write(f"privacy: {label}\n")
     for row in rows:
         shown = "  ".join(f"{k} {v:.4g}" for k, v in row.items() if k != "round")
         sys.stdout.write(f"round {row['round']:<6d} {shown}\n")
     if plot is not None:
-        guarded(lambda: draw_curve(rows, plot, title=experiment.name), fail)
+        guarded(lambda: draw_curve(rows, plot, title=f"{experiment.name}: {label}"), fail)
         sys.stdout.write(f"figure: {plot}\n")
     if as_json:
-        print_json({"curve": rows})
+        print_json({"label": label, "curve": rows})
 
 
 def audit(
@@ -289,12 +298,15 @@ def audit(
     use_data_dir(data_dir)
     from manifed.audit.report import audit_all, find_strongest, line, plain
     from manifed.cli.launch import Request, guarded, load_or_exit
+    from manifed.experiment.privacy import plan_label
 
     def show(finding: Any) -> None:
         sys.stdout.write(line(finding.audited.name, finding.verdict) + "\n")
         sys.stdout.flush()
 
     if everything:
+        label = PLANNED
+        sys.stdout.write(f"privacy: {label}\n")
         result = guarded(lambda: audit_all(seed, on_finding=show), fail)
         is_bad = result["violations"] > 0
         is_bad |= result["planted_faults_caught"] < result["planted_faults"]
@@ -302,6 +314,8 @@ def audit(
         from manifed.audit.of_config import attacks_of
 
         experiment = load_or_exit(Request(config, tuple(sets or ())), fail)
+        label = plan_label(experiment)
+        sys.stdout.write(f"privacy: {label}\n")
         best, found = guarded(lambda: find_strongest(attacks_of(experiment, trials)), fail)
         for finding in found:
             show(finding)
@@ -309,7 +323,7 @@ def audit(
         result = plain(best) | {"attacks": [plain(finding) for finding in found]}
         is_bad = any(finding.verdict.is_violated for finding in found)
     if as_json:
-        print_json(result)
+        print_json({"label": label} | result)
     if is_bad:
         raise typer.Exit(1)
 
@@ -347,7 +361,10 @@ def export(
     """Write what may be published of a run: no cohorts, no traffic, no checksum of the data."""
     from manifed.cli.launch import guarded
     from manifed.errors import one_line
+    from manifed.runs.reading import json_object
     from manifed.runs.report.public import export as write
+    from manifed.runs.run_folder import RunFolder
+    from manifed.runs.statement import label_in_manifest
 
     def written() -> list[Path]:
         try:
@@ -356,7 +373,10 @@ def export(
             fail(one_line(str(error), 1500))
 
     paths = guarded(written, fail)
-    for path in paths:
-        sys.stdout.write(f"{path}\n")
+    manifest = json_object(RunFolder(out).manifest_path)
+    label, doubts = label_in_manifest(manifest), (manifest["privacy"] or {}).get("doubts", [])
+    lines = [f"privacy: {label}", *(f"note: {doubt}" for doubt in doubts), *map(str, paths)]
+    sys.stdout.write("\n".join(lines) + "\n")
     if as_json:
-        print_json({"files": [path.name for path in paths]})
+        files = [path.name for path in paths]
+        print_json({"label": label, "doubts": doubts, "files": files})

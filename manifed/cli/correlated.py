@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from manifed.cli.options import fail
+from manifed.privacy.label import PLANNED
 from manifed.runs.document import Json, print_json
 
 if TYPE_CHECKING:
@@ -62,9 +63,9 @@ def secldp(
     noise = Correlated(sigma_cdp, sigma_cor)
     whole = None if rounds is None else Rounds(rounds, sensitivity, rate)
     found = priced(built(graph, nodes), noise, clip / (batch or 1), collusion, whole, delta)
-    sys.stdout.write(_shown(found, delta))
+    sys.stdout.write(f"privacy: {PLANNED}\n{_shown(found, delta)}")
     if as_json:
-        print_json(found)
+        print_json({"label": PLANNED} | found)
 
 
 def built(name: str, nodes: int) -> "Graph":

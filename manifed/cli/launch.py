@@ -20,10 +20,11 @@ from manifed.experiment.schema import Experiment
 from manifed.flower.run_config import APP_FOLDER, find, run_config_of
 from manifed.problems.dataset import SiteData
 from manifed.runs.driver import named_directory
+from manifed.runs.in_force import in_force, refused
 from manifed.runs.interrupt import Ended, ending_signals
 from manifed.runs.places import check_new, real
 from manifed.runs.reading import FolderDamaged
-from manifed.runs.resume import held_or_refused, in_force, read_past, refused, to_go_on
+from manifed.runs.resume import held_or_refused, read_past, to_go_on
 from manifed.runs.run_folder import RunFolder, is_fresh, printable
 
 T = TypeVar("T")

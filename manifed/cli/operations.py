@@ -86,6 +86,8 @@ def watch(
                     live.update(rendered(view), refresh=True)
             return
         told = None
+        for doubt in () if as_json else view.doubts:
+            sys.stdout.write(f"note: {doubt}\n")
         while True:
             if (view.state, view.round) != told:
                 print_json(view.data()) if as_json else sys.stdout.write(view.line() + "\n")

@@ -35,6 +35,7 @@ def plan(
         stand_in,
         with_option,
     )
+    from manifed.experiment.privacy import plan_label
     from manifed.experiment.search_price import check_searched, law_of, to_public
 
     def options() -> tuple[dict[str, Any], list[Option]]:
@@ -43,6 +44,8 @@ def plan(
         return table, plan(parse(stand_in(table)), auto, rounds)
 
     table, found = guarded(options, fail)
+    label = guarded(lambda: plan_label(parse(with_option(table, found[0]))), fail)
+    sys.stdout.write(f"privacy: {label}\n")
     sys.stdout.write(
         "method                          predicted gap  rounds  step      multiplier  numbers up\n"
     )
@@ -79,6 +82,7 @@ def plan(
     if as_json:
         print_json(
             {
+                "label": label,
                 "methods": [
                     {
                         "method": option.name,
@@ -91,6 +95,6 @@ def plan(
                         "predicted_gap": option.gap,
                     }
                     for option in found
-                ]
+                ],
             }
         )

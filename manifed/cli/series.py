@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from manifed.cli.options import fail
+from manifed.privacy.label import PLANNED
 from manifed.runs.document import Json, print_json
 
 if TYPE_CHECKING:
@@ -64,9 +65,9 @@ def series(
     found = priced(releases, constants, rounds or 100_000, budget, delta, star)
     if printed is not None:
         found["in_the_text"] = printed
-    sys.stdout.write(_shown(found, releases))
+    sys.stdout.write(f"privacy: {PLANNED}\n{_shown(found, releases)}")
     if as_json:
-        print_json(found)
+        print_json({"label": PLANNED} | found)
 
 
 @dataclass(frozen=True)

@@ -89,6 +89,7 @@ def sweep(
     if as_json:
         print_json(
             {
+                "label": " / ".join(sorted({row.privacy for row in rows})),
                 "measure": column,
                 "rows": [asdict(row) for row in rows],
                 "failed": [trial.directory.name for trial in failed],
@@ -114,6 +115,7 @@ def _search(
     from manifed.cli.launch import check_parts, guarded
     from manifed.errors import ConfigError
     from manifed.experiment.figure_files import split
+    from manifed.experiment.privacy import plan_label
     from manifed.experiment.search_price import law_of, to_public
     from manifed.flower.run_config import find
     from manifed.runs.places import check_new, real
@@ -130,7 +132,8 @@ def _search(
             check_parts(setting.config)
         check_new("--out", folder)
         price = to_public(asked.config, asked.law)
-        sys.stderr.write(f"what will be published costs epsilon {price:.4g}\n")
+        label = plan_label(asked.config)
+        sys.stderr.write(f"{label}: what will be published costs epsilon {price:.4g}\n")
         return asked
 
     asked = guarded(planned, fail)
@@ -160,14 +163,15 @@ def _results(
 
 def _print(measure: str, rows: "list[Row]") -> None:
     width = max(len(row.label) for row in rows)
+    words = max(len(row.privacy) for row in rows)
     sys.stdout.write(
         f"{measure}\n{'':{width}}  {'mean':>11s}  {'deviation':>11s}  {'least':>11s}  "
-        f"{'greatest':>11s}  {'epsilon':>9s}  runs\n"
+        f"{'greatest':>11s}  {'label':{words}}  {'epsilon':>9s}  runs\n"
     )
     for row in rows:
         deviation = "-" if row.runs < 2 else f"{row.deviation:.4g}"
         epsilon = "-" if row.epsilon is None else f"{row.epsilon:.4g}"
         sys.stdout.write(
             f"{row.label:{width}}  {row.mean:>11.4g}  {deviation:>11s}  {row.least:>11.4g}  "
-            f"{row.greatest:>11.4g}  {epsilon:>9s}  {row.runs}\n"
+            f"{row.greatest:>11.4g}  {row.privacy:{words}}  {epsilon:>9s}  {row.runs}\n"
         )

@@ -164,6 +164,15 @@ def plugins_in(table: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         waiting += [(f"{path}{k}.", v) for k, v in node.items() if isinstance(v, Mapping)]
 
 
+def packages_in(table: Mapping[str, Any]) -> frozenset[str]:
+    """The packages of the plug-ins that a raw table names."""
+    return frozenset(_package(kind) for _, kind in plugins_in(table))
+
+
+def _package(kind: str) -> str:
+    return kind.partition(":")[0].partition(".")[0]
+
+
 @lru_cache(maxsize=64)
 def sha256_of(name: str) -> str:
     """Hash of the source of a class or function that a config names, once a process.
@@ -181,8 +190,7 @@ def check_allowed(table: Mapping[str, Any], packages: Collection[str]) -> None:
         ConfigError: naming field and kind, and the variable that would allow it.
     """
     for path, kind in plugins_in(table):
-        package = kind.partition(":")[0].partition(".")[0]
-        if package not in packages:
+        if _package(kind) not in packages:
             raise ConfigError(
                 f"{path}: expected a plug-in that this node allows ({VARIABLE}="
                 f"{','.join(sorted(packages))}), got {kind[:200]!r}; install it here and add its "

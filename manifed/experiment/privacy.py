@@ -40,6 +40,7 @@ from manifed.privacy.calibration import least_multiplier
 from manifed.privacy.charges import ClientReleases, Terms
 from manifed.privacy.events import Event, MaskedRelease, PrivacyUnit, repeated
 from manifed.privacy.filter import Budget, Calibration, Draw, Filter, Schedule, a_priori
+from manifed.privacy.label import NOT_PRIVATE, label_of
 from manifed.privacy.masked import Hidden, MaskedMechanism
 from manifed.privacy.mechanism import (
     AbsoluteNoise,
@@ -689,6 +690,14 @@ def _claim(config: Setting) -> Claim | None:
 def planned_statement(config: Setting, sizes: Sizes) -> dict[str, Any]:
     """The statement of a whole run in which every client is invited as often as can be."""
     return promise_of(config, sizes).planned(config.federation.num_rounds)
+
+
+def plan_label(config: Setting) -> str:
+    """The word before every epsilon of a config that nothing was run of."""
+    privacy = config.privacy
+    if privacy.kind == "none":
+        return NOT_PRIVATE
+    return label_of(privacy.noise_source, (), is_charged=False)
 
 
 def planned_curve(config: Setting, sizes: Sizes, points: int = 20) -> list[dict[str, Any]]:

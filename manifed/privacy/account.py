@@ -21,13 +21,12 @@ from manifed.privacy.charges import CONSUMED, RESERVED, Consumption, Reservation
 from manifed.privacy.cohorts import Members
 from manifed.privacy.filter import Filter, Schedule
 from manifed.privacy.ledger import Head, Ledger, read_key
-from manifed.privacy.odometer import NOTE, Odometer
+from manifed.privacy.odometer import NOTE, ORIGINS, Odometer
 from manifed.privacy.statement import AfterDropout, Promise
 
 log = logging.getLogger("manifed")
 KEY_FILE: Final = "MANIFED_LEDGER_KEY_FILE"
 """The environment variable that names the file of the ledger's key."""
-_ORIGINS: Final = "noise_origins"
 
 
 def ledger_key(path: Path | None = None) -> bytes | None:
@@ -81,7 +80,7 @@ class Account:
             raise ValueError(f"Expected a block of at least 1 round, got {block}")
         self._ledger, self.odometer, self._allowed = ledger, odometer, allowed
         self._is_free = not (terms.updates or terms.aggregate)
-        self.noise_origins: frozenset[str] = frozenset()
+        self.noise_origins = odometer.noise_origins
         """Where the keys of all noise came from so far, as the sources said (privacy/noise.py)."""
         self._terms_of = terms_of or (lambda _: terms)
         self._planned, self._written = planned, odometer.terms
@@ -131,7 +130,7 @@ class Account:
             return Reservation(resumed_at, last, attempt, everybody, terms=own, planned=plan).body()
 
         ledger = Ledger.recover(path, charge=torn, key=key, anchors=anchors, feed=odometer.feed)
-        found = cls(
+        return cls(
             ledger,
             odometer,
             terms,
@@ -141,8 +140,6 @@ class Account:
             terms_of=terms_of,
             planned=planned,
         )
-        found.noise_origins = _noted(ledger)
-        return found
 
     @property
     def ledger(self) -> Ledger:
@@ -249,7 +246,7 @@ class Account:
             return
         self.noise_origins |= origins
         if not self._is_free:
-            body = {_ORIGINS: sorted(self.noise_origins), "server_round": server_round}
+            body = {ORIGINS: sorted(self.noise_origins), "server_round": server_round}
             self._ledger.append(NOTE, body)
 
     @property
@@ -466,9 +463,3 @@ def opened(
             yield account
         finally:
             account.settle()
-
-
-def _noted(ledger: Ledger) -> frozenset[str]:
-    """Where noise came from, as the ledger's notes say."""
-    notes = [entry.body for entry in ledger.entries if entry.kind == NOTE]
-    return frozenset(origin for body in notes for origin in body.get(_ORIGINS, ()))

@@ -25,7 +25,8 @@ LEAST_KEY: Final = 16
 """Bytes that a key has at least."""
 
 _END: Final = re.compile(rb',"sha256":"([0-9a-f]{64})"(?:,"tag":"([0-9a-f]{64})")?\}\n\Z')
-_LONGEST_END: Final = 160
+LONGEST_END: Final = 160
+"""Bytes; what follows the content of a line, its hash among it, is shorter."""
 
 
 class LedgerDamaged(ValueError):
@@ -107,12 +108,6 @@ def lines(path: Path, file: BinaryIO, key: bytes | None) -> Iterator[Line]:
         raise LedgerDamaged(path, 1, "the header is missing", RESTORE)
 
 
-def ends_with(data: bytes, sha256: str) -> bool:
-    """Whether the end of a ledger's bytes is that of the line with this hash."""
-    end = _END.search(data, max(0, len(data) - _LONGEST_END))
-    return end is not None and end[1] == sha256.encode("ascii")
-
-
 # -- keys --------------------------------------------------------------------------------------
 def read_key(path: str | Path) -> bytes:
     """The key in a file, its bytes without white space around them.
@@ -190,7 +185,7 @@ def _check_tag(path: Path, entry: Entry, key: bytes | None, *, is_keyed: bool) -
 # -- lines -------------------------------------------------------------------------------------
 def _parsed(line: bytes) -> Entry | None:
     """The entry of a line; None unless its hash is that of its bytes."""
-    end = _END.search(line, max(0, len(line) - _LONGEST_END))
+    end = _END.search(line, max(0, len(line) - LONGEST_END))
     if end is None:
         return None
     content = line[: end.start()] + b"}"

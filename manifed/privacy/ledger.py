@@ -38,6 +38,7 @@ from manifed.privacy.chain import (
     FORMAT,
     GENESIS,
     HEADER,
+    LONGEST_END,
     RECOVERED,
     RESTORE,
     Entry,
@@ -385,10 +386,11 @@ class Ledger:
             is_there = os.path.samestat(mine, os.stat(self._path))
         except OSError:
             is_there = False
-        end = os.pread(self._descriptor, _LONGEST_HEAD, max(0, mine.st_size - _LONGEST_HEAD))
+        end = os.pread(self._descriptor, LONGEST_END, max(0, mine.st_size - LONGEST_END))
+        last = f',"sha256":"{self._head.sha256}"'.encode()
         if not is_there:
             what = "the file was moved, removed or replaced while this process held it"
-        elif mine.st_size != self._length or not chain.ends_with(end, self._head.sha256):
+        elif mine.st_size != self._length or last not in end or not end.endswith(b"}\n"):
             what = "the file was cut, overwritten or written by others while this process held it"
         elif read_head(self._path) != (self._head, _head_tag(self._key, self._head)):
             what = f"its head {head_file(self._path).name} was changed while this process held it"

@@ -11,10 +11,10 @@ Guarantee: every epsilon is an upper bound.
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from copy import copy
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +40,10 @@ from manifed.privacy.realised import price, spent_by_client
 from manifed.privacy.tally import Attempts, Coin, Known, Register, Tally, stretched
 
 NOTE: Final = "note"
+ORIGINS: Final = "noise_origins"
+"""The key of a note that says where the noise of a run came from."""
+PLACE: Final = "place"
+"""The key of the place of an answer, in a line of a site's ledger (manifed/site/account.py)."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +91,8 @@ class Odometer:
         self.config_sha256: str | None = None
         """Of the config in force: the header's, then that of the newest amendment."""
         self.amendments: tuple[Amendment, ...] = ()
+        self.noise_origins: frozenset[str] = frozenset()
+        """Where the keys of noise came from so far, as entries say."""
 
     @classmethod
     def of(cls, entries: Iterable[Entry]) -> "Odometer":
@@ -124,6 +130,15 @@ class Odometer:
             self.config_sha256 = entry.body.get("config_sha256")
         elif entry.kind != NOTE:
             raise ValueError(f"Expected a charge of a known kind, got {entry.kind!r}")
+        if entry.kind in (NOTE, RESERVED):
+            self._note_origins(entry.body)
+
+    def _note_origins(self, body: Mapping[str, Any]) -> None:
+        """Where noise came from: a run's notes say it, and every answer of a site by its seed."""
+        said = list(body.get(ORIGINS, ()))
+        if PLACE in body:
+            said.append("os" if body[PLACE]["seed"] is None else "seed")
+        self.noise_origins |= frozenset(map(str, said))
 
     def declare(self, terms: Terms) -> None:
         """The terms of what comes next, if it brings none of its own."""

@@ -20,6 +20,7 @@ from manifed.privacy.adversaries import Adversary
 from manifed.privacy.charges import Reservation, Terms
 from manifed.privacy.composition import NoValidBound
 from manifed.privacy.filter import Filter, Made, Schedule, a_priori
+from manifed.privacy.label import label_of
 from manifed.privacy.ledger import Head, Ledger
 from manifed.privacy.odometer import Odometer
 from manifed.privacy.published import Claim
@@ -181,13 +182,20 @@ class Promise:
             passed = self.filter.passed_target(self.filter.made(odometer))
             is_shown = self.has_oracle if has_oracle is None else has_oracle
             notes = [PUBLIC, *([passed] if passed else []), *([ORACLE] if is_shown else [])]
+        origins, is_charged = frozenset(noise_origins), odometer.rounds_counted > 0
         return {
+            "label": self.label(origins, is_charged=is_charged and not is_planned),
             **self.facts,
             "adversaries": rows,
             "notes": notes,
-            "noise_origins": sorted(noise_origins),
+            "noise_origins": sorted(origins),
             "is_declared": is_declared,
         }
+
+    def label(self, origins: Iterable[str], *, is_charged: bool) -> str:
+        """The word before every epsilon of this promise (`manifed.privacy.label`)."""
+        source, is_private = self.facts.get("noise_source"), bool(self.adversaries)
+        return label_of(source, origins, is_charged=is_charged, is_private=is_private)
 
     def planned(self, rounds: int) -> dict[str, Any]:
         """The statement of so many rounds, if all of them invite everybody."""
@@ -267,6 +275,8 @@ def audit_ledger(
     except NoValidBound as refusal:
         raise ConfigError(f"{path}: {refusal}") from None
     return {
+        "label": label_of(None, odometer.noise_origins),
+        "noise_origins": sorted(odometer.noise_origins),
         "format": found.format,
         "run_id": found.run_id,
         "head": str(found.head),

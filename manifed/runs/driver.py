@@ -48,11 +48,12 @@ from manifed.privacy.ledger import Ledger
 from manifed.privacy.statement import Promise
 from manifed.runs import checkpoint
 from manifed.runs.checkpoint import Pace
+from manifed.runs.evidence import sizes_in_runs
 from manifed.runs.manifest import manifest_of
 from manifed.runs.progress import progress_of
 from manifed.runs.report.apart import NotDrawn, draw_figures
 from manifed.runs.resume import Past, held_or_refused, read_past
-from manifed.runs.run_folder import RunFolder, experiment_digest, printable
+from manifed.runs.run_folder import LABEL, RunFolder, experiment_digest, printable, with_label
 from manifed.runs.statement import statement_of
 from manifed.runs.tally import COLUMNS, Tally
 from manifed.runs.work import work_of
@@ -280,6 +281,7 @@ def _manifest(
         privacy=privacy,
         work=work_of(config, facts.point_shape),
         ledger_run_id=account.ledger.run_id,
+        num_examples=sizes_in_runs(facts.sizes),
         experiment_sha256=experiment_digest(folder.experiment_path.read_bytes()),
         device=config.engine.device,
         dtype=config.engine.dtype,
@@ -331,7 +333,7 @@ def _start(config: Experiment, plan: Plan, past: Past | None) -> Start:
 
 def _columns(measured: Iterable[str]) -> tuple[str, ...]:
     """The columns of a row with these measures."""
-    return ("round", *measured, "epsilon", "uploads", *COLUMNS, "seconds")
+    return ("round", *measured, LABEL, "epsilon", "uploads", *COLUMNS, "seconds")
 
 
 def _of_nodes(
@@ -371,6 +373,12 @@ class _Run:
         self._saved_round = 0
         self._judged = job.start.judged
         self._newest_seen: tuple[Tensor, dict[str, float | None]] | None = None
+
+    @property
+    def _label(self) -> str:
+        """The word before every epsilon so far (`manifed.privacy.label`)."""
+        is_charged = self._account.odometer.rounds_counted > 0
+        return self._promise.label(self._account.noise_origins, is_charged=is_charged)
 
     @property
     def _ledger(self) -> Ledger:
@@ -509,7 +517,7 @@ class _Run:
             measured = self._measured(server_round, model, held_out)
             measured |= _of_nodes(self._plan, state, self._evaluator)
             spent = self._promise.headline(self._account.odometer)
-        self._row = {
+        row = {
             "round": server_round,
             **measured,
             "epsilon": spent,
@@ -517,6 +525,7 @@ class _Run:
             **self._tally.take(server_round),
             "seconds": seconds,
         }
+        self._row = with_label(row, self._label)
         self._folder.append_metrics(self._row)
         self._progress(server_round, self._row)
 
@@ -542,6 +551,7 @@ class _Run:
         with self._evaluation_time():
             final_row = self._seen(model)
         final: dict[str, Any] = {
+            "label": self._label,
             "relative_cost_gap": final_row.get("relative_cost_gap"),
             "gradient_norm": final_row.get("gradient_norm"),
             "epsilon": self._promise.headline(self._account.odometer),

@@ -24,16 +24,9 @@ from manifed.privacy.charges import AMENDED, Amendment
 from manifed.privacy.filter import Made, a_priori
 from manifed.privacy.odometer import Odometer
 from manifed.privacy.statement import Promise
+from manifed.runs.in_force import amended, refused, saved_config
 from manifed.runs.places import real
-from manifed.runs.resume import (
-    Past,
-    amended,
-    held_or_refused,
-    read_past,
-    refused,
-    saved_config,
-    to_go_on,
-)
+from manifed.runs.resume import Past, held_or_refused, read_past, to_go_on
 from manifed.runs.run_folder import RunFolder
 
 
@@ -47,6 +40,8 @@ class Extended:
     num_rounds: int
     last_round: int
     """The run goes on after it."""
+    label: str
+    """Of the run so far: the word before every epsilon."""
     epsilons: dict[str, tuple[float, float]]
     """Of each adversary: what the run was planned to cost, and what the whole costs now."""
     delta: float | None
@@ -59,7 +54,10 @@ class Extended:
         if self.amendment is None:
             left = "it is finished" if self.is_finished else f"go on: {go_on}"
             return f"nothing to do: the run has {self.num_rounds} rounds already; {left}"
-        rows = [f"rounds: {self.amendment.num_rounds[0]} -> {self.num_rounds}"]
+        rows = [
+            f"privacy: {self.label}",
+            f"rounds: {self.amendment.num_rounds[0]} -> {self.num_rounds}",
+        ]
         rows += [
             f"{name}: epsilon {was:.6g} -> {now:.6g} at delta {self.delta:g}, whoever is drawn"
             for name, (was, now) in self.epsilons.items()
@@ -77,6 +75,7 @@ class Extended:
     def data(self) -> dict[str, Any]:
         """The same as data."""
         return {
+            "label": self.label,
             "directory": str(self.directory),
             "amendment": self.amendment and self.amendment.model_dump(mode="json"),
             "num_rounds": self.num_rounds,
@@ -106,11 +105,19 @@ def _extended(directory: Path, num_rounds: int) -> Extended:
     folder = RunFolder(directory)
     config = saved_config(directory)
     past, before = read_past(directory, config, may_be_finished=True), config.federation.num_rounds
+    label = past.label
     sizes = past.declared or facts_of(config).sizes
     if num_rounds == before:
         none = dict[str, tuple[float, float]]()
         return Extended(
-            directory, None, before, past.last_round, none, None, is_finished=past.is_finished
+            directory,
+            None,
+            before,
+            past.last_round,
+            label,
+            none,
+            None,
+            is_finished=past.is_finished,
         )
     _check(directory, config, past, num_rounds)
     if config.privacy.kind == "correlated" and config.privacy.target is not None:
@@ -142,7 +149,7 @@ def _extended(directory: Path, num_rounds: int) -> Extended:
     now = _stated(promise, past.odometer, past.last_round, num_rounds)
     epsilons = {name: (was[name], now[name]) for name in was}
     return Extended(
-        directory, amendment, num_rounds, past.last_round, epsilons, promise.delta, head
+        directory, amendment, num_rounds, past.last_round, label, epsilons, promise.delta, head
     )
 
 

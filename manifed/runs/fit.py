@@ -55,6 +55,7 @@ from manifed.runs import handed
 from manifed.runs.handed import Shard
 from manifed.runs.progress import watched
 from manifed.runs.result import Result, Round
+from manifed.runs.run_folder import with_label
 
 Algorithm = ClientUpdate | tuple[ClientUpdate, ServerUpdate]
 Evaluate = Callable[[Tensor], Mapping[str, float]]
@@ -152,7 +153,8 @@ def fit(
                 }
                 for name, value in row.items():
                     curves.setdefault(name, []).append(value)
-                show(found.server_round, row)
+                word = run.promise.label(origins, is_charged=odometer.rounds_counted > 0)
+                show(found.server_round, with_label(row, word))
     except BudgetExhausted as budget:
         stopped = str(budget)
         origins |= budget.noise_origins

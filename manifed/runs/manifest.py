@@ -46,6 +46,7 @@ def manifest_of(
     work: Mapping[str, Any] | None = None,
     ledger_run_id: str | None = None,
     experiment_sha256: str | None = None,
+    num_examples: Sequence[Sequence[int]] = (),
     device: str = "cpu",
     dtype: str = "float64",
 ) -> dict[str, Any]:
@@ -65,6 +66,7 @@ def manifest_of(
         work: the account of one round (manifed/runs/work.py).
         ledger_run_id: of the ledger beside it.
         experiment_sha256: of experiment.toml beside it, as written.
+        num_examples: N_i of every client, public (`manifed.runs.evidence.sizes_in_runs`).
         device: where tensors live.
         dtype: of the model.
     """
@@ -79,6 +81,7 @@ def manifest_of(
         "privacy": dict(privacy) if privacy is not None else None,
         "work": dict(work) if work is not None else None,
         "data_checksums": dict(data_checksums),
+        "num_examples": [list(one) for one in num_examples],
         "ledger_run_id": ledger_run_id,
         "experiment_sha256": experiment_sha256,
         "config_sha256": config_sha256,

@@ -26,9 +26,9 @@ from manifed.durable import make_folder
 from manifed.errors import one_line
 from manifed.experiment.load import sha256
 from manifed.experiment.schema import Experiment
+from manifed.runs.in_force import refused, saved_config
 from manifed.runs.interrupt import Ended, ending_signals
 from manifed.runs.report.apart import NotDrawn, draw_figures
-from manifed.runs.resume import refused, saved_config
 from manifed.runs.run_folder import RunFolder, is_fresh
 
 THREADS = "OMP_NUM_THREADS"

@@ -15,6 +15,7 @@ from typing import Any, Protocol, Self, TextIO
 
 LINES = 20
 SHOWN = (("cost", "cost"), ("gradient_norm", "gradient norm"), ("epsilon", "epsilon"))
+"""Key and word of what a line shows; epsilon with its label before it."""
 
 SHORT = (("cost", "cost", 9), ("gradient_norm", "gradient", 9), ("epsilon", "epsilon", 5))
 """Key, word and width on the bar, which has to fit 80 columns."""
@@ -26,7 +27,7 @@ WIDTH = 20
 UNTOLD = ("round", "participants", "failures")
 """Of a fit's row: in its curves, not on its line."""
 
-Row = Mapping[str, float | int | None]
+Row = Mapping[str, float | int | str | None]
 
 
 class Progress(Protocol):
@@ -73,7 +74,8 @@ class PlainLines:
             return
         self._next = (server_round // self._every + 1) * self._every
         width = len(str(self._num_rounds))
-        cells = [f"{label} {_number(row.get(key)):<10}" for key, label in SHOWN]
+        cells = [f"{word} {_number(row.get(key)):<10}" for key, word in SHOWN]
+        cells[-1:] = _labels(row) + cells[-1:]
         line = f"round {server_round:>{width}}/{self._num_rounds}  " + "  ".join(cells)
         self._stream.write(line.rstrip() + "\n")
         self._stream.flush()
@@ -109,10 +111,15 @@ class Bar:
         )
         self._task = self._bar.add_task("run", total=num_rounds, cells=_cells({}))
         self._stream = stream
+        self._told: list[str] = []
+        """The label that was shown above the bar."""
         self._led: list[logging.StreamHandler[Any]] = []
 
     def __call__(self, server_round: int, row: Row) -> None:
         """Move the bar to ``server_round``."""
+        if _labels(row) != self._told:
+            self._told = _labels(row)
+            self._bar.console.print(f"privacy: {self._told[0]}", markup=False, highlight=False)
         self._bar.update(self._task, completed=server_round, cells=_cells(row))
 
     def __enter__(self) -> Self:
@@ -142,9 +149,15 @@ def _cells(row: Row) -> dict[str, str]:
     return {key: f"{_number(row.get(key), 3):<{width}}" for key, _, width in SHORT}
 
 
-def _number(value: float | int | None, digits: int = 4) -> str:
+def _number(value: Any, digits: int = 4) -> str:
     """``digits`` significant digits; a dash for what was not measured (epsilon: privacy is off)."""
     return "-" if value is None else f"{value:.{digits}g}"
+
+
+def _labels(row: Row) -> list[str]:
+    """The label of a row that has one (`manifed.privacy.label`)."""
+    found = row.get("label")
+    return [found] if isinstance(found, str) else []
 
 
 class OverRuns(Protocol):
@@ -227,7 +240,8 @@ def watched(
     def show(server_round: int, row: Row) -> None:
         nonlocal longest
         full = WIDTH * server_round // num_rounds
-        cells = [f"{k.replace('_', ' ')} {_number(v)}" for k, v in row.items() if k not in UNTOLD]
+        numbers = {k: v for k, v in row.items() if k not in (*UNTOLD, "label")}
+        cells = _labels(row) + [f"{k.replace('_', ' ')} {_number(v)}" for k, v in numbers.items()]
         bar = "#" * full + "-" * (WIDTH - full)
         line = "  ".join([f"round {server_round}/{num_rounds} [{bar}]", *cells])
         longest = max(longest, len(line))

@@ -176,6 +176,7 @@ class _Adversary(_Table):
 
 class _Privacy(_Table):
     kind: Literal["none", "example-level", "client-level", "correlated"]
+    label: Words | None = None
     noise_source: Literal["os", "seed"] | None = None
     noise_origins: list[Words] = []
     is_declared: bool = False
@@ -196,12 +197,16 @@ class _Privacy(_Table):
 
 
 class _Final(_Table):
+    label: Words | None = None
     relative_cost_gap: Number | Literal["infinity", "-infinity"] | None
     gradient_norm: Number | Literal["infinity"] | None
     epsilon: Epsilon | None
     delta: Delta | None
     rounds: Count
     seconds: Number
+
+
+_HEAD = r"^[0-9]{1,18}:[0-9a-f]{64}$"
 
 
 class Manifest(_Table):
@@ -214,6 +219,9 @@ class Manifest(_Table):
     config_sha256: Words = ""
     experiment_sha256: Words | None = None
     ledger_run_id: Words | None = None
+    ledger_head: Annotated[str, Field(pattern=_HEAD)] | None = None
+    num_examples: list[Annotated[list[Count], Field(min_length=2, max_length=2)]] | None = None
+    """N_i of clients 0, 1, ...: a size, and how many clients in a row have it."""
     stopped: str | None = None
     seconds_by_part: dict[Words, Number] = {}
     final: _Final = _Final.model_construct()
@@ -288,4 +296,4 @@ class CheckpointMeta(_Table):
     tally: _Tally | None = None
     config_sha256: Words
     ledger_run_id: Words | None
-    ledger_head: Annotated[str, Field(pattern=r"^[0-9]{1,18}:[0-9a-f]{64}$")]
+    ledger_head: Annotated[str, Field(pattern=_HEAD)]

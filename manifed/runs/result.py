@@ -9,8 +9,8 @@ from torch import Tensor
 
 from manifed.algorithms.interface import ServerState
 from manifed.durable import write_atomically
-from manifed.runs.run_folder import RunFolder, encode
-from manifed.runs.statement import statement_of
+from manifed.runs.run_folder import RunFolder, encode, with_label
+from manifed.runs.statement import label_in, statement_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -62,7 +62,8 @@ class Result:
         """
         made = RunFolder.claim(Path(folder))
         for values in zip(*self.curves.values(), strict=True):
-            made.append_metrics(dict(zip(self.curves, values, strict=True)))
+            row = dict(zip(self.curves, values, strict=True))
+            made.append_metrics(with_label(row, label_in(self.statement)))
         made.save_tensors("model", {"x": self.model.to("cpu").contiguous()})
         told = {**self.statement, "stopped": self.stopped}
         write_atomically(made.directory / "statement.json", encode(told))

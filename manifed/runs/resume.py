@@ -6,40 +6,36 @@ round's charge, row and checkpoint. So a folder without a manifest has released 
 with a manifest has a ledger.
 
 More rounds (runs/extend.py) are one entry of the ledger and nothing else: the config in force is
-experiment.toml, which stays as it was, with the ledger's amendments (`in_force`).
+experiment.toml, which stays as it was, with the ledger's amendments (runs/in_force.py).
 """
 
-import json
 import shlex
 import sys
-from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from manifed.durable import held, is_draft
-from manifed.errors import ConfigError, one_line
 from manifed.experiment.assembly import initial_point
-from manifed.experiment.load import dump, load, parse, sha256
+from manifed.experiment.load import sha256
 from manifed.experiment.schema import Experiment
 from manifed.federation.rounds import CLIP
-from manifed.privacy.account import anchors_of, ledger_key
-from manifed.privacy.charges import AMENDED, Amendment
-from manifed.privacy.ledger import RESTORE, Ledger, LedgerDamaged, head_file, torn_file
+from manifed.privacy.label import PLANNED
+from manifed.privacy.ledger import head_file, torn_file
 from manifed.privacy.odometer import Odometer
 from manifed.runs import checkpoint
 from manifed.runs.checkpoint import Checkpoint
+from manifed.runs.evidence import Evidence, judged
+from manifed.runs.in_force import configs_of, refused
 from manifed.runs.manifest import FORMAT, LIBRARY
 from manifed.runs.reading import FolderDamaged, check_regular, is_there
 from manifed.runs.run_folder import RunFolder
 from manifed.runs.tally import Tally
-
-_AMENDS: Final = f'"kind":"{AMENDED}"'.encode()
-"""What the line of an amendment holds."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +48,8 @@ class Past:
     odometer: Odometer
     """It took all of the ledger."""
     checkpoint: Checkpoint | None
+    label: str = PLANNED
+    """Whether the noise so far protects anybody."""
     is_finished: bool = False
     is_amended: bool = False
     """Whether its manifest was written before the newest amendment."""
@@ -72,54 +70,6 @@ class Past:
         return self.checkpoint.server_round if self.checkpoint else 0
 
 
-def amended(config: Experiment, rounds: int, noise_multiplier: float | None) -> Experiment:
-    """The config with more rounds; noise that a target was calibrated to is kept.
-
-    Raises:
-        ConfigError: for more rounds than there can be.
-    """
-    table = dump(config)
-    table["federation"]["num_rounds"] = rounds
-    if noise_multiplier is not None:
-        table["privacy"]["noise"]["noise_multiplier"] = noise_multiplier
-    return parse(table)
-
-
-def in_force(config: Experiment, directory: Path) -> Experiment:
-    """The config of experiment.toml with the amendments of the ledger beside it.
-
-    Nothing is verified here: `read_past` compares the result with the verified ledger.
-
-    Raises:
-        LedgerDamaged: the ledger holds an amendment that none is.
-    """
-    path = RunFolder(directory).ledger_path
-    if path.is_file():
-        for number, body in _amendments(path):
-            try:
-                found = Amendment.model_validate(body)
-                config = amended(config, found.num_rounds[1], found.noise_multiplier)
-            except (ValueError, LookupError, TypeError) as error:
-                what = f"is no amendment: {one_line(str(error), 200)}"
-                raise LedgerDamaged(path, number, what, RESTORE) from None
-    return config
-
-
-def saved_config(directory: Path) -> Experiment:
-    """The config in force of the run in a folder.
-
-    Raises:
-        ConfigError: with the file; LedgerDamaged: as `in_force`.
-    """
-    path = RunFolder(directory).experiment_path
-    if not path.is_file():
-        raise refused(directory, "expected a run folder", "no experiment.toml in it")
-    try:
-        return in_force(load(path), directory)
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from None
-
-
 def read_past(directory: Path, config: Experiment, *, may_be_finished: bool = False) -> Past:
     """The past of the run in ``directory``, which the caller holds (`manifed.durable.held`).
 
@@ -134,7 +84,7 @@ def read_past(directory: Path, config: Experiment, *, may_be_finished: bool = Fa
     if not folder.manifest_path.is_file():
         return _before_the_manifest(folder, config)
     manifest, metrics = folder.manifest(), folder.metrics()
-    earlier = _configs(folder.ledger_path)[:-1]
+    earlier = configs_of(folder.ledger_path)[:-1]
     is_amended = manifest.get("config_sha256") in earlier
     is_finished = "final" in manifest and not is_amended
     if is_finished and not may_be_finished:
@@ -147,13 +97,14 @@ def read_past(directory: Path, config: Experiment, *, may_be_finished: bool = Fa
     if not folder.ledger_path.is_file():
         name = folder.ledger_path.name
         raise refused(directory, f"expected the run's {name}", "none; restore it")
-    saved = checkpoint.load(folder.checkpoint_path) if folder.checkpoint_path.is_file() else None
-    run_id = manifest.get("ledger_run_id")
+    evidence = _evidence(folder, config, manifest)
+    saved, odometer, rounds = evidence.checkpoint, evidence.odometer, config.federation.num_rounds
     if saved is not None:
         like = _state_of(config, saved.tensors)
         checkpoint.check(folder.checkpoint_path, saved, like, config.federation.num_clients)
-        _check_checkpoint(directory, config, saved, run_id, earlier)
-    odometer = _ledger_past(folder, config, run_id, saved).odometer
+        if saved.server_round > rounds:
+            found = f"{saved.server_round}"
+            raise refused(directory, f"expected a checkpoint of a round <= {rounds}", found)
     covered = odometer.covered
     if config.privacy.kind != "none" and saved is not None and covered < saved.server_round:
         raise refused(
@@ -168,6 +119,7 @@ def read_past(directory: Path, config: Experiment, *, may_be_finished: bool = Fa
         has_ledger=True,
         odometer=odometer,
         checkpoint=saved,
+        label=evidence.label,
         is_finished=is_finished,
         is_amended=is_amended,
     )
@@ -192,11 +144,6 @@ def held_or_refused(directory: Path) -> Generator[None, None, None]:
         yield
 
 
-def refused(directory: Path, expected: str, found: str) -> ConfigError:
-    """The one line that says why a run is not gone on with."""
-    return ConfigError(f"run folder {str(directory)!r}: {expected}, got {found}")
-
-
 def to_go_on(words: str) -> str:
     """The command that goes on with a run: the one that was used, where that can be known."""
     is_clone = (LIBRARY.parent / "simulation.py").is_file()
@@ -210,9 +157,23 @@ def _before_the_manifest(folder: RunFolder, config: Experiment) -> Past:
         if path.exists():
             raise refused(folder.directory, "expected manifest.json beside it", path.name)
     has_ledger = folder.ledger_path.is_file()
-    if has_ledger and _ledger_past(folder, config, None, None).entries > 1:
+    ledger = _evidence(folder, config, {}).ledger
+    if ledger is not None and ledger.head.sequence > 0:
         raise refused(folder.directory, "expected manifest.json", "a ledger with entries but none")
     return Past(has_begun=False, has_ledger=has_ledger, odometer=Odometer(), checkpoint=None)
+
+
+def _evidence(folder: RunFolder, config: Experiment, manifest: Mapping[str, Any]) -> Evidence:
+    """What the folder proves; it must be of this config, and keyed by the key that is given."""
+    kept = config.output.ledger_head
+    found = judged(folder, config, manifest, heads=() if kept is None else (kept,))
+    if not found.is_of_config:
+        theirs = configs_of(folder.ledger_path)[-1]
+        raise refused(folder.directory, "expected a ledger of this config", f"one of {theirs}")
+    if found.ledger is not None and found.ledger.authenticity == "not checked":
+        key = found.ledger.key_id
+        raise refused(folder.directory, f"expected the ledger's key {key}", "no key was given")
+    return found
 
 
 def _check_manifest(
@@ -230,25 +191,6 @@ def _check_manifest(
             f"{sha256(config)}; resume with the same settings",
         )  # fmt: skip
     folder.check_unedited(manifest.get("experiment_sha256"))
-
-
-def _check_checkpoint(
-    directory: Path,
-    config: Experiment,
-    saved: Checkpoint,
-    run_id: str | None,
-    earlier: Collection[str],
-) -> None:
-    theirs, run = saved.meta.get("config_sha256"), saved.meta.get("ledger_run_id")
-    if theirs not in (sha256(config), *earlier):
-        raise refused(directory, "expected a checkpoint of this config", f"one of {theirs}")
-    if run != run_id:
-        raise refused(directory, f"expected a checkpoint of run {run_id}", f"one of run {run}")
-    rounds = config.federation.num_rounds
-    if saved.server_round > rounds:
-        raise refused(
-            directory, f"expected a checkpoint of a round <= {rounds}", f"{saved.server_round}"
-        )
 
 
 def _check_kinds(folder: RunFolder) -> None:
@@ -277,61 +219,3 @@ def _check_rows(folder: RunFolder, rounds: Sequence[float | None], told: int) ->
     if told not in rounds:
         found = f"rows up to {int(rounds[-1] or 0)}" if rounds else "no row"
         raise FolderDamaged(folder.metrics_path, f"the row of round {told}", f"{found}; restore it")
-
-
-@dataclass(frozen=True)
-class _Ledger:
-    odometer: Odometer
-    entries: int
-
-
-def _ledger_past(
-    folder: RunFolder, config: Experiment, run_id: str | None, saved: Checkpoint | None
-) -> _Ledger:
-    """How far the ledger goes, verified without a write, with every head known to belong to it."""
-    path, directory = folder.ledger_path, folder.directory
-    run = _header(path).get("run_id")
-    if (theirs := _configs(path)[-1]) != sha256(config):
-        raise refused(directory, "expected a ledger of this config", f"one of {theirs}")
-    if run_id is not None and run != run_id:
-        raise refused(directory, f"expected the ledger of run {run_id}", f"that of {run}")
-    heads = [config.output.ledger_head, saved.meta.get("ledger_head") if saved else None]
-    anchors = anchors_of(head for head in heads if head is not None)
-    odometer = Odometer()
-    found = Ledger.verify(path, key=ledger_key(), anchors=anchors, feed=odometer.feed)
-    if found.authenticity == "not checked":
-        raise refused(directory, f"expected the ledger's key {found.key_id}", "no key was given")
-    return _Ledger(odometer, found.head.sequence + 1)
-
-
-def _header(path: Path) -> Mapping[str, Any]:
-    """What the first line says, for a clearer refusal than a broken chain; verified later."""
-    with path.open("rb") as file:
-        first = file.readline()
-    try:
-        body = json.loads(first)["body"]
-    except (ValueError, KeyError, TypeError, RecursionError):
-        raise LedgerDamaged(path, 1, "was changed", RESTORE) from None
-    return body if isinstance(body, dict) else {}
-
-
-def _amendments(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """The number and the body of every line that says that it amends; verified later."""
-    with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            if _AMENDS not in line or not line.endswith(b"\n"):
-                continue
-            try:
-                found = json.loads(line)
-            except (ValueError, RecursionError):
-                raise LedgerDamaged(path, number, "was changed", RESTORE) from None
-            if isinstance(found, dict) and found.get("kind") == AMENDED:
-                yield number, found["body"] if isinstance(found.get("body"), dict) else {}
-
-
-def _configs(path: Path) -> list[str]:
-    """The hashes of the configs that were in force, that of now last; verified later."""
-    if not path.is_file():
-        return []
-    named = [_header(path), *(body for _, body in _amendments(path))]
-    return [str(body.get("config_sha256")) for body in named]

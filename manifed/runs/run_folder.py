@@ -9,7 +9,8 @@
     error.json              why the last part ended before its end; gone once the run goes on
     *.png                   figures, drawn from this folder alone (runs/report)
 
-A row has the round, what was measured (cost, gaps, gradient norm), epsilon, and sums over the
+A row has the round, what was measured (cost, gaps, gradient norm), epsilon with its label
+(manifed/privacy/label.py) before it, and sums over the
 rounds since the row before: bytes of usable uploads and of broadcasts, usable replies, clients that
 were asked and dropped, seconds without evaluation.
 
@@ -42,6 +43,7 @@ from manifed.durable import (
 )
 from manifed.errors import RoundFailed, one_line
 from manifed.federation.kinds import KINDS
+from manifed.privacy.label import LABELS
 from manifed.runs.reading import (
     FolderDamaged,
     Manifest,
@@ -56,13 +58,23 @@ from manifed.runs.reading import (
 if TYPE_CHECKING:  # who only reads numbers needs no torch
     from torch import Tensor
 
-FINAL_KEYS = ("relative_cost_gap", "gradient_norm", "epsilon", "delta", "rounds", "seconds")
+FINAL_KEYS = (
+    "label",
+    "relative_cost_gap",
+    "gradient_norm",
+    "epsilon",
+    "delta",
+    "rounds",
+    "seconds",
+)
 """Keys of the manifest's "final", in order; null where one does not apply."""
 
 _AT_THE_END = {"final", "ledger_head", "stopped", "replies", "seconds_by_part"}
 """Keys of a manifest that only the end of a run knows (`Run._finish` of runs/driver.py)."""
 
-Cell = float | int | None
+Cell = float | int | str | None
+LABEL = "label"
+"""The one column of words: whether the noise behind the row's epsilon protects anybody."""
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")
 _COUNTS = {"round", "uploads", "bytes_up", "bytes_down", "participants", "failures", *KINDS}
 _WHOLE = re.compile(r"[0-9]{1,15}")
@@ -227,7 +239,7 @@ class RunFolder:
         append_line(self.metrics_path, text.getvalue().encode())
 
     def metrics(self) -> dict[str, list[float | None]]:
-        """Column name to values in the order of the rows; None where a cell is empty.
+        """Column of numbers to values in the order of the rows; None where a cell is empty.
 
         Raises:
             FolderDamaged: it is no table of numbers with rounds in order; with the first bad line.
@@ -237,6 +249,7 @@ class RunFolder:
         return {
             key: [float(row[place]) if row[place] else None for row in rows]
             for place, key in enumerate(header)
+            if key != LABEL
         }
 
     def sync_metrics(self) -> None:
@@ -334,6 +347,11 @@ class RunFolder:
             if len(row) != len(header):
                 raise FolderDamaged(path, f"on line {number} {len(header)} cells", f"{len(row)}")
             for name, cell in zip(header, row, strict=True):
+                if name == LABEL:
+                    if cell not in ("", *LABELS):
+                        words = f"on line {number} for {name} one of {', '.join(LABELS)}"
+                        raise FolderDamaged(path, words, repr(cell[:80]))
+                    continue
                 pattern = _WHOLE if name in _COUNTS else _NUMBER
                 if not pattern.fullmatch(cell) and (cell or name == "round"):
                     kind = "an integer >= 0" if name in _COUNTS else "a number or nothing"
@@ -348,6 +366,14 @@ class RunFolder:
         if not re.fullmatch(r"[A-Za-z0-9_-]+", name):
             raise ValueError(f"Expected a name of letters, digits, '-' and '_', got {name!r}")
         return self.directory / f"{name}.safetensors"
+
+
+def with_label(row: Mapping[str, Cell], label: str) -> dict[str, Cell]:
+    """A row of metrics with its label right before its epsilon, if it has one."""
+    found: dict[str, Cell] = {}
+    for key, value in row.items():
+        found |= {LABEL: label, key: value} if key == "epsilon" else {key: value}
+    return found
 
 
 def is_fresh(directory: Path) -> bool:
@@ -381,4 +407,6 @@ def printable(path: Path) -> str:
 def _cell(value: Cell) -> str:
     if value is None:
         return ""
+    if isinstance(value, str):
+        return value
     return str(int(value)) if isinstance(value, int) else repr(float(value))

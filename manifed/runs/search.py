@@ -56,11 +56,11 @@ from manifed.privacy.ledger import Head, Ledger, Verified, head_file
 from manifed.privacy.odometer import NOTE, Odometer
 from manifed.privacy.tuning import Search
 from manifed.problems.dataset import SiteData
+from manifed.runs.in_force import refused
 from manifed.runs.pool import check_folder, run_all
 from manifed.runs.reading import json_object, read_whole
-from manifed.runs.resume import refused
 from manifed.runs.run_folder import RunFolder, encode, is_fresh
-from manifed.runs.statement import verdict
+from manifed.runs.statement import label_in, verdict
 from manifed.runs.sweep import Trial, label_of, trials_of
 
 SCORES: Final = ("held_out_loss", "held_out_accuracy")
@@ -460,6 +460,7 @@ def _statement(
     is_private = asked.config.evaluation.kind == "private"
     shown = None if score is None else -score if asked.measure.endswith("accuracy") else score
     return {
+        "label": label_in(privacy),
         "verdict": verdict(privacy),
         "unit": privacy["unit"],
         "neighboring_relation": privacy["neighboring_relation"],

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+from manifed.privacy import label
+
 SEEDED = (
     "SEEDED RUN: the noise is keyed by the config's seed, so anybody who has the config can "
     "subtract it. This run protects nobody; the numbers say what the same run would cost with "
@@ -18,32 +20,49 @@ DECLARED = (
     "server never saw a key and cannot check that."
 )
 UNDECLARED = (
-    "NO RELEASE: some client did not say where its noise came from; nobody may rely on the "
-    "numbers below."
+    "UNKNOWN: nothing that can be believed says where all of the noise came from; nobody may rely "
+    "on the numbers below."
 )
 PLANNED = "PLANNED: no noise was drawn yet; the run itself says whether it was a release."
 NOT_PRIVATE = "NOT PRIVATE: no noise was added; every bound below would be infinite."
 
+_SENTENCES = {
+    label.NOT_PRIVATE: NOT_PRIVATE,
+    label.SEEDED: SEEDED,
+    label.PLANNED: PLANNED,
+    label.UNKNOWN: UNDECLARED,
+}
+
 
 def verdict(privacy: Mapping[str, Any]) -> str:
-    """One sentence: release, seeded run or not private.
-
-    Guarantee: a release is said only where the config asks for one and every noise source that was
-    used had a key of the operating system.
-    """
-    if privacy["kind"] == "none":
-        return NOT_PRIVATE
-    origins = set(privacy.get("noise_origins", ()))
-    if privacy["noise_source"] != "os" or "seed" in origins:
-        return SEEDED
-    if not origins:
-        return PLANNED
-    if origins != {"os"}:
-        return UNDECLARED
+    """One sentence for the statement's label (`manifed.privacy.label`, with the guarantee)."""
+    said = _SENTENCES.get(label_in(privacy))
+    if said is not None:
+        return said
     is_clients = privacy["kind"] != "client-level"  # else the noise is this server's own
     if is_clients and privacy.get("is_declared", False):
         return DECLARED
     return KEPT if privacy.get("kept_noise") else RELEASE
+
+
+def label_in(privacy: Mapping[str, Any]) -> str:
+    """The label of a statement, from what it says of its noise; its own word counts if unknown."""
+    if privacy.get("label") == label.UNKNOWN:
+        return label.UNKNOWN
+    return label.label_of(
+        privacy.get("noise_source"),
+        privacy.get("noise_origins", ()),
+        is_charged=False,
+        is_private=privacy["kind"] != "none",
+    )
+
+
+def label_in_manifest(manifest: Mapping[str, Any], epsilon: object = None) -> str:
+    """The label of a manifest's statement; an epsilon without a statement is of unknown noise."""
+    privacy = manifest.get("privacy")
+    if privacy is None:
+        return label.NOT_PRIVATE if epsilon is None else label.UNKNOWN
+    return label_in(privacy)
 
 
 def statement_of(privacy: Mapping[str, Any]) -> str:
@@ -61,7 +80,7 @@ def statement_of(privacy: Mapping[str, Any]) -> str:
     lines += [_line(one) for one in privacy["adversaries"]]
     if privacy.get("kept_noise"):
         lines.append(f"  kept at every client: {privacy['kept_noise']}")
-    lines += [f"  note: {note}" for note in privacy["notes"]]
+    lines += [f"  note: {note}" for note in (*privacy["notes"], *privacy.get("doubts", ()))]
     return "\n".join(lines)
 
 

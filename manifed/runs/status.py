@@ -18,24 +18,19 @@ from manifed.experiment.load import sha256
 from manifed.experiment.privacy import budget_of, reporting_delta
 from manifed.experiment.schema import Experiment
 from manifed.federation.kinds import KINDS
-from manifed.privacy.account import ledger_key
 from manifed.privacy.accountant import NoValidBound
 from manifed.privacy.adversaries import CLIENT_LEVEL, EXTERNAL, OF_MASKS, SERVER
 from manifed.privacy.filter import Draw, a_priori
-from manifed.privacy.ledger import Ledger, Verified
 from manifed.privacy.odometer import Odometer
-from manifed.runs import checkpoint
-from manifed.runs.checkpoint import Checkpoint
+from manifed.runs.evidence import judged
+from manifed.runs.in_force import saved_config
 from manifed.runs.places import real
 from manifed.runs.reading import (
-    CheckpointMeta,
     FolderDamaged,
-    check_regular,
-    checked,
     is_there,
     json_object,
 )
-from manifed.runs.resume import saved_config, to_go_on
+from manifed.runs.resume import to_go_on
 from manifed.runs.run_folder import RunFolder
 from manifed.runs.tally import Tally
 
@@ -83,6 +78,10 @@ class Status:
     """Clients that were asked and dropped, by kind, over all rows."""
     missing: Mapping[str, Mapping[str, Any]]
     """Who missed which rounds, by client and kind, up to the newest checkpoint."""
+    label: str
+    """Whether the noise protects anybody: what stands before every epsilon."""
+    doubts: tuple[str, ...]
+    """What the folder cannot exclude."""
     spent: Mapping[str, float]
     """Epsilon of all that counts, by adversary."""
     delta: float | None
@@ -112,6 +111,8 @@ class Status:
         for client, kinds in self.missing.items():
             said = "; ".join(f"{kind} in rounds {_stretches(r)}" for kind, r in kinds.items())
             rows.append(f"missing: client {client}, {said}")
+        rows.append(f"privacy: {self.label}")
+        rows += [f"note: {doubt}" for doubt in self.doubts]
         for name, epsilon in self.spent.items():
             rows.append(f"spent: epsilon {epsilon:.4g} at delta {self.delta:g} against {name}")
         if self.budget is not None:
@@ -141,12 +142,8 @@ def status_of(directory: Path) -> Status:
     config = saved_config(directory)
     held_by = holder_of(directory)
     manifest = folder.manifest() if is_there(folder.manifest_path) else None
-    known = (manifest or {}).get("experiment_sha256")
-    if known is not None:
-        folder.check_unedited(known)
-    saved = _checkpoint(folder.checkpoint_path)
-    metrics = folder.metrics()
-    odometer, ledger = _ledger(folder)
+    evidence, metrics = judged(folder, config, manifest or {}), folder.metrics()
+    saved, odometer, ledger = evidence.checkpoint, evidence.odometer, evidence.ledger
     rows = metrics.get("round") or [0]
     final = (manifest or {}).get("final")
     is_finished = final is not None and (manifest or {}).get("config_sha256") == sha256(config)
@@ -171,6 +168,8 @@ def status_of(directory: Path) -> Status:
         participants=_total(metrics, "participants"),
         failures={kind: _total(metrics, kind) or 0 for kind in KINDS if kind in metrics},
         missing=Tally.of(saved).missed if saved else {},
+        label=evidence.label,
+        doubts=evidence.doubts,
         spent=_spent(config, odometer),
         delta=reporting_delta(config),
         budget=_budget(config, odometer),
@@ -194,23 +193,6 @@ def holder_of(folder: Path) -> int | None:
         if len(words) >= 6 and words[1] == "FLOCK" and words[5] == device:
             return int(words[4])
     return None
-
-
-def _checkpoint(path: Path) -> Checkpoint | None:
-    if not is_there(path):
-        return None
-    check_regular(path, "a checkpoint", most=1 << 40)
-    saved = checkpoint.load(path)
-    checked(saved.meta, CheckpointMeta, path)
-    return saved
-
-
-def _ledger(folder: RunFolder) -> tuple[Odometer, Verified | None]:
-    odometer = Odometer()
-    if not is_there(folder.ledger_path):
-        return odometer, None
-    check_regular(folder.ledger_path, "a ledger", most=1 << 40)
-    return odometer, Ledger.verify(folder.ledger_path, key=ledger_key(), feed=odometer.feed)
 
 
 def _spent(config: Experiment, odometer: Odometer) -> dict[str, float]:

@@ -26,6 +26,8 @@ from manifed.errors import ConfigError
 from manifed.experiment.load import load
 from manifed.runs.pool import Task, check_folder
 from manifed.runs.report.runs import Curve, Run, read
+from manifed.runs.run_folder import LABEL
+from manifed.runs.statement import label_in_manifest
 
 MOST_RUNS = 10_000
 _LONGEST = 80
@@ -156,6 +158,8 @@ class Row:
     """The standard deviation over seeds, n - 1 below; NaN for one run."""
     least: float
     greatest: float
+    privacy: str
+    """The word before epsilon (manifed/privacy/label.py), of all runs; each word once."""
     epsilon: float | None
     """The largest of the runs."""
 
@@ -206,6 +210,14 @@ def rows_of(found: Sequence[Curve], measure: str) -> list[Row]:
                 float(values.std(ddof=1)) if len(values) > 1 else math.nan,
                 float(values.min()),
                 float(values.max()),
+                " / ".join(
+                    sorted(
+                        {
+                            label_in_manifest(run.manifest, run.final["epsilon"])
+                            for run in curve.runs
+                        }
+                    )
+                ),
                 max(epsilon, default=None),
             )
         )
@@ -217,13 +229,15 @@ def write_csv(trials: Sequence[Trial], out: Path) -> Path:
     """``sweep.csv``: what was set, the seed, the folder and the last value of every column."""
     finished = [(trial, read(trial.directory)) for trial in trials if trial.is_finished]
     columns = list(dict.fromkeys(name for _, run in finished for name in run.columns))
+    place = columns.index("epsilon") if "epsilon" in columns else len(columns)
     keys = list(dict.fromkeys(name for trial, _ in finished for name, _ in trial.setting))
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([*keys, "seed", "folder", *columns])
+    writer.writerow([*keys, "seed", "folder", *columns[:place], LABEL, *columns[place:]])
     for trial, run in finished:
         setting, last = dict(trial.setting), [run.last(name) for name in columns]
         cells = ["" if value is None else repr(value) for value in last]
+        cells[place:place] = [label_in_manifest(run.manifest, run.final["epsilon"])]
         writer.writerow([*(setting[key] for key in keys), trial.seed, trial.directory.name, *cells])
     write_atomically(out / "sweep.csv", text.getvalue().encode())
     return out / "sweep.csv"

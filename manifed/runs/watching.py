@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from manifed.errors import one_line
+from manifed.runs.in_force import saved_config
 from manifed.runs.reading import is_there
 from manifed.runs.report.figures import LINEAR
 from manifed.runs.report.page import published
 from manifed.runs.report.public import is_private
 from manifed.runs.report.runs import read
-from manifed.runs.resume import saved_config
 from manifed.runs.status import Budget, Status, status_of
 
 if TYPE_CHECKING:
@@ -44,6 +44,10 @@ class View:
     """What is shown of a run at one moment."""
 
     name: str
+    label: str
+    """Whether the noise protects anybody: what stands before every epsilon."""
+    doubts: tuple[str, ...]
+    """What the folder cannot exclude."""
     state: str
     round: int
     num_rounds: int
@@ -58,7 +62,8 @@ class View:
 
     def line(self) -> str:
         """For a file or a pipe: one line without control characters."""
-        cells = [f"{name.replace('_', ' ')} {values[-1]:.4g}" for name, values in self.curves]
+        cells = [self.label]
+        cells += [f"{name.replace('_', ' ')} {values[-1]:.4g}" for name, values in self.curves]
         cells += [] if self.budget is None else [f"budget left {_left(self.budget):.4g}"]
         cells += [] if self.seconds is None else [f"took {self.seconds:.1f} s"]
         width = len(str(self.num_rounds))
@@ -101,6 +106,8 @@ def view_of(directory: Path, *, is_server_view: bool = False) -> View:
         num_rounds=status.num_rounds,
         curves=tuple(curves),
         clients=clients,
+        label=status.label,
+        doubts=status.doubts,
         budget=status.budget,
         seconds_left=_seconds_left(status, pace),
         seconds=status.seconds if has_times else None,
@@ -158,7 +165,8 @@ def rendered(view: View) -> "Group":
         curves.add_row(
             name.replace("_", " "), Text(curve, "cyan"), Text(f"{values[-1]:.4g}", "bold")
         )
-    rows: list[Any] = [head, bar(view.round / max(view.num_rounds, 1), "cyan"), curves]
+    rows: list[Any] = [head, bar(view.round / max(view.num_rounds, 1), "cyan")]
+    rows += [Text(f"privacy: {view.label}"), curves]
     rows.append(Text(f"clients: {view.clients}"))
     if view.budget is not None:
         left, whole = _left(view.budget), view.budget.epsilon
@@ -169,7 +177,8 @@ def rendered(view: View) -> "Group":
             )
         )
         rows.append(bar(left / whole, "green"))
-    return Group(*rows, *(Text(one_line(note), "dim") for note in view.notes))
+    notes = (*view.doubts, *view.notes)
+    return Group(*rows, *(Text(one_line(note), "dim") for note in notes))
 
 
 def _duration(seconds: float) -> str:

@@ -22,14 +22,13 @@ from manifed.privacy.adversaries import SERVER
 from manifed.privacy.chain import HEADER, RECOVERED, Entry
 from manifed.privacy.charges import RESERVED, ClientReleases, Releases, Reservation, Terms
 from manifed.privacy.composition import NoValidBound
+from manifed.privacy.label import label_of
 from manifed.privacy.ledger import Head, Ledger, LedgerDamaged
-from manifed.privacy.odometer import NOTE, Odometer
+from manifed.privacy.odometer import NOTE, PLACE, Odometer
 
 log = logging.getLogger("manifed")
 
 LEDGER: Final = "ledger.jsonl"
-PLACE: Final = "place"
-"""The key of a line's place, beside those of a reservation."""
 LIMITS: Final = "limits"
 NOTHING: Final = Terms(population=1, updates=(ClientReleases(partitions=(0,), releases=()),))
 NOBODY: Final = Reservation(0, 0, 0, np.zeros(0, dtype=np.int64), terms=NOTHING)
@@ -120,6 +119,12 @@ class SiteAccount:
         return self._odometer.epsilon(SERVER, self.limits.delta)
 
     @property
+    def label(self) -> str:
+        """The word before what was spent (`manifed.privacy.label`), by the seeds of answers."""
+        origins, is_charged = self._odometer.noise_origins, self._odometer.rounds_counted > 0
+        return label_of("os", origins, is_charged=is_charged)
+
+    @property
     def head(self) -> Head:
         """The last line on disk, an anchor to keep elsewhere."""
         return self._ledger.head
@@ -142,6 +147,7 @@ class SiteAccount:
             self._check_price(reservation)
             self._append(RESERVED, {**reservation.body(), **said})
             self._odometer.reserve(reservation)
+            self._odometer.noise_origins |= {"os" if place.seed is None else "seed"}
         self._last[place.series] = place.position
 
     def _check_order(self, place: Place, *, is_first: bool) -> None:

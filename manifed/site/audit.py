@@ -14,8 +14,8 @@ from manifed.errors import ConfigError
 from manifed.privacy.chain import RECOVERED, Entry
 from manifed.privacy.charges import AMENDED, RESERVED, Releases, Reservation, Terms
 from manifed.privacy.ledger import Ledger
-from manifed.privacy.odometer import NOTE
-from manifed.site.account import LIMITS, PLACE, Limits, Place
+from manifed.privacy.odometer import NOTE, PLACE
+from manifed.site.account import LIMITS, Limits, Place
 
 Round = tuple[int, int]
 """A round and its attempt."""

@@ -67,13 +67,15 @@ def run(wanted: Wanted, on_ready: Callable[[Mapping[str, Any]], object] = lambda
         try:
             limits = site.account.limits
             say(
-                f"{READY}: {wanted.socket}, spent epsilon {site.account.spent:.6g} of "
-                f"{limits.epsilon:g} at delta {limits.delta:g}, ledger head {site.account.head}"
+                f"{READY}: {wanted.socket}, {site.account.label}, spent epsilon "
+                f"{site.account.spent:.6g} of {limits.epsilon:g} at delta {limits.delta:g}, "
+                f"ledger head {site.account.head}"
             )
             on_ready(
                 {
                     "socket": str(wanted.socket),
                     "partition": wanted.partition,
+                    "label": site.account.label,
                     "epsilon": site.account.spent,
                     "max_epsilon": limits.epsilon,
                     "delta": limits.delta,

@@ -108,9 +108,10 @@ def test_privacy_compare_shows_the_published_number_and_the_sound_ones(manifed):
     words = "--local-epsilon 0.15 --local-delta 1e-4 --clients 100 --cohort-size 1 --rounds 50"
     result = manifed("privacy", "compare", *words.split(), "--slack-delta", "1e-3", "--json")
     views = json.loads(result.stdout)
-    assert list(views) == ["published", "parallel", "external", "server"]
+    assert list(views) == ["label", "published", "parallel", "external", "server"]
     assert views["published"]["epsilon"] == pytest.approx(0.0426, rel=5e-3)
     assert views["external"]["epsilon"] == pytest.approx(0.2705, rel=5e-3)
+    assert views.pop("label") == "price only (no noise drawn)"
     assert len({view["delta"] for view in views.values()}) == 1
 
 

@@ -17,7 +17,7 @@ from manifed.privacy.ledger import Ledger, LedgerDamaged, torn_file
 from manifed.privacy.odometer import Odometer
 from manifed.runs import extend as extension
 from manifed.runs.extend import extend
-from manifed.runs.resume import amended, in_force
+from manifed.runs.in_force import amended, in_force
 from manifed.runs.run_folder import RunFolder
 from tests.runs.test_cli import QUICKSTART
 

@@ -257,7 +257,7 @@ def test_under_debug_an_unexpected_error_is_not_caught(tmp_path, monkeypatch):
 
 
 def test_an_unexpected_error_outside_a_run_is_one_line(capsys, monkeypatch, tmp_path):
-    def fails(_):
+    def fails(*_, **__):
         raise ZeroDivisionError("planted\nin two lines")
 
     monkeypatch.setattr(launching, "check_parts", fails)

@@ -152,7 +152,8 @@ def an_edited_experiment_and_manifest(folder, runs):
     run.experiment_path.write_bytes((runs / "other" / "experiment.toml").read_bytes())
     manifest = run.manifest()
     manifest["experiment_sha256"] = experiment_digest(run.experiment_path.read_bytes())
-    manifest["config_sha256"] = RunFolder(runs / "other").manifest()["config_sha256"]
+    other = RunFolder(runs / "other").manifest()
+    manifest |= {key: other[key] for key in ("config", "config_sha256")}
     run.manifest_path.write_text(json.dumps(manifest))
 
 
@@ -248,7 +249,7 @@ CASES = {
     a_finished_run: "expected an unfinished run",
     an_edited_seed: "resume with the same settings",
     an_edited_comment: "expected experiment.toml as the run wrote it",
-    an_edited_experiment_and_manifest: "expected a checkpoint of this config",
+    an_edited_experiment_and_manifest: "expected a ledger of this config",
     the_ledger_of_another_config: "expected a ledger of this config",
     the_ledger_of_its_twin: "expected the ledger of run",
     no_ledger: "expected the run's ledger.jsonl",

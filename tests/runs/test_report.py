@@ -67,7 +67,7 @@ def write_run(
         )
     if is_finished:
         delta = None if epsilon is None else 1e-5
-        final = {"relative_cost_gap": cost_gap / 2, "gradient_norm": 2 * cost_gap}
+        final = {"label": None, "relative_cost_gap": cost_gap / 2, "gradient_norm": 2 * cost_gap}
         folder.finish(
             {**final, "epsilon": epsilon, "delta": delta, "rounds": rounds, "seconds": 1.5}
         )
@@ -183,15 +183,15 @@ def test_runs_stand_side_by_side_in_a_table(tmp_path):
     ]
     header, _, private, free, no_noise = table_of(runs).splitlines()
     assert header.split("  ")[0] == "run"
-    assert " ".join(private.split()) == "private 5 0.01562 0.0625 2 1e-05 6 000 2 400 1.5"
-    assert " ".join(free.split()) == "free 5 0.01562 0.0625 - - 6 000 2 400 1.5"
-    assert " ".join(no_noise.split()).startswith("no-noise 5 0.01562 0.0625 infinity 1e-05")
+    assert " ".join(private.split()) == "private 5 0.01562 0.0625 unknown 2 1e-05 6 000 2 400 1.5"
+    assert " ".join(free.split()) == "free 5 0.01562 0.0625 not private - - 6 000 2 400 1.5"
+    assert " ".join(no_noise.split()).startswith("no-noise 5 0.01562 0.0625 unknown infinity 1e-05")
 
 
 def test_an_unfinished_run_shows_its_newest_row_and_says_so(tmp_path):
     run = read(write_run(tmp_path / "a", is_finished=False))
     line = " ".join(table_of([run]).splitlines()[2].split())
-    assert line == "rsgd (unfinished) 5 0.01562 0.0625 2 - 6 000 2 400 1.5"
+    assert line == "rsgd (unfinished) 5 0.01562 0.0625 unknown 2 - 6 000 2 400 1.5"
 
 
 def test_the_markdown_table_has_one_cell_per_column(tmp_path):

@@ -14,6 +14,7 @@ from manifed.runs.manifest import git_state, manifest_of
 from manifed.runs.run_folder import FINAL_KEYS, RunFolder
 
 FINAL = {
+    "label": "release",
     "relative_cost_gap": 1e-3,
     "gradient_norm": 2e-3,
     "epsilon": 1.5,

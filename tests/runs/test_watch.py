@@ -63,7 +63,9 @@ def test_a_pipe_gets_a_line_a_round_without_control_characters(manifed, seeded, 
     monkeypatch.setattr(time, "sleep", lambda _: None)
     done = manifed("watch", seeded)
     assert done.exit_code == 0, done.output
-    assert [line.split(":")[1].split("  ")[0] for line in done.stdout.splitlines()] == [
+    note, *lines = done.stdout.splitlines()
+    assert note.startswith("note: the ledger is unkeyed")
+    assert [line.split(":")[1].split("  ")[0] for line in lines] == [
         " running, round 1/4",
         " running, round 2/4",
         " finished, round 4/4",
@@ -81,8 +83,9 @@ def test_watching_prints_json_and_refuses_what_is_no_run(manifed, seeded, tmp_pa
 
 def test_nothing_of_a_name_is_a_control_sequence_on_a_terminal():
     view = View(
-        "a\x1b[2J", "running", 0, 0, (), "1 of 1", None, None, None, ("next: \x1b]0;x\x07",)
-    )
+        "a\x1b[2J", "release", ("a doubt",), "running", 0, 0, (), "1 of 1", None, None, None,
+        ("next: \x1b]0;x\x07",),
+    )  # fmt: skip
     stream = io.StringIO()
     Console(file=stream, width=80).print(rendered(view))
     assert "\x1b" not in stream.getvalue()

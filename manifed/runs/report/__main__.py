@@ -42,7 +42,7 @@ def report(
     as_json: Json = False,
 ) -> None:
     """Write one page (report.html) and figures of runs, and print their table."""
-    from manifed.runs.report.tables import table_of
+    from manifed.runs.report.tables import doubts_of, table_of
 
     try:
         runs = _runs(folders)
@@ -51,7 +51,8 @@ def report(
     except (OSError, ValueError) as error:
         sys.stderr.write(f"error: {one_line(str(error), 1500)}\n")
         raise typer.Exit(2) from None
-    lines = [table_of(shown, markdown=markdown), *(str(path) for path in written)]
+    notes = [f"note: {doubt}" for doubt in doubts_of(shown)]
+    lines = [table_of(shown, markdown=markdown), *notes, *(str(path) for path in written)]
     sys.stdout.write("\n".join(lines) + "\n")
     if as_json:
         print_json({"files": [str(path) for path in written], "is_server_view": is_server_view})
@@ -86,9 +87,9 @@ def _written(
     from manifed.runs.reading import is_there
     from manifed.runs.report.figures import FIGURES, draw, name_of
     from manifed.runs.report.page import NAME, page_of
-    from manifed.runs.report.public import public_run
+    from manifed.runs.report.public import public_run, server_run
 
-    shown = runs if is_server_view else [public_run(run) for run in runs]
+    shown = [server_run(run) if is_server_view else public_run(run) for run in runs]
     check_new("--out", out)
     for name in (NAME, *(name_of(y, x) for y, x in FIGURES)):
         if is_there(out / name):

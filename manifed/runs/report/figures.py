@@ -14,6 +14,7 @@ import numpy as np
 from manifed.durable import write_atomically
 from manifed.errors import one_line
 from manifed.runs.report.runs import Column, Curve, Run, curves_of
+from manifed.runs.statement import label_in_manifest
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -173,7 +174,8 @@ def draw_optimum(axes: "Axes", runs: Sequence[Run], label: str, width: float) ->
 def _draw_frame(axes: "Axes", curves: Numbered, x: str, y: str) -> None:
     from matplotlib.ticker import MaxNLocator
 
-    axes.set_xlabel(LABELS[x] + (_delta(curves) if x == "epsilon" else ""))
+    is_spent = x == "epsilon"
+    axes.set_xlabel((_labels(curves) + LABELS[x] + _delta(curves)) if is_spent else LABELS[x])
     axes.set_ylabel(LABELS[y])
     if y not in LINEAR:
         axes.set_yscale("log")
@@ -186,6 +188,13 @@ def _draw_frame(axes: "Axes", curves: Numbered, x: str, y: str) -> None:
         axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), fontsize=8)
     else:
         axes.legend(loc="best")
+
+
+def _labels(curves: Numbered) -> str:
+    """Whether the noise behind an epsilon protects anybody, before it; each word once."""
+    runs = [run for _, curve in curves for run in curve.runs]
+    words = {label_in_manifest(run.manifest, run.last("epsilon")) for run in runs}
+    return f"{' / '.join(sorted(words))}: "
 
 
 def _delta(curves: Numbered) -> str:

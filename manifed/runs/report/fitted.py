@@ -8,7 +8,7 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from manifed.runs.report.figures import COLORS, LABELS, STYLE
-from manifed.runs.statement import verdict
+from manifed.runs.statement import label_in
 
 Values = Sequence[float | None]
 _COUNTS = ("round", "epsilon", "participants", "failures")
@@ -62,7 +62,7 @@ def _numbers(curves: Mapping[str, Values], name: str) -> list[float]:
 
 def _promise(statement: Mapping[str, Any]) -> str:
     """Release, seeded run or not private, and the bound against the first adversary."""
-    said = verdict(statement).partition(":")[0].lower()
+    said = label_in(statement)
     for one in statement.get("adversaries", ()):
         bound = f"({one['epsilon']:.3g}, {one['delta']:g})-DP against {one['name']}"
         return f"{said}; {bound}, for each {statement['unit']}"

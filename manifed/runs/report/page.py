@@ -29,9 +29,15 @@ from manifed.privacy.ledger import Entry, Ledger
 from manifed.runs.report import public, words
 from manifed.runs.report.chart import Chart, Line, number
 from manifed.runs.report.figures import FIGURES, LINEAR, figures_of
-from manifed.runs.report.public import config_of, is_private, public_run, spending_of
+from manifed.runs.report.public import (
+    config_of,
+    is_private,
+    public_run,
+    server_run,
+    spending_of,
+)
 from manifed.runs.report.runs import Run, curves_of, flat, names_of
-from manifed.runs.statement import statement_of, verdict
+from manifed.runs.statement import label_in_manifest, statement_of, verdict
 
 NAME = "report.html"
 SHOWN = (*public.MANIFEST, "started", "machine", "code_sha256")
@@ -88,7 +94,7 @@ def page_of(runs: Sequence[Run], *, is_server_view: bool = False) -> str:
     """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-    shown = list(runs) if is_server_view else [published(run) for run in runs]
+    shown = [server_run(run) if is_server_view else published(run) for run in runs]
     names = names_of(shown)
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
@@ -190,6 +196,7 @@ def _told(run: Run, name: str, place: int, *, is_server_view: bool) -> dict[str,
         "gap": run.final.get("relative_cost_gap", run.last("relative_cost_gap")),
         "gradient": run.final.get("gradient_norm", run.last("gradient_norm")),
         "facts": _facts(manifest, config),
+        "label": label_in_manifest(manifest, run.last("epsilon")),
         "verdict": verdict(privacy or {"kind": "none"}),
         "is_release": verdict(privacy or {"kind": "none"}).startswith("RELEASE"),
         "privacy": None if private is None else _privacy(private),

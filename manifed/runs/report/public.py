@@ -38,11 +38,12 @@ from manifed.privacy.adversaries import OF_MASKS, Adversary, named
 from manifed.privacy.filter import Draw, a_priori
 from manifed.privacy.ledger import Entry, Ledger
 from manifed.privacy.odometer import Odometer
+from manifed.runs.evidence import Evidence, evidence_of, is_private, with_evidence
 from manifed.runs.places import check_new
 from manifed.runs.reading import FolderDamaged
 from manifed.runs.report.runs import Run, read
-from manifed.runs.run_folder import RunFolder, encode
-from manifed.runs.statement import statement_of
+from manifed.runs.run_folder import Cell, RunFolder, encode, with_label
+from manifed.runs.statement import label_in_manifest, statement_of
 
 MANIFEST = (
     "format",
@@ -72,6 +73,7 @@ CONFIG = (
     "evaluation",
 )
 PRIVACY = (
+    "label",
     "kind",
     "noise_source",
     "noise_origins",
@@ -82,6 +84,7 @@ PRIVACY = (
     "released",
     "mechanism",
     "floating_point",
+    "doubts",
 )
 ADVERSARY = ("name", "text", "delta")
 COLUMNS = ("round", "uploads", "consensus_distance")
@@ -104,23 +107,20 @@ _NOTES = (
 )
 
 
-def is_private(manifest: Mapping[str, Any]) -> bool:
-    """Whether the run promises anything to anybody."""
-    privacy = manifest.get("privacy")
-    return privacy is not None and privacy["kind"] != "none"
-
-
 def public_run(run: Run) -> Run:
     """What may be shown of ``run``; all of it when the run has no privacy.
 
     Raises:
         FileNotFoundError: a private run without its ledger.
-        LedgerDamaged, ConfigError: the ledger or the recorded config cannot be read.
+        ConfigError, LedgerDamaged, CheckpointError: as `manifed.runs.evidence.evidence_of`.
     """
+    evidence = evidence_of(run.directory)
     if not is_private(run.manifest):
         return run
+    if evidence.ledger is None:
+        raise FileNotFoundError(f"Expected {run.directory / 'ledger.jsonl'}, got no file")
     config = _config_of(run)
-    manifest = _manifest(run, config)
+    manifest = _manifest(run, config, evidence)
     oracle = ORACLE if _shows_oracle(config) else ()
     shown = [*COLUMNS, *_held_out(run, config), *oracle, *_epsilon(config)]
     columns = {key: values for key, values in run.columns.items() if key in shown}
@@ -135,6 +135,14 @@ def config_of(run: Run) -> Experiment:
     """
     look_as_noted(RunFolder(run.directory).manifest_path)
     return parse(in_todays_keys(run.manifest.get("config") or {}))
+
+
+def server_run(run: Run) -> Run:
+    """All of ``run``, its statement as its folder proves it; errors as `public_run`."""
+    evidence = evidence_of(run.directory)
+    if not is_private(run.manifest):
+        return run
+    return replace(run, manifest=with_evidence(run.manifest, evidence))
 
 
 def _config_of(run: Run) -> Experiment:
@@ -159,16 +167,18 @@ def _config_of(run: Run) -> Experiment:
     return config
 
 
-def _manifest(run: Run, config: Experiment) -> dict[str, Any]:
+def _manifest(run: Run, config: Experiment, evidence: Evidence) -> dict[str, Any]:
     manifest = {key: run.manifest[key] for key in MANIFEST if key in run.manifest}
     if _draws_by_seed(config):
         manifest.pop("config_sha256", None)
     manifest["config"] = _config(config)
-    privacy = _privacy(run.manifest["privacy"], config, run.directory / "ledger.jsonl")
+    said = with_evidence(run.manifest, evidence)["privacy"]
+    privacy = _privacy(said, config, evidence.odometer)
     manifest["privacy"] = privacy
     if "final" in manifest:
         final, has_oracle = manifest["final"], _shows_oracle(config)
         manifest["final"] = {
+            "label": privacy["label"],
             "relative_cost_gap": final["relative_cost_gap"] if has_oracle else None,
             "gradient_norm": final["gradient_norm"] if has_oracle else None,
             "epsilon": privacy["adversaries"][0]["epsilon"],
@@ -193,8 +203,8 @@ def _config(config: Experiment) -> dict[str, Any]:
     return table
 
 
-def _privacy(privacy: Mapping[str, Any], config: Experiment, ledger: Path) -> dict[str, Any]:
-    odometer, delta = _odometer(ledger), reporting_delta(config)
+def _privacy(privacy: Mapping[str, Any], config: Experiment, odometer: Odometer) -> dict[str, Any]:
+    delta = reporting_delta(config)
     assert delta is not None
     planned = _planned(config, odometer)
     rows: list[dict[str, Any]] = []
@@ -270,7 +280,7 @@ def spending_of(run: Run, points: int = 20) -> list[Mapping[str, float]]:
     points = min(points, _POINTS) if is_by_round else points
     picks = sorted({max(1, round(total * k / points)) for k in range(1, points + 1)})
     whole = _odometer(path)
-    statement = _privacy(run.manifest["privacy"], config, path)["adversaries"]
+    statement = _privacy(run.manifest["privacy"], config, whole)["adversaries"]
     last = {one["name"]: one["epsilon"] for one in statement if one["name"] != "published"}
     rows: list[Mapping[str, float]] = [{"round": 0.0} | dict.fromkeys(last, 0.0)]
     if not is_by_round:
@@ -380,10 +390,14 @@ def _model(folder: RunFolder) -> Tensor:
     return x
 
 
-def _rows(run: Run) -> list[dict[str, float | int | None]]:
+def _rows(run: Run) -> list[dict[str, Cell]]:
     count = len(next(iter(run.columns.values()), ()))
     return [
-        {key: _cell(key, values[i]) for key, values in run.columns.items()} for i in range(count)
+        with_label(
+            {key: _cell(key, values[i]) for key, values in run.columns.items()},
+            label_in_manifest(run.manifest),
+        )
+        for i in range(count)
     ]
 
 

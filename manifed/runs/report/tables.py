@@ -4,12 +4,14 @@ from collections.abc import Sequence
 
 from manifed.errors import one_line
 from manifed.runs.report.runs import Run, names_of
+from manifed.runs.statement import label_in_manifest
 
 HEADER = (
     "run",
     "rounds",
     "relative cost gap",
     "gradient norm",
+    "label",
     "epsilon",
     "delta",
     "bytes up",
@@ -33,6 +35,12 @@ def table_of(runs: Sequence[Run], *, markdown: bool = False) -> str:
     return "\n".join([lines[0], rule, *lines[1:]])
 
 
+def doubts_of(runs: Sequence[Run]) -> list[str]:
+    """What the folders of the runs cannot exclude, each once."""
+    told = ((run.manifest.get("privacy") or {}).get("doubts", ()) for run in runs)
+    return list(dict.fromkeys(doubt for doubts in told for doubt in doubts))
+
+
 def _row(name: str, run: Run) -> tuple[str, ...]:
     unfinished = "" if run.final else " (unfinished)"
     return (
@@ -40,6 +48,7 @@ def _row(name: str, run: Run) -> tuple[str, ...]:
         _whole(_final(run, "rounds", "round")),
         _number(_final(run, "relative_cost_gap", "relative_cost_gap")),
         _number(_final(run, "gradient_norm", "gradient_norm")),
+        label_in_manifest(run.manifest, _final(run, "epsilon", "epsilon")),
         _number(_final(run, "epsilon", "epsilon")),
         _number(run.final.get("delta")),
         _whole(run.total("bytes_up")),
