@@ -52,9 +52,9 @@ class Gossip(ManifoldStrategy):
             RoundFailed: when one is missing.
         """
         if replies.failures:
+            why = self.plan.policy.explain(replies, len(now.cohort), needs_everyone=True)
             raise RoundFailed(
-                f"Round {now.server_round}: {self.plan.policy.explain(replies, len(now.cohort))}; "
-                "gossip mixes the half steps of all nodes"
+                f"Round {now.server_round}: {why}; gossip mixes the half steps of all nodes"
             )
         return replies
 

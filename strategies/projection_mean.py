@@ -53,10 +53,10 @@ class ProjectionMean(ManifoldStrategy):
         if self.plan.mechanism is not None:
             return replies.zero_filled(now.asked)
         if replies.failures:
-            policy = self.plan.policy.model_copy(update={"on_failure": "abort"})
+            why = self.plan.policy.explain(replies, len(now.cohort), needs_everyone=True)
             raise RoundFailed(
-                f"Round {now.server_round}: {policy.explain(replies, len(now.cohort))}; the "
-                "corrections of projected federated learning sum to zero over all clients only"
+                f"Round {now.server_round}: {why}; the corrections of projected federated learning "
+                "sum to zero over all clients only"
             )
         return replies
 

@@ -21,11 +21,8 @@ from typing import Literal
 
 from manifed.algorithms.gossip import OnGraph
 from manifed.algorithms.interface import Collected, Memory, ServerState
-from manifed.algorithms.pair_masks import (
-    SETUP,
-    Masking,
-    OfferedKey,
-)
+from manifed.algorithms.key_offers import OfferedKey
+from manifed.algorithms.pair_masks import SETUP, Masking
 from manifed.algorithms.payloads import Payload, PerClient, Point
 from manifed.manifolds.base import Manifold
 from manifed.oracles.oracle import Draws, Oracle

@@ -16,15 +16,16 @@ belongs; under replace-one its place does, because another record there may have
 
 import hashlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import Literal
 
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from manifed.algorithms.interface import Phase
+from manifed.algorithms.interface import Phase, ServerState
 from manifed.algorithms.payloads import Layout, Payload, Point
 from manifed.oracles.blocks import Blocks, Points, padded
 from manifed.oracles.oracle import Draws
@@ -39,6 +40,10 @@ LABEL = "evaluation"
 """Of the release that it is charged as."""
 NORMAL_95 = 1.959963984540054
 """The standard normal is this far from 0 with probability 5 %."""
+FALSE_ALARM = 1e-9
+"""At most so probable is it that an honest site's totals of one evaluation are refused."""
+_FAR = -NormalDist().inv_cdf(FALSE_ALARM / 6)
+"""The standard normal is above it with a sixth of this probability: six bounds are looked at."""
 
 
 @dataclass(frozen=True)
@@ -162,6 +167,16 @@ class PrivateEvaluation(HeldOut):
         noise = draws.normals((3,), Stream.EVALUATION_NOISE, 0)
         return Totals((rows.to(noise.dtype).sum(-2) + stddev * noise).to(x.dtype))
 
+    def counts(self, mechanism: ExampleMechanism, num_examples: int) -> tuple[int, int]:
+        """The least and the largest number of records that a site can have held out of N_i.
+
+        Under add-or-remove equal records are on one side, so it may be none of them or all.
+        """
+        if mechanism.neighboring_relation == "add-or-remove":
+            return 0, num_examples
+        count = num_examples - self.trained_on(num_examples)
+        return count, count
+
     def row(self, summed: Tensor, replies: int, stddev: float) -> dict[str, float | None]:
         """Mean loss and accuracy with 95 % intervals, for the noise alone, of all hold-outs.
 
@@ -179,6 +194,43 @@ class PrivateEvaluation(HeldOut):
                 ("", "_low", "_high"), ratio(total, count, noise), strict=True
             ):
                 found[name + ending] = None if value is None else shift + scale * value
+        return found
+
+
+@dataclass(frozen=True)
+class Believed:
+    """What the server takes as totals of a site: those that its public size and the noise allow."""
+
+    rule: PrivateEvaluation
+    mechanism: ExampleMechanism
+    """That of the sites, by whose noise the totals are off."""
+    num_examples: tuple[int, ...]
+    """N_i of every site."""
+
+    def refused(
+        self, state: ServerState, phase: str, uploads: Payload, partitions: tuple[int, ...]
+    ) -> Mapping[int, str]:
+        """Who sent totals that no hold-out of its size has, but for noise of `FALSE_ALARM`.
+
+        Every record adds 1 to the count, and at most 1 to what the other two sums are in size.
+        """
+        del state, phase
+        assert isinstance(uploads, Totals)
+        found, off = dict[int, str](), _FAR * self.rule.stddev(self.mechanism)
+        rounding = 64 * torch.finfo(uploads.u.dtype).eps
+        for i, (t, c, count) in zip(partitions, uploads.u.tolist(), strict=True):
+            least, most = self.rule.counts(self.mechanism, self.num_examples[i])
+            slack = rounding * (most + max(abs(t), abs(c), abs(count)))
+            if not least - off - slack <= count <= most + off + slack:
+                found[i] = (
+                    f"Expected {least} to {most} held out records of N_{i} = "
+                    f"{self.num_examples[i]}, within {off:.4g} of noise, got {count:.6g}"
+                )
+            elif not max(abs(t), abs(c)) <= count + math.sqrt(2.0) * off + slack:
+                found[i] = (
+                    f"Expected sums of at most the {count:.6g} held out records, within "
+                    f"{math.sqrt(2.0) * off:.4g} of noise, got {t:.6g} (loss) and {c:.6g} (class)"
+                )
         return found
 
 

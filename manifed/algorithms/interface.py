@@ -46,6 +46,8 @@ class Phase:
     """One for each field of ``up``; the server drops what is elsewhere; (): the server's space."""
     aggregation: Literal["mean", "none"] = "mean"
     """What the server update gets beside the uploads; "none" for keys, and where it mixes."""
+    needs_all: bool = False
+    """Whether the round is void unless all who are asked in this exchange reply."""
 
 
 @dataclass(frozen=True)
@@ -283,6 +285,20 @@ class MayDisclose(Protocol):
 
     def disclosed(self, state: ServerState, phase: str) -> tuple[int, ...]:
         """The clients whose masks an exchange discloses; () for one that discloses nothing more."""
+        ...
+
+
+@runtime_checkable
+class JudgesUploads(Protocol):
+    """A server update that refuses some uploads for what is in them, wherever they lie."""
+
+    def refused(
+        self, state: ServerState, phase: str, uploads: Payload, partitions: tuple[int, ...]
+    ) -> Mapping[int, str]:
+        """Whose part in an exchange cannot be used and why, by client; ``uploads`` has their rows.
+
+        Also a client that others' uploads are about.
+        """
         ...
 
 

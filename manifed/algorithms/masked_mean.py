@@ -19,6 +19,7 @@ its masks with one that it is not told is silent, and at most with ``max_dropped
 is trusted to say truly who is silent (honest but curious).
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import ClassVar, Literal
@@ -28,7 +29,8 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from manifed.algorithms.interface import Collected, Memory, Phase, ServerState, Work
-from manifed.algorithms.pair_masks import SETUP, Masking, OfferedKey
+from manifed.algorithms.key_offers import OfferedKey
+from manifed.algorithms.pair_masks import SETUP, Masking
 from manifed.algorithms.payloads import Displacement, Down, Layout, Payload, PerClient, Point
 from manifed.algorithms.tangent_mean import AtPoint
 from manifed.errors import RoundFailed
@@ -93,7 +95,9 @@ class MaskedMean(Masking, AtPoint):
         down = silent(self.secret_graph.num_nodes)
         return (
             Phase("send", Point, Displacement, uploads=("tangent",), aggregation="none"),
-            Phase(REVEAL, down, Displacement, ("point", "any"), ("tangent",), "none"),
+            Phase(
+                REVEAL, down, Displacement, ("point", "any"), ("tangent",), "none", needs_all=True
+            ),
         )
 
     @property
@@ -168,6 +172,20 @@ class MaskedMean(Masking, AtPoint):
         """Whether an exchange takes place: masks are revealed only where somebody was silent."""
         return phase != REVEAL or "dropped" in state.tensors
 
+    def refused(
+        self, state: ServerState, phase: str, uploads: Payload, partitions: tuple[int, ...]
+    ) -> Mapping[int, str]:
+        """As `Masking.refused`; also who reveals masks though it has none with a silent node."""
+        if phase != REVEAL:
+            return super().refused(state, phase, uploads, partitions)
+        assert isinstance(uploads, Displacement)
+        dropped, near = set(self.disclosed(state, phase)), self.secret_graph.neighbors
+        return {
+            i: "Expected zeros of a node that has no mask with a silent node, got other numbers"
+            for i, u in zip(partitions, uploads.u, strict=True)
+            if not dropped & set(near[i]) and bool(u.any())
+        }
+
     def disclosed(self, state: ServerState, phase: str) -> tuple[int, ...]:
         """Whose masks an exchange discloses, which is charged before it."""
         if phase != REVEAL or "dropped" not in state.tensors:
@@ -191,13 +209,6 @@ class MaskedMean(Masking, AtPoint):
         assert isinstance(collected.uploads, Displacement)
         total = collected.uploads.u.sum(0)
         if phase == REVEAL:
-            survivors = int((state["dropped"] == 0).sum())
-            if len(collected.partitions) != survivors:
-                raise RoundFailed(
-                    f"Round {server_round}: expected all {survivors} survivors to reveal their "
-                    f"masks with silent nodes, got {len(collected.partitions)}; without them the "
-                    "sum is noise"
-                )
             whole = state["total"] - total  # the sum of the survivors, without dangling masks
             return self._moved(state["x"], whole, len(collected.partitions), server_round, manifold)
         if len(collected.partitions) == collected.num_clients:

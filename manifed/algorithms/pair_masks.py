@@ -12,36 +12,53 @@ messages, and their difference would hold none.
 
 import hashlib
 import json
+import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import cache, lru_cache
+from functools import lru_cache
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from pydantic import model_validator
 from torch import Tensor
 
 from manifed.algorithms.gossip import ByGraph
-from manifed.algorithms.interface import Memory, Phase
-from manifed.algorithms.payloads import Layout, Payload, Point
+from manifed.algorithms.interface import Memory, Phase, ServerState
+from manifed.algorithms.key_offers import (
+    Agreed,
+    NeighbourKeys,
+    OfferedKey,
+    agreed,
+    as_bytes,
+    bad_offers,
+    complaints,
+    neighbour_keys,
+    offers_of,
+)
+from manifed.algorithms.payloads import Payload, Point
+from manifed.errors import RoundFailed
 from manifed.graphs.graph import Graph
 from manifed.oracles.oracle import Draws
 from manifed.oracles.query import Query
 from manifed.privacy.masked import MaskedMechanism
 from manifed.privacy.masks import (
+    FLAWS,
     KEY_BYTES,
     SIGNATURE_BYTES,
     Agreement,
-    Offer,
+    BadOffer,
     masks,
+    owners_of,
     read_pinned,
     read_signing,
     seeded_pairs,
 )
 from manifed.privacy.mechanism import ExampleMechanism
 from manifed.privacy.noise import EdgeStream, NoiseSource
+
+log = logging.getLogger("manifed")
 
 _SECRET = b"mask secret of a node\0"
 SETUP = ("offer", "agree")
@@ -58,63 +75,6 @@ class NotAgreed(RuntimeError):
 
 class MaskUsed(RuntimeError):
     """A question for a round and attempt whose masks were used, or for an earlier one."""
-
-
-@dataclass(frozen=True)
-class OfferedKey(Payload):
-    """Up, before round 1: a public key and its signature (zeros without a signing key)."""
-
-    public: Tensor
-    signature: Tensor
-
-    @classmethod
-    def layout(cls, shape: Shape, dtype: torch.dtype) -> dict[str, Layout]:
-        """Bytes."""
-        return {
-            "public": ((KEY_BYTES,), torch.uint8),
-            "signature": ((SIGNATURE_BYTES,), torch.uint8),
-        }
-
-
-@dataclass(frozen=True)
-class NeighbourKeys(Payload):
-    """Down, before round 1: the offers of a node's neighbours, in order, zeros where it has fewer.
-
-    The point stands in front as in everything that goes down; it is not used.
-    """
-
-    num_neighbors: ClassVar[int] = 0
-    x: Tensor
-    public: Tensor
-    signature: Tensor
-
-    @classmethod
-    def layout(cls, shape: Shape, dtype: torch.dtype) -> dict[str, Layout]:
-        """As many keys as a node has neighbours at most."""
-        return {
-            "x": (shape, dtype),
-            "public": ((cls.num_neighbors, KEY_BYTES), torch.uint8),
-            "signature": ((cls.num_neighbors, SIGNATURE_BYTES), torch.uint8),
-        }
-
-
-@cache
-def neighbour_keys(num_neighbors: int) -> type[NeighbourKeys]:
-    """The payload with places for so many neighbours."""
-    name = f"NeighbourKeys{num_neighbors}"
-    return type(name, (NeighbourKeys,), {"num_neighbors": num_neighbors})
-
-
-@dataclass(frozen=True)
-class Agreed(Payload):
-    """Up, before round 1: this node has all its pair keys."""
-
-    done: Tensor
-
-    @classmethod
-    def layout(cls, shape: Shape, dtype: torch.dtype) -> dict[str, Layout]:
-        """One byte."""
-        return {"done": ((1,), torch.uint8)}
 
 
 @dataclass(frozen=True)
@@ -168,10 +128,11 @@ class Masking(ByGraph):
         """Keys up, and the keys of neighbours down; none where masks come from the seed."""
         if self.pair_keys == "seeded":
             return ()
-        down = neighbour_keys(max(self.secret_graph.degrees))
+        most = max(self.secret_graph.degrees)
+        down, up = neighbour_keys(most), agreed(most)
         return (
             Phase("offer", Point, OfferedKey, ("point",), ("any", "any"), "none"),
-            Phase("agree", down, Agreed, ("point", "any", "any"), ("any",), "none"),
+            Phase("agree", down, up, ("point", "any", "any"), ("any",), "none"),
         )
 
     def initial_memory(self, x: Tensor) -> Memory | None:
@@ -226,10 +187,9 @@ class Masking(ByGraph):
         return up, replace(mine, secret=_tensor(secret), pairs=torch.zeros_like(mine.pairs))
 
     def agreed(self, down: NeighbourKeys, memory: PairKeys, draws: Draws) -> tuple[Payload, Memory]:
-        """The key of every pair.
+        """The key of every pair whose other end's is sound, and what is wrong with the others.
 
         Raises:
-            BadOffer: a key that is not signed by who it is said to be of, or is no key.
             NotAgreed: this node has offered none: everybody knows the secret that it has then.
         """
         rows = {node: row for row, node in enumerate(_nodes(draws))}
@@ -238,19 +198,28 @@ class Masking(ByGraph):
             is_one = isinstance(draws.partition, int)
             seen = down if is_one else down.take(rows[node])
             mine = memory if is_one else memory.take(rows[node])
-            return Agreed(torch.ones(1, dtype=torch.uint8)), self._agreed(node, seen, mine, draws)
+            return self._agreed(node, seen, mine, draws)
 
         return _of_each(draws, one)
 
-    def _agreed(self, node: int, down: NeighbourKeys, memory: PairKeys, draws: Draws) -> PairKeys:
+    def _agreed(
+        self, node: int, down: NeighbourKeys, memory: PairKeys, draws: Draws
+    ) -> tuple[Payload, Memory]:
         if not bool(memory.secret.any()):
             raise NotAgreed(f"Expected node {node} to have offered a key, got none in this run")
-        mine = self._agreement(node, _bytes(memory.secret))
-        pairs = memory.pairs.clone()
-        for place, j in enumerate(self.secret_graph.neighbors[node]):
-            offer = Offer(j, _bytes(down.public[place]), _bytes(down.signature[place]))
-            pairs[place] = _tensor(mine.source(offer, draws.source.precision).key)
-        return replace(memory, pairs=pairs)
+        mine = self._agreement(node, as_bytes(memory.secret))
+        offers = offers_of(self.secret_graph.neighbors[node], down)
+        owners = owners_of([mine.offer(), *offers])
+        pairs, flaws = torch.zeros_like(memory.pairs), down.public.new_zeros(len(down.public))
+        for place, offer in enumerate(offers):
+            try:
+                source = mine.source(offer, draws.source.precision, owners)
+            except BadOffer as bad:
+                flaws[place] = 1 + FLAWS.index(bad.flaw)
+                log.error("Node %d refuses the key that was relayed to it: %s", node, bad)
+            else:
+                pairs[place] = _tensor(source.key)
+        return agreed(len(flaws))(flaws), replace(memory, pairs=pairs)
 
     def _agreement(self, node: int, secret: bytes) -> Agreement:
         """This node's side; its files are read before round 1 alone."""
@@ -259,6 +228,32 @@ class Masking(ByGraph):
         signing = read_signing(Path(self.signing_keys.replace("{node}", str(node))))
         pinned = read_pinned(Path(self.pinned_keys), self.secret_graph.num_nodes)
         return Agreement(self.run, node, secret, signing, pinned)
+
+    # -- the server, before round 1 ------------------------------------------------------------
+    def refused(
+        self, state: ServerState, phase: str, uploads: Payload, partitions: tuple[int, ...]
+    ) -> Mapping[int, str]:
+        """Whose key is refused: by the server at the offer, or later by those it was relayed to.
+
+        Raises:
+            RoundFailed: the server has a file of pinned keys that cannot be read.
+        """
+        if isinstance(uploads, OfferedKey):
+            return bad_offers(offers_of(partitions, uploads), self.run, self._pins_here())
+        if isinstance(uploads, Agreed):
+            said = dict(zip(partitions, uploads.flaws.tolist(), strict=True))
+            near, has_pins = self.secret_graph.neighbors, self._pins_here() is not None
+            return complaints(said, near, is_signature_known=has_pins)
+        return {}
+
+    def _pins_here(self) -> Mapping[int, bytes] | None:
+        """The pinned keys, where the server has their file too."""
+        if self.pinned_keys is None or not Path(self.pinned_keys).exists():
+            return None
+        try:
+            return read_pinned(Path(self.pinned_keys), self.secret_graph.num_nodes)
+        except ValueError as error:
+            raise RoundFailed(f"training.pinned_keys: {error}") from None
 
     def keys_of_neighbours(self, x: Tensor, public: Tensor, signature: Tensor) -> NeighbourKeys:
         """What every node is handed before round 1, given all offers; x is (n, *point)."""
@@ -367,7 +362,7 @@ class Masking(ByGraph):
                 "exchanges before round 1 were not all made, and everybody could compute its masks"
             )
         sources = {
-            j: NoiseSource(_bytes(pairs[place]), is_release, precision=precision)
+            j: NoiseSource(as_bytes(pairs[place]), is_release, precision=precision)
             for place, j in enumerate(self.secret_graph.neighbors[node])
             if dropped is None or j in dropped
         }
@@ -439,7 +434,3 @@ def _of_each(draws: Draws, one: OfNode) -> tuple[Payload, Memory]:
 
 def _tensor(content: bytes) -> Tensor:
     return torch.frombuffer(bytearray(content), dtype=torch.uint8)
-
-
-def _bytes(tensor: Tensor) -> bytes:
-    return bytes(tensor.tolist())

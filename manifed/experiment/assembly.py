@@ -565,6 +565,8 @@ def _first_shard(config: Experiment) -> Examples:
 def plan_of(config: Experiment, sizes: Sizes | None = None) -> Plan:
     """What the server loop needs; ``sizes``: those that the sites declared."""
     facts = facts_of(config)
+    sizes = facts.sizes if sizes is None else sizes
+    evaluation = config.evaluation if config.evaluation.kind == "private" else None
     return Plan(
         server_update=config.server_update,
         manifold=facts.problem.manifold,
@@ -574,12 +576,13 @@ def plan_of(config: Experiment, sizes: Sizes | None = None) -> Plan:
         cohort=config.federation.cohort,
         policy=config.federation.replies,
         source=seeded_source(config) or release_source(config),
-        num_examples=facts.sizes if sizes is None else sizes,
+        num_examples=sizes,
         config_sha256=sha256(config),
         mechanism=client_mechanism(config),
         needs_everyone=config.server_update.needs_everyone,
         device=config.engine.server_device,
-        evaluation=config.evaluation if config.evaluation.kind == "private" else None,
+        evaluation=evaluation,
+        evaluation_mechanism=None if evaluation is None else example_mechanism(config, sizes),
     )
 
 

@@ -9,12 +9,19 @@ import torch
 from torch import Tensor
 
 from manifed.algorithms.gossip import OnGraph
-from manifed.algorithms.held_out import EVALUATE, PrivateEvaluation
-from manifed.algorithms.interface import MayDisclose, Phase, ServerState, ServerUpdate, UploadPlace
+from manifed.algorithms.held_out import EVALUATE, Believed, PrivateEvaluation
+from manifed.algorithms.interface import (
+    JudgesUploads,
+    MayDisclose,
+    Phase,
+    ServerState,
+    ServerUpdate,
+    UploadPlace,
+)
 from manifed.federation.cohorts import Cohort, Everyone
 from manifed.federation.replies import Failure, ReplyPolicy
 from manifed.manifolds.base import Manifold
-from manifed.privacy.mechanism import ClientMechanism
+from manifed.privacy.mechanism import ClientMechanism, ExampleMechanism
 from manifed.privacy.noise import NoiseSource
 
 
@@ -39,6 +46,8 @@ class Plan:
     """Whether what clients learn there outlives a failed attempt."""
     evaluation: PrivateEvaluation | None = None
     """What is asked of hold-outs at the end of some rounds."""
+    evaluation_mechanism: ExampleMechanism | None = None
+    """The clients' own, which scales the noise of what hold-outs say; None: nothing is asked."""
 
     def phases_in(self, server_round: int) -> tuple[Phase, ...]:
         """The exchanges of a round."""
@@ -77,6 +86,19 @@ class Plan:
         """The server update, where some of its exchanges are made only where they are needed."""
         server: object = self.server_update
         return server if isinstance(server, MayDisclose) else None
+
+    @cached_property
+    def believed(self) -> Believed | None:
+        """What clients may say of their hold-outs."""
+        if self.evaluation is None or self.evaluation_mechanism is None:
+            return None
+        return Believed(self.evaluation, self.evaluation_mechanism, self.num_examples)
+
+    @cached_property
+    def judge(self) -> JudgesUploads | None:
+        """The server update, where it refuses uploads for what is in them."""
+        server: object = self.server_update
+        return server if isinstance(server, JudgesUploads) else None
 
     @cached_property
     def has_mean_model(self) -> bool:

@@ -102,6 +102,13 @@ class Replies(NamedTuple):
             chunks=tuple(count for count in left if count),
         )
 
+    def without(self, failures: Mapping[int, Failure]) -> "Replies":
+        """The replies of the others; who failed before keeps the failure that it has."""
+        if not failures:
+            return self
+        left = [row for row, i in enumerate(self.partitions) if i not in failures]
+        return self.of_rows(left)._replace(failures={**failures, **self.failures})
+
     def zero_filled(self, partitions: tuple[int, ...]) -> "Replies":
         """The same replies with a zero row for each of ``partitions`` that has none."""
         if self.partitions == partitions:
@@ -158,11 +165,12 @@ class ReplyPolicy(Frozen):
                 "vector there, because a stop or a retry would show it"
             )
 
-    def explain(self, replies: Replies, cohort_size: int) -> str:
+    def explain(self, replies: Replies, cohort_size: int, *, needs_everyone: bool = False) -> str:
         """One line for the error of a failed round."""
         some = [f"client {i}: {replies.failures[i].text}" for i in sorted(replies.failures)[:3]]
         more = f" and {len(replies.failures) - 3} more" if len(replies.failures) > 3 else ""
-        needed = f"{self.min_fraction:g} of them" if self.on_failure == "proceed" else "all"
+        is_all = needs_everyone or self.on_failure != "proceed"
+        needed = "all" if is_all else f"{self.min_fraction:g} of them"
         return (
             f"Expected replies from {cohort_size} clients (policy {self.on_failure!r}: {needed}), "
             f"got {len(replies.partitions)}; " + "; ".join(some) + more

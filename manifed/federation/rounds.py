@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from manifed.algorithms.held_out import EVALUATE
-from manifed.algorithms.interface import Collected, Phase, ServerState
+from manifed.algorithms.interface import Collected, JudgesUploads, Phase, ServerState
 from manifed.algorithms.payloads import Down, PerClient, Point
 from manifed.errors import BudgetExhausted, ConfigError, RoundFailed
 from manifed.federation.aggregation import (
@@ -36,7 +36,7 @@ from manifed.federation.header import Header
 from manifed.federation.plan import Plan, RoundReport
 from manifed.federation.replies import Failure, Fetched, Replies
 from manifed.federation.transport import Transport, gives_sums
-from manifed.federation.uploads import Expectation, refuse_bad_rows
+from manifed.federation.uploads import Expectation, refuse_bad_rows, told
 from manifed.manifolds.defects import DRIFT, LARGEST, is_short
 
 log = logging.getLogger("manifed")
@@ -296,11 +296,15 @@ def enough(now: Attempt, replies: Replies) -> Replies:
     Raises:
         RoundFailed: with the first failures.
     """
-    plan, size = now.plan, len(now.cohort)
-    if now.asked and not plan.policy.is_enough(replies, size, needs_everyone=plan.needs_everyone):
+    plan, phase = now.plan, now.plan.phases[now.index]
+    size = len(now.asked if phase.needs_all else now.cohort)
+    everyone = plan.needs_everyone or phase.needs_all
+    if now.asked and not plan.policy.is_enough(replies, size, needs_everyone=everyone):
         lost = {**now.failures, **replies.failures}
+        where = f", exchange {phase.name!r}" if len(plan.phases) > 1 else ""
+        why = plan.policy.explain(replies, size, needs_everyone=everyone)
         raise RoundFailed(
-            f"Round {now.server_round}: {plan.policy.explain(replies, size)}",
+            f"Round {now.server_round}{where}: {why}",
             is_computed=all(one.kind == "unusable" for one in lost.values()),
         )
     return replies
@@ -360,8 +364,17 @@ def checked(now: Attempt, replies: Replies) -> Replies:
     phase = now.phase
     assert phase is not None
     found = refuse_bad_rows(_expected(now, phase), replies)
+    judge = now.plan.believed if phase is EVALUATE else now.plan.judge
+    if judge is not None:
+        found = _without_refused(judge, now, found)
     _tell_who_was_dropped(now, found)
     return found
+
+
+def _without_refused(judge: JudgesUploads, now: Attempt, found: Replies) -> Replies:
+    """The replies without those that are refused for what is in them."""
+    why = judge.refused(now.state, now.name, found.uploads, found.partitions)
+    return found.without({i: told(found, i, Failure("unusable", why[i])) for i in why})
 
 
 def _expected(now: Attempt, phase: Phase) -> Expectation:
@@ -491,8 +504,7 @@ def _without_culprits(bad: BadState, now: Attempt, replies: Replies) -> Replies:
     if len(culprits) == count:  # then the step is at fault, or there is one client
         some = ", ".join(str(i) for i in list(culprits)[:5])
         raise BadState(f"{bad}; so does each upload alone, of the clients {some}") from None
-    left = [row for row, i in enumerate(replies.partitions) if i not in culprits]
-    return replies.of_rows(left)._replace(failures=culprits)
+    return replies._replace(failures={}).without(culprits)
 
 
 def _usable(state: ServerState, plan: Plan, server_round: int) -> ServerState:

@@ -31,7 +31,7 @@ def refuse_bad_rows(expected: Expectation, replies: Replies) -> Replies:
     stacked = replies.uploads.tensors()
     if not replies.failures and _are_short(expected, stacked):
         return replies
-    failures = {i: _told(replies, i, failure) for i, failure in replies.failures.items()}
+    failures = {i: told(replies, i, failure) for i, failure in replies.failures.items()}
     good = reduce(
         torch.logical_and, (_fitting_rows(expected, name, u) for name, u in stacked.items())
     )
@@ -40,7 +40,7 @@ def refuse_bad_rows(expected: Expectation, replies: Replies) -> Replies:
     for row in (~good).nonzero()[:, 0].tolist():
         i = replies.partitions[row]
         unusable = Failure("unusable", _row_failure(expected, stacked, row))
-        failures[i] = _told(replies, i, unusable)
+        failures[i] = told(replies, i, unusable)
     return replies.of_rows(good.nonzero()[:, 0].tolist())._replace(failures=failures)
 
 
@@ -56,7 +56,8 @@ def flaw(name: str, tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype) 
     return None
 
 
-def _told(replies: Replies, client: int, failure: Failure) -> Failure:
+def told(replies: Replies, client: int, failure: Failure) -> Failure:
+    """The failure in short printable words, with the client's node where it is known."""
     node = f" (node {replies.nodes[client]})" if client in replies.nodes else ""
     return replace(failure, text=plain(failure.text) + node)
 

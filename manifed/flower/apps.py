@@ -40,7 +40,8 @@ def run(
 
     def rounds(job: Job) -> Iterator[RoundReport]:
         made, start = strategy(job), job.start
-        made.plan = replace(made.plan, evaluation=job.plan.evaluation)
+        asked, by = job.plan.evaluation, job.plan.evaluation_mechanism
+        made.plan = replace(made.plan, evaluation=asked, evaluation_mechanism=by)
         made.go_on_at(start.first_round, start.state, start.last_accepted, job.account.attempts)
         return made.rounds(quick, job.num_rounds)
 

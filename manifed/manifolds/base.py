@@ -67,6 +67,9 @@ class Manifold(geoopt.Manifold):
     looks_at_all_pairs: bool = True
     """Whether ``logmap``, ``dist`` or a norm of a stack may treat one pair as another asks for: by
     an iteration until all have converged, or a test of all."""
+    carries_rows_apart: bool = False
+    """Whether ``transp`` and ``norm_bound`` of many vectors at one point give each of them the same
+    bits whatever the others are: by sums over its own entries, and no product of matrices."""
     is_whole_space: bool = False
     """Whether every finite array is a point, and every other one a tangent vector there."""
     reach: float | None = None

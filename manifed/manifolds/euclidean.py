@@ -22,6 +22,7 @@ class Euclidean(Manifold):
 
     name = "Euclidean"
     looks_at_all_pairs = False
+    carries_rows_apart = True
     reversible = True
     reach = math.inf
     is_whole_space = True

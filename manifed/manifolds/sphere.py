@@ -35,6 +35,7 @@ class Sphere(Manifold):
 
     name = "Sphere"
     looks_at_all_pairs = False
+    carries_rows_apart = True
     ndim = 1
     reversible = False
     reach = 1.0

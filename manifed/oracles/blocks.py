@@ -6,11 +6,11 @@ an example that comes or goes changes the last bit of others, and where a gradie
 that bit moves as much as an example can, of several of them at once. No clip bounds that.
 
 Examples that a problem does not keep apart itself (`Problem.keeps_rows_apart`) are therefore
-computed client by client in blocks whose sizes are powers of two. Missing ones are copies that
-count for nothing, and one that fails is replaced in its own place. Which sizes may be used is tried
-out on made-up examples at a made-up point: each must give the same bits at every place of a block
-as in a block of copies of itself. So must every number on the way, because a sign or a largest
-entry may hide for most examples what it shows for a few. Where they differ, or where a problem
+computed client by client in blocks whose sizes are multiples of `FEWEST`. Missing ones are copies
+that count for nothing, and one that fails is replaced in its own place. Which sizes may be used is
+tried out on made-up examples at a made-up point: each must give the same bits at every place of a
+block as in a block of copies of itself. So must every number on the way, because a sign or a
+largest entry hides for most examples what it shows for a few. Where they differ, or where a problem
 looks at all rows, each example is computed alone.
 
 Guarantee: what an example gives is a function of that example, bit for bit, whatever the others
@@ -75,24 +75,28 @@ class Blocks:
         held = max(1.0, problem.points_per_example * x.numel())
         fits = max(1, min(LARGEST, int(NUMBERS_AT_ONCE / held)))
         name = (name, tuple(x.shape), x.dtype)
-        return Blocks(problem, compute, name, points, like, 1 << (fits.bit_length() - 1))
+        return Blocks(problem, compute, name, points, like, fits - fits % FEWEST or fits)
 
     def cut(self, rows: Tensor) -> Iterator[tuple[Tensor, int]]:
         """The positions ``rows`` (b,) in shares, each with the size of the block that takes it."""
         done, smallest = 0, self._smallest
         while done < len(rows):
-            size = smallest
-            while 2 * size <= min(len(rows) - done, self.most) and self._keeps_apart(2 * size):
-                size *= 2
+            left = len(rows) - done
+            size = min(self.most, left - left % -smallest)
+            if smallest == 1 or not self._keeps_apart(size):
+                size = smallest
             yield rows[done : done + size], size
             done += size
 
     @property
     def _smallest(self) -> int:
-        least = min(FEWEST, self.most)
-        if self.problem.looks_at_all_rows or not self._keeps_apart(least):
+        if self.problem.looks_at_all_rows or not self._keeps_apart(self._least):
             return 1
-        return least
+        return self._least
+
+    @property
+    def _least(self) -> int:
+        return min(FEWEST, self.most)
 
     def _keeps_apart(self, size: int) -> bool:
         """Whether an example gives the same bits at each place of a block of that size.
@@ -113,52 +117,43 @@ class Blocks:
 
     def _try(self, size: int) -> bool:
         generator = torch.Generator().manual_seed(0)
-        made = self.problem.made_up(self.like, _TRIED, generator)
+        made, least = self.problem.made_up(self.like, _TRIED, generator), self._least
         points = tuple(self._moved(x, generator) for x in self.points)
-        least = min(FEWEST, self.most)
         try:
-            alone: list[Tensor] = []
-            for i in range(_TRIED):
-                copies = torch.full((least,), i)
-                alone.append(self.compute(points, made.take(copies))(0))
+            ways = [self._on_the_way(points, made, n) for n in (least, size)]
+            if ways[0] is None or ways[0] != ways[1]:
+                return False
+            copies = [made.take(torch.full((least,), i)) for i in range(_TRIED)]
+            alone = [self.compute(points, each)(0) for each in copies]
             of = self.compute(points, made.take(torch.arange(size) % _TRIED))
             step = max(1, size // _PLACES)
-            places = {*range(0, size, step), *range(min(FEWEST, size))}
-            places |= set(range(max(0, size - 8), size))
-            if not all(torch.equal(of(p), alone[p % _TRIED]) for p in places):
-                return False  # NaN equals nothing
-            ways = [self._on_the_way(points, made, n) for n in {least, size}]
-            return ways[0] is not None and all(way == ways[0] for way in ways)
+            places = {*range(0, size, step), *range(max(0, size - 8), size)}
+            return all(torch.equal(of(p), alone[p % _TRIED]) for p in places)  # NaN equals nothing
         except (torch.linalg.LinAlgError, ArithmeticError):  # pyright: ignore[reportPrivateImportUsage]
             return False
 
     def _moved(self, x: Tensor, generator: torch.Generator) -> Tensor:
-        """A point near ``x``, which itself may make many numbers zero."""
+        """A point near ``x``, where many numbers may be zero."""
         manifold = self.problem.manifold
         drawn = standard_normal(manifold.coords_shape(tuple(x.shape)), generator)
         return manifold.retr(x, 0.1 * manifold.from_coords(x, drawn.to(x.dtype)))
 
     def _on_the_way(self, points: Points, made: Examples, size: int) -> list[bytes] | None:
         """The numbers of two examples in blocks of copies; None: they depend on the place."""
-        ways: list[_Way] = []
+        ways: list[list[tuple[bytes, bool]]] = []
         for i in range(2):
             with _Way(size) as way:
                 self.compute(points, made.take(torch.full((size,), i)))
-            ways.append(way)
-        first, second = ways
-        if len(first.whole) != len(second.whole):
+            ways.append(way.seen)
+        if len(ways[0]) != len(ways[1]):
             return None
         found: list[bytes] = []
-        for pair, wholes in zip(
-            zip(first.shares, second.shares, strict=True),
-            zip(first.whole, second.whole, strict=True),
-            strict=True,
-        ):
-            if wholes[0] == wholes[1]:  # of no example
+        for (one, is_share), (other, _) in zip(*ways, strict=True):
+            if one == other:  # of no example
                 continue
-            if pair[0] is None or pair[1] is None:
+            if not is_share:
                 return None
-            found += [pair[0], pair[1]]
+            found += [one, other]
         return found
 
 
@@ -168,10 +163,8 @@ class _Way(TorchDispatchMode):
     def __init__(self, size: int) -> None:
         super().__init__()
         self.size = size
-        self.shares: list[bytes | None] = []
-        """What each copy has of a result; None where they have not the same."""
-        self.whole: list[bytes] = []
-        """A digest of each result."""
+        self.seen: list[tuple[bytes, bool]] = []
+        """A digest of each result: of what one copy has, where all have the same."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -189,15 +182,13 @@ class _Way(TorchDispatchMode):
         axes = [axis for axis, count in enumerate(result.shape) if count % self.size == 0]
         if not axes:  # of all copies together, or of none
             return
-        self.whole.append(_digest(result))
-        self.shares.append(None)
         for axis, is_inner in product(axes, (False, True)):
-            shape = (-1, self.size) if is_inner else (self.size, -1)
-            parts = result.unflatten(axis, shape)
+            parts = result.unflatten(axis, (-1, self.size) if is_inner else (self.size, -1))
             one = parts.narrow(axis + is_inner, 0, 1)
             if torch.equal(one.expand_as(parts), parts):
-                self.shares[-1] = _digest(one)
+                self.seen.append((_digest(one), True))
                 return
+        self.seen.append((_digest(result), False))
 
 
 def _digest(tensor: Tensor) -> bytes:

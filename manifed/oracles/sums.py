@@ -20,7 +20,7 @@ from manifed.oracles.blocks import Blocks, Points, padded
 from manifed.oracles.query import Query
 from manifed.privacy.clipping import SMALLEST_CLIP, clip_factors, clipped
 from manifed.problems.base import Examples, Problem
-from manifed.problems.linear import dots
+from manifed.problems.linear import SHARED_AMONG_THREADS, dots
 from manifed.problems.linear_model import LinearModel, Slopes
 
 log = logging.getLogger("manifed")
@@ -132,9 +132,9 @@ def sum_of_good(
     if points[0].dtype != torch.float64:
         points = tuple(p.to(torch.float64) for p in points)
         examples, weights = examples.to(torch.float64), weights.to(torch.float64)
-    # transports on curved spaces are matrix products over all examples
-    is_flat = len(points) == 1 or problem.manifold.is_whole_space
-    if is_flat and keeps_rows_apart(problem):
+    is_carried = len(points) > 1 and points[0].shape[-1] >= SHARED_AMONG_THREADS
+    is_apart = len(points) == 1 or (problem.manifold.carries_rows_apart and not is_carried)
+    if is_apart and keeps_rows_apart(problem):
         return _together(rule, problem, query, points, examples, weights)
     if weights.dim() == 1:
         return _in_blocks(rule, problem, query, points, examples, weights)

@@ -16,10 +16,11 @@ Source: Allouah et al. (DECOR), Algorithm 1 line 3; Bonawitz et al. 2017 for the
 """
 
 import binascii
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from types import MappingProxyType
+from typing import Final, Literal, get_args
 
 import torch
 from cryptography.exceptions import InvalidSignature
@@ -40,8 +41,28 @@ _OFFER: Final = b"manifed mask offer v1\0"
 _SEEDED: Final = b"pair of a seeded run\0"
 
 
+_PRIME: Final = (1 << 255) - 19
+"""Of the field whose numbers X25519 keys are."""
+_PROBE: Final = bytes(range(KEY_BYTES))
+"""Any secret at all: a key of small order gives all of them one and the same public result."""
+
+Flaw = Literal[
+    "no usable X25519 key", "offered by two nodes", "not signed by the key that is pinned"
+]
+"""What is wrong with an offer; on the wire its place in `FLAWS`, from 1."""
+FLAWS: Final[tuple[Flaw, ...]] = get_args(Flaw)
+UNSIGNED: Final = FLAWS[-1]
+Owners = Mapping[bytes, Sequence[int]]
+"""By public key, which nodes offered it."""
+NOBODY: Final[Owners] = MappingProxyType({})
+
+
 class BadOffer(ValueError):
     """A public key that must not be used; the text names the node and says why."""
+
+    def __init__(self, flaw: Flaw, text: str) -> None:
+        super().__init__(text)
+        self.flaw: Flaw = flaw
 
 
 def _ends(i: int, j: int) -> bytes:
@@ -64,6 +85,67 @@ class Offer:
     """X25519, 32 bytes."""
     signature: bytes = b""
     """Ed25519, 64 bytes, of run, node and ``public``; empty without signing keys."""
+
+    def check(
+        self, run: bytes, pinned: Mapping[int, bytes] | None, owners: Owners = NOBODY
+    ) -> None:
+        """Refuse what no secret can be agreed on with, or what is not only this node's.
+
+        Nodes look at what was relayed to them, and the relay at what it was offered.
+
+        Raises:
+            BadOffer: for another length; a key of small order, or one that is written in another
+                way than keys are made; one that another node offered too; and where keys are
+                ``pinned``, one that this node's does not sign.
+        """
+        if fault := _fault(self.public):
+            raise BadOffer("no usable X25519 key", f"node {self.node}: its public key {fault}")
+        if others := [j for j in owners.get(self.public, ()) if j != self.node]:
+            raise BadOffer(
+                "offered by two nodes",
+                f"node {self.node}: its public key is that of node {others[0]} of the graph too",
+            )
+        if pinned is None:
+            return
+        known = pinned.get(self.node)
+        if known is None:
+            raise BadOffer(
+                "not signed by the key that is pinned",
+                f"node {self.node}: no signing key is pinned for it; add its line to the file",
+            )
+        try:
+            Ed25519PublicKey.from_public_bytes(known).verify(
+                self.signature, _said(run, self.node, self.public)
+            )
+        except (InvalidSignature, ValueError):
+            raise BadOffer(
+                "not signed by the key that is pinned",
+                f"node {self.node}: its public key is not signed by the key that is pinned for it "
+                "in this run; somebody between the nodes may have changed it",
+            ) from None
+
+
+def _fault(public: bytes) -> str | None:
+    """Why these bytes are no public key of X25519 that hides a secret; None if they are one."""
+    if len(public) != KEY_BYTES:
+        return f"is no X25519 key of {KEY_BYTES} bytes, it has {len(public)}"
+    if int.from_bytes(public, "little") >= _PRIME:
+        return "is no number below 2**255 - 19, as every X25519 key is that was made by the rules"
+    try:
+        X25519PrivateKey.from_private_bytes(_PROBE).exchange(
+            X25519PublicKey.from_public_bytes(public)
+        )
+    except ValueError:  # the all-zero secret (RFC 7748, section 6.1)
+        return "has small order in X25519, so everybody would know the secret"
+    return None
+
+
+def owners_of(offers: Iterable[Offer]) -> Owners:
+    """Who offered which key."""
+    found: dict[bytes, list[int]] = {}
+    for offer in offers:
+        found.setdefault(offer.public, []).append(offer.node)
+    return found
 
 
 @dataclass(frozen=True)
@@ -90,48 +172,17 @@ class Agreement:
         signer = Ed25519PrivateKey.from_private_bytes(self.signing)
         return Offer(self.node, public, signer.sign(_said(self.run, self.node, public)))
 
-    def check(self, offer: Offer) -> None:
-        """Refuse an offer of another length, of no pinned key, or with another's signature.
-
-        Raises:
-            BadOffer: naming the node.
-        """
-        if len(offer.public) != KEY_BYTES:
-            raise BadOffer(
-                f"node {offer.node}: expected a public key of {KEY_BYTES} bytes, got "
-                f"{len(offer.public)}"
-            )
-        if self.pinned is None:
-            return
-        known = self.pinned.get(offer.node)
-        if known is None:
-            raise BadOffer(
-                f"node {offer.node}: no signing key is pinned for it; add its line to the file"
-            )
-        try:
-            Ed25519PublicKey.from_public_bytes(known).verify(
-                offer.signature, _said(self.run, offer.node, offer.public)
-            )
-        except (InvalidSignature, ValueError):
-            raise BadOffer(
-                f"node {offer.node}: its public key is not signed by the key that is pinned for it "
-                "in this run; somebody between the nodes may have changed it"
-            ) from None
-
-    def source(self, offer: Offer, precision: Precision = "single") -> NoiseSource:
+    def source(
+        self, offer: Offer, precision: Precision = "single", owners: Owners = NOBODY
+    ) -> NoiseSource:
         """The normals that this node and the offering one alone can draw.
 
         Raises:
-            BadOffer: as `check`, and for a key of small order, with which there is no secret.
+            BadOffer: as `Offer.check`.
         """
-        self.check(offer)
+        offer.check(self.run, self.pinned, owners)
         own = X25519PrivateKey.from_private_bytes(self.secret)
-        try:
-            shared = own.exchange(X25519PublicKey.from_public_bytes(offer.public))
-        except ValueError:  # the all-zero secret (RFC 7748, section 6.1)
-            raise BadOffer(
-                f"node {offer.node}: its public key has small order, so the secret would be public"
-            ) from None
+        shared = own.exchange(X25519PublicKey.from_public_bytes(offer.public))
         # Both public keys are bound to the pair's key, so neither end can be shown another's.
         public = own.public_key().public_bytes_raw()
         keys = [public, offer.public] if self.node < offer.node else [offer.public, public]

@@ -30,6 +30,12 @@ PIECE = 1 << 10
 """Rows of one number that are computed in one call, of `in_pieces`."""
 SHARED_AMONG_THREADS = 1 << 15
 """Numbers from which torch cuts one call into parts for its threads."""
+LARGE = 1 << 12
+"""Entries of a matrix from which products of matrices pay."""
+_TRIED = 4
+"""Rows whose bits are compared."""
+_SHIFTS = (0, 1, 3)
+"""Where they begin in memory, in numbers from where a processor likes them to."""
 FEWEST = 32
 """Rows that fill the registers of every processor, in float32 and in float64."""
 
@@ -62,8 +68,8 @@ def _check_dots(size: int, dtype: "np.dtype[np.generic]") -> None:
     generator = np.random.default_rng(0)
     rows, points = generator.standard_normal((2, FEWEST, size)).astype(dtype)
     stored = np.empty((2, FEWEST * size + FEWEST), dtype)
-    right = np.array([np.vecdot(*pair) for pair in zip(rows, points, strict=True)])
-    for here, there in product((0, 1, 3), repeat=2):
+    right = np.array([np.vecdot(u, v) for u, v in zip(rows, points, strict=True)])
+    for here, there in product(_SHIFTS, repeat=2):
         moved = stored[0, here : here + rows.size].reshape(rows.shape)
         others = stored[1, there : there + rows.size].reshape(rows.shape)
         moved[:], others[:] = rows, points
@@ -81,8 +87,48 @@ def row_products(rows: Tensor, x: Tensor) -> Tensor:
 
 
 def row_maps(rows: Tensor, matrix: Tensor) -> Tensor:
-    """M rows_j for every row, shape ``(..., n, k)``; rows ``(..., n, d)``, M ``(..., k, d)``."""
-    return dots(rows.unsqueeze(-2), matrix.unsqueeze(-3))
+    """M rows_j for every row, shape ``(..., n, k)``; rows ``(..., n, d)``, M ``(..., k, d)``.
+
+    By dot products, or of a large M by products of matrices of one shape, `FEWEST` rows at a time.
+    """
+    is_large = matrix.shape[-1] * matrix.shape[-2] >= LARGE
+    if not (
+        is_large and are_plain(rows, matrix) and _maps_rows_alike(*matrix.shape[-2:], rows.dtype)
+    ):
+        return dots(rows.unsqueeze(-2), matrix.unsqueeze(-3))
+    if rows.dim() == 2 == matrix.dim():
+        turned = matrix.mT.contiguous()
+        made = [part @ turned for part in _filled(rows, FEWEST).split(FEWEST)]
+        return torch.cat(made)[: len(rows)]
+    lead = np.broadcast_shapes(rows.shape[:-2], matrix.shape[:-2])
+    each = zip(
+        rows.expand(*lead, *rows.shape[-2:]).flatten(0, -3),
+        matrix.expand(*lead, *matrix.shape[-2:]).flatten(0, -3),
+        strict=True,
+    )
+    made = torch.stack([row_maps(own, one) for own, one in each])
+    return made.reshape(*lead, *made.shape[1:])
+
+
+def _maps_rows_alike(k: int, d: int, dtype: torch.dtype) -> bool:
+    """Whether a product of `FEWEST` rows with a (d, k) matrix treats each place alike."""
+    return _tried_maps(k, d, dtype, torch.get_num_threads())
+
+
+@cache
+def _tried_maps(k: int, d: int, dtype: torch.dtype, threads: int) -> bool:
+    del threads  # the products are of this many
+    generator = torch.Generator().manual_seed(0)
+    matrix = torch.randn(d, k, generator=generator, dtype=dtype)
+    stored = torch.empty((FEWEST + 1) * d, dtype=dtype)
+    for row in torch.randn(_TRIED, d, generator=generator, dtype=dtype):
+        alone = (row.expand(FEWEST, d).contiguous() @ matrix)[0]
+        for shift in _SHIFTS[:d]:
+            rows = stored[shift : shift + FEWEST * d].view(FEWEST, d)
+            rows[:] = row
+            if not bool((rows @ matrix == alone).all()):
+                return False
+    return True
 
 
 def in_pieces(function: Callable[[Tensor], Tensor], values: Tensor, ndim: int = 0) -> Tensor:
@@ -101,12 +147,18 @@ def in_pieces(function: Callable[[Tensor], Tensor], values: Tensor, ndim: int = 
         piece //= 2
     if piece * shape.numel() >= SHARED_AMONG_THREADS:
         piece = 1
-    missing = -count % piece
-    if missing or not count:
-        blank = rows[:1] if count else rows.new_zeros(1, *shape)
-        rows = torch.cat([rows, blank.expand(missing or piece, *shape)])
-    made = torch.cat([function(part) for part in rows.split(piece)])[:count]
+    made = torch.cat([function(part) for part in _filled(rows, piece).split(piece)])[:count]
     return made.reshape(*values.shape[: values.dim() - ndim], *made.shape[1:])
+
+
+def _filled(rows: Tensor, piece: int) -> Tensor:
+    """The rows with copies of the first one, or zeros, up to a multiple of ``piece`` above 0."""
+    count = len(rows)
+    missing = -count % piece if count else piece
+    if not missing:
+        return rows
+    blank = rows[:1] if count else rows.new_zeros(1, *rows.shape[1:])
+    return torch.cat([rows, blank.expand(missing, *rows.shape[1:])])
 
 
 def row_combination(coefficients: Tensor, rows: Tensor) -> Tensor:

@@ -37,7 +37,7 @@ from manifed.experiment.evaluation import (
     oracle_is_on,
 )
 from manifed.experiment.load import dump, sha256, to_toml
-from manifed.experiment.privacy import Sizes, example_mechanism, promise_of
+from manifed.experiment.privacy import Sizes, promise_of
 from manifed.experiment.schema import Experiment
 from manifed.federation.plan import Plan, RoundReport
 from manifed.federation.rounds import run_rounds
@@ -368,7 +368,6 @@ class _Run:
         self._saved_round = 0
         self._judged = job.start.judged
         self._newest_seen: tuple[Tensor, dict[str, float | None]] | None = None
-        self._mechanism = example_mechanism(job.config, job.plan.num_examples)
 
     @property
     def _ledger(self) -> Ledger:
@@ -467,8 +466,9 @@ class _Run:
         row |= self._seen(model)
         if held.kind == "private":
             row |= dict.fromkeys(HELD_OUT)
-            if held_out is not None:
-                row |= held.row(*held_out, held.stddev(self._mechanism))
+            mechanism = self._plan.evaluation_mechanism
+            if held_out is not None and mechanism is not None:
+                row |= held.row(*held_out, held.stddev(mechanism))
         if held.kind != "oracle" and server_round % held.every == 0:
             before = self._judged
             self._judged = before.after(server_round, row.get("held_out_loss"))

@@ -17,7 +17,8 @@ from manifed.experiment.limits import check_laplace
 from manifed.experiment.load import sha256
 from manifed.experiment.privacy import planned_statement
 from manifed.federation.client import Seat, run_update
-from manifed.oracles.oracle import Draws, sum_in_l1
+from manifed.oracles.oracle import Draws
+from manifed.oracles.sums import clipped_in_l1
 from manifed.privacy import accountant, laplace
 from manifed.privacy.events import LaplaceRelease
 from manifed.privacy.noise import NoiseSource, Stream
@@ -121,7 +122,7 @@ def test_no_record_adds_more_than_the_bound_in_l1(length):
     examples = Examples({"feature": rows, "target": torch.ones(1, dtype=torch.float64)},
                         {"feature": 1, "target": 0})  # fmt: skip
     x = torch.from_numpy(rng.standard_normal(7))
-    added = sum_in_l1(LeastSquares(), 0.4, x, examples, torch.ones(1, dtype=torch.float64))
+    added = clipped_in_l1(LeastSquares(), 0.4, x, examples).sum(torch.ones(1, dtype=torch.float64))
     assert float(added.abs().sum()) <= 0.4 * (1 + 1e-12)
     bare = LeastSquares().rgrads(x, examples)[0]
     if math.isfinite(length) and float(bare.abs().sum()) < 0.4:

@@ -6,8 +6,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from scipy import stats
 
-from manifed.algorithms.held_out import EVALUATE, PrivateEvaluation, StopWhen, ratio
+from manifed.algorithms.held_out import (
+    EVALUATE,
+    FALSE_ALARM,
+    Believed,
+    PrivateEvaluation,
+    StopWhen,
+    Totals,
+    ratio,
+)
+from manifed.algorithms.interface import ServerState
 from manifed.algorithms.payloads import Point
 from manifed.errors import ConfigError
 from manifed.experiment.assembly import client_side, own_node, plan_of
@@ -15,6 +25,7 @@ from manifed.experiment.evaluation import HELD_OUT, Judged
 from manifed.experiment.load import load, sha256
 from manifed.experiment.privacy import example_mechanism, planned_statement
 from manifed.federation.client import Seat, Uncharged, run_update
+from manifed.federation.replies import Failure
 from manifed.federation.stacked import StackedTransport
 from manifed.federation.transport import MemoryTransport
 from manifed.flower.apps import run
@@ -24,6 +35,7 @@ from manifed.manifolds.sphere import Sphere
 from manifed.oracles.oracle import Draws
 from manifed.privacy import gaussian
 from manifed.privacy.ledger import Ledger
+from manifed.privacy.mechanism import ExampleMechanism, RelativeNoise
 from manifed.privacy.noise import NoiseSource
 from manifed.privacy.odometer import Odometer
 from manifed.privacy.statement import audit_ledger
@@ -167,6 +179,7 @@ class _Losses:
     """A problem whose losses are what the records say."""
 
     manifold = Sphere()
+    keeps_rows_apart = True
 
     def losses(self, x, examples):
         return examples["z"].to(x.dtype)
@@ -271,3 +284,73 @@ def test_what_cannot_be_evaluated_is_refused(name):
     text, words = REFUSED[name]
     with pytest.raises(ConfigError, match=words):
         config_of(text)
+
+
+# -- totals that no hold-out has ---------------------------------------------------------------
+class Says(MemoryTransport):
+    """One site sends totals of its own; None: it does not answer."""
+
+    def __init__(self, config, site, totals):
+        super().__init__(client_side(config))
+        self.site, self.totals = site, totals
+
+    def exchange(self, header, phase, *rest):
+        found = super().exchange(header, phase, *rest)
+        if phase is not EVALUATE:
+            return found
+        if self.totals is None:
+            return found.without({self.site: Failure("late", "no reply")})
+        u = found.uploads.u.clone()
+        u[found.partitions.index(self.site)] = torch.tensor(self.totals, dtype=u.dtype)
+        return found._replace(uploads=type(found.uploads)(u))
+
+
+BEYOND = {
+    "more records than it has": [0.0, 0.0, 1e6],
+    "fewer than none": [0.0, 0.0, -1e6],
+    "losses beyond its records": [-1e4, 0.0, 150.0],
+    "answers beyond its records": [0.0, 1e4, 150.0],
+}
+
+
+@pytest.mark.parametrize("case", BEYOND)
+def test_a_site_that_totals_what_no_hold_out_can_is_named_and_left_out(case, tmp_path, caplog):
+    config = config_of(TARGET)
+    tables = []
+    for name, totals in (("beyond", BEYOND[case]), ("silent", None)):
+        transport = Says(config, 1, totals)
+        folder = driver.run(placed(config, tmp_path / name), driver.rounds_over(transport))
+        tables.append(folder.metrics())
+    for name in HELD_OUT:
+        assert tables[0][name] == tables[1][name]
+    assert sum(tables[0]["unusable"]) == sum(tables[1]["late"]) == 2
+    assert tables[0]["participants"] == tables[1]["participants"]
+    lines = [r.getMessage() for r in caplog.records if "(unusable)" in r.getMessage()]
+    assert len(lines) == 2
+    assert all("client 1 is dropped" in line and "held out" in line for line in lines)
+
+
+@pytest.mark.parametrize("relation", ["add-or-remove", "replace-one"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_an_honest_site_is_refused_with_probability_1e_9_at_most(dtype, relation):
+    mechanism = ExampleMechanism(
+        l2_norm_clip=1.0, neighboring_relation=relation, noise=RelativeNoise(multiplier=2.0)
+    )
+    stddev = RULE.stddev(mechanism)
+    margin = stats.norm.isf(FALSE_ALARM / 6) * stddev  # six one-sided questions
+    assert FALSE_ALARM == 1e-9
+    believed = Believed(RULE, mechanism, (400, 400))
+    most, least = (100, 100) if relation == "replace-one" else (400, 0)
+    both = math.sqrt(2) * margin  # a difference of two noised sums
+    for share, wanted in ((0.99, set()), (1.01, {1})):
+        for totals in (
+            [0.0, 0.0, most + share * margin],
+            [0.0, 0.0, least - share * margin],
+            [100 + share * both, 0.0, 100.0],
+            [-100 - share * both, 0.0, 100.0],
+            [0.0, 100 + share * both, 100.0],
+            [0.0, -100 - share * both, 100.0],
+        ):
+            u = torch.tensor([[0.0, 0.0, 100.0], totals], dtype=dtype)
+            found = believed.refused(ServerState({}), EVALUATE.name, Totals(u), (0, 1))
+            assert set(found) == wanted, (totals, share)

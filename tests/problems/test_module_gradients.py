@@ -8,7 +8,8 @@ from torch import nn
 
 from manifed.layers import DistanceDecoder, LorentzEmbedding, OrthogonalLinear, PoincareEmbedding
 from manifed.manifolds import Euclidean, Grassmann, Lorentz, PoincareBall, Power, Scaled, Stiefel
-from manifed.oracles.oracle import Draws, Oracle, say_that_nothing_counts
+from manifed.oracles.oracle import Draws, Oracle
+from manifed.oracles.sums import say_that_nothing_counts
 from manifed.privacy.clipping import clip_factors
 from manifed.privacy.mechanism import ExampleMechanism
 from manifed.problems.base import Examples

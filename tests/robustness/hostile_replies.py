@@ -77,8 +77,9 @@ def experiment() -> Experiment:
 class HostileGrid(InlineGrid):
     """The inline engine with one node that sends what ``spoil`` makes of its honest reply."""
 
-    def __init__(self, case: Case | None) -> None:
-        super().__init__(client_app_of(lambda _: experiment()), CLIENTS, {})
+    def __init__(self, case: Case | None, config: Experiment | None = None) -> None:
+        config = config or experiment()
+        super().__init__(client_app_of(lambda _: config), config.federation.num_clients, {})
         self._case = case
         if case is not None and case.node == STRANGER:
             self._contexts[STRANGER] = Context(1, STRANGER, {"partition-id": 0}, RecordDict(), {})

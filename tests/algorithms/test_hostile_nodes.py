@@ -1,0 +1,221 @@
+"""Nodes that spoil pairwise masks: who offered an unusable key or reveal is named, nobody else."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from manifed.algorithms.key_offers import NeighbourKeys, OfferedKey
+from manifed.algorithms.masked_mean import REVEAL
+from manifed.errors import RoundFailed
+from manifed.experiment.assembly import plan_of
+from manifed.flower.transport import MessageTransport
+from tests.algorithms.gossip_runs import WAYS, reports_of, transport_of
+from tests.algorithms.test_decor import decor, signed
+from tests.algorithms.test_masked_mean import Watched, masked
+from tests.robustness.hostile_replies import HOSTILE, Case, HostileGrid, cases
+
+PRIME, TOP = 2**255 - 19, 1 << 255
+ORDER_8 = (
+    0x00B8495F16056286FDB1329CEB8D09DA6AC49FF1FAE35616AEB8413B7C7AEBE0,
+    0x57119FD0DD4E22D8868E1C58C45C44045BEF839C55B1D0B1248C50A3BC959C5F,
+)
+SMALL = {"0": 0, "1": 1, "order 8": ORDER_8[0], "order 8, the other": ORDER_8[1],
+         "p - 1": PRIME - 1, "p": PRIME, "p + 1": PRIME + 1}  # fmt: skip
+UNUSABLE = SMALL | {f"{name}, top bit": key | TOP for name, key in SMALL.items()}
+KINDS = {"decor": decor, "masked-mean": masked}
+
+
+def tensor_of(number):
+    return torch.tensor(list(number.to_bytes(32, "little")), dtype=torch.uint8)
+
+
+class Spoiled:
+    """A transport whose offers are changed when they come, and whose relayed keys when they go."""
+
+    def __init__(self, config, way, come=lambda public, signature: None, go=lambda rows: None):
+        self.inner, self.come, self.go = transport_of(way, config), come, go
+
+    def exchange(self, header, phase, down, partitions, last_accepted):
+        rows = getattr(down, "rows", None)
+        if isinstance(rows, NeighbourKeys):
+            tensors = [tensor.clone() for tensor in rows.tensors().values()]
+            self.go(tensors[1])
+            down = type(down)(type(rows)(*tensors))
+        found = self.inner.exchange(header, phase, down, partitions, last_accepted)
+        if isinstance(found.uploads, OfferedKey):
+            public, signature = (t.clone() for t in found.uploads.tensors().values())
+            self.come(public, signature)
+            found = found._replace(uploads=OfferedKey(public, signature))
+        return found
+
+
+def named(config, transport):
+    """Who is named by the error of a run that ends before round 1, with the reason."""
+    with pytest.raises(RoundFailed, match="Round 0, exchange ") as failed:
+        reports_of(config, transport=transport)
+    found = re.findall(r"client (\d+): (.*?)(?=; client |$)", str(failed.value))
+    return {int(client): reason for client, reason in found}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("key", UNUSABLE)
+def test_a_key_without_a_secret_names_who_offered_it(key, kind):
+    config = KINDS[kind](1, pair_keys="exchanged")
+
+    def come(public, signature):
+        public[2] = tensor_of(UNUSABLE[key])
+
+    found = named(config, Spoiled(config, "memory", come))
+    assert set(found) == {2}
+    assert "X25519" in found[2]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_every_way_names_who_offered_an_unusable_key(way):
+    config = decor(1, pair_keys="exchanged")
+    found = named(config, Spoiled(config, way, lambda public, _: public[3].zero_()))
+    assert set(found) == {3}
+    assert found[3].endswith("(node 5)") == (way == "messages")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_both_who_offered_one_key_are_named(kind):
+    config = KINDS[kind](1, pair_keys="exchanged")
+
+    def come(public, signature):
+        public[1] = public[4]  # no neighbours
+
+    found = named(config, Spoiled(config, "memory", come))
+    assert set(found) == {1, 4}
+    assert "node 4" in found[1]
+    assert "node 1" in found[4]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("is_known_here", [True, False])
+def test_a_key_that_is_not_signed_as_pinned_names_its_owner(is_known_here, way, tmp_path):
+    """Node 4 signs with a key that is not pinned; without the file the server asks the others."""
+    config = decor(1, source="os", **signed(tmp_path))
+    (tmp_path / "4.key").write_text("07" * 32)
+    pins = Path(config.training.pinned_keys)
+    away = pins.with_suffix(".away")
+
+    class Elsewhere(Spoiled):
+        def exchange(self, header, *rest):
+            if not is_known_here and header.phase == "agree":
+                away.rename(pins)
+            found = super().exchange(header, *rest)
+            if not is_known_here:
+                pins.rename(away)
+            return found
+
+    found = named(config, Elsewhere(config, way))
+    assert set(found) == {4}
+    assert "not signed by the key that is pinned" in found[4]
+    assert ("clients [3, 5]" in found[4]) == (not is_known_here)
+    assert "sound" not in found[4]
+
+
+RELAYED = {
+    "small order": lambda rows: rows[0, 1].copy_(tensor_of(ORDER_8[0])),
+    "no number below p": lambda rows: rows[0, 1].copy_(tensor_of(PRIME + 9)),
+    "another neighbour's": lambda rows: rows[0, 1].copy_(rows[0, 0]),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("case", RELAYED)
+def test_a_key_that_is_spoiled_on_its_way_is_refused_as_its_owners(case, way):
+    """Clients look for themselves, and say which key they refuse: node 0 has neighbours 1 and 5."""
+    config = decor(1, pair_keys="exchanged")
+    found = named(config, Spoiled(config, way, go=RELAYED[case]))
+    assert set(found) == ({1, 5} if case == "another neighbour's" else {5})
+    assert "clients [0] refuse" in found[5]
+    assert "clients [4] take it, the server found it sound" in found[5]
+
+
+def test_a_client_that_says_nonsense_of_its_neighbours_names_itself():
+    config = decor(1, pair_keys="exchanged")
+    inner = transport_of("memory", config)
+
+    class Nonsense:
+        def exchange(self, header, phase, down, partitions, last_accepted):
+            found = inner.exchange(header, phase, down, partitions, last_accepted)
+            if header.phase == "agree":
+                (flags,) = found.uploads.tensors().values()
+                flags[3] = 200
+            return found
+
+    assert set(named(config, Nonsense())) == {3}
+
+
+# -- reveals ---------------------------------------------------------------------------------
+LOST, HERE = 1, [
+    "dtype: float32", "npy: raw numbers", "npy: a pickled array", "npy: one byte short",
+    "shape: 65", "shape: none", "shape: 0", "values: one nan", "values: all inf",
+    "values: all 1e+308", "records: no payload", "records: two arrays",
+    "header: server-round = '99'", "header: attempt = '7'", "header: phase = 'gradient'",
+    "messages: no reply", "messages: an error with an odd code",
+]  # fmt: skip
+ALL = {f"{case.family}: {case.name}": case for case in cases()}
+
+
+def revealing(config, case):
+    """The transport of a run in which node 1 is silent and node 2 spoils what it reveals."""
+
+    def spoil(reply):
+        is_reveal = reply.content.config_records["header"]["phase"] == REVEAL
+        return case.spoil(reply) if is_reveal else [reply]
+
+    late = Watched(config, lost={LOST})
+    grid = HostileGrid(Case(case.family, case.name, spoil), config)
+    late.inner = MessageTransport.meet(grid, plan_of(config))
+    return late
+
+
+@pytest.mark.parametrize("case", HERE)
+def test_a_reveal_that_cannot_be_used_names_who_sent_it(case):
+    config = masked(1, pair_keys="exchanged")
+    with pytest.raises(RoundFailed, match="'reveal'") as failed:
+        reports_of(config, transport=revealing(config, ALL[case]))
+    found = re.findall(r"client (\d+): ", str(failed.value))
+    assert found == [str(HOSTILE)]
+    assert str(failed.value).endswith(f"(node {HOSTILE + 2})") or case == "messages: no reply"
+
+
+class Off(Watched):
+    """Node 1 is silent, and what another reveals is off by one number in every entry."""
+
+    def __init__(self, config, node):
+        super().__init__(config, lost={LOST})
+        self.node = node
+
+    def exchange(self, header, phase, down, partitions, last_accepted):
+        found = super().exchange(header, phase, down, partitions, last_accepted)
+        if header.phase != REVEAL:
+            return found
+        u = found.uploads.u.clone()
+        u[found.partitions.index(self.node)] += 1.0
+        return found._replace(uploads=type(found.uploads)(u))
+
+
+@pytest.mark.parametrize(
+    ("space", "node", "why"),
+    [("stiefel", 2, "Expected u tangent"), ("flat", 4, "no mask with a silent node")],
+)
+def test_a_reveal_that_cannot_be_true_names_who_sent_it(space, node, why):
+    config = masked(1, space)
+    with pytest.raises(RoundFailed, match=f"'reveal'.* client {node}: .*{why}"):
+        reports_of(config, transport=Off(config, node))
+
+
+def test_a_well_formed_reveal_of_a_neighbour_is_taken_as_its_message_is():
+    """What docs/decor.md says: it moves the model as a wrong message of the same node would."""
+    config = masked(1)
+    ends = [
+        reports_of(config, transport=transport)[-1].state["x"]
+        for transport in (Off(config, 2), Watched(config, lost={LOST}))
+    ]
+    torch.testing.assert_close(ends[0] - ends[1], torch.full((3,), 0.02 / 5).double())
