@@ -166,6 +166,11 @@ class _Way(TorchDispatchMode):
         self.seen: list[tuple[bytes, bool]] = []
         """A digest of each result: of what one copy has, where all have the same."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """False: skipping it would import it, which takes seconds."""
+        return False
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
