@@ -7,12 +7,15 @@ stack of clients, and with any number of threads.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from manifed.algorithms.held_out import judged
+from manifed.federation import chunks
 from manifed.manifolds.hyperbolic import Lorentz
 from manifed.manifolds.spd import SPD
 from manifed.manifolds.sphere import Sphere
@@ -279,3 +282,25 @@ def test_an_upload_has_the_same_length_whoever_else_sends_one(manifold, shape):
         rows = torch.cat([order[:place], torch.tensor([0]), order[place:]])
         lengths.add(bits(manifold.norm_bound(x.unsqueeze(0), uploads[rows])[min(place, n - 1)]))
     assert len(lengths) == 1
+
+
+def test_blocks_of_a_size_that_gives_other_bits_are_not_mixed_with_others():
+    class BySize(Borrower):
+        def slopes(self, x: Tensor, examples: Examples) -> Tensor:
+            return super().slopes(x, examples) + 1e-9 * (len(examples) > 32)
+
+    case = next(c for c in CASES if c.name == "borrower")
+    _, x, examples = case.made()
+    spy, problem = Spy(gradient_sum, empty_log(examples)), BySize()
+    for size in (7, 64, 96):
+        ones = torch.ones(size, dtype=torch.float64)
+        own = shard(examples, size, size)
+        sum_of_good(spy, problem, query_of("gradient"), (x,), own, ones)
+    assert_alike(spy.seen)
+
+
+def test_where_a_client_is_the_unit_each_is_computed_alone(monkeypatch):
+    monkeypatch.setattr(chunks, "_clients_at_a_time", lambda *_: 9)
+    side: Any = SimpleNamespace(unit="client", shards=[None] * 9, rate=1.0)
+    made = chunks.Chunking.of(side, "cpu", 64)
+    assert (made.in_a_stack, made.at_a_time) == (1, 1)
