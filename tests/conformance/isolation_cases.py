@@ -178,7 +178,7 @@ def linear_cases() -> list[Case]:
         Case("least-squares-ridge", lambda: LeastSquares(0.3), (30,), regression, kink=_linear_of),
         Case("logistic", Logistic, (30,), labelled, kink=_linear_of),
         Case("logistic-odd", lambda: Logistic(0.1), (9,), odd, kink=_linear_of),
-        Case("borrower", Borrower, (30,), regression, kink=_linear_of),
+        Case("borrower", Borrower, (64,), {"feature": (64,), "target": ()}),
         Case("pca", PrincipalEigenvector, (13,), {"z": (13,)}),
         Case("kpca-stiefel", lambda: KPCA(3), (13, 3), {"z": (13,)}, rounds_by_stack=True),
         Case(

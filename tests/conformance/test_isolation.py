@@ -48,7 +48,7 @@ from tests.conformance.isolation_cases import (
 FEW = (1, 7, 31, 33)
 MANY = (*range(1, 71), 255, 256, 257, 767, 1023, 1024)
 DEAR = (1, 2, 3, 31, 32, 33, 63, 64, 65, 255, 257)
-CLIP = 0.7
+CLIP = 5.0
 
 
 @contextmanager
