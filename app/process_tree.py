@@ -4,18 +4,25 @@ A mark is an environment variable that children inherit. Ray's workers overwrite
 environment block with a title, so the mark alone is not enough: descendants are followed too,
 and whatever was seen once stays on the list under its (id, start time), which no later process
 can share. Nothing is ever selected by its name.
+
+As a program (``python process_tree.py PARENT MARK HOME``) it waits for the end of its parent, which
+may be killed at any moment, and then ends what that parent started and removes its folder.
 """
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 PROC = Path("/proc")
+HEIRS_GRACE_SECONDS = 1.5
+"""For processes whose run was killed."""
 
 
 @dataclass(frozen=True)
@@ -113,3 +120,29 @@ def _reap(children: Iterable[subprocess.Popen[bytes]]) -> None:
     for child in children:
         with contextlib.suppress(subprocess.TimeoutExpired):
             child.wait(timeout=2.0)
+
+
+def heir(mark: str, home: Path) -> subprocess.Popen[bytes]:
+    """A process that outlives this one to end the family of ``mark`` and remove ``home``.
+
+    Whoever has seen to both kills it. It is in a session of its own, holds nothing of this process
+    open, and does not carry the mark.
+    """
+    return subprocess.Popen(
+        [sys.executable, "-I", "-S", __file__, str(os.getpid()), mark, str(home)],
+        cwd="/", stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )  # fmt: skip
+
+
+def _inherit(parent: int, mark: str, home: Path) -> None:
+    while os.getppid() == parent:
+        time.sleep(0.1)
+    end_family(mark, (), HEIRS_GRACE_SECONDS)
+    time.sleep(0.2)  # what was just being started then has its mark by now
+    end_family(mark, (), 0.0)
+    shutil.rmtree(home, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    _inherit(int(sys.argv[1]), sys.argv[2], Path(sys.argv[3]))

@@ -3,8 +3,8 @@
 Guarantees: nothing is read from or written to the user's own Flower home; every process
 started here, and every process that those start, carries a mark of its own in its environment
 and is ended by its id when the block ends, whether by success, by an error, by Ctrl-C or by
-SIGTERM; the temporary home is removed after that. On Linux with ``setpriv`` the processes also
-end when this process is killed with SIGKILL.
+SIGTERM; the temporary home is removed after that. Where this process is killed with SIGKILL, a
+process of its own that was started first does both (Linux, where a mark can be read).
 """
 
 import os
@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
-from app.process_tree import end_family
+from app.process_tree import end_family, heir
 from app.staging import stage
 from manifed.errors import EngineFailed
 
@@ -131,9 +131,7 @@ class PrivateFlower:
         program = shutil.which(arguments[0], path=self.env["PATH"])
         if program is None:
             raise EngineFailed("not-started", f"Expected {arguments[0]} on PATH; pip install flwr")
-        parent_death = shutil.which("setpriv")
-        guard = [parent_death, "--pdeathsig", "TERM", "--"] if parent_death else []
-        return [*guard, program, *arguments[1:]]
+        return [program, *arguments[1:]]
 
     def start(self, name: str, *arguments: str) -> Service:
         """Starts a long-running program in a session of its own; its output goes to a file."""
@@ -222,7 +220,7 @@ def private_flower(
     deaf = dict.fromkeys((signal.SIGINT, *ends), signal.SIG_IGN)
     with signals(ends):
         home = _short_temporary_folder()
-        flower = None
+        flower, watch = None, heir(f"{MARK}={mark}", home)
         try:
             app = stage(project.resolve(), home / "app")
             flower = PrivateFlower(
@@ -234,3 +232,5 @@ def private_flower(
                 started = [service.process for service in flower.services] if flower else []
                 end_family(f"{MARK}={mark}", started, GRACE_SECONDS)
                 shutil.rmtree(home, ignore_errors=True)
+                watch.kill()
+                watch.wait()

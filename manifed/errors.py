@@ -1,8 +1,13 @@
 """What can go wrong, by whose fault it is: each error is one line with field, value and bound."""
 
+LONGEST = 2000
+"""Characters of an error, whatever was handed in; one that names what to do has a few hundred."""
+
 
 def one_line(text: str, most: int = 600) -> str:
     """``text`` on one line of any terminal, without its middle if it is long."""
+    if len(text) > 20 * most:  # what is left out need not be looked at
+        text = f"{text[: 10 * most]} ... {text[-10 * most :]}"
     flat = " ".join(text.split())
     flat = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in flat)
     return flat if len(flat) <= most else f"{flat[: most // 2]} ... {flat[-most // 3 :]}"
@@ -18,7 +23,10 @@ def short(value: object) -> str:
 
 
 class ConfigError(ValueError):
-    """Input that cannot run; one line naming the field, its value and the bound."""
+    """Input that cannot run; one line of bounded length naming field, value and bound."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(one_line(text, LONGEST))
 
 
 class RoundFailed(RuntimeError):

@@ -177,8 +177,12 @@ def _saved(directory: Path) -> Path:
     return source
 
 
-def check_parts(config: Experiment) -> None:
-    """Load the data and find the noise, so that a config that cannot run fails before round 1."""
+def check_parts(config: Experiment, *, is_to_run: bool = True) -> None:
+    """Load the data and find the noise, so that a config that cannot run fails before round 1.
+
+    A config that is only to be priced says all that is needed where it declares the N_i: no file of
+    a client is opened then.
+    """
     from manifed.experiment.assembly import (
         check_first_update,
         check_shards,
@@ -188,7 +192,8 @@ def check_parts(config: Experiment) -> None:
     from manifed.experiment.privacy import promise_of
 
     facts = facts_of(config)
-    check_shards(config)
+    if is_to_run or config.federation.num_examples is None:
+        check_shards(config)
     initial_point(config)
     check_first_update(config)
     if facts.declared is not None:
@@ -353,11 +358,11 @@ def launch_or_exit(
 
 
 def load_or_exit(request: Request, fail: Callable[..., NoReturn]) -> Experiment:
-    """The experiment of a request, guarded; nothing is run or written."""
+    """The experiment of a request, guarded; nothing is run or written (see `check_parts`)."""
 
     def checked() -> Experiment:
         config = load(find(request.config), request.sets)
-        check_parts(config)
+        check_parts(config, is_to_run=False)
         return config
 
     return guarded(checked, fail)

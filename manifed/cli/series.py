@@ -200,17 +200,17 @@ def _example(number: int | None, algorithm: str | None) -> "tuple[Releases, floa
 
 
 def _read(path: Path) -> "tuple[Releases, ProblemConstants | None, Star | None, int | None]":
-    import tomllib
-
     from pydantic import ValidationError
 
+    from manifed.errors import ConfigError
+    from manifed.experiment.toml_files import read_toml
     from manifed.privacy.series import Releases
     from manifed.schedules.conditions import ProblemConstants
 
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        fail(f"{path}: cannot be read ({error})")
+        table = read_toml(path)
+    except ConfigError as error:
+        fail(str(error))
     if "training" in table:
         return _of_experiment(path)
     constants = table.pop("problem", None)

@@ -6,13 +6,13 @@ from pathlib import Path
 
 from manifed.doctor.finding import Finding, fail, ok, warn
 from manifed.errors import ConfigError
-from manifed.experiment.load import load, sha256, to_toml
+from manifed.experiment.load import load, sha256
 from manifed.experiment.schema import Experiment
 from manifed.problems.dataset import SiteData
 from manifed.problems.problem_specs import NUM_EXAMPLES
 from manifed.problems.records import InvalidRecord
 from manifed.problems.spec import check_pair
-from manifed.site.protocol import BadFrame, Introduction, Question, Refusal, ask
+from manifed.site.protocol import BadFrame, Introduction, Question, Refusal, about, ask
 
 SECONDS = 10.0
 
@@ -79,8 +79,8 @@ def site_socket(config: Experiment | None, path: Path) -> Finding:
     try:
         if not stat.S_ISSOCK(path.stat().st_mode):
             return fail("site", f"{path} is no socket", mend)
-        digest, text = ("", "") if config is None else (sha256(config), to_toml(config))
-        reply, _ = ask(path, Question(digest, text), {}, SECONDS)
+        question = Question("", "") if config is None else about(config)
+        reply, _ = ask(path, question, {}, SECONDS)
     except (OSError, BadFrame) as error:
         return fail("site", f"{path} does not answer ({error})", mend)
     if isinstance(reply, Introduction):
@@ -89,4 +89,4 @@ def site_socket(config: Experiment | None, path: Path) -> Finding:
         return ok("site", f"{path} answers")
     why = reply.reason if isinstance(reply, Refusal) else "an answer to nothing"
     return fail("site", f"{path} refuses this config: {why}",
-                f"its owner allows it: manifed site --allow-config {digest}")  # fmt: skip
+                f"its owner allows it: manifed site --allow-config {sha256(config)}")  # fmt: skip

@@ -45,6 +45,10 @@ _LATER = (
 
 _LONGEST_INTEGER = 63
 """Bits; TOML promises 64 with the sign."""
+_MOST_DIGITS = 20
+"""Of an integer in a text that came, its sign included."""
+_MOST_ENTRIES = 1 << 14
+"""Of a list in a text that came."""
 _SMALLEST = 1e-100
 """Of a step, a clip or any other size; the largest is one over it."""
 _MOST_FILES = 1 << 20
@@ -275,6 +279,8 @@ def _check_scalars(table: Mapping[str, Any]) -> None:
     for path, field, value in leaves(Experiment, table):
         admitted = scalars(field.annotation)
         for item in value if isinstance(value, list | tuple) else (value,):
+            if isinstance(item, str) and "\0" in item:
+                raise ConfigError(f"{path}: expected text without NUL, got {short(item)}")
             if isinstance(item, bool) and bool not in admitted and admitted & {int, float}:
                 raise ConfigError(f"{path}: expected a number, got {item!r}")
             if isinstance(item, str) and str not in admitted and admitted & {int, float}:
@@ -330,9 +336,11 @@ def to_toml(config: Experiment) -> str:
 def from_toml(text: str, plugins: Collection[str] | None = None) -> Experiment:
     """The experiment of a resolved config's text (see `load` for arguments and errors)."""
     try:
-        return parse(tomllib.loads(text), plugins)
+        table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"Expected a resolved config in TOML: {error}") from None
+    _check_resolved(table)
+    return parse(table, plugins)
 
 
 def without_paths(config: Experiment) -> Experiment:
@@ -348,10 +356,11 @@ def save(config: Experiment, path: Path) -> None:
     path.write_text(to_toml(config), encoding="utf-8")
 
 
-def sha256(config: Experiment) -> str:
-    """Hash of everything that decides the trajectory and the privacy of a run.
+def canonical(config: Experiment) -> str:
+    """Everything that decides the trajectory and the privacy of a run, as JSON in ASCII.
 
-    The source of plug-ins is part of it; where a simulation finds its files is not.
+    The source of plug-ins is part of it; where a simulation finds its files is not. `sha256` is the
+    hash of this text, so that whoever knows the hash can check a text before reading it.
     """
     table = config.model_dump(mode="json", exclude=set(_NOT_IN_THE_HASH))
     if isinstance(config.data, SiteData):
@@ -370,5 +379,49 @@ def sha256(config: Experiment) -> str:
         del table["evaluation"]["path"]
     if sources := {name: sha256_of(name) for _, name in plugins_in(table)}:
         table["plugins"] = sources
-    canonical = json.dumps(table, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(canonical.encode()).hexdigest()
+    return json.dumps(table, sort_keys=True, separators=(",", ":"))
+
+
+def sha256(config: Experiment) -> str:
+    """Hash of everything that decides the trajectory and the privacy of a run (`canonical`)."""
+    return hashlib.sha256(canonical(config).encode()).hexdigest()
+
+
+def table_of_canonical(text: str) -> dict[str, Any]:
+    """The table, for `parse`, of the experiment that a `canonical` text tells.
+
+    What the text leaves out (how and where the run happens) is left at its defaults. Nothing is
+    planned, and no plug-in is imported.
+
+    Raises:
+        ConfigError: in one line, for a text that is none, or deeper or longer than any.
+    """
+
+    def integer(digits: str) -> int:
+        if len(digits) > _MOST_DIGITS:
+            raise ConfigError(f"expected integers of at most {_MOST_DIGITS} digits")
+        return int(digits)
+
+    try:
+        table = json.loads(text, parse_int=integer)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"expected an experiment in JSON: {first_line(error)}") from None
+    if not isinstance(table, dict):
+        raise ConfigError("expected an experiment in JSON, a table")
+    check_depth(table, "an experiment in JSON", longest=_MOST_ENTRIES)
+    _check_resolved(table)
+    evaluation = table.get("evaluation")
+    if isinstance(evaluation, dict) and evaluation.get("kind") == "public":
+        evaluation["path"] = "-"  # the server's own
+    table.pop("plugins", None)
+    return table | {"engine": {"dtype": table.pop("dtype", "float64")}}
+
+
+def _check_resolved(table: Mapping[str, Any]) -> None:
+    """Refuse to plan what came from elsewhere: whoever sends an experiment has planned it.
+
+    Raises:
+        ConfigError: the method is left to the planner.
+    """
+    if is_auto(table):
+        raise ConfigError("training.kind: expected a method, which a plan has found, got 'auto'")

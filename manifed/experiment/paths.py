@@ -15,7 +15,10 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from manifed.errors import one_line
 from manifed.experiment.plugins import NotAPlugin, is_plugin, plugin_of
+
+_LONGEST_NAME = 200
 
 Model = type[BaseModel]
 Location = Sequence[int | str]
@@ -43,7 +46,7 @@ def place_of(location: Location, root: Model) -> Place:
             models = chosen
             kinds = chosen if is_plugin(part) else kinds
             continue
-        parts.append(str(part))
+        parts.append(one_line(str(part), 80))
         if isinstance(part, int) or len(models) != 1:
             continue
         field = models[0].model_fields.get(part)
@@ -124,4 +127,6 @@ def scalars(annotation: Any) -> set[type]:
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """The known name that ``name`` was most likely meant to be; None when nothing is near."""
+    if len(name) > _LONGEST_NAME:  # a comparison takes the square of the length
+        return None
     return next(iter(difflib.get_close_matches(name, sorted(known), n=1)), None)

@@ -6,6 +6,7 @@ from typing import Any
 
 from manifed.errors import ConfigError
 from manifed.experiment.paths import nearest
+from manifed.regular import read_regular
 
 _LONGEST_FILE = 1 << 24
 """Bytes; a config is a page, with a start point given in full a long one."""
@@ -20,21 +21,16 @@ def read_toml(path: Path) -> dict[str, Any]:
         ConfigError: in one line, for a missing, unreadable, malformed or oversized file.
     """
     try:
-        size = path.stat().st_size
-        if size > _LONGEST_FILE:
-            raise ConfigError(
-                f"Expected a config file of at most {_LONGEST_FILE} bytes, got {str(path)!r} "
-                f"of {size}"
-            )
-        text = path.read_text(encoding="utf-8")
+        text = read_regular(path, _LONGEST_FILE).decode()
     except FileNotFoundError:
         beside = nearest(path.name, (other.name for other in path.parent.glob("*.toml")))
         hint = "" if beside is None else f"; did you mean {str(path.with_name(beside))!r}?"
         raise ConfigError(
             f"Expected a config file, got {str(path)!r}, which does not exist{hint}"
         ) from None
-    except (OSError, UnicodeDecodeError, ValueError) as error:
-        raise ConfigError(f"Expected a readable config file, got {str(path)!r}: {error}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        said = getattr(error, "strerror", None) or error
+        raise ConfigError(f"Expected a readable config file, got {str(path)!r}: {said}") from None
     return _toml(text, repr(str(path)))
 
 
@@ -52,8 +48,8 @@ def _toml(text: str, where: str) -> dict[str, Any]:
     return table
 
 
-def check_depth(table: Any, where: str) -> None:
-    """Refuse tables that nest deeper than any config does.
+def check_depth(table: Any, where: str, longest: int | None = None) -> None:
+    """Refuse tables that nest deeper than any config does, or hold a list beyond ``longest``.
 
     Raises:
         ConfigError: naming ``where`` the table is from.
@@ -63,6 +59,8 @@ def check_depth(table: Any, where: str) -> None:
         depth += 1
         if depth > _DEEPEST:
             raise ConfigError(f"Expected tables nested at most {_DEEPEST} deep in {where}")
+        if longest is not None and any(len(n) > longest for n in level if isinstance(n, list)):
+            raise ConfigError(f"Expected lists of at most {longest} entries in {where}")
         level = [
             child
             for node in level

@@ -5,6 +5,9 @@ samples node ids at once samples from whoever happened to be there. Here every n
 asked once, and the run starts as soon as each partition has one valid claim; from then on only
 partitions are sampled. Both sides say which code they run, and refuse each other's when it differs.
 
+A deployment's nodes may come late and are waited for. The nodes of Flower's simulation are all
+there when the first of them answers, and too few of them end the run then.
+
 A node that is not part of the federation cannot stop this: a reply that is an error, malformed, or
 no valid claim is logged and left out. The first valid claim of a partition wins. Who claims it
 cannot be told from here: that takes SuperNodes with registered keys (docs/deployment.md).
@@ -24,6 +27,7 @@ from flwr.serverapp import Grid
 from manifed.experiment.schema import MOST_EXAMPLES
 from manifed.federation.replies import plain
 from manifed.flower import keys
+from manifed.flower.polling import is_simulated
 from manifed.flower.records import BadMessage, shown
 from manifed.runs.manifest import code_sha256
 
@@ -62,8 +66,9 @@ def meet(
 
     Raises:
         HandshakeFailed: when a partition has no node that reads this config and says the (public)
-            number of examples that the accounting uses: after ``timeout`` seconds, or
-            ``patience`` seconds after enough nodes have all answered.
+            number of examples that the accounting uses: after ``timeout`` seconds,
+            ``patience`` seconds after enough nodes have all answered, or once a node of a
+            simulation with too few of them has.
     """
     return dict(sorted(_met(grid, config_sha256, num_examples, timeout, patience).nodes.items()))
 
@@ -90,10 +95,13 @@ def _met(
     quiet_since = time.monotonic()
     told = False
     while True:
+        has_answers = bool(meeting.nodes or meeting.problems)
         has_news = meeting.ask_who_is_new(grid)
         has_news |= meeting.hear(grid)
         if len(meeting.nodes) == count:
             return meeting
+        if has_answers and len(meeting.asked) < count and is_simulated(grid):
+            raise HandshakeFailed(meeting.explain_simulation())
         now = time.monotonic()
         quiet_since = now if has_news else quiet_since
         if not told and len(meeting.asked) < count and now - quiet_since > patience:
@@ -177,14 +185,22 @@ class _Meeting:
         self.sizes[partition] = size
         return partition
 
+    def explain_simulation(self) -> str:
+        """One line for a simulation with fewer nodes than clients, with what mends it."""
+        count, found = len(self._num_examples), len(self.asked)
+        return (
+            f"Expected {count} clients, got {found}: a simulation of Flower has as many as it was "
+            f"started with; add --federation-config num-supernodes={count} to flwr run, or lower "
+            f"federation.num_clients to {found} (--run-config num-clients={found})"
+        )
+
     def explain(self, timeout: float) -> str:
         """One line for a federation that is not complete."""
         count = len(self._num_examples)
         if len(self.asked) < count:
             return (
                 f"Expected {count} clients within {timeout:g} s, got {len(self.asked)}; start more "
-                "SuperNodes (flwr run: --federation-config num-supernodes=...) or lower "
-                "federation.num_clients"
+                "SuperNodes or lower federation.num_clients"
             )
         missing = sorted(set(range(count)) - set(self.nodes))
         reasons = "; ".join(self.problems[:3]) or "no answer"

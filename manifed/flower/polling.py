@@ -40,12 +40,28 @@ UNREADABLE = (
 """What unpacking a sender's bytes may raise; what the connection raises is not among them."""
 
 
+def is_simulated(grid: Grid) -> bool:
+    """Whether the nodes are those of Flower's simulation, which has all of them when one answers.
+
+    Flower registers them while the ServerApp already runs, and starts no ClientApp before the last.
+    """
+    from flwr.superlink.grid.inmemory_grid import InMemoryGrid  # late: it takes a second
+
+    inner = grid.inner if isinstance(grid, PollingGrid) else grid
+    return isinstance(inner, InMemoryGrid)
+
+
 class PollingGrid(Grid):
     """``grid``, with a ``send_and_receive`` that wakes early; everything else is handed through."""
 
     def __init__(self, grid: Grid) -> None:
         self._grid = grid
         self._asked: dict[str, Message] = {}
+
+    @property
+    def inner(self) -> Grid:
+        """The grid underneath."""
+        return self._grid
 
     def set_run(self, run: Run) -> None:
         """Replace the run of the grid underneath."""

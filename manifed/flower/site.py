@@ -7,11 +7,10 @@ from pathlib import Path
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 
-from manifed.experiment.load import sha256, to_toml
 from manifed.experiment.schema import Experiment
 from manifed.flower import keys
 from manifed.flower.records import pack, read_header, tensors_from_record, tensors_to_record
-from manifed.site.protocol import Introduction, Question, Refusal, Tensors, Update, ask
+from manifed.site.protocol import Introduction, Question, Refusal, Tensors, Update, about, ask
 
 
 class NoAnswer(RuntimeError):
@@ -24,7 +23,7 @@ def introduced(message: Message, context: Context, config: Experiment) -> Messag
     Raises:
         NoAnswer, OSError, BadFrame: the site refused, or there is none.
     """
-    told, _ = _asked(context, config, Question(sha256(config), to_toml(config)), {})
+    told, _ = _asked(context, config, about(config), {})
     if not isinstance(told, Introduction):
         raise NoAnswer("the site did not introduce itself")
     record = ConfigRecord(
@@ -43,7 +42,7 @@ def answered(message: Message, context: Context, config: Experiment) -> Message:
     header = read_header(message.content)
     arrays = message.content.get(keys.PAYLOAD, ArrayRecord())
     down = tensors_from_record(arrays) if isinstance(arrays, ArrayRecord) else {}
-    question = Question(sha256(config), to_toml(config), str(context.run_id), header)
+    question = about(config, str(context.run_id), header)
     told, up = _asked(context, config, question, down)
     if not isinstance(told, Update):
         raise NoAnswer("the site did not answer with an update")

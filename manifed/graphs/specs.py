@@ -9,6 +9,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from manifed.graphs.graph import Graph
+from manifed.regular import read_regular
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -227,14 +228,9 @@ def _generator(seed: int) -> np.random.Generator:
 
 def _read(path: Path) -> tuple[tuple[int, int], ...]:
     try:
-        if not path.is_file() or path.stat().st_size > _LONGEST_FILE:
-            raise ValueError(
-                f"graph.path: {path}: cannot be read (expected a file of at most {_LONGEST_FILE} "
-                "bytes)"
-            )
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = read_regular(path, _LONGEST_FILE).decode().splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"graph.path: {path}: cannot be read ({type(error).__name__})") from None
+        raise ValueError(f"graph.path: {path}: cannot be read ({error})") from None
     found: list[tuple[int, int]] = []
     for number, line in enumerate(lines, 1):
         words = line.split("#")[0].split()

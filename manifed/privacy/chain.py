@@ -107,6 +107,12 @@ def lines(path: Path, file: BinaryIO, key: bytes | None) -> Iterator[Line]:
         raise LedgerDamaged(path, 1, "the header is missing", RESTORE)
 
 
+def ends_with(data: bytes, sha256: str) -> bool:
+    """Whether the end of a ledger's bytes is that of the line with this hash."""
+    end = _END.search(data, max(0, len(data) - _LONGEST_END))
+    return end is not None and end[1] == sha256.encode("ascii")
+
+
 # -- keys --------------------------------------------------------------------------------------
 def read_key(path: str | Path) -> bytes:
     """The key in a file, its bytes without white space around them.

@@ -10,7 +10,10 @@ Guarantees: ``append`` returns only after the line and the head are on disk (fsy
 of its directory), so whatever is released after it is in the ledger for ever. A line that a crash
 tore was never acknowledged; a missing or changed one is found by `Ledger.open`, which says where.
 One process at a time holds a ledger (flock; the kernel lets go when the process dies, also by
-kill -9). Memory does not grow with the lines: they are verified and handed on one at a time.
+kill -9). A ledger that was moved, cut, replaced or written by others while it is open takes nothing
+more: before every line, the file in its place must be the one that is held, as long as it was left,
+with the last line and the head that were written. Memory does not grow with the lines: they are
+verified and handed on one at a time.
 
 Who can write the folder can rewrite an unkeyed ledger and its head consistently, and can put back
 an older copy of both, keyed or not: the first needs a key to detect, the second an anchor, a
@@ -144,6 +147,7 @@ class Ledger:
         """Use `create`, `open` or `recover`."""
         self._path, self._descriptor, self._key = path, descriptor, key
         self._header, self._head, self._run_id = found.header, found.head, found.run_id
+        self._length = found.length
         self._is_broken = False
 
     @classmethod
@@ -307,6 +311,7 @@ class Ledger:
                 file.seek(found.length)
                 torn = Torn(found.head.sequence + 2, file.read())
             kept = _set_aside(path, descriptor, found.length, torn)
+            write_head(path, found.head, _head_tag(key, found.head))
             ledger = cls(path, descriptor, found, key)
             if kept is not None:
                 is_lost = kept.line > found.head.sequence + 1
@@ -352,6 +357,7 @@ class Ledger:
         Raises:
             ValueError: for a body that is no JSON (NaN included).
             OSError: when the disk refuses; the ledger then takes nothing more until reopened.
+            LedgerDamaged: it is not as it was left, or an earlier write failed; the same holds.
         """
         if self._is_broken:
             raise LedgerDamaged(
@@ -361,11 +367,33 @@ class Ledger:
         entry, line = chain.written(before.sequence + 1, kind, body, before.sha256, self._key)
         head = Head(entry.sequence, entry.sha256)
         self._is_broken = True
+        self._check_place()
         append_durably(self._descriptor, line)
         write_head(self._path, head, _head_tag(self._key, head))
-        self._head = head
+        self._head, self._length = head, self._length + len(line)
         self._is_broken = False
         return entry
+
+    def _check_place(self) -> None:
+        """Refuse to go on in a file that is not the ledger as this process left it.
+
+        Raises:
+            LedgerDamaged: with what became of it.
+        """
+        mine, what = os.fstat(self._descriptor), None
+        try:
+            is_there = os.path.samestat(mine, os.stat(self._path))
+        except OSError:
+            is_there = False
+        end = os.pread(self._descriptor, _LONGEST_HEAD, max(0, mine.st_size - _LONGEST_HEAD))
+        if not is_there:
+            what = "the file was moved, removed or replaced while this process held it"
+        elif mine.st_size != self._length or not chain.ends_with(end, self._head.sha256):
+            what = "the file was cut, overwritten or written by others while this process held it"
+        elif read_head(self._path) != (self._head, _head_tag(self._key, self._head)):
+            what = f"its head {head_file(self._path).name} was changed while this process held it"
+        if what is not None:
+            raise LedgerDamaged(self._path, self._head.sequence + 2, what, RESTORE)
 
     @property
     def is_broken(self) -> bool:

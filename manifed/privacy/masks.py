@@ -31,6 +31,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from torch import Tensor
 
 from manifed.privacy.noise import EdgeStream, NoiseSource, Precision
+from manifed.regular import read_regular
 
 _LONGEST_FILE = 1 << 26
 """Bytes of a file of pinned keys."""
@@ -235,13 +236,9 @@ def read_pinned(path: Path, num_nodes: int) -> dict[int, bytes]:
         ValueError: with file and line, for what is no such line, stands twice or is missing.
     """
     try:
-        if not path.is_file() or path.stat().st_size > _LONGEST_FILE:
-            raise ValueError(
-                f"{path}: cannot be read (expected a file of at most {_LONGEST_FILE} bytes)"
-            )
-        lines = path.read_text(encoding="ascii").splitlines()
+        lines = read_regular(path, _LONGEST_FILE).decode("ascii").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path}: cannot be read ({type(error).__name__})") from None
+        raise ValueError(f"{path}: cannot be read ({error})") from None
     found: dict[int, bytes] = {}
     for number, line in enumerate(lines, 1):
         words = line.split("#")[0].split()
@@ -267,7 +264,7 @@ def read_signing(path: Path) -> bytes:
     """
     try:
         is_open = bool(path.stat().st_mode & 0o077)
-        found = binascii.unhexlify(path.read_text(encoding="ascii").strip())
+        found = binascii.unhexlify(read_regular(path, _LONGEST_FILE).decode("ascii").strip())
     except (OSError, UnicodeDecodeError, binascii.Error, ValueError) as error:
         raise ValueError(f"{path}: no signing key ({type(error).__name__})") from None
     if is_open or len(found) != KEY_BYTES:

@@ -22,6 +22,9 @@ from typing import IO, Any, Literal, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from manifed.errors import short
+from manifed.regular import check_regular
+
 Array = NDArray[np.float64]
 Format = Literal["csv", "npy", "npz", "parquet", "safetensors"]
 
@@ -31,6 +34,8 @@ SUFFIXES: Mapping[str, Format] = {
 }  # fmt: skip
 MOST_BYTES = 1 << 33
 """Of one array, unpacked: a size in a header beyond it is refused unread."""
+_MOST_SIZES = 8
+"""Of one array: a client's examples have three."""
 _BROKEN_ARCHIVE = (
     zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error, EOFError, NotImplementedError,
     RuntimeError, ValueError, OverflowError,
@@ -102,6 +107,7 @@ def read(path: Path, layout: Layout, file_format: Format | None = None) -> Raw:
             f"expected a suffix of {sorted(SUFFIXES)}, got {path.suffix!r}; set data.format",
         )
     try:
+        check_regular(path)
         match kind:
             case "csv":
                 return _read_csv(path, layout)
@@ -338,7 +344,7 @@ def _read_npy(path: Path, file: IO[bytes], size: int, name: str = "") -> NDArray
     lib, what = np.lib.format, f"array {name!r}: " if name else ""
     try:
         version = lib.read_magic(file)
-        head = lib.read_array_header_1_0 if version == (1, 0) else lib.read_array_header_2_0
+        head = {(1, 0): lib.read_array_header_1_0, (2, 0): lib.read_array_header_2_0}[version]
         shape, is_fortran, dtype = head(file)
     except Exception:
         # whatever numpy's parser of an untrusted header raises
@@ -346,8 +352,13 @@ def _read_npy(path: Path, file: IO[bytes], size: int, name: str = "") -> NDArray
     if dtype.hasobject or dtype.fields is not None or dtype.kind not in "iufUb":
         raise BadFile(path, f"{what}expected numbers or text, got objects that need unpickling")
     wanted = math.prod(shape) * dtype.itemsize
-    if wanted > MOST_BYTES or min(shape, default=0) < 0:
-        raise BadFile(path, f"{what}expected at most {MOST_BYTES} bytes, the header says {wanted}")
+    is_plain = all(type(size) is int and 0 <= size <= MOST_BYTES for size in shape)
+    if not (is_plain and dtype.itemsize and len(shape) <= _MOST_SIZES and wanted <= MOST_BYTES):
+        raise BadFile(
+            path,
+            f"{what}expected at most {_MOST_SIZES} sizes from 0 on and {MOST_BYTES} bytes of "
+            f"numbers or text, the header says shape {short(shape)} of {dtype.str!r}",
+        )
     body = file.read(wanted + 1) if wanted <= size else b""
     if len(body) != wanted:
         raise BadFile(path, f"{what}expected {wanted} bytes after the header, got {len(body)}")

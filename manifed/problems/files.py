@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
+from manifed.errors import short
 from manifed.problems import row_rules, sources
 from manifed.problems.base import Examples
 from manifed.problems.dataset import Dataset, DataSource, ExampleKind
@@ -36,6 +37,8 @@ _PROVIDES: Mapping[Kind, ExampleKind] = {
     "hyperbolic-points": "hyperbolic-pairs",
     "columns": "columns",
 }
+_NEAREST = 1e-100
+"""Distance of two bounds; they are one over it in size at most: what is rescaled stays finite."""
 _LABELLED = ("regression", "classification")
 _MATRICES = ("spd-matrices", "signals")
 _POINTS = ("spd-matrices", "sphere-points", "hyperbolic-points")
@@ -167,9 +170,14 @@ class FileData(DataSource):
         for name, interval in (("range", self.range), ("label_range", self.label_range),
                                ("rescale_to", self.rescale_to)):  # fmt: skip
             bounds = np.array(interval if interval is not None else (0.0, 1.0)).reshape(-1, 2)
-            if not (bounds[:, 0] < bounds[:, 1]).all():
-                raise ValueError(f"{name}: expected low < high, got {interval}")
-        num_pairs = len(self.range or ()) if np.ndim(self.range or 0.0) == 2 else None
+            is_apart = bounds[:, 1] - bounds[:, 0] >= _NEAREST
+            if not (is_apart & (np.abs(bounds) <= 1 / _NEAREST).all(-1)).all():
+                raise ValueError(
+                    f"{name}: expected low < high, {_NEAREST:g} apart at least and no larger than "
+                    f"{1 / _NEAREST:g}, got {short(list(interval or ()))}"
+                )
+        pairs = np.array(self.range if self.range is not None else (0.0, 1.0))
+        num_pairs = None if pairs.shape == (2,) else len(pairs)
         if num_pairs is not None and self.one_shape != (num_pairs,):
             raise ValueError(
                 f"range: expected one pair, or one for each column of {list(self.one_shape)}, got "
@@ -360,6 +368,10 @@ class FileData(DataSource):
         if self.label is not None:
             name = "target" if self.examples == "regression" else "label"
             tensors[name] = self._labels(path, raw)
+        for value in tensors.values():
+            is_bad = ~np.isfinite(value).reshape(len(value), -1)
+            what = "expected numbers whose squares are finite; bound them by data.range"
+            self._refuse(path, raw, np.any(is_bad, axis=-1), what)
         return Examples(
             {key: torch.from_numpy(np.ascontiguousarray(value)) for key, value in tensors.items()},
             {key: value.ndim - 1 for key, value in tensors.items()},

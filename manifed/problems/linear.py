@@ -30,8 +30,8 @@ PIECE = 1 << 10
 """Rows of one number that are computed in one call, of `in_pieces`."""
 SHARED_AMONG_THREADS = 1 << 15
 """Numbers from which torch cuts one call into parts for its threads."""
-LARGE = 1 << 12
-"""Entries of a matrix from which products of matrices pay."""
+MANY = 16
+"""Numbers a row is mapped to from which products of matrices pay."""
 _TRIED = 4
 """Rows whose bits are compared."""
 _SHIFTS = (0, 1, 3)
@@ -89,16 +89,13 @@ def row_products(rows: Tensor, x: Tensor) -> Tensor:
 def row_maps(rows: Tensor, matrix: Tensor) -> Tensor:
     """M rows_j for every row, shape ``(..., n, k)``; rows ``(..., n, d)``, M ``(..., k, d)``.
 
-    By dot products, or of a large M by products of matrices of one shape, `FEWEST` rows at a time.
+    By dot products or, where k is large, by products of matrices of one shape, of `FEWEST` rows.
     """
-    is_large = matrix.shape[-1] * matrix.shape[-2] >= LARGE
-    if not (
-        is_large and are_plain(rows, matrix) and _maps_rows_alike(*matrix.shape[-2:], rows.dtype)
-    ):
+    (k, d), is_plain = matrix.shape[-2:], are_plain(rows, matrix)
+    if k < MANY or not (is_plain and _maps_rows_alike(k, d, rows.dtype, torch.get_num_threads())):
         return dots(rows.unsqueeze(-2), matrix.unsqueeze(-3))
     if rows.dim() == 2 == matrix.dim():
-        turned = matrix.mT.contiguous()
-        made = [part @ turned for part in _filled(rows, FEWEST).split(FEWEST)]
+        made = [part @ matrix.mT for part in _filled(rows, FEWEST).split(FEWEST)]
         return torch.cat(made)[: len(rows)]
     lead = np.broadcast_shapes(rows.shape[:-2], matrix.shape[:-2])
     each = zip(
@@ -110,25 +107,24 @@ def row_maps(rows: Tensor, matrix: Tensor) -> Tensor:
     return made.reshape(*lead, *made.shape[1:])
 
 
-def _maps_rows_alike(k: int, d: int, dtype: torch.dtype) -> bool:
-    """Whether a product of `FEWEST` rows with a (d, k) matrix treats each place alike."""
-    return _tried_maps(k, d, dtype, torch.get_num_threads())
-
-
 @cache
-def _tried_maps(k: int, d: int, dtype: torch.dtype, threads: int) -> bool:
-    del threads  # the products are of this many
+def _maps_rows_alike(k: int, d: int, dtype: torch.dtype, threads: int) -> bool:
+    """Whether a product of `FEWEST` rows with a matrix (k, d) treats each place alike."""
+    del threads  # there are so many now
     generator = torch.Generator().manual_seed(0)
-    matrix = torch.randn(d, k, generator=generator, dtype=dtype)
-    stored = torch.empty((FEWEST + 1) * d, dtype=dtype)
+    matrix = torch.randn(k, d, generator=generator, dtype=dtype)
     for row in torch.randn(_TRIED, d, generator=generator, dtype=dtype):
-        alone = (row.expand(FEWEST, d).contiguous() @ matrix)[0]
-        for shift in _SHIFTS[:d]:
-            rows = stored[shift : shift + FEWEST * d].view(FEWEST, d)
-            rows[:] = row
-            if not bool((rows @ matrix == alone).all()):
-                return False
+        rows = row.expand(FEWEST, d)
+        made = [_moved(rows, i) @ _moved(matrix, j).mT for i in _SHIFTS for j in _SHIFTS]
+        if not all(torch.equal(one, made[0][:1].expand_as(one)) for one in made):
+            return False
     return True
+
+
+def _moved(values: Tensor, shift: int) -> Tensor:
+    """A copy that begins so many numbers after the begin of its memory."""
+    stored = values.new_empty(values.numel() + shift)[shift:].view(values.shape)
+    return stored.copy_(values)
 
 
 def in_pieces(function: Callable[[Tensor], Tensor], values: Tensor, ndim: int = 0) -> Tensor:

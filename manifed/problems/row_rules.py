@@ -85,11 +85,15 @@ def positive_definite(z: Array, bounds: tuple[Array, Array] | None) -> tuple[Arr
 
 
 def covariances(signals: Array, ridge: float, *, is_centred: bool) -> Array:
-    """X X^T / t + ridge I of each signal X (channels, t), less its own mean over t if asked."""
-    if is_centred:
-        signals = signals - signals.mean(-1, keepdims=True)
-    z = signals @ signals.swapaxes(-1, -2) / signals.shape[-1]
-    return (z + z.swapaxes(-1, -2)) / 2 + ridge * np.eye(signals.shape[1])
+    """X X^T / t + ridge I of each signal X (channels, t), less its own mean over t if asked.
+
+    Not finite where a square is not.
+    """
+    with np.errstate(over="ignore", invalid="ignore"):
+        if is_centred:
+            signals = signals - signals.mean(-1, keepdims=True)
+        z = signals @ signals.swapaxes(-1, -2) / signals.shape[-1]
+        return (z + z.swapaxes(-1, -2)) / 2 + ridge * np.eye(signals.shape[1])
 
 
 def to_hyperboloid(rows: Array, coordinates: str, largest: float | None) -> tuple[Array, Flags]:

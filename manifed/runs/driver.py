@@ -50,8 +50,8 @@ from manifed.runs.checkpoint import Pace
 from manifed.runs.manifest import manifest_of
 from manifed.runs.progress import progress_of
 from manifed.runs.report.apart import NotDrawn, draw_figures
-from manifed.runs.resume import Past, experiment_digest, held_or_refused, read_past
-from manifed.runs.run_folder import RunFolder, printable
+from manifed.runs.resume import Past, held_or_refused, read_past
+from manifed.runs.run_folder import RunFolder, experiment_digest, printable
 from manifed.runs.statement import statement_of
 from manifed.runs.tally import COLUMNS, Tally
 from manifed.runs.work import work_of

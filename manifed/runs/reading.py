@@ -4,8 +4,8 @@ Every refusal is one line: the file, what was expected, what was found. Nothing 
 """
 
 import json
-import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn, Self
 
@@ -18,12 +18,11 @@ from pydantic import (
     model_validator,
 )
 
+from manifed import regular
 from manifed.errors import one_line, short
 from manifed.federation.kinds import Kind
 from manifed.privacy.adversaries import AdversaryName, MaskAdversaryName
 
-MOST_BYTES = 1 << 30
-"""Of a file that is read whole."""
 _DEEPEST = 64
 """Levels of nesting in JSON; a manifest has eight."""
 
@@ -50,22 +49,14 @@ def is_there(path: Path) -> bool:
     return True
 
 
-def check_regular(path: Path, expected: str, most: int = MOST_BYTES) -> None:
+def check_regular(path: Path, expected: str, most: int = regular.MOST_BYTES) -> None:
     """Refuse what is no regular file of at most ``most`` bytes, before anything opens it.
 
     Raises:
         FolderDamaged: for none, a folder, a pipe, a device, a loop of links.
     """
-    try:
-        found = path.stat()
-    except OSError as error:
-        raise FolderDamaged(path, expected, _reason(error)) from None
-    if stat.S_ISDIR(found.st_mode):
-        raise FolderDamaged(path, expected, "a folder")
-    if not stat.S_ISREG(found.st_mode):
-        raise FolderDamaged(path, expected, "no regular file")
-    if found.st_size > most:
-        raise FolderDamaged(path, f"{expected} of at most {most} bytes", f"{found.st_size}")
+    with _refused(path, expected):
+        regular.check_regular(path, most)
 
 
 def read_whole(path: Path, expected: str) -> bytes:
@@ -74,11 +65,18 @@ def read_whole(path: Path, expected: str) -> bytes:
     Raises:
         FolderDamaged: as `check_regular`, or the system refuses to read it.
     """
-    check_regular(path, expected)
+    with _refused(path, expected):
+        return regular.read_regular(path)
+
+
+@contextmanager
+def _refused(path: Path, expected: str) -> Generator[None]:
+    """Say of what the system refuses that the folder is damaged."""
     try:
-        return path.read_bytes()
+        yield
     except OSError as error:
-        raise FolderDamaged(path, expected, _reason(error)) from None
+        found = "none" if isinstance(error, FileNotFoundError) else str(error.strerror or error)
+        raise FolderDamaged(path, expected, found) from None
 
 
 def json_object(path: Path) -> dict[str, Any]:
@@ -132,10 +130,6 @@ def checked(table: Mapping[str, Any], shape: type[BaseModel], path: Path) -> Non
         message = first["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
         wanted = "a value" if first["type"] == "missing" else message
         raise FolderDamaged(path, f"for {where} {wanted}", found) from None
-
-
-def _reason(error: OSError) -> str:
-    return "none" if isinstance(error, FileNotFoundError) else str(error.strerror or error)
 
 
 def _refuse_constant(name: str) -> NoReturn:

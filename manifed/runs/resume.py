@@ -9,7 +9,6 @@ More rounds (runs/extend.py) are one entry of the ledger and nothing else: the c
 experiment.toml, which stays as it was, with the ledger's amendments (`in_force`).
 """
 
-import hashlib
 import json
 import shlex
 import sys
@@ -205,20 +204,6 @@ def to_go_on(words: str) -> str:
     return f"{'manifed run' if is_installed else 'python simulation.py'} {words}"
 
 
-def experiment_digest(content: bytes) -> str:
-    """What the manifest remembers of experiment.toml."""
-    return hashlib.sha256(content).hexdigest()
-
-
-def check_unedited(folder: RunFolder, digest: str | None) -> None:
-    """Refuse an experiment.toml that is not the one of ``digest``, which the manifest remembers."""
-    if experiment_digest(folder.experiment_path.read_bytes()) != digest:
-        raise refused(
-            folder.directory,
-            "expected experiment.toml as the run wrote it", "an edited one; restore it",
-        )  # fmt: skip
-
-
 def _before_the_manifest(folder: RunFolder, config: Experiment) -> Past:
     """A run that ended before it released anything: it can be started again in its place."""
     for path in (folder.metrics_path, folder.checkpoint_path):
@@ -244,7 +229,7 @@ def _check_manifest(
             directory, f"expected the config of the run ({manifest.get('config_sha256')})",
             f"{sha256(config)}; resume with the same settings",
         )  # fmt: skip
-    check_unedited(folder, manifest.get("experiment_sha256"))
+    folder.check_unedited(manifest.get("experiment_sha256"))
 
 
 def _check_checkpoint(

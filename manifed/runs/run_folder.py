@@ -18,6 +18,7 @@ and "-infinity" (an epsilon of "infinity" means that no noise was added).
 """
 
 import csv
+import hashlib
 import io
 import itertools
 import json
@@ -48,6 +49,7 @@ from manifed.runs.reading import (
     checked,
     is_there,
     json_object,
+    read_whole,
     renamed,
 )
 
@@ -67,6 +69,11 @@ _WHOLE = re.compile(r"[0-9]{1,15}")
 _NUMBER = re.compile(r"-?(?:[0-9]{1,400}(?:\.[0-9]{0,400})?(?:e[+-]?[0-9]{1,3})?|inf)|nan")
 UNREADABLE = (OSError, ValueError, TypeError, KeyError, RuntimeError, MemoryError, OverflowError)
 """What libraries raise for bytes that are none of theirs."""
+
+
+def experiment_digest(content: bytes) -> str:
+    """What the manifest remembers of experiment.toml."""
+    return hashlib.sha256(content).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -162,6 +169,16 @@ class RunFolder:
         found = renamed(json_object(self.manifest_path))
         checked(found, Manifest, self.manifest_path)
         return found
+
+    def check_unedited(self, digest: str | None) -> None:
+        """Refuse an experiment.toml that is not the one of ``digest``, which the manifest holds.
+
+        Raises:
+            FolderDamaged: it is another one, or none.
+        """
+        expected = "experiment.toml as the run wrote it"
+        if experiment_digest(read_whole(self.experiment_path, expected)) != digest:
+            raise FolderDamaged(self.experiment_path, expected, "an edited one; restore it")
 
     @property
     def error_path(self) -> Path:

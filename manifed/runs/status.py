@@ -35,7 +35,7 @@ from manifed.runs.reading import (
     is_there,
     json_object,
 )
-from manifed.runs.resume import check_unedited, saved_config, to_go_on
+from manifed.runs.resume import saved_config, to_go_on
 from manifed.runs.run_folder import RunFolder
 from manifed.runs.tally import Tally
 
@@ -143,7 +143,7 @@ def status_of(directory: Path) -> Status:
     manifest = folder.manifest() if is_there(folder.manifest_path) else None
     known = (manifest or {}).get("experiment_sha256")
     if known is not None:
-        check_unedited(folder, known)
+        folder.check_unedited(known)
     saved = _checkpoint(folder.checkpoint_path)
     metrics = folder.metrics()
     odometer, ledger = _ledger(folder)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from manifed.errors import ConfigError, one_line
-from manifed.site.protocol import BadFrame, Refusal, Silent, receive, reply_frame, send
+from manifed.site.protocol import BadFrame, Incoming, Refusal, Silent, reply_frame, send
 from manifed.site.site import Site
 
 log = logging.getLogger("manifed")
@@ -110,14 +110,15 @@ def _served(
             if user not in allowed:
                 log.warning("Refused: user %d may not connect", user)
                 return
+            frame = Incoming(peer, seconds)
             try:
-                frame = receive(peer, seconds)
+                header = frame.header()
             except BadFrame as error:
                 log.warning("Refused: %s", error)
                 send(peer, reply_frame(Refusal(str(error)), {}), seconds)
                 return
-            if frame is not None:
-                send(peer, site.reply(frame), seconds)
+            if header is not None:
+                send(peer, site.reply(header, frame.body), seconds)
     except Silent as error:
         log.warning("A connection ended: %s", error)
     except Exception as error:

@@ -1,17 +1,19 @@
 """What travels over a site's Unix socket: frames of a JSON header and safetensors.
 
 A frame is ``MAGIC``, the lengths of header and body (4 and 8 bytes, big-endian), header, body. The
-other side is never trusted: lengths are bounded before anything is read, memory grows with what has
-come and not with what was promised, a frame has one deadline as a whole, headers have exactly the
-fields and types below, and nothing is unpickled. A header never holds a tensor, an error that is
-sent never holds data.
+other side is never trusted: lengths are bounded before anything is read, a question's body by what
+its header asks for, memory grows with what has come and not with what was promised, a frame has one
+deadline as a whole, headers have exactly the fields and types below, and nothing is unpickled. A
+header never holds a tensor, an error that is sent never holds data.
 """
 
 import json
+import math
 import socket
 import struct
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Final, NoReturn, TypeVar
@@ -20,14 +22,22 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
+from manifed.algorithms.payloads import Layout
 from manifed.errors import one_line
+from manifed.experiment.load import canonical, sha256
+from manifed.experiment.schema import Experiment
 from manifed.federation.header import Header
 
 T = TypeVar("T")
-MAGIC: Final = b"manifed-site-1\n"
-MOST_HEADER: Final = 1 << 22
-"""Bytes; an experiment with a start point in full is the longest part."""
+MAGIC: Final = b"manifed-site-2\n"
+MOST_CONFIG: Final = 1 << 16
+"""Characters of an experiment."""
+MOST_HEADER: Final = 3 << 16
+"""Bytes; an experiment is the longest part, each of its quotation marks escaped."""
 MOST_BODY: Final = 1 << 27
+"""Bytes of any body; that of a question has at most those of its tensors and `_NAMES` more."""
+_NAMES: Final = 1 << 12
+"""Bytes of the names, types and shapes of tensors."""
 _LENGTHS: Final = struct.Struct(">IQ")
 _CHUNK: Final = 1 << 20
 _LARGEST: Final = 1 << 62
@@ -51,11 +61,17 @@ class Question:
     config_sha256: str
     """The experiment meant."""
     config: str
-    """The same as TOML text; a site that has its own copy does not read it."""
+    """The same in full (`canonical`); a site that has its own copy does not read it."""
     run: str = ""
     """What the SuperLink calls the run."""
     header: Header | None = None
     """Of the message that is forwarded."""
+
+
+def about(config: Experiment, run: str = "", header: Header | None = None) -> Question:
+    """The question about an experiment, without its text where that is too long to be sent."""
+    text = canonical(config)
+    return Question(sha256(config), text if len(text) <= MOST_CONFIG else "", run, header)
 
 
 @dataclass(frozen=True)
@@ -97,19 +113,19 @@ def reply_frame(reply: Reply, tensors: Tensors) -> bytes:
     return _frame({"kind": type(reply).__name__.lower(), **asdict(reply)}, tensors)
 
 
-def read_question(frame: tuple[bytes, bytes]) -> tuple[Question, dict[str, Tensor]]:
-    """The question in a frame.
+def read_question(data: bytes) -> Question:
+    """The question in the header of a frame.
 
     Raises:
         BadFrame: for anything else.
     """
-    found = _header(frame[0])
+    found = _header(data)
     if found.pop("kind", None) != "question":
         raise BadFrame("expected a question")
     header = found.pop("header", None)
     if header is not None:
         header = _record(Header, header)
-    return _record(Question, found, header=header), _tensors(frame[1])
+    return _record(Question, found, header=header)
 
 
 def read_reply(frame: tuple[bytes, bytes]) -> tuple[Reply, dict[str, Tensor]]:
@@ -123,7 +139,7 @@ def read_reply(frame: tuple[bytes, bytes]) -> tuple[Reply, dict[str, Tensor]]:
     kind = kinds.get(found.pop("kind", None))
     if kind is None:
         raise BadFrame("expected a reply of a known kind")
-    return _record(kind, found), _tensors(frame[1])
+    return _record(kind, found), read_tensors(frame[1])
 
 
 def _frame(header: Mapping[str, Any], tensors: Tensors) -> bytes:
@@ -171,23 +187,20 @@ def _record(kind: type[T], found: Any, **known: Any) -> T:
             raise BadFrame(f"expected {name} of another type")
         if type_ is int and not 0 <= value < _LARGEST:
             raise BadFrame(f"expected 0 <= {name} < 2^62")
-        if type_ is str and not _is_text(name, value):
-            raise BadFrame(f"expected plain letters in {name}")
+        most = MOST_CONFIG if name == "config" else _LONGEST
+        if type_ is str and not (value.isascii() and len(value) <= most):
+            raise BadFrame(f"expected at most {most} plain letters in {name}")
     return kind(**found, **known)
 
 
-def _is_text(name: str, value: str) -> bool:
-    """Whether a string is short ASCII; of an experiment, whether it is Unicode."""
-    if name != "config":
-        return value.isascii() and len(value) <= _LONGEST
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+def most_bytes(layouts: Iterable[Layout]) -> int:
+    """How long the body of a question may be that brings tensors of these layouts."""
+    sizes = [math.prod(shape) * dtype.itemsize for shape, dtype in layouts]
+    return min(sum(sizes) + _NAMES, MOST_BODY)
 
 
-def _tensors(body: bytes) -> dict[str, Tensor]:
+def read_tensors(body: bytes) -> dict[str, Tensor]:
+    """The tensors in the body of a frame; errors as `read_question`."""
     try:
         return load(body)
     except (SafetensorError, ValueError, TypeError, KeyError, AttributeError, RuntimeError):
@@ -212,23 +225,63 @@ def send(peer: socket.socket, frame: bytes, seconds: float) -> None:
             raise Silent(_said(error)) from None
 
 
-def receive(peer: socket.socket, seconds: float) -> tuple[bytes, bytes] | None:
-    """Header and body of the next frame; None where the other side has closed before one began.
+class Incoming:
+    """A frame that comes in: its header, and its body once it is known how long it may be.
 
-    Raises:
-        BadFrame: these are no frame, or one that is too long.
-        Silent: it did not come whole in time.
+    The other side has ``seconds`` for all of it; what happens between the two parts does not count.
     """
-    deadline = time.monotonic() + seconds
-    start = _exactly(peer, len(MAGIC) + _LENGTHS.size, deadline, may_end=True)
-    if not start:
-        return None
-    if not start.startswith(MAGIC):
-        raise BadFrame("expected a frame of this protocol")
-    head, body = _LENGTHS.unpack(start[len(MAGIC) :])
-    if head > MOST_HEADER or body > MOST_BODY:
-        raise BadFrame(f"expected at most {MOST_HEADER} bytes of header and {MOST_BODY} of body")
-    return _exactly(peer, head, deadline), _exactly(peer, body, deadline)
+
+    def __init__(self, peer: socket.socket, seconds: float) -> None:
+        self._peer, self._seconds, self._length = peer, seconds, 0
+
+    def header(self) -> bytes | None:
+        """The next frame's header; None where the other side has closed before one began.
+
+        Raises:
+            BadFrame: these are no frame, or one that is too long.
+            Silent: it did not come whole in time.
+        """
+        start = self._exactly(len(MAGIC) + _LENGTHS.size, may_end=True)
+        if not start:
+            return None
+        if not start.startswith(MAGIC):
+            raise BadFrame("expected a frame of this protocol")
+        length, self._length = _LENGTHS.unpack(start[len(MAGIC) :])
+        if length > MOST_HEADER or self._length > MOST_BODY:
+            raise BadFrame(
+                f"expected at most {MOST_HEADER} bytes of header and {MOST_BODY} of body"
+            )
+        return self._exactly(length)
+
+    def body(self, most: int = MOST_BODY) -> bytes:
+        """What follows the header, unread where it is longer than ``most``; errors as there."""
+        if self._length > most:
+            raise BadFrame(f"expected at most {most} bytes of body")
+        return self._exactly(self._length)
+
+    def _exactly(self, count: int, *, may_end: bool = False) -> bytes:
+        """So many bytes; b"" where the other side has closed before the first and ``may_end``."""
+        found, began = bytearray(), time.monotonic()
+        while len(found) < count:
+            _wait(self._peer, began + self._seconds)
+            try:
+                part = self._peer.recv(min(_CHUNK, count - len(found)))
+            except OSError as error:
+                raise Silent(_said(error)) from None
+            if not part:
+                if may_end and not found:
+                    return b""
+                raise Silent("the other side closed in the middle of a frame")
+            found += part
+        self._seconds -= time.monotonic() - began
+        return bytes(found)
+
+
+def receive(peer: socket.socket, seconds: float) -> tuple[bytes, bytes] | None:
+    """Header and body of the next frame, of any length that there is; else as `Incoming`."""
+    frame = Incoming(peer, seconds)
+    header = frame.header()
+    return None if header is None else (header, frame.body())
 
 
 def ask(
@@ -242,28 +295,12 @@ def ask(
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as peer:
         peer.settimeout(seconds)
         peer.connect(str(path))
-        send(peer, question_frame(question, tensors), seconds)
+        with suppress(Silent):  # a site that refuses says so, and does not take the rest
+            send(peer, question_frame(question, tensors), seconds)
         frame = receive(peer, seconds)
     if frame is None:
         raise Silent("the site closed the connection")
     return read_reply(frame)
-
-
-def _exactly(peer: socket.socket, count: int, deadline: float, *, may_end: bool = False) -> bytes:
-    """So many bytes; b"" where the other side has closed before the first and ``may_end``."""
-    found = bytearray()
-    while len(found) < count:
-        _wait(peer, deadline)
-        try:
-            part = peer.recv(min(_CHUNK, count - len(found)))
-        except OSError as error:
-            raise Silent(_said(error)) from None
-        if not part:
-            if may_end and not found:
-                return b""
-            raise Silent("the other side closed in the middle of a frame")
-        found += part
-    return bytes(found)
 
 
 def _wait(peer: socket.socket, deadline: float) -> None:

@@ -5,13 +5,17 @@ experiment, the file, mechanism and noise, the client's memory, the account. Who
 message and nothing else. The order of one answer: is it allowed, of this site, in bounds, on the
 manifold, in order, within the limits? Then the charge on disk, the client update, the memory, the
 reply. A process that is killed anywhere in between has answered nothing that was not charged.
+
+Nothing that came is read before its hash or its length was compared: an experiment's text with the
+list, tensors with what the experiment's point needs. An experiment is read once, and while that
+takes its time, questions about others are answered.
 """
 
+import hashlib
 import logging
 import threading
-import tomllib
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -25,7 +29,7 @@ from manifed.algorithms.held_out import EVALUATE
 from manifed.algorithms.interface import setup_phases_of
 from manifed.algorithms.payloads import Payload
 from manifed.errors import ConfigError, one_line
-from manifed.experiment.load import from_toml, sha256
+from manifed.experiment.load import parse, sha256, table_of_canonical
 from manifed.experiment.plugins import allowed_here
 from manifed.experiment.schema import Experiment
 from manifed.federation.client import Node, answer
@@ -37,13 +41,17 @@ from manifed.privacy.events import CorrelatedRelease, MaskedRelease
 from manifed.runs.manifest import code_sha256
 from manifed.site.account import Place, Refused, SiteAccount
 from manifed.site.protocol import (
+    MOST_CONFIG,
     BadFrame,
     Introduction,
     Question,
     Refusal,
+    Silent,
     Tensors,
     Update,
+    most_bytes,
     read_question,
+    read_tensors,
     reply_frame,
 )
 from manifed.site.records import check_same, node_of
@@ -73,7 +81,7 @@ class Policy:
 
 @dataclass
 class Site:
-    """Answers questions about one data set, one at a time."""
+    """Answers questions about one data set, one client update at a time."""
 
     policy: Policy
     account: SiteAccount
@@ -81,7 +89,10 @@ class Site:
     _nodes: dict[str, tuple[Experiment, Node]] = field(
         default_factory=dict[str, tuple[Experiment, Node]]
     )
+    _reading: threading.Lock = field(default_factory=threading.Lock)
+    """One experiment is read at a time."""
     _turn: threading.Lock = field(default_factory=threading.Lock)
+    """One client update, with its charge and its memory, is made at a time."""
 
     def __post_init__(self) -> None:
         self._memory = MemoryStore(self.folder / MEMORY)
@@ -100,14 +111,28 @@ class Site:
         """Answer nothing more; an answer under way is waited for."""
         self._turn.acquire(timeout=seconds)
 
-    def reply(self, frame: tuple[bytes, bytes]) -> bytes:
-        """The frame that answers a frame, whatever it holds; errors stay in this site's log."""
+    def reply(self, header: bytes, body: Callable[[int], bytes]) -> bytes:
+        """The frame that answers a header, whatever it holds; errors stay in this site's log.
+
+        ``body`` reads what followed the header, of at most so many bytes.
+
+        Raises:
+            Silent: as ``body``.
+        """
         try:
-            question, down = read_question(frame)
+            question = read_question(header)
+            config, node = self._node(question)
+            if question.header is None:
+                body(most_bytes(()))
+                return reply_frame(_introduction(node), {})
+            place, releases = self._place(question, config, node, question.header)
+            phase = node.setup.phase(question.header.phase)[1]
+            layout = phase.down.layout(node.point_shape, node.dtype)
+            down = read_tensors(body(most_bytes(layout.values())))
             with self._turn:
-                if question.header is None:
-                    return reply_frame(self._introduction(question), {})
-                return reply_frame(*self._update(question, question.header, down))
+                return reply_frame(*self._update(node, place, releases, question.header, down))
+        except Silent:
+            raise
         except _PUBLIC as error:
             log.warning("Refused: %s", one_line(str(error)))
             return reply_frame(Refusal(one_line(str(error))), {})
@@ -115,15 +140,9 @@ class Site:
             log.error("Nothing is answered: %s", _said(error))
             return reply_frame(Refusal(ABSENT), {})
 
-    def _introduction(self, question: Question) -> Introduction:
-        _, node = self._node(question)
-        return Introduction(node.digest, code_sha256(), node.partition, node.num_examples)
-
     def _update(
-        self, question: Question, header: Header, down: Tensors
+        self, node: Node, place: Place, releases: Releases, header: Header, down: Tensors
     ) -> tuple[Update, Mapping[str, Tensor]]:
-        config, node = self._node(question)
-        place, releases = self._place(question, config, node, header)
         pay = partial(self.account.charge, place, releases, is_first=place.phase == 0)
         kept = self._memory.read(place.series, node.partition)
         made = answer(node, header, partial(_read, down), kept, pay)
@@ -140,20 +159,25 @@ class Site:
         digest = question.config_sha256
         if digest not in self.policy.allowed:
             raise Refused("this experiment is not on this site's list")
-        if digest not in self._nodes:
-            own = self.policy.allowed[digest]
-            config = _parsed(question.config, digest) if own is None else own
-            _check_protects(config, is_rehearsal=self.policy.is_rehearsal)
-            node = node_of(
-                config,
-                self.policy.partition,
-                self.policy.data,
-                self.policy.num_examples,
-            )
-            if self.policy.data is not None:
-                check_same(self.folder, self.policy.data)
-            self._nodes[digest] = config, node
-        return self._nodes[digest]
+        if digest in self._nodes:
+            return self._nodes[digest]
+        own = self.policy.allowed[digest]
+        if own is None:
+            _check_text(question.config, digest)
+        with self._reading:
+            if digest not in self._nodes:
+                config = _parsed(question.config, digest) if own is None else own
+                self._nodes[digest] = config, self._opened(config)
+            return self._nodes[digest]
+
+    def _opened(self, config: Experiment) -> Node:
+        """The node of an experiment on this site's records, whatever time that takes."""
+        policy = self.policy
+        _check_protects(config, is_rehearsal=policy.is_rehearsal)
+        node = node_of(config, policy.partition, policy.data, policy.num_examples)
+        if policy.data is not None:
+            check_same(self.folder, policy.data)
+        return node
 
     def _place(
         self, question: Question, config: Experiment, node: Node, header: Header
@@ -182,6 +206,25 @@ class Site:
         return place, _own(node.setup.releases(now, node.num_examples))
 
 
+def _introduction(node: Node) -> Introduction:
+    return Introduction(node.digest, code_sha256(), node.partition, node.num_examples)
+
+
+def _check_text(text: str, digest: str) -> None:
+    """Refuse a text that nobody put on the list, before anything reads it.
+
+    Raises:
+        Refused: it is another one, or none.
+    """
+    if not text:
+        raise Refused(
+            f"expected the experiment's text, at most {MOST_CONFIG} characters of it, got none: a "
+            "longer one takes a copy of this site's own (--config)"
+        )
+    if hashlib.sha256(text.encode()).hexdigest() != digest:
+        raise Refused("the text is not that of the experiment with this hash")
+
+
 def _parsed(text: str, digest: str) -> Experiment:
     """The experiment of a text that came, whose hash is on the list.
 
@@ -189,15 +232,16 @@ def _parsed(text: str, digest: str) -> Experiment:
         Refused: this site reads another experiment from it, or none.
     """
     try:
-        if _names_a_graph(tomllib.loads(text)):
+        table = table_of_canonical(text)
+        if _names_a_graph(table):
             raise Refused(
                 "a graph, which is built while it is read, takes a copy of this site's own"
             )
-        config = from_toml(text, allowed_here())
+        config = parse(table, allowed_here())
     except (ConfigError, ValueError, RecursionError) as error:
         raise Refused(f"this site cannot read the experiment: {error}") from None
     if sha256(config) != digest:
-        raise Refused("the text is not that of the experiment with this hash")
+        raise Refused("this site reads another experiment from the text with this hash")
     return config
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from manifed.durable import held
+from manifed.durable import held, write_atomically
 from manifed.errors import ConfigError
 from manifed.experiment.load import load, sha256
 from manifed.experiment.schema import Experiment
@@ -24,6 +24,8 @@ from manifed.site.site import MEMORY, Policy, Site
 
 log = logging.getLogger("manifed")
 
+BEGUN = "begun"
+"""The file beside a ledger that says that there is one, also when it is gone."""
 READY = "ready"
 """The first word of the line that says that the site answers."""
 
@@ -122,14 +124,24 @@ def _account(folder: Path, limits: Limits, anchors: Collection[Head]) -> SiteAcc
     Raises:
         ConfigError: the ledger is gone; else as `SiteAccount.open`.
     """
-    left = [name for name in (IDENTITY, MEMORY) if (folder / name).exists()]
-    if not (folder / LEDGER).exists() and (left or anchors):
+    left = [name for name in (BEGUN, IDENTITY, MEMORY) if (folder / name).exists()]
+    is_new = not (folder / LEDGER).exists()
+    if is_new and (left or anchors):
         shown = ", ".join(left) or "--ledger-head"
         raise ConfigError(
             f"--ledger: expected {LEDGER} in {str(folder)!r}, which answered before ({shown}), got "
             "none; restore it: without it nobody can say what was spent"
         )
-    return SiteAccount.open(folder, limits, anchors)
+    if is_new:
+        log.warning(
+            "NEW LEDGER: %r holds none, so nothing counts as spent. If anything was ever answered "
+            "about this data set, stop this process and restore its folder",
+            str(folder),
+        )
+    account = SiteAccount.open(folder, limits, anchors)
+    if BEGUN not in left:  # after the ledger and before any answer
+        write_atomically(folder / BEGUN, b"this folder has a ledger\n")
+    return account
 
 
 def say(line: str) -> None:

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 from app.process_tree import ProcessId, family, process_table
@@ -17,6 +18,7 @@ from app.engines import {engine}
 from tests.deployment.tiny_run_config import tiny_run_config
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's & may have switched it off
+print("begun", flush=True)
 {engine}.run(
     run_config=tiny_run_config(2, Path(sys.argv[1]), "rounds=100000"), num_supernodes=2,
     project=Path(sys.argv[2]), timeout=600,
@@ -26,13 +28,24 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's & may have
 
 
 def interrupted(
-    engine: str, project: Path, out: Path, number: signal.Signals, until: str = "round 0"
+    engine: str,
+    project: Path,
+    out: Path,
+    number: signal.Signals,
+    until: str = "round 0",
+    after: float = 0.0,
+    mark: str = "MANIFED_TEST_MARK=interrupted",
 ) -> tuple[int, set[ProcessId], list[str]]:
-    """Exit code after the signal, the engine's processes before it, and the lines of the log."""
+    """Exit code after the signal, the engine's processes before it, and the lines of the log.
+
+    The signal is sent ``after`` so many seconds from the line that has ``until``; everything that
+    is started carries ``mark`` in its environment.
+    """
+    name, _, value = mark.partition("=")
     child = subprocess.Popen(
         [sys.executable, "-c", PROGRAM.format(engine=engine), str(out), str(project)],
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY)}, text=True, stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY), name: value}, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
     assert child.stdout is not None
     lines: list[str] = []
@@ -41,6 +54,7 @@ def interrupted(
             lines.append(line)
             if until in line:
                 break
+        time.sleep(after)
         started = family("MANIFED_ENGINE_MARK=nobody's", [child.pid])
         child.send_signal(number)
         lines += child.stdout.readlines() if number != signal.SIGKILL else []

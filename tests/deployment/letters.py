@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from manifed.experiment.assembly import initial_point
-from manifed.experiment.load import sha256, to_toml
+from manifed.experiment.load import canonical, sha256
 from manifed.experiment.schema import Experiment
 from manifed.federation.header import Header
 from manifed.privacy.ledger import Ledger
@@ -24,7 +24,7 @@ def hostile_letters(federation: Sites, config: Experiment, data: Path, off: torc
 
     def said(now: int, point: torch.Tensor, digest: str = digest, attempt: int = 0) -> str:
         header = Header(digest, now, attempt, phase, 1)
-        question = Question(digest, to_toml(config), run, header)
+        question = Question(digest, canonical(config), run, header)
         told, up = ask(federation.socket("middle"), question, {"x": point}, 60.0)
         assert isinstance(told, Refusal)
         assert not up

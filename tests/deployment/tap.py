@@ -17,6 +17,7 @@ from manifed.site.protocol import (
     Update,
     read_question,
     read_reply,
+    read_tensors,
     receive,
     send,
 )
@@ -77,9 +78,9 @@ class Tap:
         self.bytes += b"".join(came)
         told, up = read_reply(came)
         if isinstance(told, Update):
-            question, down = read_question(asked)
+            question = read_question(asked[0])
             assert question.header is not None
-            self.answers.append(Answer(question.run, question.header, down, up))
+            self.answers.append(Answer(question.run, question.header, read_tensors(asked[1]), up))
 
 
 def _frame(parts: tuple[bytes, bytes]) -> bytes:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from app.process_tree import ProcessId, end_family, family, process_table
+from tests.deployment.kills import soon
 
 STUBBORN_GRANDCHILD = """
 import subprocess, sys, time
@@ -20,6 +21,19 @@ NAMELESS_GRANDCHILD = """
 import subprocess, sys, time
 p = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], env={})
 print(p.pid, flush=True)
+time.sleep(600)
+"""
+
+KILLED = """
+import subprocess, sys, time
+from pathlib import Path
+from app.process_tree import heir
+mark, home = sys.argv[1:]
+name, _, value = mark.partition("=")
+watch = heir(mark, Path(home))
+inner = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
+p = subprocess.Popen([sys.executable, "-c", inner], env={name: value}, start_new_session=True)
+print(watch.pid, p.pid, flush=True)
 time.sleep(600)
 """
 
@@ -89,3 +103,22 @@ def test_ps_and_proc_agree_on_who_lives_and_on_their_parents() -> None:
     by_ps = {p.pid: parent for p, parent in _from_ps().items()}
     by_proc = {p.pid: parent for p, parent in _from_proc().items()}
     assert by_ps[os.getpid()] == by_proc[os.getpid()] == os.getppid()
+
+
+def test_what_a_killed_process_started_is_ended_by_its_heir(mark: str, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    (home / "keys").mkdir(parents=True)
+    parent = subprocess.Popen(
+        [sys.executable, "-c", KILLED, mark, str(home)],
+        cwd=Path(__file__).parents[2], stdout=subprocess.PIPE,
+    )  # fmt: skip
+    assert parent.stdout is not None
+    with parent.stdout:
+        watch, child = map(int, parent.stdout.readline().split())
+    time.sleep(0.3)
+    assert {watch, child} <= _pids()
+    assert watch not in {p.pid for p in family(mark, ())}
+    parent.kill()
+    parent.wait()
+    assert soon(lambda: not {watch, child} & _pids(), 4.0)
+    assert not home.exists()

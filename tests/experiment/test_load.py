@@ -1,8 +1,11 @@
 """Bad input ends in one line that names the field, the value and the bound."""
 
+import hashlib
+import json
 from pathlib import Path
 
 import pytest
+import tomli_w
 
 from manifed.algorithms.projected import Projected
 from manifed.algorithms.rsgd import RSGD
@@ -10,7 +13,17 @@ from manifed.algorithms.rsvrg import RSVRG
 from manifed.cli.main import simulation
 from manifed.errors import ConfigError
 from manifed.experiment.limits import check_manifold
-from manifed.experiment.load import dump, from_toml, load, parse, parse_overrides, sha256, to_toml
+from manifed.experiment.load import (
+    canonical,
+    dump,
+    from_toml,
+    load,
+    parse,
+    parse_overrides,
+    sha256,
+    table_of_canonical,
+    to_toml,
+)
 from manifed.manifolds.fixed_rank import FixedRank
 from manifed.manifolds.spd import SPD
 
@@ -103,6 +116,30 @@ def test_a_field_that_came_later_changes_no_hash_of_those_who_leave_it_out():
 def test_a_dumped_config_parses_to_itself():
     config = load(QUICKSTART)
     assert parse(dump(config)) == config
+
+
+CONFIGS = sorted((*QUICKSTART.parent.glob("*.toml"), *QUICKSTART.parent.glob("examples/*.toml")))
+PUBLIC = "evaluation={kind='public',path='held_out.csv'}"
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_the_text_that_is_hashed_tells_the_whole_experiment(path):
+    more = [PUBLIC] if path.stem.startswith("own_") else []
+    config = load(path, ["engine.dtype=float32", "output.plots=false", *more])
+    text = canonical(config)
+    found = parse(table_of_canonical(text))
+    assert canonical(found) == text
+    assert hashlib.sha256(text.encode()).hexdigest() == sha256(config) == sha256(found)
+    assert (found.training, found.privacy) == (config.training, config.privacy)
+    assert found.engine.dtype == config.engine.dtype
+
+
+def test_a_plan_is_left_to_no_one_who_reads_a_resolved_config():
+    auto = {"name": "x", "training": {"kind": "auto"}}
+    with pytest.raises(ConfigError, match=r"^training\.kind: expected a method"):
+        from_toml(tomli_w.dumps(auto))
+    with pytest.raises(ConfigError, match=r"^training\.kind: expected a method"):
+        table_of_canonical(json.dumps(auto))
 
 
 # -- the one string of overrides that people type for `flwr run` ---------------------------------

@@ -4,13 +4,14 @@ import contextlib
 import copy
 import functools
 import math
+import os
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from manifed.errors import ConfigError
+from manifed.errors import LONGEST, ConfigError
 from manifed.experiment.load import dump, load, parse
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -104,6 +105,38 @@ def test_every_missing_and_every_unknown_key_is_an_experiment_or_one_line(name):
         assert more is not None
         assert path[-1] + "x" in more
         assert "unknown key" in more
+
+
+LONG = "k" * 5_000_000
+
+
+@pytest.mark.parametrize(
+    ("override", "culprit"),
+    [
+        (f"{LONG}=1", "kkk: unknown key"), (f"data.{LONG}=1", "kkk: unknown key"), (LONG, "kkk'"),
+        (f"training.kind={LONG}", "training.kind: "), (f"training.kind={LONG}:X", "training.kind"),
+        (f"training.kind=json:{LONG}", "training.kind"), (f"privacy.noise.kind={LONG}", "noise"),
+        (f"data={{kind='file',examples='rows',columns=['a'],source='{LONG}'}}", "source"),
+        (f"data.{'a.' * 20_000}b=1", "nested"), (f"data=[{'[1],' * 100_000}]", "data"),
+    ],
+    ids=range(10),
+)  # fmt: skip
+def test_what_is_long_is_shortened_in_the_one_line_of_its_error(override, culprit):
+    with pytest.raises(ConfigError) as caught:
+        load(ROOT / "configs/quickstart.toml", [override])
+    line = str(caught.value)
+    assert culprit in line
+    assert len(line) <= LONGEST
+    assert "\n" not in line
+
+
+def test_a_config_that_is_no_regular_file_is_refused_and_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe.toml")
+    cases = {"/dev/null": "no regular file", tmp_path / "pipe.toml": "no regular file",
+             tmp_path: "a folder", "a\0b": "a name that no file can have"}  # fmt: skip
+    for path, found in cases.items():
+        with pytest.raises(ConfigError, match=f"Expected a readable config file, got .*: {found}"):
+            load(path)
 
 
 values = st.recursive(

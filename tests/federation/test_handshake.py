@@ -6,9 +6,11 @@ import pytest
 from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode
+from flwr.superlink.grid.inmemory_grid import InMemoryGrid
 
-from manifed.flower.handshake import HandshakeFailed, meet
+from manifed.flower.handshake import HandshakeFailed, declared_sizes, meet
 from manifed.flower.inline import InlineGrid
+from manifed.flower.polling import PollingGrid
 from manifed.runs.manifest import code_sha256
 
 SIZES = (5, 6, 7)
@@ -123,3 +125,50 @@ def test_too_few_nodes_are_waited_for_and_counted(caplog):
     with pytest.raises(HandshakeFailed, match=r"Expected 3 clients within 0\.2 s, got 2"):
         meet(grid_of(2), "sha", SIZES, 0.2, patience=0.0)
     assert caplog.text.count("Handshake: Expected 3 clients within 0.2 s, got 2; start more") == 1
+
+
+# -- Flower's simulation: its nodes are registered while the server asks, and then are all there --
+class Simulated(InMemoryGrid):
+    """Flower's own grid of a simulation, of nodes that answer in this process."""
+
+    def __init__(self, nodes, registered=None):
+        self.nodes, self.registered = nodes, registered or nodes.get_node_ids
+
+    def get_node_ids(self):
+        return self.registered()
+
+    def push_messages(self, messages):
+        return self.nodes.push_messages(messages)
+
+    def pull_messages(self, message_ids):
+        return self.nodes.pull_messages(message_ids)
+
+
+@pytest.mark.parametrize("wrapped", [lambda grid: grid, PollingGrid])
+@pytest.mark.parametrize("said", [{}, {"n2": {"partition-id": "text"}}])
+def test_a_simulation_with_too_few_nodes_ends_at_once_with_the_flag_that_mends_it(wrapped, said):
+    grid = wrapped(Simulated(grid_of(2, **said)))
+    words = (
+        r"Expected 3 clients, got 2: .* --federation-config num-supernodes=3 to flwr run, or lower "
+        r"federation\.num_clients to 2 \(--run-config num-clients=2\)$"
+    )
+    began = time.monotonic()
+    for ask in (
+        lambda: meet(grid, "sha", SIZES, 20),
+        lambda: declared_sizes(grid, "sha", 3, 20),
+    ):
+        with pytest.raises(HandshakeFailed, match=words):
+            ask()
+    assert time.monotonic() - began < 5
+
+
+def test_a_simulation_that_is_still_registering_is_waited_for():
+    looks = []
+
+    def registering():
+        looks.append(None)
+        return [2] if len(looks) == 1 else [2, 3, 4]
+
+    grid = Simulated(grid_of(3), registering)
+    assert meet(grid, "sha", SIZES, 10) == {0: 2, 1: 3, 2: 4}
+    assert len(looks) == 2

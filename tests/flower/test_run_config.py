@@ -5,6 +5,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from flwr.supercore.constant import DEFAULT_SIMULATION_CONFIG
 
 from app.client_app import app as client_app
 from manifed.errors import ConfigError
@@ -19,13 +20,20 @@ from manifed.runs.manifest import LIBRARY, code_sha256, source_sha256
 
 ROOT = Path(__file__).parents[2]
 QUICKSTART = ROOT / "configs" / "quickstart.toml"
+DEFAULT = ROOT / "configs" / "flwr_run.toml"
 DECLARED = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
 
 
 def test_what_the_app_declares_says_which_file_and_nothing_else():
     assert {"experiment", "overrides", "resolved", *FIELDS} == DECLARED.keys()
     assert {key for key, value in DECLARED.items() if value != ""} == {"experiment"}
-    assert experiment_of(DECLARED) == load(QUICKSTART)
+    assert experiment_of(DECLARED) == load(DEFAULT)
+
+
+def test_the_default_is_the_quickstart_with_as_many_clients_as_flower_simulates():
+    simulated = DEFAULT_SIMULATION_CONFIG.num_supernodes
+    changed = ["name='flwr-run'", f"federation.num_clients={simulated}"]
+    assert load(DEFAULT) == load(QUICKSTART, changed)
 
 
 def test_each_key_sets_its_field():
@@ -33,7 +41,7 @@ def test_each_key_sets_its_field():
     found = experiment_of({**DECLARED, **given, "step-size": 0.1})
     names = [*given, "step-size"]
     wanted = load(
-        QUICKSTART,
+        DEFAULT,
         settings=dict(zip((FIELDS[n] for n in names), (*given.values(), 0.1), strict=True)),
     )
     assert found == wanted

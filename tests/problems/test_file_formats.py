@@ -2,7 +2,9 @@
 
 import io
 import json
+import os
 import pickle
+import socket
 import struct
 import zipfile
 from contextlib import suppress
@@ -125,6 +127,15 @@ BAD = {
     "text": (".npy", npy(descr="'<U2'")),
     "complex numbers": (".npy", npy(descr="'<c16'", body=b"\0" * 64)),
     "no examples": (".npy", npy("(0, 2)", body=b"")),
+    "a truth value as a size": (".npy", npy("(True, 2)", body=b"\0" * 16)),
+    "truth values as sizes": (".npy", npy("(True, True)", body=b"\0" * 8)),
+    "text of no length": (".npy", npy(descr="'<U0'", body=b"")),
+    "a label of no length": (".npz", zipped(x=npy(), dx=npy("(2,)", descr="'<U0'", body=b""))),
+    "more sizes than numpy has": (".npy", npy("(" + "1," * 70 + ")", body=b"\0" * 8)),
+    "none of a size beyond numpy": (".npy", npy(f"(0, {10**30})", body=b"")),
+    "none of sizes beyond numpy": (".npy", npy(f"(0, {2**62}, {2**62})", body=b"")),
+    "the version of names beyond Latin": (".npy", npy(version=(3, 0))),
+    "a version that numpy has not": (".npy", npy(version=(9, 0))),
     "empty npy": (".npy", b""),
     "pickled in npz": (".npz", zipped(x=pickled(np.array([Bomb(), Bomb()])), dx=npy("(2,)"))),
     "no label": (".npz", zipped(x=npy())),
@@ -154,6 +165,25 @@ def test_no_bytes_run_code_or_end_in_anything_but_one_line(tmp_path, name):
         data.read(path)
     assert str(refused.value).startswith(f"{path}: ")
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".npy", ".npz", ".parquet", ".safetensors"])
+def test_what_is_no_regular_file_is_refused_and_not_waited_for(tmp_path, suffix):
+    data = FileData(examples="rows", columns=("age", "bmi"))
+    cases = {"device": "no regular file", "pipe": "no regular file", "socket": "no regular file",
+             "folder": "a folder", "loop": "levels of symbolic links", "nowhere": "No such file",
+             "a\0b": "a name that no file can have", "x" * 300: "name too long"}  # fmt: skip
+    paths = {name: tmp_path / f"{name}{suffix}" for name in cases}
+    os.mkfifo(paths["pipe"])
+    paths["device"].symlink_to("/dev/null")
+    paths["folder"].mkdir()
+    paths["loop"].symlink_to(paths["loop"].name)
+    paths["nowhere"].symlink_to("nothing")
+    with socket.socket(socket.AF_UNIX) as bound:
+        bound.bind(os.path.relpath(paths["socket"]))
+        for name, expected in cases.items():
+            with pytest.raises(BadFile, match=expected):
+                data.read(paths[name])
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".npz", ".safetensors", ".parquet"])

@@ -142,6 +142,14 @@ CONFIGS = {
     "low above high": ({"columns": ("a",), "range": (1, 0)}, "low < high"),
     "eigenvalues of zero": (
         {"examples": "spd-matrices", "shape": (2, 2), "range": (0, 1)}, "eigenvalues above 0"),
+    "no range": ({"columns": ("a",), "range": ()}, "one for each column of .1., got 0"),
+    "no range of matrices": (
+        {"examples": "spd-matrices", "shape": (2, 2), "range": ()}, "one pair"),
+    "ranges of matrices": (
+        {"examples": "spd-matrices", "shape": (2, 2), "range": ((1, 2), (1, 2))}, "one pair"),
+    "no end": ({"columns": ("a",), "range": (float("-inf"), 1)}, "finite"),
+    "ends whose squares overflow": (
+        {"columns": ("a",), "range": (0, 1), "rescale_to": (0, 1e308)}, "rescale_to: expected"),
     "two ranges of three": ({"columns": ("a", "b", "c"), "range": BOUNDS[:2]}, "one pair, or one"),
     "rescale without range": ({"columns": ("a",), "rescale_to": (0, 1)}, "needs range"),
     "project without a radius": ({"columns": ("a",), "outside": "project"}, "needs row_norm"),
@@ -160,3 +168,11 @@ def test_a_config_that_does_not_fit_together_is_refused(name):
     fields, expected = CONFIGS[name]
     with pytest.raises(ValueError, match=expected):
         FileData(**{"examples": "rows", **fields})
+
+
+def test_what_overflows_is_refused_by_its_place(folder):
+    signals = np.stack([np.eye(2), 1e200 * np.eye(2), np.eye(2)])
+    with pytest.raises(BadFile, match=r"example 1: expected numbers whose squares are finite"):
+        read(folder, FileData(examples="signals", shape=(2, 2)), signals)
+    rows = FileData(examples="rows", shape=(1,), range=(0, 1e-90), rescale_to=(-1e90, 1e90))
+    assert np.isfinite(read(folder, rows, np.array([[0.0], [1e-90]]))["z"]).all()

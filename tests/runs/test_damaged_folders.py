@@ -28,8 +28,8 @@ from tests.runs.test_refusals import SETS, killed_run
 
 COMMANDS = {
     "resume": (EXPERIMENT, MANIFEST, METRICS, LEDGER, HEAD, CHECKPOINT),
-    "report": (MANIFEST, METRICS, LEDGER, HEAD),
-    "export": (MANIFEST, METRICS, LEDGER, HEAD, MODEL),
+    "report": (EXPERIMENT, MANIFEST, METRICS, LEDGER, HEAD),
+    "export": (EXPERIMENT, MANIFEST, METRICS, LEDGER, HEAD, MODEL),
     "ledger": (LEDGER, HEAD),
     "status": (EXPERIMENT, MANIFEST, METRICS, LEDGER, HEAD, CHECKPOINT),
 }
@@ -115,6 +115,16 @@ def test_the_cases_are_many():
     counts = {c: len(all_damage(files, c != "resume")) for c, files in COMMANDS.items()}
     assert counts["ledger"] >= 200
     assert sum(counts.values()) >= 2000
+
+
+@pytest.mark.parametrize("command", ["report", "export", "status"])
+def test_a_config_that_was_changed_after_the_end_is_refused(command, sound, tmp_path, capsys):
+    def changed(path):
+        path.write_text(path.read_text().replace("noise_multiplier", "noise_multiplier ", 1))
+
+    cases = [(EXPERIMENT, "changed", changed), (EXPERIMENT, "gone", ANY["gone"])]
+    refused, passed = try_all(command, sound, tmp_path, capsys, cases)
+    assert len(refused) == 2, passed
 
 
 @pytest.mark.parametrize("command", ["export", "ledger"])

@@ -19,7 +19,7 @@ from manifed.runs.report.__main__ import main as report
 from manifed.runs.report.page import page_of
 from manifed.runs.report.runs import Run, read
 from manifed.runs.report.tables import table_of
-from manifed.runs.run_folder import RunFolder
+from manifed.runs.run_folder import RunFolder, experiment_digest
 from manifed.runs.statement import verdict
 from manifed.runs.watching import view_of
 from tests.algorithms.test_masked_mean import NODES, Watched, masked
@@ -177,9 +177,10 @@ def test_a_run_of_an_older_version_is_published_audited_and_reported_as_before(
         for one in privacy.pop("adversaries")
     ]
     noise["view"] = noise.pop("adversary")
+    config = (old / "experiment.toml").read_text().replace("\nadversary =", "\nview =")
+    (old / "experiment.toml").write_text(config)
+    manifest["experiment_sha256"] = experiment_digest(config.encode())
     (old / "manifest.json").write_text(json.dumps(manifest))
-    config = (old / "experiment.toml").read_text()
-    (old / "experiment.toml").write_text(config.replace("\nadversary =", "\nview ="))
     assert "\nview = " in (old / "experiment.toml").read_text()
     now, then = exported(neighbours[0], tmp_path / "now"), exported(old, tmp_path / "then")
     assert then == now

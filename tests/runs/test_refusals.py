@@ -12,8 +12,7 @@ from manifed.privacy.account import Account
 from manifed.privacy.chain import GENESIS, written
 from manifed.privacy.ledger import Head, Ledger, write_head
 from manifed.runs import checkpoint, driver
-from manifed.runs.resume import experiment_digest
-from manifed.runs.run_folder import RunFolder
+from manifed.runs.run_folder import RunFolder, experiment_digest
 from tests.runs.test_cli import QUICKSTART
 
 SETS = (

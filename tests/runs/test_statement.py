@@ -1,10 +1,12 @@
 """The statement and the ledger agree, for every adversary and every kind of privacy."""
 
+import os
 from dataclasses import replace
 
 import pytest
 
 from manifed.cli.launch import Request, launch
+from manifed.cli.main import main
 from manifed.errors import ConfigError
 from manifed.experiment.assembly import facts_of
 from manifed.experiment.load import load
@@ -111,3 +113,17 @@ def test_a_ledger_of_the_same_terms_is_resumed(tmp_path, case):
             account.charge(first, 0, (0, 1))
             account.charge(first + 1, 0, (2, 3))
     assert account.odometer.rounds_counted == 6
+
+
+@pytest.mark.parametrize("command", ["statement", "curve"])
+def test_pricing_opens_no_file_of_a_client_whose_size_is_declared(command, tmp_path, capsys):
+    """Whoever prices a config need not have the files of the sites, nor the right to read them."""
+    pipe = tmp_path / "pipe.csv"
+    os.mkfifo(pipe)  # it hangs whoever opens it
+    files = f"data.paths=['{pipe}', '{tmp_path}/none.csv', '{tmp_path}']"
+    config = str(ROOT / "configs" / "examples" / "three_sites_classifier.toml")
+    with pytest.raises(SystemExit) as caught:
+        main(["privacy", command, config, "--set", files])
+    shown = capsys.readouterr()
+    assert caught.value.code == 0, shown.err
+    assert "external" in shown.out

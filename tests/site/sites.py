@@ -4,10 +4,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from manifed.experiment.assembly import initial_point
-from manifed.experiment.load import load, sha256, to_toml
+from manifed.experiment.load import canonical, load, sha256
 from manifed.federation.header import Header
 from manifed.privacy.ledger import Ledger
-from manifed.site.protocol import MAGIC, Question, question_frame, read_reply
+from manifed.site.protocol import MAGIC, BadFrame, Question, question_frame, read_reply
 from manifed.site.start import Wanted, opened
 
 CONFIG = """
@@ -26,6 +26,7 @@ noise_source = "os"
 """
 SEEDED = CONFIG.replace('"os"', '"seed"')
 DELTA = 1e-5
+UNREAD = "a body that is too long"
 
 
 def write(folder: Path, text: str = CONFIG, name: str = "tiny.toml") -> Path:
@@ -61,11 +62,18 @@ class Peer:
     def ask(self, server_round=1, attempt=0, *, x=None, run="7", phase="train", **header):
         own = Header(self.digest, server_round, attempt, phase, 0)
         own = Header(**(vars(own) | header))
-        question = Question(self.digest, to_toml(self.config), run, own)
+        question = Question(self.digest, canonical(self.config), run, own)
         return self.send(question, {"x": self.x if x is None else x})
 
     def send(self, question, tensors):
-        return read_reply(parts_of(self.site.reply(parts_of(question_frame(question, tensors)))))
+        header, body = parts_of(question_frame(question, tensors))
+
+        def read(most):
+            if len(body) > most:
+                raise BadFrame(UNREAD)
+            return body
+
+        return read_reply(parts_of(self.site.reply(header, read)))
 
 
 def charges(folder: Path) -> int:

@@ -1,5 +1,6 @@
 """A hostile bundle against real site processes: nothing un-noised, and not beyond the limit."""
 
+import json
 import os
 import random
 import signal
@@ -11,7 +12,7 @@ import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ import torch
 from scipy import stats
 
 from manifed.experiment.assembly import initial_point, own_node
-from manifed.experiment.load import load, sha256, to_toml
+from manifed.experiment.load import canonical, load, sha256
 from manifed.federation.client import answer
 from manifed.federation.header import Header
 from manifed.privacy import accountant
@@ -83,7 +84,7 @@ class Process:
     def ask(self, server_round, attempt=0, *, x, run="7", text=None, digest=None, **header):
         config = load(self.config)
         own = vars(Header(sha256(config), server_round, attempt, "train", 0)) | header
-        question = Question(digest or sha256(config), text or to_toml(config), run, Header(**own))
+        question = Question(digest or sha256(config), text or canonical(config), run, Header(**own))
         return ask(self.door, question, {"x": x}, 60.0)
 
     def log(self) -> str:
@@ -153,7 +154,7 @@ def test_a_hostile_bundle_gets_as_many_noised_answers_as_the_limit_pays(tmp_path
         for i in range(12):
             wrong = rng.choice([
                 {"x": 2 * x}, {"x": x * float("nan")}, {"phase": "steal"}, {"partition_id": 1},
-                {"digest": sha256(louder), "text": to_toml(louder)}, {"x": x[:2]},
+                {"digest": sha256(louder), "text": canonical(louder)}, {"x": x[:2]},
             ])  # fmt: skip
             for asked in (wrong, {}, {}):
                 with suppress(OSError, BadFrame):  # too many at once are closed unheard
@@ -285,3 +286,51 @@ def strangers_at(tmp_path):
         while f"user {stranger} may not connect" not in site.log():
             assert time.monotonic() < deadline
             time.sleep(0.1)
+
+
+def test_a_hostile_text_and_frames_keep_no_honest_question_waiting_and_fill_no_memory(tmp_path):
+    rows(tmp_path / "site.csv", N)
+    config = write(tmp_path, FILE + NOISED)
+    other = write(tmp_path, FILE + NOISED.replace("4.0", "5.0"), "other.toml")
+    x, own, listed = initial_point(load(config)), sha256(load(config)), sha256(load(other))
+    endless = Question(listed, ".".join(["a"] * 25_000) + " = 1")
+
+    def talk(question: Question) -> float:
+        with socket.socket(socket.AF_UNIX) as peer, suppress(OSError):
+            peer.settimeout(60)
+            peer.connect(str(site.door))
+            peer.sendall(question_frame(question, {}))
+            peer.recv(1)
+        return time.monotonic()
+
+    def flood(size: int) -> None:
+        """The bytes of a frame whose body is far beyond what any point of the experiment needs."""
+        head = json.dumps({"kind": "question", **asdict(Question(own, "")), "header": None})
+        with socket.socket(socket.AF_UNIX) as peer, suppress(OSError):
+            peer.settimeout(60)
+            peer.connect(str(site.door))
+            lengths = len(head).to_bytes(4, "big") + size.to_bytes(8, "big")
+            peer.sendall(MAGIC + lengths + head.encode())
+            for _ in range(size >> 20):
+                peer.sendall(bytes(1 << 20))
+            time.sleep(1)
+
+    with started(tmp_path, config, "--allow-config", listed) as site, ThreadPoolExecutor(9) as pool:
+        began = time.monotonic()
+        hostile = [pool.submit(talk, endless) for _ in range(3)]
+        time.sleep(0.2)
+        assert isinstance(site.ask(1, x=x)[0], Update)
+        assert time.monotonic() - began < 5
+        assert max(task.result() for task in hostile) - began < 10
+        before = most_memory(site.process.pid)
+        list(pool.map(flood, [96 << 20] * 4))
+        assert isinstance(site.ask(2, x=x)[0], Update)
+        assert most_memory(site.process.pid) - before < 32 << 20
+
+
+def most_memory(pid: int) -> int:
+    """The most bytes that a process ever had resident."""
+    (line,) = [
+        line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if "VmHWM" in line
+    ]
+    return int(line.split()[1]) << 10

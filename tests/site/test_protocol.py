@@ -5,6 +5,7 @@ import random
 import socket
 import threading
 import time
+from contextlib import suppress
 
 import pytest
 import torch
@@ -16,26 +17,28 @@ from manifed.site import protocol
 from manifed.site.protocol import (
     MAGIC,
     BadFrame,
+    Incoming,
     Question,
     Refusal,
     Silent,
     question_frame,
     read_question,
     read_reply,
+    read_tensors,
     receive,
     reply_frame,
 )
 from tests.site.sites import parts_of
 
 HEADER = Header("a" * 64, 3, 1, "train", 0, 2)
-QUESTION = Question("a" * 64, "name = 'é'", "7", HEADER)
+QUESTION = Question("a" * 64, '{"name":"tiny"}', "7", HEADER)
 
 
 def test_a_question_comes_back_as_it_was_sent():
     tensors = {"x": torch.randn(3, 2, dtype=torch.float64, generator=torch.Generator())}
-    found, down = read_question(parts_of(question_frame(QUESTION, tensors)))
-    assert found == QUESTION
-    assert torch.equal(down["x"], tensors["x"])
+    header, body = parts_of(question_frame(QUESTION, tensors))
+    assert read_question(header) == QUESTION
+    assert torch.equal(read_tensors(body)["x"], tensors["x"])
 
 
 def head(**changed):
@@ -44,7 +47,6 @@ def head(**changed):
     return json.dumps(whole | changed).encode()
 
 
-EMPTY = parts_of(question_frame(QUESTION, {}))[1]
 BAD_HEADERS = {
     "a list": b"[]",
     "not JSON": b"\x80\x04.",
@@ -59,6 +61,7 @@ BAD_HEADERS = {
     "a huge number": head(attempt=10**30),
     "not a number": head(attempt=0).replace(b'"attempt": 0', b'"attempt": NaN'),
     "half a letter": head(config="\ud800"),
+    "an experiment that is too long": head(config=" " * (protocol.MOST_CONFIG + 1)),
     "a long name": head(run="7" * 1000),
     "no header where there must be": head(header=[]),
 }
@@ -67,7 +70,7 @@ BAD_HEADERS = {
 @pytest.mark.parametrize("what", BAD_HEADERS)
 def test_a_header_has_exactly_its_fields(what):
     with pytest.raises(BadFrame):
-        read_question((BAD_HEADERS[what], EMPTY))
+        read_question(BAD_HEADERS[what])
 
 
 @settings(max_examples=60, deadline=None)
@@ -80,7 +83,7 @@ def test_whatever_bytes_come_are_a_question_or_refused(noise, seed):
         data[place : place + len(noise)] = noise
         changed = (bytes(data), body) if part == 0 else (own, bytes(data))
         try:
-            found, down = read_question(changed)
+            found, down = read_question(changed[0]), read_tensors(changed[1])
         except BadFrame:
             continue
         assert isinstance(found, Question)
@@ -107,6 +110,28 @@ def test_a_frame_that_is_none_or_too_long_is_refused_at_its_start(start, pair):
     theirs.sendall(start)
     with pytest.raises(BadFrame):
         receive(ours, 5.0)
+
+
+def test_a_body_beyond_what_is_expected_is_refused_unread_and_its_sender_learns_why(pair):
+    ours, theirs = pair
+    whole = question_frame(QUESTION, {"x": torch.zeros(1 << 20)})
+    told = []
+
+    def asks():
+        with suppress(Silent):
+            protocol.send(theirs, whole, 5.0)
+        told.append(receive(theirs, 5.0))
+
+    asking = threading.Thread(target=asks)
+    asking.start()
+    frame = Incoming(ours, 5.0)
+    assert read_question(frame.header()) == QUESTION
+    with pytest.raises(BadFrame, match="at most 4128 bytes of body"):
+        frame.body(protocol.most_bytes([((2, 2), torch.float64)]))
+    protocol.send(ours, reply_frame(Refusal("too long"), {}), 5.0)
+    ours.close()
+    asking.join()
+    assert read_reply(told[0])[0] == Refusal("too long")
 
 
 def test_a_slow_peer_has_one_deadline_for_a_whole_frame(pair):

@@ -1,8 +1,13 @@
 """What a site answers, what it charges, and what it refuses before anything."""
 
 import errno
+import hashlib
 import json
 import os
+import shutil
+import threading
+import tomllib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -12,18 +17,23 @@ from typer.testing import CliRunner
 from manifed.cli import commands
 from manifed.cli.main import app
 from manifed.errors import ConfigError
-from manifed.experiment.load import load, sha256, to_toml
+from manifed.experiment.load import canonical, load, parse, sha256
 from manifed.privacy import accountant
 from manifed.privacy.events import CorrelatedRelease, GaussianRelease, MaskedRelease
 from manifed.privacy.ledger import Ledger, LedgerLocked
 from manifed.privacy.statement import audit_ledger
 from manifed.site import start
 from manifed.site.account import Limits, Place, Refused, SiteAccount
-from manifed.site.protocol import Introduction, Question, Refusal, Update
+from manifed.site.protocol import Introduction, Question, Refusal, Update, about
 from manifed.site.records import claim
-from tests.site.sites import CONFIG, DELTA, SEEDED, Peer, charges, site_of, write
+from tests.site.sites import CONFIG, DELTA, SEEDED, UNREAD, Peer, charges, site_of, write
 
 ROUND = GaussianRelease(unit="example", neighboring_relation="add-or-remove", noise_multiplier=4.0)
+OWN = 'data = { kind = "file", examples = "rows", columns = ["a", "b", "c"], row_norm = 1.0 }'
+
+
+def canonical_of(text: str) -> str:
+    return canonical(parse(tomllib.loads(text)))
 
 
 def price(rounds: int) -> float:
@@ -155,26 +165,114 @@ def test_what_is_wrong_is_refused_before_it_is_charged_and_before_a_record_is_us
     assert ledger_bytes(folder) == before
 
 
+def test_no_more_is_read_than_what_comes_down_needs(answering):
+    _, peer = answering
+    longer = peer.x.repeat(20, 1)
+    assert longer.nbytes > peer.x.nbytes + (1 << 13)
+    assert peer.ask(x=longer)[0] == Refusal(UNREAD)
+    assert peer.send(about(peer.config), {"x": longer})[0] == Refusal(UNREAD)
+    assert peer.ask(7, x=longer)[0] != Refusal(UNREAD)  # of no round: nothing is read at all
+
+
 def test_experiments_that_are_not_on_the_list_are_refused_unread(tmp_path, monkeypatch):
     path = write(tmp_path)
     other = load(write(tmp_path, CONFIG.replace("4.0", "0.01"), "other.toml"))
     with site_of(tmp_path, path) as site:
-        peer, text = Peer(site, path), to_toml(other)
+        peer, text = Peer(site, path), canonical(other)
         reply, _ = peer.send(Question(sha256(other), text), {})
         assert reply == Refusal("this experiment is not on this site's list")
     with site_of(tmp_path, hashes=(peer.digest,)) as site:  # the site has no copy, and reads it
-        reply, _ = Peer(site, path).send(Question(peer.digest, text), {})
-        assert "not that of the experiment" in reply.reason
-        reply, _ = Peer(site, path).send(Question(peer.digest, "import os"), {})
-        assert "cannot read" in reply.reason
-        assert isinstance(Peer(site, path).send(Question(peer.digest, to_toml(peer.config)), {})[0],
+        peer = Peer(site, path)
+        assert isinstance(peer.send(Question(peer.digest, canonical(peer.config)), {})[0],
                           Introduction)  # fmt: skip
 
 
-OWN_FILE = CONFIG.replace(
-    'data = { kind = "digits" }',
-    'data = { kind = "file", examples = "rows", columns = ["a", "b", "c"], row_norm = 1.0 }',
+@pytest.mark.parametrize("text", ["import os", "", canonical_of(CONFIG.replace("4.0", "0.01")),
+                                  ".".join(["a"] * 25_000) + " = 1"])  # fmt: skip
+def test_a_text_that_is_not_on_the_list_is_not_parsed(text, tmp_path, monkeypatch):
+    def read(*_):
+        raise AssertionError("a text was parsed")
+
+    path = write(tmp_path)
+    with site_of(tmp_path, hashes=(sha256(load(path)),)) as site:
+        peer = Peer(site, path)
+        monkeypatch.setattr("manifed.site.site.table_of_canonical", read)
+        reply, _ = peer.send(Question(peer.digest, text), {})
+    assert "experiment's text" in reply.reason if not text else "not that of" in reply.reason
+
+
+def listed(tmp_path, text):
+    """What a site says to a text whose hash its owner put on the list."""
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    with site_of(tmp_path, hashes=(digest,)) as site:
+        reply, _ = Peer(site, write(tmp_path)).send(Question(digest, text), {})
+    return reply.reason
+
+
+def test_nothing_is_planned_for_whoever_asks(tmp_path, monkeypatch):
+    def planned(*_):
+        raise AssertionError("a plan was made")
+
+    monkeypatch.setattr("manifed.experiment.load.resolved", planned)
+    table = json.loads(canonical_of(CONFIG)) | {"training": {"kind": "auto"}}
+    assert "training.kind: expected a method" in listed(tmp_path, json.dumps(table))
+
+
+@pytest.mark.parametrize(
+    ("part", "said"),
+    [
+        ({"name": int("9" * 40)}, "integers of at most 20 digits"),
+        ({"data": [1] * 20_000}, "lists of at most 16384 entries"),
+        ({"data": json.loads('{"a":' * 40 + "1" + "}" * 40)}, "nested at most 32 deep"),
+        ({"output": {"plots": False}}, "reads another experiment from the text"),
+        ({"engine": {"kind": "ray"}}, "reads another experiment from the text"),
+        ([1, 2], "a table"),
+    ],
 )
+def test_a_text_that_is_listed_and_no_experiment_is_refused(part, said, tmp_path):
+    whole = json.loads(canonical_of(CONFIG))
+    text = json.dumps(whole | part if isinstance(part, dict) else part, separators=(",", ":"))
+    assert said in listed(tmp_path, text)
+
+
+def test_while_one_experiment_is_read_others_are_answered(tmp_path, monkeypatch):
+    begun, answered, real = threading.Event(), threading.Event(), parse
+
+    def slowly(*given):
+        begun.set()
+        assert answered.wait(20)
+        return real(*given)
+
+    path = write(tmp_path)
+    other = write(tmp_path, CONFIG.replace("4.0", "5.0"), "other.toml")
+    monkeypatch.setattr("manifed.site.site.parse", slowly)
+    with site_of(tmp_path, path, hashes=(sha256(load(other)),)) as site:
+        with ThreadPoolExecutor(3) as pool:
+            slow = [pool.submit(Peer(site, other).ask, i) for i in (1, 2)]
+            assert begun.wait(60)
+            assert isinstance(pool.submit(Peer(site, path).ask, 1).result(60)[0], Update)
+            assert not any(task.done() for task in slow)
+            answered.set()
+        assert isinstance(Peer(site, other).ask(3)[0], Update)
+
+
+def test_an_experiment_too_long_to_be_sent_takes_a_copy_at_the_site(tmp_path):
+    clients = 12_000
+    sizes = f"num_clients = {clients}, num_examples = {[10_000] * clients}"
+    text = CONFIG.replace('data = { kind = "digits" }', OWN).replace("num_clients = 3", sizes)
+    path = write(tmp_path, text)
+    question = about(load(path))
+    assert question.config == ""
+    data = tmp_path / "own.csv"
+    data.write_text("a,b,c\n" + "0.1,0.2,0.3\n" * 5)
+    digest = question.config_sha256
+    with site_of(tmp_path, path, data=data) as site:
+        assert isinstance(Peer(site, path).send(question, {})[0], Introduction)
+    with site_of(tmp_path, hashes=(digest,), data=data) as site:
+        assert "takes a copy of this site's own" in Peer(site, path).send(question, {})[0].reason
+
+
+OWN_FILE = CONFIG.replace('data = { kind = "digits" }', OWN)
 
 
 def test_a_file_that_a_text_names_is_not_opened(tmp_path):
@@ -182,7 +280,8 @@ def test_a_file_that_a_text_names_is_not_opened(tmp_path):
     data.write_text("a,b,c\n" + "0.1,0.2,0.3\n" * 5)
     own = load(write(tmp_path, OWN_FILE))
     named = own.data.model_copy(update={"paths": (str(tmp_path / "theirs.csv"),) * 3})
-    text = to_toml(own.model_copy(update={"data": named}))
+    text = canonical(own.model_copy(update={"data": named}))
+    assert "theirs.csv" not in text
     with site_of(tmp_path, hashes=(sha256(own),), data=data, num_examples=5) as site:
         reply, _ = Peer(site, tmp_path / "tiny.toml").send(Question(sha256(own), text), {})
     assert (reply.partition, reply.num_examples) == (0, 5)
@@ -197,25 +296,18 @@ def test_a_graph_in_a_text_that_came_is_not_built(tmp_path, monkeypatch):
     def built(*_):
         raise AssertionError("a graph was built")
 
-    monkeypatch.setattr("manifed.site.site.from_toml", built)
-    head, _, tail = CONFIG.partition("training = ")
-    training = 'training = { kind = "gossip", step_size = 0.1, graph = { kind = "complete" } }\n'
-    text = head.replace("num_clients = 3", "num_clients = 30000") + training
-    text += tail[tail.index("[privacy]") :]
-    digest = "ab" * 32
-    with site_of(tmp_path, hashes=(digest,)) as site:
-        reply, _ = Peer(site, write(tmp_path)).send(Question(digest, text), {})
-    assert "takes a copy of this site's own" in reply.reason
+    monkeypatch.setattr("manifed.site.site.parse", built)
+    table = json.loads(canonical_of(CONFIG))
+    table["federation"]["num_clients"] = 30_000
+    table["training"] = {"kind": "gossip", "step_size": 0.1, "graph": {"kind": "complete"}}
+    assert "takes a copy of this site's own" in listed(tmp_path, json.dumps(table))
 
 
 def test_a_plug_in_that_the_site_does_not_allow_is_not_imported(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "evil.py").write_text("raise AssertionError('imported')\n")
-    digest = "ab" * 32
-    with site_of(tmp_path, hashes=(digest,)) as site:
-        text = CONFIG.replace('"rsgd"', '"evil:Update"')
-        reply, _ = Peer(site, write(tmp_path)).send(Question(digest, text), {})
-    assert "plug-in that this node allows" in reply.reason
+    text = canonical_of(CONFIG).replace('"rsgd"', '"evil:Update"')
+    assert "plug-in that this node allows" in listed(tmp_path, text)
 
 
 @pytest.mark.parametrize(
@@ -365,6 +457,92 @@ def test_a_folder_whose_ledger_is_gone_begins_no_new_one(tmp_path):
     with pytest.raises(ConfigError, match="restore it"), site_of(tmp_path, path):
         pass
     assert not (folder / "ledger.jsonl").exists()
+
+
+def cut(path):
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-1]))
+
+
+def cut_in_the_middle(path):
+    first, _, *others = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([first, *others]))
+
+
+def copied_over(path):
+    """The bytes of an earlier ledger, head included, in the files that the site holds."""
+    for name in ("ledger.jsonl", "ledger.jsonl.head"):
+        path.with_name(name).write_bytes(path.with_name(f"old-{name}").read_bytes())
+
+
+def replaced(path):
+    for name in ("ledger.jsonl", "ledger.jsonl.head"):
+        path.with_name(f"old-{name}").rename(path.with_name(name))
+
+
+def of_the_same_length(path):
+    data = path.read_bytes()
+    path.write_bytes(data[:-40] + bytes(reversed(data[-40:])))
+
+
+MOVES = {
+    "moved": lambda path: path.rename(path.with_name("elsewhere")),
+    "removed": lambda path: path.unlink(),
+    "cut": cut,
+    "cut in the middle": cut_in_the_middle,
+    "emptied": lambda path: path.write_bytes(b""),
+    "replaced by a copy": lambda path: Path(shutil.copy(path, path.with_name("c"))).rename(path),
+    "replaced by an older one": replaced,
+    "overwritten by an older one": copied_over,
+    "overwritten at its end": of_the_same_length,
+    "appended to": lambda path: path.write_bytes(path.read_bytes() + b"x"),
+    "without its head": lambda path: path.with_name("ledger.jsonl.head").unlink(),
+    "with an older head": lambda path: path.with_name("old-ledger.jsonl.head").rename(
+        path.with_name("ledger.jsonl.head")
+    ),
+}
+
+
+@pytest.mark.parametrize("move", MOVES.values(), ids=MOVES)
+def test_a_ledger_that_is_not_in_its_place_stops_the_site_before_the_next_answer(
+    move, tmp_path, caplog
+):
+    path, ledger = write(tmp_path), tmp_path / "site" / "ledger.jsonl"
+    with site_of(tmp_path, path) as site:
+        peer = Peer(site, path)
+        assert isinstance(peer.ask(1)[0], Update)
+        for name in ("ledger.jsonl", "ledger.jsonl.head"):
+            shutil.copy(ledger.with_name(name), ledger.with_name(f"old-{name}"))
+        assert isinstance(peer.ask(2)[0], Update)
+        spent = site.account.spent
+        move(ledger)
+        left = {file: file.read_bytes() for file in ledger.parent.glob("*") if file.is_file()}
+        for server_round in (3, 4):
+            assert peer.ask(server_round)[0] == Refusal("this site's ledger cannot be written")
+        assert site.account.spent == spent
+        now = {file: file.read_bytes() for file in ledger.parent.glob("*") if file.is_file()}
+        assert now == left  # nothing went into a file that is no longer the ledger
+    assert "ledger.jsonl, line 5: " in caplog.text
+    assert "takes nothing more until a restart" in caplog.text
+
+
+def test_a_ledger_that_went_with_its_head_is_missed_at_the_next_start(tmp_path):
+    """Also where no data file and no memory of a client is beside it."""
+    path, folder = write(tmp_path), tmp_path / "site"
+    with site_of(tmp_path, path) as site:
+        assert isinstance(Peer(site, path).ask(1)[0], Update)
+    for file in folder.glob("ledger.jsonl*"):
+        file.unlink()
+    with pytest.raises(ConfigError, match=r"answered before .*restore it"), site_of(tmp_path, path):
+        pass
+    assert not list(folder.glob("ledger.jsonl*"))
+
+
+def test_a_site_says_that_it_begins_a_ledger(tmp_path, caplog):
+    path = write(tmp_path)
+    for is_new in (True, False):
+        caplog.clear()
+        with site_of(tmp_path, path):
+            assert ("NEW LEDGER" in caplog.text) is is_new
 
 
 def test_limits_are_written_down_when_they_change(tmp_path):

@@ -62,10 +62,12 @@ def read(directory: Path) -> Run:
 
     Raises:
         FileNotFoundError: it is no run folder.
-        FolderDamaged: its manifest or metrics are damaged.
+        FolderDamaged: its manifest or metrics are damaged, or its config was changed.
     """
     folder = RunFolder.open(directory)
     manifest, rows = folder.manifest(), folder.metrics()
+    if (digest := manifest.get("experiment_sha256")) is not None:
+        folder.check_unedited(digest)
     if "final" in manifest:
         last, told = manifest["final"]["rounds"], rows.get("round", [])
         if not told or told[-1] != last:

@@ -8,7 +8,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from manifed.experiment.assembly import initial_point
-from manifed.experiment.load import load, sha256, to_toml
+from manifed.experiment.load import canonical, load, sha256
 from manifed.federation.header import Header
 from manifed.site.protocol import Question, Refusal, ask
 
@@ -41,7 +41,7 @@ def _plunder(door: Path, wanted: str, partition: int, found: dict[str, Any]) -> 
     asked += [(bare, sha256(config), x, now, attempt) for now, attempt in rounds]
     for one, digest, point, now, attempt in asked:
         header = Header(digest, now, attempt, phase, partition)
-        question = Question(digest, to_toml(one), "hostile", header)
+        question = Question(digest, canonical(one), "hostile", header)
         told, up = ask(door, question, {"x": point}, 60.0)
         if isinstance(told, Refusal):
             found["told"].append(told.reason)
