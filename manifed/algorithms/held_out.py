@@ -27,7 +27,7 @@ from torch import Tensor
 
 from manifed.algorithms.interface import Phase, ServerState
 from manifed.algorithms.payloads import Layout, Payload, Point
-from manifed.oracles.blocks import Blocks, padded
+from manifed.oracles.blocks import Blocks, Points, padded
 from manifed.oracles.oracle import Draws
 from manifed.oracles.sums import keeps_rows_apart
 from manifed.privacy.events import Frozen, GaussianRelease, NeighboringRelation
@@ -290,12 +290,14 @@ def _judged_in_blocks(problem: FiniteSum, x: Tensor, examples: Examples, worst: 
         except (RuntimeError, ArithmeticError):
             return None
 
-    def compute(block: Examples) -> Callable[[int], Tensor]:
-        return _judged_rows(problem, x, block, worst).__getitem__
+    def compute(points: Points, block: Examples) -> Callable[[int], Tensor]:
+        return _judged_rows(problem, points[0], block, worst).__getitem__
+
+    x = x.clone()  # no place in a stack, but one of its own
 
     found = torch.tensor([worst, -1.0], dtype=torch.float64).repeat(len(examples), 1)
     everybody = torch.arange(len(examples))
-    for rows, size in Blocks.of(problem, compute, "evaluation", x, examples).cut(everybody):
+    for rows, size in Blocks.of(problem, compute, "evaluation", (x,), examples).cut(everybody):
         made = attempt(padded(rows, size))
         if made is not None:
             found[rows] = made[: len(rows)]

@@ -8,9 +8,10 @@ that bit moves as much as an example can, of several of them at once. No clip bo
 Examples that a problem does not keep apart itself (`Problem.keeps_rows_apart`) are therefore
 computed client by client in blocks whose sizes are multiples of `FEWEST`. Missing ones are copies
 that count for nothing, and one that fails is replaced in its own place. Which sizes may be used is
-tried out on made-up examples: each must give the same bits at every place of a block as in a block
-of copies of itself. Where they differ, or where a problem looks at all rows, each example is
-computed alone.
+tried out on made-up examples at a made-up point: each must give the same bits at every place of a
+block as in a block of copies of itself. So must every number on the way, because a sign or a
+largest entry hides for most examples what it shows for a few. Where they differ, or where a problem
+looks at all rows, each example is computed alone.
 
 Guarantee: what an example gives is a function of that example, bit for bit, whatever the others
 are, how many they are, in which order they stand, and whether one of them fails.
@@ -18,11 +19,17 @@ are, how many they are, in which order they stand, and whether one of them fails
 
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
+from hashlib import blake2b
+from itertools import product
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
+from manifed.manifolds.linalg import standard_normal
 from manifed.problems.base import Examples, Problem
 from manifed.problems.linear import FEWEST
 
@@ -35,8 +42,9 @@ _TRIED = 4
 _PLACES = 64
 """Places of a block that are compared; of smaller blocks all."""
 
-Compute = Callable[[Examples], Callable[[int], Tensor]]
-"""From the examples of a block to what the one at a place gives."""
+Points = tuple[Tensor, ...]
+Compute = Callable[[Points, Examples], Callable[[int], Tensor]]
+"""From the points and the examples of a block to what the one at a place gives."""
 
 _found: "WeakKeyDictionary[Problem, dict[Hashable, bool]]" = WeakKeyDictionary()
 """Whether a size keeps examples apart, by problem, and by what is computed, shapes and threads."""
@@ -50,6 +58,8 @@ class Blocks:
     compute: Compute
     name: Hashable
     """What else the computation depends on, beside the problem and the examples' shapes."""
+    points: Points
+    """At which it is done."""
     like: Examples
     """Examples of the shapes that are computed."""
     most: int
@@ -57,14 +67,15 @@ class Blocks:
 
     @staticmethod
     def of(
-        problem: Problem, compute: Compute, name: Hashable, x: Tensor, like: Examples
+        problem: Problem, compute: Compute, name: Hashable, points: Points, like: Examples
     ) -> "Blocks":
-        """Those of a computation at a point ``x``."""
+        """Those of a computation at ``points``."""
+        x = points[0]
         problem.point_shape(like)  # a module says only then what an example holds
         held = max(1.0, problem.points_per_example * x.numel())
         fits = max(1, min(LARGEST, int(NUMBERS_AT_ONCE / held)))
         name = (name, tuple(x.shape), x.dtype)
-        return Blocks(problem, compute, name, like, fits - fits % FEWEST or fits)
+        return Blocks(problem, compute, name, points, like, fits - fits % FEWEST or fits)
 
     def cut(self, rows: Tensor) -> Iterator[tuple[Tensor, int]]:
         """The positions ``rows`` (b,) in shares, each with the size of the block that takes it."""
@@ -72,7 +83,7 @@ class Blocks:
         while done < len(rows):
             left = len(rows) - done
             size = min(self.most, left - left % -smallest)
-            if not self._keeps_apart(size):
+            if smallest == 1 or not self._keeps_apart(size):
                 size = smallest
             yield rows[done : done + size], size
             done += size
@@ -107,19 +118,86 @@ class Blocks:
     def _try(self, size: int) -> bool:
         generator = torch.Generator().manual_seed(0)
         made, least = self.problem.made_up(self.like, _TRIED, generator), self._least
+        points = tuple(self._moved(x, generator) for x in self.points)
         try:
-            alone: list[Tensor] = []
-            for i in range(_TRIED):
-                of = self.compute(made.take(torch.full((least,), i)))
-                alone.append(of(0))
-                if size == least and not all(torch.equal(of(p), alone[i]) for p in range(least)):
-                    return False
-            of = self.compute(made.take(torch.arange(size) % _TRIED))
+            ways = [self._on_the_way(points, made, n) for n in (least, size)]
+            if ways[0] is None or ways[0] != ways[1]:
+                return False
+            copies = [made.take(torch.full((least,), i)) for i in range(_TRIED)]
+            alone = [self.compute(points, each)(0) for each in copies]
+            of = self.compute(points, made.take(torch.arange(size) % _TRIED))
             step = max(1, size // _PLACES)
-            places = {*range(0, size, step), *range(min(FEWEST, size)), *range(size - 8, size)}
+            places = {*range(0, size, step), *range(max(0, size - 8), size)}
             return all(torch.equal(of(p), alone[p % _TRIED]) for p in places)  # NaN equals nothing
         except (torch.linalg.LinAlgError, ArithmeticError):  # pyright: ignore[reportPrivateImportUsage]
             return False
+
+    def _moved(self, x: Tensor, generator: torch.Generator) -> Tensor:
+        """A point near ``x``, where many numbers may be zero."""
+        manifold = self.problem.manifold
+        drawn = standard_normal(manifold.coords_shape(tuple(x.shape)), generator)
+        return manifold.retr(x, 0.1 * manifold.from_coords(x, drawn.to(x.dtype)))
+
+    def _on_the_way(self, points: Points, made: Examples, size: int) -> list[bytes] | None:
+        """The numbers of two examples in blocks of copies; None: they depend on the place."""
+        ways: list[list[tuple[bytes, bool]]] = []
+        for i in range(2):
+            with _Way(size) as way:
+                self.compute(points, made.take(torch.full((size,), i)))
+            ways.append(way.seen)
+        if len(ways[0]) != len(ways[1]):
+            return None
+        found: list[bytes] = []
+        for (one, is_share), (other, _) in zip(*ways, strict=True):
+            if one == other:  # of no example
+                continue
+            if not is_share:
+                return None
+            found += [one, other]
+        return found
+
+
+class _Way(TorchDispatchMode):
+    """Looks at the result of every operation on a block of copies of one example."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.size = size
+        self.seen: list[tuple[bytes, bool]] = []
+        """A digest of each result: of what one copy has, where all have the same."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """False: skipping it would import it, which takes seconds."""
+        return False
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        aliases = [one.alias_info for one in func._schema.returns]
+        if "empty" in func._schema.name or any(one and not one.is_write for one in aliases):
+            return result  # no number was computed
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, Tensor) and leaf.is_floating_point() and leaf.numel():
+                self._look(leaf.detach())
+        return result
+
+    def _look(self, result: Tensor) -> None:
+        axes = [axis for axis, count in enumerate(result.shape) if count % self.size == 0]
+        if not axes:  # of all copies together, or of none
+            return
+        for axis, is_inner in product(axes, (False, True)):
+            parts = result.unflatten(axis, (-1, self.size) if is_inner else (self.size, -1))
+            one = parts.narrow(axis + is_inner, 0, 1)
+            if torch.equal(one.expand_as(parts), parts):
+                self.seen.append((_digest(one), True))
+                return
+        self.seen.append((_digest(result), False))
+
+
+def _digest(tensor: Tensor) -> bytes:
+    return blake2b(tensor.contiguous().numpy().tobytes(), digest_size=16).digest()
 
 
 def padded(rows: Tensor, size: int) -> Tensor:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from manifed.manifolds.base import Manifold
-from manifed.oracles.blocks import Blocks, padded
+from manifed.oracles.blocks import Blocks, Points, padded
 from manifed.oracles.query import Query
 from manifed.privacy.clipping import SMALLEST_CLIP, clip_factors, clipped
 from manifed.problems.base import Examples, Problem
@@ -24,8 +24,6 @@ from manifed.problems.linear import SHARED_AMONG_THREADS, dots
 from manifed.problems.linear_model import LinearModel, Slopes
 
 log = logging.getLogger("manifed")
-
-Points = tuple[Tensor, ...]
 
 
 class NotIsolated(ValueError):
@@ -182,14 +180,22 @@ def _in_blocks(
     rule: Rule, problem: Problem, query: Query, points: Points, examples: Examples, weights: Tensor
 ) -> Tensor:
     """One client's, in blocks."""
+    points = tuple(point.clone() for point in points)  # no place in a stack, but one of its own
     total, x = torch.zeros_like(points[0]), points[0]
     for point in points:
         if not bool(torch.isfinite(problem.manifold.norm(point, torch.zeros_like(point))).all()):
             return total
 
-    def compute(block: Examples) -> Callable[[int], Tensor]:
-        vectors, ones = rule(problem, query, points, block), torch.eye(len(block), dtype=x.dtype)
-        return lambda place: vectors.sum(ones[place])
+    def compute(points: Points, block: Examples) -> Callable[[int], Tensor]:
+        vectors = rule(problem, query, points, block)
+        vectors.are_finite()  # measures what a clip that does not bind leaves out of sight
+
+        def of(place: int) -> Tensor:
+            weights = torch.zeros(len(block), dtype=x.dtype)
+            weights[place] = 1.0
+            return vectors.sum(weights)
+
+        return of
 
     def attempt(rows: Tensor, each: Tensor) -> Tensor | None:
         """The sum over a block, or None where a kernel fails or the result is not finite."""
@@ -202,7 +208,7 @@ def _in_blocks(
 
     counted, alive = weights.nonzero().squeeze(-1), False
     name = (rule, query.form, query.clip is None)
-    for rows, size in Blocks.of(problem, compute, name, x, examples).cut(counted):
+    for rows, size in Blocks.of(problem, compute, name, points, examples).cut(counted):
         each = torch.zeros(size, dtype=weights.dtype)
         each[: len(rows)] = weights[rows]
         found = attempt(padded(rows, size), each)

@@ -12,6 +12,7 @@ All of it meets examples of shape ``(..., n, d)`` and needs no ``(n, d)`` tempor
 
 from collections.abc import Callable
 from functools import cache
+from itertools import product
 
 import numpy as np
 import torch
@@ -65,12 +66,14 @@ def dots(u: Tensor, v: Tensor) -> Tensor:
 def _check_dots(size: int, dtype: "np.dtype[np.generic]") -> None:
     """Refuse a library for which the same vectors at other places have other dot products."""
     generator = np.random.default_rng(0)
-    row, point = (generator.standard_normal(size).astype(dtype) for _ in range(2))
-    stored = np.empty(FEWEST * size + FEWEST, dtype)
-    for shift in _SHIFTS:
-        rows = stored[shift : shift + FEWEST * size].reshape(FEWEST, size)
-        rows[:] = row
-        if not (np.vecdot(rows, point) == np.vecdot(row, point)).all():
+    rows, points = generator.standard_normal((2, FEWEST, size)).astype(dtype)
+    stored = np.empty((2, FEWEST * size + FEWEST), dtype)
+    right = np.array([np.vecdot(u, v) for u, v in zip(rows, points, strict=True)])
+    for here, there in product(_SHIFTS, repeat=2):
+        moved = stored[0, here : here + rows.size].reshape(rows.shape)
+        others = stored[1, there : there + rows.size].reshape(rows.shape)
+        moved[:], others[:] = rows, points
+        if not (np.vecdot(moved, others) == right).all():
             raise ArithmeticError(
                 f"numpy: expected one dot product of two vectors of {size} entries wherever they "
                 "lie in memory, got several; install numpy from PyPI, whose linear algebra is "

@@ -1,0 +1,160 @@
+"""What one record, or one client, moves before noise: at most what is priced.
+
+Records lie within an ulp of a kink, where the last bit of a product decides; as many as move
+together when products of all rows are computed by the number of rows.
+"""
+
+from collections.abc import Callable
+from math import sqrt
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from manifed.algorithms.held_out import PrivateEvaluation
+from manifed.oracles.minibatch import Full
+from manifed.oracles.oracle import Draws, Oracle
+from manifed.oracles.query import Query
+from manifed.privacy.mechanism import ExampleMechanism, RelativeNoise
+from manifed.privacy.noise import NoiseSource
+from manifed.problems.base import Examples, Problem
+from manifed.problems.logistic import Logistic
+from manifed.problems.mlp import MLP
+from manifed.problems.module_problem import module_problem
+
+HIDDEN, WIDTH = 1, 21
+PRICED = sqrt(3.0)
+"""What a record moves the totals of an evaluation by, under add-or-remove."""
+EVALUATION = PrivateEvaluation(hold_out=0.5, loss_range=(0.0, 1.0))
+DRAWS = Draws(NoiseSource.from_seed(7), 0, 1)
+
+
+def normal(*shape: int, seed: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def off(rows: Tensor, axes: Tensor) -> Tensor:
+    """The rows (n, d) less what they have along ``axes`` (k, d), to an ulp or so."""
+    basis = torch.linalg.qr(axes.mT)[0]
+    for _ in range(3):
+        rows = rows - (rows @ basis) @ basis.mT
+    return rows
+
+
+def labelled(key: str, rows: Tensor, labels: Tensor) -> Examples:
+    return Examples({key: rows, "label": labels}, {key: 1, "label": 0})
+
+
+def totals(problem: Problem, x: Tensor, examples: Examples) -> Tensor:
+    return EVALUATION.totals(problem, x, examples, 0.0, DRAWS).u  # pyright: ignore[reportArgumentType]
+
+
+def summed(problem: Problem, x: Tensor, examples: Examples, clip: float = 1.0) -> Tensor:
+    """The clipped sum of a full batch, in clips."""
+    mechanism = ExampleMechanism(l2_norm_clip=clip, noise=RelativeNoise(multiplier=0.0))
+    query = Query.of(mechanism, Full(), 1)
+    return Oracle(problem, examples, [[query]], DRAWS).gradient(x) / clip
+
+
+def least_of(examples: Examples, count: int) -> Examples:
+    return examples.take(torch.arange(count))
+
+
+def worst_move(
+    make: Callable[[int], tuple[Problem, Tensor, Examples]],
+    found: Callable[[Problem, Tensor, Examples], Tensor],
+    neighbours: Callable[[Examples], Examples],
+    seeds: int,
+) -> float:
+    """The largest change that the last record makes."""
+    moves = list[float]()
+    for seed in range(seeds):
+        problem, x, examples = make(seed)
+        apart = found(problem, x, examples) - found(problem, x, neighbours(examples))
+        moves.append(float(apart.norm()))
+    return max(moves)
+
+
+def with_bad_label(examples: Examples) -> Examples:
+    """The last record has no class, and torch's own loss fails."""
+    labels = examples["label"].clone()
+    labels[-1] = 99
+    return Examples({**examples.tensors, "label": labels}, examples.feature_ndim)
+
+
+def without_last(examples: Examples) -> Examples:
+    return least_of(examples, len(examples) - 1)
+
+
+@pytest.mark.parametrize(("width", "count"), [(64, 64), (30, 256), (123, 128)])
+def test_a_record_more_moves_an_evaluation_of_a_linear_classifier_by_its_price(width, count):
+    def make(seed: int) -> tuple[Problem, Tensor, Examples]:
+        x = normal(width, seed=seed)
+        rows = off(normal(count, width, seed=seed + 1000), x.unsqueeze(0))
+        return Logistic(), x, labelled("feature", rows, torch.ones(count, dtype=torch.float64))
+
+    assert worst_move(make, totals, without_last, 12) <= PRICED + 1e-9
+
+
+def picky_cross_entropy(output: Tensor, label: Tensor) -> Tensor:
+    return functional.cross_entropy(output, label.long())
+
+
+def test_a_label_out_of_range_moves_an_evaluation_of_a_module_by_its_price():
+    """The scores of both classes are equal, but for rounding."""
+
+    def make(seed: int) -> tuple[Problem, Tensor, Examples]:
+        model = nn.Sequential(nn.Linear(31, 2, bias=False)).to(torch.float64)
+        weight = normal(2, 31, seed=seed)
+        with torch.no_grad():
+            model[0].weight.copy_(weight)
+        rows = off(normal(1000, 31, seed=seed + 1000), (weight[:1] - weight[1:]))
+        problem = module_problem(model, picky_cross_entropy, is_classifier=True)
+        return problem, problem.start, labelled("feature", rows, torch.zeros(1000).long())
+
+    assert worst_move(make, totals, with_bad_label, 2) <= 2 * PRICED + 1e-9
+
+
+def near_kinks(count: int, axes: Tensor, seed: int) -> Tensor:
+    """Rows of nearly one direction, at the kinks of all units: those that flip move as one."""
+    width = axes.shape[1]
+    common = 30 * normal(1, width, seed=seed + 2000)
+    return off(common + normal(count, width, seed=seed + 1000), axes)
+
+
+def relu_network(count: int) -> Callable[[int], tuple[Problem, Tensor, Examples]]:
+    def make(seed: int) -> tuple[Problem, Tensor, Examples]:
+        hidden, width = HIDDEN, WIDTH
+        problem = MLP(hidden, 2)
+        x = normal(hidden * (width + 1) + 2 * (hidden + 1), seed=seed)
+        layers = problem.layers(x)
+        layers.b1.zero_()
+        rows = near_kinks(count, layers.w1, seed)
+        return problem, x, labelled("z", rows, torch.zeros(count, dtype=torch.float64))
+
+    return make
+
+
+def relu_module(count: int) -> Callable[[int], tuple[Problem, Tensor, Examples]]:
+    def make(seed: int) -> tuple[Problem, Tensor, Examples]:
+        first, last = nn.Linear(WIDTH, HIDDEN, bias=False), nn.Linear(HIDDEN, 2, bias=False)
+        with torch.no_grad():
+            first.weight.copy_(normal(HIDDEN, WIDTH, seed=seed))
+            last.weight.copy_(normal(2, HIDDEN, seed=seed + 1))
+        rows = near_kinks(count, first.weight.detach().double(), seed)
+        network = nn.Sequential(first, nn.ReLU(), last)
+        problem = module_problem(network, picky_cross_entropy, is_classifier=True)
+        return problem, problem.start, labelled("feature", rows, torch.zeros(count).long())
+
+    return make
+
+
+@pytest.mark.parametrize("make", [relu_network, relu_module])
+def test_a_record_more_moves_a_clipped_sum_behind_a_kink_by_one_clip(make):
+    assert worst_move(make(64), summed, without_last, 12) <= 1 + 1e-9
+
+
+@pytest.mark.parametrize("count", [67, 131])
+def test_a_record_that_fails_moves_a_clipped_sum_behind_a_kink_by_one_clip(count):
+    assert worst_move(relu_module(count), summed, with_bad_label, 4) <= 1 + 1e-9
