@@ -15,6 +15,7 @@ from manifed.experiment.load import dump, load, parse
 from manifed.experiment.schema import Experiment
 from manifed.privacy.charges import AMENDED, Amendment
 from manifed.privacy.ledger import RESTORE, LedgerDamaged
+from manifed.runs.reading import read_whole
 from manifed.runs.run_folder import RunFolder
 
 _AMENDS: Final = f'"kind":"{AMENDED}"'.encode()
@@ -76,7 +77,7 @@ def experiment_digest(content: bytes) -> str:
 
 def check_unedited(folder: RunFolder, digest: str | None) -> None:
     """Refuse an experiment.toml that is not the one of ``digest``, which the manifest remembers."""
-    if experiment_digest(folder.experiment_path.read_bytes()) != digest:
+    if experiment_digest(read_whole(folder.experiment_path, "the run's config")) != digest:
         raise refused(
             folder.directory,
             "expected experiment.toml as the run wrote it", "an edited one; restore it",
