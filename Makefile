@@ -22,7 +22,7 @@ HERE := not ray and not deployment and not gpu$(if $(MANIFED_DATA),, and not dat
 FAST := not slow and $(HERE)
 # The instructions that every x86-64 processor has, so that no test needs the digits of one machine.
 WITHOUT_NUMBERS := application audit deployment doctor experiment federation flower mutants runs site
-PLAIN := ATEN_CPU_CAPABILITY=default MKL_CBWR=COMPATIBLE OPENBLAS_CORETYPE=Prescott
+PLAIN := ATEN_CPU_CAPABILITY=default MKL_CBWR=COMPATIBLE OPENBLAS_CORETYPE=Nehalem
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:

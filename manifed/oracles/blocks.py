@@ -6,12 +6,12 @@ an example that comes or goes changes the last bit of others, and where a gradie
 that bit moves as much as an example can, of several of them at once. No clip bounds that.
 
 Examples that a problem does not keep apart itself (`Problem.keeps_rows_apart`) are therefore
-computed client by client in blocks whose sizes are multiples of `FEWEST`. Missing ones are copies
-that count for nothing, and one that fails is replaced in its own place. Which sizes may be used is
-tried out on made-up examples at a made-up point: each must give the same bits at every place of a
-block as in a block of copies of itself. So must every number on the way, because a sign or a
-largest entry hides for most examples what it shows for a few. Where they differ, or where a problem
-looks at all rows, each example is computed alone.
+computed client by client in blocks of certain sizes (`SIZES`). Missing ones are copies that count
+for nothing, and one that fails is replaced in its own place. Which sizes may be used is tried out
+on made-up examples at a made-up point: each must give the same bits at every place of a block as in
+a block of copies of itself. So must every number on the way, because a sign or a largest entry
+hides for most examples what it shows for a few. Where they differ, or where a problem looks at all
+rows, each example is computed alone.
 
 Guarantee: what an example gives is a function of that example, bit for bit, whatever the others
 are, how many they are, in which order they stand, and whether one of them fails.
@@ -33,8 +33,8 @@ from manifed.manifolds.linalg import standard_normal
 from manifed.problems.base import Examples, Problem
 from manifed.problems.linear import FEWEST
 
-LARGEST = 1 << 10
-"""Examples of the largest block."""
+SIZES = (FEWEST, *(FEWEST * k for k in (2, 3, 4, 6, 8, 12, 16, 24, 32)))
+"""Examples of a block; few sizes, because each is tried out before it is used."""
 NUMBERS_AT_ONCE = 1 << 24
 """Numbers that a block holds at most: 128 MiB in float64."""
 _TRIED = 4
@@ -63,7 +63,7 @@ class Blocks:
     like: Examples
     """Examples of the shapes that are computed."""
     most: int
-    """Examples of the largest block that fits."""
+    """Examples that fit."""
 
     @staticmethod
     def of(
@@ -73,20 +73,24 @@ class Blocks:
         x = points[0]
         problem.point_shape(like)  # a module says only then what an example holds
         held = max(1.0, problem.points_per_example * x.numel())
-        fits = max(1, min(LARGEST, int(NUMBERS_AT_ONCE / held)))
+        fits = max(1, int(NUMBERS_AT_ONCE / held))
         name = (name, tuple(x.shape), x.dtype)
-        return Blocks(problem, compute, name, points, like, fits - fits % FEWEST or fits)
+        return Blocks(problem, compute, name, points, like, fits)
 
     def cut(self, rows: Tensor) -> Iterator[tuple[Tensor, int]]:
         """The positions ``rows`` (b,) in shares, each with the size of the block that takes it."""
         done, smallest = 0, self._smallest
         while done < len(rows):
-            left = len(rows) - done
-            size = min(self.most, left - left % -smallest)
-            if smallest == 1 or not self._keeps_apart(size):
+            size = 1 if smallest == 1 else self._nearest(len(rows) - done)
+            if not self._keeps_apart(size):
                 size = smallest
             yield rows[done : done + size], size
             done += size
+
+    def _nearest(self, left: int) -> int:
+        """The largest size that ``left`` examples fill to three quarters."""
+        fit = [size for size in SIZES if size <= self.most and 0.75 * size <= left]
+        return max(fit, default=self._least)
 
     @property
     def _smallest(self) -> int:

@@ -132,7 +132,7 @@ def sum_of_good(
     if points[0].dtype != torch.float64:
         points = tuple(p.to(torch.float64) for p in points)
         examples, weights = examples.to(torch.float64), weights.to(torch.float64)
-    is_carried = len(points) > 1 and points[0].shape[-1] >= SHARED_AMONG_THREADS
+    is_carried = len(points) > 1 and points[0].shape[-1] > SHARED_AMONG_THREADS
     is_apart = len(points) == 1 or (problem.manifold.carries_rows_apart and not is_carried)
     if is_apart and keeps_rows_apart(problem):
         return _together(rule, problem, query, points, examples, weights)

@@ -17,6 +17,7 @@ from itertools import product
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from manifed.manifolds.linalg import are_plain
 from manifed.problems.base import SQUARED_NORM, Examples
@@ -28,10 +29,12 @@ SHORTEST = 1e-145
 """A shorter row counts as this long where its norm is bounded from above."""
 PIECE = 1 << 10
 """Rows of one number that are computed in one call, of `in_pieces`."""
-SHARED_AMONG_THREADS = 1 << 15
-"""Numbers from which torch cuts one call into parts for its threads."""
+SHARED_AMONG_THREADS = 1 << 11
+"""Numbers beyond which torch may cut one call into parts for its threads."""
 MANY = 16
 """Numbers a row is mapped to from which products of matrices pay."""
+ALIKE = 16
+"""Numbers of a row that fill whole lines of memory, so that all rows of a stack begin alike."""
 _TRIED = 4
 """Rows whose bits are compared."""
 _SHIFTS = (0, 1, 3)
@@ -44,27 +47,26 @@ def dots(u: Tensor, v: Tensor) -> Tensor:
     """<u_j, v_j> over the last dimension, shape ``(...)``, leading dimensions broadcast.
 
     Each is a call of its own into the linear algebra that numpy is built with, so its bits depend
-    on these two vectors alone. Under autograd, `torch.func` or on a device it is torch's own
-    product, which only simulations and references use.
-
-    Raises:
-        ArithmeticError: numpy is built with a library whose dot product depends on where a vector
-            lies in memory.
+    on these two vectors alone. Where they also depend on the vectors' places in memory, the vectors
+    are copied to places that are alike. Under autograd, `torch.func` or on a device it is torch's
+    own product, which only simulations and references use.
     """
     if u.dtype is not v.dtype:
         wide = torch.promote_types(u.dtype, v.dtype)
         u, v = u.to(wide), v.to(wide)
     if not are_plain(u, v):
         return (u * v).sum(-1)
+    size = u.shape[-1]
     first, second = (t.numpy() if t.stride(-1) == 1 else t.contiguous().numpy() for t in (u, v))
-    _check_dots(u.shape[-1], first.dtype)
+    if not _dots_alike(size, first.dtype):
+        first, second = (pad(t, (0, -size % ALIKE)).contiguous().numpy() for t in (u, v))
     with np.errstate(all="ignore"):  # a square may overflow, and nothing warns of it in torch
         return torch.from_numpy(np.asarray(np.vecdot(first, second)))
 
 
 @cache
-def _check_dots(size: int, dtype: "np.dtype[np.generic]") -> None:
-    """Refuse a library for which the same vectors at other places have other dot products."""
+def _dots_alike(size: int, dtype: "np.dtype[np.generic]") -> bool:
+    """Whether the same vectors at other places in memory have the same dot products."""
     generator = np.random.default_rng(0)
     rows, points = generator.standard_normal((2, FEWEST, size)).astype(dtype)
     stored = np.empty((2, FEWEST * size + FEWEST), dtype)
@@ -74,11 +76,8 @@ def _check_dots(size: int, dtype: "np.dtype[np.generic]") -> None:
         others = stored[1, there : there + rows.size].reshape(rows.shape)
         moved[:], others[:] = rows, points
         if not (np.vecdot(moved, others) == right).all():
-            raise ArithmeticError(
-                f"numpy: expected one dot product of two vectors of {size} entries wherever they "
-                "lie in memory, got several; install numpy from PyPI, whose linear algebra is "
-                "OpenBLAS"
-            )
+            return False
+    return True
 
 
 def row_products(rows: Tensor, x: Tensor) -> Tensor:
@@ -139,9 +138,9 @@ def in_pieces(function: Callable[[Tensor], Tensor], values: Tensor, ndim: int = 
     shape = values.shape[values.dim() - ndim :]
     rows = values.reshape(-1, *shape)
     count, piece = len(rows), PIECE
-    while piece > FEWEST and piece * shape.numel() >= SHARED_AMONG_THREADS:
+    while piece > FEWEST and piece * shape.numel() > SHARED_AMONG_THREADS:
         piece //= 2
-    if piece * shape.numel() >= SHARED_AMONG_THREADS:
+    if piece * shape.numel() > SHARED_AMONG_THREADS:
         piece = 1
     made = torch.cat([function(part) for part in _filled(rows, piece).split(piece)])[:count]
     return made.reshape(*values.shape[: values.dim() - ndim], *made.shape[1:])

@@ -179,9 +179,11 @@ class OwnRows(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in _UNBOUND or isinstance(func, OpOverload | OpOverloadPacket):
             raise NotPrivate(met_by(getattr(func, "__name__", "") if func in _UNBOUND else func))
-        if func is not nn.functional.embedding:
-            return func(*args, **(kwargs or {}))
-        return _own_rows(*args, **(kwargs or {}))
+        if func is nn.functional.embedding:
+            return _own_rows(*args, **(kwargs or {}))
+        if func is nn.functional.linear:
+            return _wide_linear(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
 
 
 _UNBOUND = (torch.embedding, torch.index_fill, Tensor.index_fill, Tensor.index_fill_)
@@ -194,6 +196,20 @@ def _own_rows(input: Tensor, weight: Tensor, *args: Any, **kwargs: Any) -> Tenso
     rows = nn.functional.embedding(input.clamp(0, size - 1), weight, *args, **kwargs)
     is_row = (input >= 0) & (input < size)
     return torch.where(is_row.unsqueeze(-1), rows, torch.nan)
+
+
+def _wide_linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:  # noqa: A002  # torch's name
+    """`torch.nn.functional.linear`, with zeros beside rows of odd widths.
+
+    How such a row is added up depends on where it begins in memory, so on its place in a batch.
+    """
+    missing = [-width % 4 for width in (weight.shape[1], weight.shape[0])]
+    if not any(missing):
+        return nn.functional.linear(input, weight, bias)
+    wide = nn.functional.pad(weight, (0, missing[0], 0, missing[1]))
+    made = nn.functional.linear(nn.functional.pad(input, (0, missing[0])), wide)
+    made = made[..., : weight.shape[0]]
+    return made if bias is None else made + bias
 
 
 def _parameters(layer: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:

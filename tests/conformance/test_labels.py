@@ -27,6 +27,7 @@ from manifed.privacy.label import (
     label_of,
 )
 from manifed.problems.pca import PrincipalEigenvector
+from manifed.runs.report import figures
 from manifed.runs.run_folder import RunFolder
 from manifed.site import start
 from tests.conformance.test_commands import LEAVES, invoke
@@ -121,6 +122,7 @@ def test_every_command_is_in_one_of_the_lists(places):
 @pytest.mark.parametrize("command", sorted(set(LEAVES) - set(SILENT)), ids=" ".join)
 def test_every_command_says_first_what_its_epsilon_is(command, places, tmp_path, monkeypatch):
     monkeypatch.setattr(start, "serve", lambda *_: None)  # as if it were stopped at once
+    monkeypatch.setattr(figures, "draw_curves", lambda *_: [])  # that takes seconds
     label, words = places[command]
     if command == ("site",):
         with site_of(tmp_path, write(tmp_path)) as site:

@@ -28,9 +28,9 @@ from tests.runs.test_refusals import SETS, killed_run
 
 COMMANDS = {
     "resume": (EXPERIMENT, MANIFEST, METRICS, LEDGER, HEAD, CHECKPOINT),
-    "report": (EXPERIMENT, MANIFEST, METRICS, LEDGER, HEAD),
-    "export": (EXPERIMENT, MANIFEST, METRICS, LEDGER, HEAD, MODEL),
-    "ledger": (LEDGER, HEAD),
+    "report": (EXPERIMENT, MANIFEST, METRICS, LEDGER, HEAD, CHECKPOINT),
+    "export": (EXPERIMENT, MANIFEST, METRICS, LEDGER, HEAD, CHECKPOINT, MODEL),
+    "ledger": (EXPERIMENT, MANIFEST, LEDGER, HEAD, CHECKPOINT),
     "status": (EXPERIMENT, MANIFEST, METRICS, LEDGER, HEAD, CHECKPOINT),
 }
 """Which files each command reads."""

@@ -73,6 +73,23 @@ def test_a_bar_is_closed_when_the_run_fails():
     assert stream.getvalue().endswith("\x1b[?25h")
 
 
+def test_the_label_of_a_run_stands_above_its_bar_once_and_in_every_line():
+    row = {"cost": 0.5, "label": "seeded run (no guarantee)", "epsilon": 1.5}
+    stream = Terminal()
+    with progress_of(2, stream=stream) as progress:
+        progress(1, row)
+        progress(2, row)
+    shown = stream.getvalue()
+    assert shown.count("privacy: seeded run (no guarantee)") == 1
+    assert shown.index("privacy: seeded run") < shown.index("1.5")
+    lines = io.StringIO()
+    with progress_of(2, stream=lines) as progress:
+        progress(1, row)
+        progress(2, row)
+    for line in lines.getvalue().splitlines():
+        assert line.index("seeded run (no guarantee)") < line.index("epsilon 1.5")
+
+
 def test_log_lines_stand_above_the_bar_and_never_in_it(monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("TERM", "xterm-256color")
