@@ -33,6 +33,8 @@ from manifed.schedules.time_varying import EXAMPLES
 class _Hill(LeastSquares):
     """Least squares upside down: curvature -|a|^2, the most that a Lipschitz constant allows."""
 
+    keeps_rows_apart = True
+
     def slopes(self, x: Tensor, examples: Examples) -> Tensor:
         """-a_j^T x - b_j, shape ``(..., n)``."""
         return -row_products(examples["feature"], x) - examples["target"]

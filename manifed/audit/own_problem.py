@@ -19,6 +19,7 @@ from manifed.algorithms.payloads import Point
 from manifed.audit.attack import clients
 from manifed.audit.client_attacks import stack
 from manifed.federation.client import ClientSetup, Seat, run_update
+from manifed.oracles.sums import keeps_rows_apart
 from manifed.privacy.audit import Scores
 from manifed.privacy.mechanism import ExampleMechanism, RelativeNoise
 from manifed.privacy.noise import NoiseSource
@@ -62,6 +63,18 @@ class Masked(ProblemBase):
         self.inner = inner
         self.manifold = inner.manifold
         self.needs_keys = inner.needs_keys
+        self.keeps_rows_apart = keeps_rows_apart(inner)
+        self.looks_at_all_rows = inner.looks_at_all_rows
+        self.points_per_example = inner.points_per_example
+
+    def point_shape(self, examples: Examples) -> tuple[int, ...]:
+        """That of what is present."""
+        return self.inner.point_shape(examples)
+
+    def made_up(self, like: Examples, count: int, generator: torch.Generator) -> Examples:
+        """What is present."""
+        made = self.inner.made_up(like, count, generator)
+        return made.beside(IS_PRESENT, torch.ones(count, dtype=torch.float64))
 
     @property
     def sufficient_statistic(self) -> "Masked | None":

@@ -146,8 +146,9 @@ def sum_of_good(
 
 
 def keeps_rows_apart(problem: Problem) -> bool:
-    """Whether the class itself says so: one that inherits may compute something else."""
-    return bool(vars(type(problem)).get("keeps_rows_apart", False))
+    """Whether the class itself or the object says so: one that inherits may compute another way."""
+    said = {**vars(type(problem)), **vars(problem)}
+    return bool(said.get("keeps_rows_apart", False))
 
 
 def _together(

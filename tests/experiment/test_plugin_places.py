@@ -16,11 +16,11 @@ from manifed.experiment.load import load
 from manifed.experiment.plugins import NOTED, VARIABLE, plugin_of, sha256_of
 from manifed.flower.run_config import experiment_of, run_config_of
 from manifed.problems.sources import FOLDERS
+from manifed.runs.in_force import saved_config
 from manifed.runs.reading import FolderDamaged
 from manifed.runs.report.page import page_of
 from manifed.runs.report.public import public_run
 from manifed.runs.report.runs import read
-from manifed.runs.resume import saved_config
 from tests.experiment.test_load import QUICKSTART
 
 MEADOW = """

@@ -126,7 +126,7 @@ def test_a_deployment_is_secure_unless_it_is_asked_not_to_be(tmp_path, kind, giv
         resolve(request)
 
 
-@pytest.mark.parametrize("text", ["[draft", "a = 1\nprivacy = {kind='none'}", "\x00\x1f\x7f'\"\\"])
+@pytest.mark.parametrize("text", ["[draft", "a = 1\nprivacy = {kind='none'}", "\x01\x1f\x7f'\"\\"])
 @pytest.mark.parametrize("name", NAMES[:-1])
 def test_every_process_of_a_run_reads_the_experiment_that_was_resolved(tmp_path, text, name):
     request = Request(QUICKSTART, (f"description={text}", *SETS), "ray", out=tmp_path / name)
