@@ -5,6 +5,7 @@ together when products of all rows are computed by the number of rows.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from math import sqrt
 
 import pytest
@@ -13,6 +14,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from manifed.algorithms.held_out import PrivateEvaluation
+from manifed.algorithms.payloads import Point
+from manifed.experiment.assembly import client_side
+from manifed.experiment.load import parse
+from manifed.federation.header import Header
+from manifed.federation.stacked import StackedTransport
 from manifed.oracles.minibatch import Full
 from manifed.oracles.oracle import Draws, Oracle
 from manifed.oracles.query import Query
@@ -158,3 +164,35 @@ def test_a_record_more_moves_a_clipped_sum_behind_a_kink_by_one_clip(make):
 @pytest.mark.parametrize("count", [67, 131])
 def test_a_record_that_fails_moves_a_clipped_sum_behind_a_kink_by_one_clip(count):
     assert worst_move(relu_module(count), summed, with_bad_label, 4) <= 1 + 1e-9
+
+
+CHAOS = {
+    "name": "chaos",
+    "problem": {"kind": "principal-eigenvector"},
+    "data": {"kind": "digits"},
+    "federation": {"num_clients": 3, "num_rounds": 1},
+    "training": {"kind": "rsgd", "step_size": 3.0, "local_steps": 400},
+    "privacy": {
+        "kind": "client-level", "l2_norm_clip": 1.0, "delta": 1e-5,
+        "noise": {"kind": "multiplier", "noise_multiplier": 1.0},
+    },
+    "engine": {"execution": "cohort"},
+}  # fmt: skip
+"""So long a step that 400 of them make any difference of a last bit."""
+
+
+def test_a_client_moves_no_other_clients_upload_however_many_steps_they_take():
+    side, start = client_side(parse(CHAOS)), functional.normalize(torch.ones(30).double(), dim=0)
+
+    def upload(*others: int) -> Tensor:
+        """That of the first client beside others with so many records each."""
+        shards = [Examples({"z": normal(n, 30, seed=n)}, {"z": 1}) for n in (37, *others)]
+        own = replace(side, shards=shards, num_examples=[37, *others], point_shape=(30,))
+        cohort = StackedTransport(own, device="cpu", memory_budget_mb=64)
+        header, phase = Header("c", 1, 0, "train", -1), own.setup.training.phases[0]
+        replies = cohort.exchange(header, phase, Point(start), (0, 1, 2), {})
+        return next(iter(replies.uploads.tensors().values()))[0]
+
+    alone = upload(20, 20)
+    for others in ((37, 37), (36, 20), (50, 61), (3, 400)):
+        assert torch.equal(upload(*others), alone), others
