@@ -215,7 +215,7 @@ class AlongFrame:
     def norms(self) -> Tensor:
         """|s_j| times the bound of |z_j - X s_j|, shape ``(..., n)``."""
         x, (d, k) = self.x, self.x.shape[-2:]
-        gram = x.mT @ x
+        gram = row_maps(x.mT, x.mT)
         gram.diagonal(dim1=-2, dim2=-1).sub_(1.0)
         drift = torch.linalg.vector_norm(gram, dim=(-2, -1)).unsqueeze(-1)
         projected = dots(self.s, self.s).clamp_min(SHORTEST**2)
@@ -225,7 +225,7 @@ class AlongFrame:
     def sum(self, weights: Tensor) -> Tensor:
         """X sum_j s_j c_j^T - sum_j z_j c_j^T with c_j = weights_j s_j, shape ``(..., d, k)``."""
         c = weights.unsqueeze(-1) * self.s
-        along = torch.matmul(self.x, torch.matmul(self.s.mT, c))
+        along = row_maps(self.x, torch.matmul(self.s.mT, c).mT)
         return along.sub_(outer_combination(c, self.examples.tensors["z"]))
 
 

@@ -112,8 +112,6 @@ class Case:
     at: Callable[[Problem], Tensor] | None = None
     whole: frozenset[str] = frozenset()
     """Tensors of whole numbers."""
-    rounds_by_stack: bool = False
-    """Whether what is done to a whole sum is another product for a stack than for one client."""
     is_dear: bool = False
 
     def __str__(self) -> str:
@@ -180,14 +178,8 @@ def linear_cases() -> list[Case]:
         Case("logistic-odd", lambda: Logistic(0.1), (9,), odd, kink=_linear_of),
         Case("borrower", Borrower, (64,), {"feature": (64,), "target": ()}),
         Case("pca", PrincipalEigenvector, (13,), {"z": (13,)}),
-        Case("kpca-stiefel", lambda: KPCA(3), (13, 3), {"z": (13,)}, rounds_by_stack=True),
-        Case(
-            "kpca-grassmann",
-            lambda: KPCA(3, "grassmann"),
-            (13, 3),
-            {"z": (13,)},
-            rounds_by_stack=True,
-        ),
+        Case("kpca-stiefel", lambda: KPCA(3), (13, 3), {"z": (13,)}),
+        Case("kpca-grassmann", lambda: KPCA(3, "grassmann"), (13, 3), {"z": (13,)}),
         Case("mlp-relu", lambda: MLP(6, 3), (6 * 18 + 3 * 7,), mlp, 3, _hidden(6, 17)),
         Case("mlp-tanh", lambda: MLP(6, 3, "tanh"), (6 * 18 + 3 * 7,), mlp, 3),
         Case("mlp-large", lambda: MLP(70, 3), (70 * 65 + 3 * 71,), {"z": (64,), "label": ()}, 3),
