@@ -208,7 +208,7 @@ def _in_blocks(
         return found if is_finite(found) else None
 
     counted, alive = weights.nonzero().squeeze(-1), False
-    name = (rule, query.form, query.clip is None)
+    name = (rule, query.form, query.clip is None, query.mechanism.l1_norm_clip is None)
     for rows, size in Blocks.of(problem, compute, name, points, examples).cut(counted):
         each = torch.zeros(size, dtype=weights.dtype)
         each[: len(rows)] = weights[rows]

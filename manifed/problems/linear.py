@@ -35,6 +35,8 @@ MANY = 16
 """Numbers a row is mapped to from which products of matrices pay."""
 ALIKE = 16
 """Numbers of a row that fill whole lines of memory, so that all rows of a stack begin alike."""
+LONG = 1 << 20
+"""Numbers that a trial of dot products takes."""
 _TRIED = 4
 """Rows whose bits are compared."""
 _SHIFTS = (0, 1, 3)
@@ -67,9 +69,9 @@ def dots(u: Tensor, v: Tensor) -> Tensor:
 @cache
 def _dots_alike(size: int, dtype: "np.dtype[np.generic]") -> bool:
     """Whether the same vectors at other places in memory have the same dot products."""
-    generator = np.random.default_rng(0)
-    rows, points = generator.standard_normal((2, FEWEST, size)).astype(dtype)
-    stored = np.empty((2, FEWEST * size + FEWEST), dtype)
+    generator, count = np.random.default_rng(0), max(2, min(FEWEST, LONG // max(1, size)))
+    rows, points = generator.standard_normal((2, count, size)).astype(dtype)
+    stored = np.empty((2, count * size + FEWEST), dtype)
     right = np.array([np.vecdot(u, v) for u, v in zip(rows, points, strict=True)])
     for here, there in product(_SHIFTS, repeat=2):
         moved = stored[0, here : here + rows.size].reshape(rows.shape)
