@@ -76,7 +76,7 @@ docs: $(VENV)/.installed-docs ## Build the site into build/site, without a netwo
 	$(RUN) docs/links.py build/site
 
 # -- tests and checks ------------------------------------------------------------------------
-.PHONY: test check versions portable mutants stats slow ray deployment gpu golden
+.PHONY: test check size versions portable mutants stats slow ray deployment gpu golden
 test: $(VENV)/.installed-dev ## The whole fast suite (MANIFED_DATA=DIR adds the data tests)
 	$(PYTEST) -m '$(FAST)' $(PARALLEL) $(ARGS)
 
@@ -85,6 +85,9 @@ check: $(VENV)/.installed-dev ## Format, lint, types and the import contracts
 	$(RUN) -m ruff check .
 	$(VENV)/bin/pyright --pythonpath $(RUN)
 	$(VENV)/bin/lint-imports
+
+size: $(VENV)/.installed-dev ## Count tokens, names and modules, a package a line
+	$(RUN) -m tests.house.size $(ARGS)
 
 versions: $(VENV)/.installed-dev ## Types under the newest Python, bytecode under the newer ones
 	$(VENV)/bin/pyright --pythonpath $(RUN) --pythonversion $(lastword $(NEWER))

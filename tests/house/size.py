@@ -1,0 +1,164 @@
+"""How large the house is: tokens, names and modules, a package a line.
+
+    python -m tests.house.size [--json]
+
+Tokens are those of Python's tokenizer over `ast.unparse` of every module without its docstrings, so
+that neither packing lines nor deleting comments changes the number; text hides nothing either: what
+is no Python counts a token for four characters, and so does a string of more than 200. Names are
+those that stand at the top of a module.
+"""
+
+import argparse
+import ast
+import io
+import json
+import subprocess
+import sys
+import tokenize
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+HOUSE, REST = ("manifed", "app", "strategies", "clients"), ("extras", "reproduction", "benchmarks")
+LONG_STRING, CHARACTERS = 200, 4
+SILENT = (tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER,
+          tokenize.ENCODING, tokenize.COMMENT)  # fmt: skip
+QUICKSTART = """
+import sys, tempfile
+from manifed.cli.main import main
+try:
+    main(["run", "configs/quickstart.toml", "--set", "federation.num_rounds=2", "--set",
+          "output.plots=false", "--set", "output.quiet=true", "--out", tempfile.mkdtemp() + "/run"])
+except SystemExit as end:
+    assert not end.code, end.code
+print(sum(name.split(".")[0] == "manifed" for name in sys.modules))
+"""
+
+
+@dataclass(frozen=True)
+class Size:
+    """What a package, or all of the house, comes to."""
+
+    tokens: int = 0
+    modules: int = 0
+    names: int = 0
+    public: int = 0
+    largest: int = 0
+    """Tokens of its largest module."""
+
+    def with_module(self, tokens: int, names: list[str]) -> "Size":
+        """The same with one module more."""
+        return Size(
+            self.tokens + tokens,
+            self.modules + 1,
+            self.names + len(names),
+            self.public + sum(not name.startswith("_") for name in names),
+            max(self.largest, tokens),
+        )
+
+
+def tokens_of(source: str) -> int:
+    """Of a module, without docstrings."""
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        body: list[ast.stmt] = getattr(node, "body", [])
+        if isinstance(body, list):
+            node.body = [one for one in body if not _is_text(one)] or [ast.Pass()]  # pyright: ignore[reportAttributeAccessIssue]
+    found = list(tokenize.generate_tokens(io.StringIO(ast.unparse(tree)).readline))
+    long = sum(
+        len(one.string) // CHARACTERS
+        for one in found
+        if one.type == tokenize.STRING and len(one.string) > LONG_STRING
+    )
+    return long + sum(one.type not in SILENT for one in found)
+
+
+def _is_text(statement: ast.stmt) -> bool:
+    return (
+        isinstance(statement, ast.Expr)
+        and isinstance(statement.value, ast.Constant)
+        and isinstance(statement.value.value, str)
+    )
+
+
+def names_of(source: str) -> list[str]:
+    """What a module defines at its top: functions, classes and variables."""
+    found: list[str] = []
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            found.append(node.name)
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            found += [
+                name.id for t in targets for name in ast.walk(t) if isinstance(name, ast.Name)
+            ]
+    return found
+
+
+def files_of(folder: str) -> Iterator[Path]:
+    """What git would ship of it."""
+    shown = subprocess.run(
+        ["git", "ls-files", "-co", "--exclude-standard", folder],
+        cwd=ROOT, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    yield from (ROOT / line for line in shown.stdout.splitlines() if (ROOT / line).is_file())
+
+
+def sizes_of(folders: tuple[str, ...]) -> dict[str, Size]:
+    """By package: a folder of ``manifed``, or one beside it."""
+    found: dict[str, Size] = {}
+    for path in (one for folder in folders for one in files_of(folder)):
+        parts = path.relative_to(ROOT).parts
+        package = "/".join(parts[:2]) if parts[0] == "manifed" and len(parts) > 2 else parts[0]
+        before = found.get(package, Size())
+        if path.suffix == ".py":
+            source = path.read_text()
+            found[package] = before.with_module(tokens_of(source), names_of(source))
+        elif folders == HOUSE:
+            text = len(path.read_bytes()) // CHARACTERS
+            found[package] = Size(**{**asdict(before), "tokens": before.tokens + text})
+    return found
+
+
+def together(sizes: dict[str, Size]) -> Size:
+    """All packages as one."""
+    total: Counter[str] = Counter()
+    for one in sizes.values():
+        total.update(asdict(one))
+    return Size(**{**total, "largest": max(one.largest for one in sizes.values())})
+
+
+def imported() -> int:
+    """Modules of ours that a quickstart of two rounds imports."""
+    done = subprocess.run(
+        [sys.executable, "-c", QUICKSTART], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    return int(done.stdout.split()[-1])
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Print it."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    given = parser.parse_args(arguments)
+    house, rest = sizes_of(HOUSE), sizes_of(REST)
+    totals = {"house": together(house), "rest": together(rest)}
+    lines = {**house, **rest, **totals}
+    count = imported()
+    if given.json:
+        print(json.dumps({name: asdict(one) for name, one in lines.items()} | {"imported": count}))
+        return
+    print(f"{'':28s}{'tokens':>9s}{'modules':>9s}{'names':>8s}{'public':>8s}{'largest':>9s}")
+    for name, one in lines.items():
+        print(
+            f"{name:28s}{one.tokens:9d}{one.modules:9d}{one.names:8d}{one.public:8d}{one.largest:9d}"
+        )
+    print(f"the quickstart imports {count} modules of manifed")
+
+
+if __name__ == "__main__":
+    main()
