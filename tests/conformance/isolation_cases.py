@@ -221,10 +221,10 @@ class Kinked(nn.Module):
 
     def __init__(self, width: int, hidden: int) -> None:
         super().__init__()
-        self.layer = nn.Linear(width, hidden, bias=False)
+        self.weight = nn.Parameter(nn.Linear(width, hidden, bias=False).weight.detach())
 
     def forward(self, feature: Tensor) -> Tensor:
-        return torch.relu(self.layer(feature)).sum(-1, keepdim=True)
+        return torch.relu(feature @ self.weight.mT).sum(-1, keepdim=True)
 
 
 class Table(nn.Module):

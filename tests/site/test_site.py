@@ -285,6 +285,11 @@ def test_a_file_that_a_text_names_is_not_opened(tmp_path):
     with site_of(tmp_path, hashes=(sha256(own),), data=data, num_examples=5) as site:
         reply, _ = Peer(site, tmp_path / "tiny.toml").send(Question(sha256(own), text), {})
     assert (reply.partition, reply.num_examples) == (0, 5)
+    paths = f'paths = ["{tmp_path}/theirs.csv", "b.csv", "c.csv"], '
+    path = write(tmp_path, OWN_FILE.replace('{ kind = "file", ', '{ kind = "file", ' + paths))
+    with site_of(tmp_path / "copy", path, data=data, num_examples=5) as site:  # for simulations
+        reply, _ = Peer(site, path).send(about(load(path)), {})
+    assert (reply.partition, reply.num_examples) == (0, 5)
     with (
         pytest.raises(ConfigError, match="--data: required"),
         site_of(tmp_path, tmp_path / "tiny.toml", num_examples=5),
