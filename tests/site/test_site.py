@@ -286,9 +286,10 @@ def test_a_file_that_a_text_names_is_not_opened(tmp_path):
         reply, _ = Peer(site, tmp_path / "tiny.toml").send(Question(sha256(own), text), {})
     assert (reply.partition, reply.num_examples) == (0, 5)
     paths = f'paths = ["{tmp_path}/theirs.csv", "b.csv", "c.csv"], '
-    path = write(tmp_path, OWN_FILE.replace('{ kind = "file", ', '{ kind = "file", ' + paths))
-    with site_of(tmp_path / "copy", path, data=data, num_examples=5) as site:  # for simulations
-        reply, _ = Peer(site, path).send(about(load(path)), {})
+    (copy := tmp_path / "copy").mkdir()
+    path = write(copy, OWN_FILE.replace('{ kind = "file", ', '{ kind = "file", ' + paths))
+    with site_of(copy, path, data=data, num_examples=5) as site:  # files of a simulation
+        reply, _ = Peer(site, tmp_path / "tiny.toml").send(about(load(path)), {})
     assert (reply.partition, reply.num_examples) == (0, 5)
     with (
         pytest.raises(ConfigError, match="--data: required"),
