@@ -203,7 +203,7 @@ def _wide_linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> T
 
     How such a row is added up depends on where it begins in memory, so on its place in a batch.
     """
-    missing = [-width % 4 for width in (weight.shape[1], weight.shape[0])]
+    missing = [width % 2 for width in (weight.shape[1], weight.shape[0])]
     if not any(missing):
         return nn.functional.linear(input, weight, bias)
     wide = nn.functional.pad(weight, (0, missing[0], 0, missing[1]))
