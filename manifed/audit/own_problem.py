@@ -76,7 +76,7 @@ class Masked(ProblemBase):
         made = self.inner.made_up(like, count, generator)
         return made.beside(IS_PRESENT, torch.ones(count, dtype=torch.float64))
 
-    @property
+    @cached_property
     def sufficient_statistic(self) -> "Masked | None":
         """That of what is present."""
         inner = self.inner.sufficient_statistic

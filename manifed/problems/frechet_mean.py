@@ -21,6 +21,9 @@ from manifed.problems.finite_sum import Constant, FiniteSum, Optimum, Shards, po
 from manifed.problems.log_sums import LogSums
 from manifed.problems.records import check_points
 
+_LOG_SUMS = LogSums()
+"""One object for all who ask: how its blocks are computed is tried out once for each problem."""
+
 
 class FrechetMean(FiniteSum):
     """f_j(x) = dist(x, z_j)^2; examples ``z`` of shape (..., n, *point).
@@ -38,7 +41,7 @@ class FrechetMean(FiniteSum):
     @property
     def sufficient_statistic(self) -> Problem | None:
         """The sum of the logarithms where the metric is log-Euclidean; else none is known."""
-        return LogSums() if isinstance(self.manifold, SPDLogEuclidean) else None
+        return _LOG_SUMS if isinstance(self.manifold, SPDLogEuclidean) else None
 
     def point_shape(self, examples: Examples) -> tuple[int, ...]:
         """Shape of one example."""

@@ -3,9 +3,9 @@
     python -m tests.house.size [--json]
 
 Tokens are those of Python's tokenizer over `ast.unparse` of every module without its docstrings, so
-that neither packing lines nor deleting comments changes the number; text hides nothing either: what
-is no Python counts a token for four characters, and so does a string of more than 200. Names are
-those that stand at the top of a module.
+neither packing lines nor deleting comments changes the number. A file that is not Python counts one
+token for four characters, and so does a string of more than 200 characters. Names are those that a
+module defines at its top.
 """
 
 import argparse
@@ -65,7 +65,7 @@ def tokens_of(source: str) -> int:
     for node in ast.walk(tree):
         body: list[ast.stmt] = getattr(node, "body", [])
         if isinstance(body, list):
-            node.body = [one for one in body if not _is_text(one)] or [ast.Pass()]  # pyright: ignore[reportAttributeAccessIssue]
+            node.body = [one for one in body if not _is_text(one)] or [ast.Pass()]
     found = list(tokenize.generate_tokens(io.StringIO(ast.unparse(tree)).readline))
     long = sum(
         len(one.string) // CHARACTERS
