@@ -21,7 +21,7 @@ PARALLEL := -n $(WORKERS) --dist worksteal
 HERE := not ray and not deployment and not gpu$(if $(MANIFED_DATA),, and not data)
 FAST := not slow and $(HERE)
 # The instructions that every x86-64 processor has, so that no test needs the digits of one machine.
-WITHOUT_NUMBERS := application audit deployment doctor experiment federation flower mutants runs site
+WITHOUT_NUMBERS := application attacks deployment experiment federation flower mutants runs site
 PLAIN := ATEN_CPU_CAPABILITY=default MKL_CBWR=COMPATIBLE OPENBLAS_CORETYPE=Nehalem
 
 .DEFAULT_GOAL := help
@@ -60,7 +60,7 @@ quickstart: $(VENV)/.installed ## Run configs/quickstart.toml (another one: CONF
 
 reproduce: $(VENV)/.installed ## Run a paper's figure and draw it: FIG=000-1 (FIG=--list names all)
 	@test -n "$(FIG)" || { echo 'Expected FIG=<paper>-<figure>, for example: make reproduce FIG=000-1'; exit 2; }
-	$(RUN) -m manifed reproduce $(FIG) --out $(RUNS) $(ARGS)
+	$(RUN) -m reproduction $(if $(filter --%,$(FIG)),$(FIG),figure:$(FIG)) --out $(RUNS) $(ARGS)
 
 bench: $(VENV)/.installed-dev ## Run the benchmarks, one script per claim
 	@set -e; for script in $(wildcard benchmarks/*.py); do \
@@ -80,11 +80,12 @@ docs: $(VENV)/.installed-docs ## Build the site into build/site, without a netwo
 test: $(VENV)/.installed-dev ## The whole fast suite (MANIFED_DATA=DIR adds the data tests)
 	$(PYTEST) -m '$(FAST)' $(PARALLEL) $(ARGS)
 
-check: $(VENV)/.installed-dev ## Format, lint, types and the import contracts
+check: $(VENV)/.installed-dev ## Format, lint, types, the import contracts and the budget of size
 	$(RUN) -m ruff format --check .
 	$(RUN) -m ruff check .
 	$(VENV)/bin/pyright --pythonpath $(RUN)
 	$(VENV)/bin/lint-imports
+	$(RUN) -m tests.house.size --check
 
 size: $(VENV)/.installed-dev ## Count tokens, names and modules, a package a line
 	$(RUN) -m tests.house.size $(ARGS)
@@ -107,8 +108,9 @@ mutants: $(VENV)/.installed-dev ## Plant faults one at a time; the tests must se
 stats: $(VENV)/.installed-dev ## The exact-law tests of noise and sampling
 	$(PYTEST) -m statistical $(ARGS)
 
-slow: $(VENV)/.installed-dev ## The tests that take more than 5 s each
+slow: $(VENV)/.installed-dev ## The tests that take more than 5 s each, and those of extras
 	$(PYTEST) -m 'slow and $(HERE)' $(PARALLEL) $(ARGS)
+	MANIFED_PLUGINS=manifed_extras $(PYTEST) -m '$(HERE)' $(PARALLEL) extras/tests $(ARGS)
 
 ray: $(VENV)/.installed-dev ## The tests on Flower's simulation engine
 	$(PYTEST) -m ray $(ARGS)

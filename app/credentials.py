@@ -12,13 +12,12 @@ overwritten; a folder that is there already keeps its mode. Keep
 
 import datetime as dt
 import ipaddress
-import json
 import os
 import re
 import stat
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from cryptography import x509
@@ -32,7 +31,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from app.words import Parser
+from app.processes import Parser
 from manifed.durable import make_folder
 from manifed.errors import ConfigError, one_line
 
@@ -67,7 +66,7 @@ def generate(
     Args:
         folder: made when it is missing; must hold none of the files.
         num_supernodes: how many SuperNode keys; 0: each SuperNode makes its own (`new_key`).
-        hosts: names and addresses under which the SuperLink is reached.
+        hosts: names and addresses under which the SuperLink is reached, at least one.
         days: how long the certificates are valid, from now on.
 
     Raises:
@@ -75,9 +74,7 @@ def generate(
         FileExistsError: a file is there already.
     """
     if num_supernodes < 0:
-        raise ValueError(f"Expected num_supernodes >= 0, got {num_supernodes}")
-    if not hosts:
-        raise ValueError("Expected at least one host, got none; give the SuperLink's name")
+        raise ValueError(f"--supernodes: expected 0 or more, got {num_supernodes}")
     for host in hosts:
         if not _HOST.fullmatch(host):
             raise ValueError(f"Expected a host's name or address, got {host!r}; give one a --host")
@@ -85,7 +82,7 @@ def generate(
         raise ValueError(f"Expected days >= 1, got {days}")
     folder = folder.absolute()
     make_folder(folder)
-    ca_key, server_key = ec.generate_private_key(ec.SECP384R1()), _new_key()
+    ca_key, server_key = _new_key(), _new_key()
     authority = _name("manifed certificate authority")
     ca = _certificate(authority, ca_key.public_key(), authority, ca_key, days, hosts=())
     server = _certificate(_name(hosts[0]), server_key.public_key(), authority, ca_key, days, hosts)
@@ -181,7 +178,7 @@ def _certificate(
     """An authority's certificate without ``hosts``, a server's with them."""
     is_authority = not hosts
     now = dt.datetime.now(dt.UTC)
-    issuer_id = x509.SubjectKeyIdentifier.from_public_key(issuer_key.public_key())
+    issuer_id = x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer_key.public_key())
     builder = (
         x509.CertificateBuilder()
         .subject_name(subject)
@@ -193,10 +190,7 @@ def _certificate(
         .add_extension(x509.BasicConstraints(ca=is_authority, path_length=None), critical=True)
         .add_extension(_usage(is_authority=is_authority), critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(public_key), critical=False)
-        .add_extension(
-            x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(issuer_id),
-            critical=False,
-        )
+        .add_extension(issuer_id, critical=False)
     )
     if not is_authority:
         names = x509.SubjectAlternativeName([_alternative(host) for host in hosts])
@@ -251,12 +245,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _only_a_key(arguments: Sequence[str]) -> int:
     parser = Parser(prog="python -m app.credentials key")
     parser.add_argument("file", type=Path, help="where the private key goes; the public one: .pub")
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
-    given = parser.parse_args(arguments)
-    new_key(given.file)
-    if given.json:
-        key = given.file.absolute()
-        sys.stdout.write(json.dumps({"key": str(key), "public_key": f"{key}.pub"}) + "\n")
+    new_key(parser.parse_args(arguments).file)
     return 0
 
 
@@ -265,20 +254,13 @@ def _everything(arguments: Sequence[str]) -> int:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--supernodes", type=int, required=True, help="how many SuperNode keys")
     parser.add_argument(
-        "--host", action="append", help="name or address of the SuperLink; may be repeated"
+        "--host", action="append", default=[], help="name or address of the SuperLink; repeatable"
     )
     parser.add_argument("--days", type=int, default=DAYS, help="validity of the certificates")
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
     given = parser.parse_args(arguments)
-    if given.supernodes < 0:
-        parser.error(f"--supernodes: expected 0 or more, got {given.supernodes}")
-    named: list[str] = given.host or []
-    hosts = [*named, *(host for host in LOOPBACK_HOSTS if host not in named)]
+    hosts = list(dict.fromkeys([*given.host, *LOOPBACK_HOSTS]))
     files = generate(given.folder, given.supernodes, hosts, given.days)
-    said = f"{files.ca_certificate.parent}: valid for {', '.join(hosts)}"
-    if given.json:
-        said = json.dumps(asdict(files) | {"hosts": hosts, "days": given.days}, default=str)
-    sys.stdout.write(said + "\n")
+    sys.stdout.write(f"{files.ca_certificate.parent}: valid for {', '.join(hosts)}\n")
     return 0
 
 

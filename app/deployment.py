@@ -131,7 +131,7 @@ class SuperNodes:
     on_line: Callable[[str], None]
     services: list[Service] = field(default_factory=list[Service])
     _ended: dict[int, float] = field(default_factory=dict[int, float])
-    """Those that are out, and when they were last found so."""
+    """Services that are out, by number, and when they were last found so."""
 
     def start(self) -> None:
         """All of them, accepted by the SuperLink."""

@@ -78,13 +78,12 @@ def family(mark: str, roots: Iterable[int], seen: Iterable[ProcessId] = ()) -> s
     line, known = mark.encode(), {*roots}
     members = {p for p in table if p.pid in known or _carries(p.pid, line)}
     members |= {p for p in seen if p in table}
-    found = {p.pid for p in members}
-    while True:
-        children = {p for p, parent in table.items() if parent in found and p.pid not in found}
-        if not children:
-            return {p for p in members if p.pid != os.getpid()}
+    children = members
+    while children:
+        parents = {p.pid for p in children}
+        children = {p for p, parent in table.items() if parent in parents} - members
         members |= children
-        found |= {p.pid for p in children}
+    return {p for p in members if p.pid != os.getpid()}
 
 
 def end_family(
@@ -97,29 +96,21 @@ def end_family(
     """
     own = list(children)
     seen: set[ProcessId] = set()
-    asked: set[ProcessId] = set()
     start = time.monotonic()
-    while True:
-        living_roots = [child.pid for child in own if child.poll() is None]
-        members = family(mark, living_roots, seen)
+    while members := family(mark, [child.pid for child in own if child.poll() is None], seen):
         elapsed = time.monotonic() - start
-        if not members or elapsed > grace + 5.0:
-            _reap(own)
-            return members
+        if elapsed > grace + 5.0:
+            break
         is_patient = elapsed < grace
-        for member in members - asked if is_patient else members:
+        for member in members - seen if is_patient else members:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(member.pid, signal.SIGTERM if is_patient else signal.SIGKILL)
-        asked |= members
         seen |= members
         time.sleep(0.05)
-
-
-def _reap(children: Iterable[subprocess.Popen[bytes]]) -> None:
-    """Collects exit codes; a child may be a zombie while its last threads are still ending."""
-    for child in children:
+    for child in own:  # it may be a zombie while its last threads are still ending
         with contextlib.suppress(subprocess.TimeoutExpired):
             child.wait(timeout=2.0)
+    return members
 
 
 def heir(mark: str, home: Path) -> subprocess.Popen[bytes]:

@@ -7,6 +7,7 @@ SIGTERM; the temporary home is removed after that. Where this process is killed 
 process of its own that was started first does both (Linux, where a mark can be read).
 """
 
+import argparse
 import os
 import shutil
 import signal
@@ -16,15 +17,16 @@ import sys
 import tempfile
 import threading
 import time
+import tomllib
 import uuid
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
+from typing import NoReturn
 
 from app.process_tree import end_family, heir
-from app.staging import stage
 from manifed.errors import EngineFailed
 
 MARK = "MANIFED_ENGINE_MARK"
@@ -161,10 +163,9 @@ class PrivateFlower:
 
     def connect(self, name: str, address: str, root_certificates: Path | None = None) -> None:
         """Writes the private ``config.toml`` with one SuperLink connection called ``name``."""
-        secure = (
-            f'root-certificates = "{root_certificates.absolute()}"' if root_certificates else None
-        )
-        security = secure or "insecure = true"
+        security = "insecure = true"
+        if root_certificates is not None:
+            security = f'root-certificates = "{root_certificates.absolute()}"'
         config = self.home / "flwr" / "config.toml"
         config.parent.mkdir(exist_ok=True)
         config.write_text(
@@ -204,6 +205,24 @@ def signals(
             signal.signal(number, handler)
 
 
+def stage(project: Path, target: Path) -> Path:
+    """The folder to build the FAB from: a copy of the files that ``fab-include`` names.
+
+    Building in the repository itself would walk through ``.venv``, ``.git`` and all run folders,
+    and would take up edits made while the run is under way.
+    """
+    config = tomllib.loads((project / "pyproject.toml").read_text())
+    patterns = config["tool"]["flwr"]["app"].get("fab-include")
+    if not patterns:
+        return project
+    names = {path.relative_to(project) for pattern in patterns for path in project.glob(pattern)}
+    for name in sorted({*names, Path("pyproject.toml")}):
+        if (project / name).is_file() and "__pycache__" not in name.parts:
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(project / name, target / name)
+    return target
+
+
 @contextmanager
 def private_flower(
     project: Path, variables: Mapping[str, str] | None = None
@@ -234,3 +253,12 @@ def private_flower(
                 shutil.rmtree(home, ignore_errors=True)
                 watch.kill()
                 watch.wait()
+
+
+class Parser(argparse.ArgumentParser):
+    """Arguments of ``python -m app...``: a wrong one ends in one line and exit code 2."""
+
+    def error(self, message: str) -> NoReturn:
+        """End."""
+        sys.stderr.write(f"error: {' '.join(message.split())}; {self.prog} --help explains\n")
+        raise SystemExit(2)

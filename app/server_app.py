@@ -4,9 +4,8 @@ from pathlib import Path
 
 from manifed.flower.apps import server_app_of
 from manifed.flower.run_config import experiment_of
-from strategies.of_config import strategy_of
 
 FOLDER = Path(__file__).resolve().parents[1]
 """Where the app was unpacked, with its configs."""
 
-app = server_app_of(lambda context: experiment_of(context.run_config, FOLDER), strategy_of)
+app = server_app_of(lambda context: experiment_of(context.run_config, FOLDER))

@@ -16,21 +16,20 @@ import tomli_w
 
 from app.processes import (
     LOOPBACK,
+    Parser,
     PrivateFlower,
     Service,
     free_ports,
     private_flower,
     tail,
 )
-from app.words import Parser
 from manifed.errors import ConfigError, EngineFailed, one_line
 from manifed.experiment.load import load
 from manifed.experiment.schema import Experiment
 from manifed.flower.run_config import find, run_config_of
 from manifed.privacy.ledger import LedgerDamaged
-from manifed.runs.checkpoint import CheckpointError
 from manifed.runs.driver import named_directory
-from manifed.runs.reading import FolderDamaged
+from manifed.runs.folder import FolderDamaged
 from manifed.runs.resume import held_or_refused, read_past
 
 CONNECTION = "manifed"
@@ -153,14 +152,14 @@ def _wait_for_completion(
         time.sleep(1.0)
 
 
-BAD_INPUT = (ConfigError, CheckpointError, FolderDamaged, LedgerDamaged, FileNotFoundError)
+BAD_INPUT = (ConfigError, FolderDamaged, LedgerDamaged, FileNotFoundError)
 
 
 def check_resumed(config: Experiment) -> None:
     """Refuse to go on with a finished or damaged run before anything is started, where it is here.
 
     Raises:
-        ConfigError, CheckpointError, FolderDamaged, LedgerDamaged: in one line.
+        ConfigError, FolderDamaged, LedgerDamaged: in one line.
     """
     directory = named_directory(config)
     if config.output.resume and os.access(directory, os.R_OK | os.X_OK):

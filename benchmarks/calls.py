@@ -4,7 +4,8 @@
 
 A call counts where a Python function of this product is entered from another module, of its own or
 of a library. Calls into libraries and calls within a module do not count. A module counts where it
-calls or is called. Comprehensions and lambdas belong to the module they stand in.
+calls or is called. Comprehensions and lambdas belong to the module they stand in. A frame is every
+entry of a Python function of this product, from its own module too.
 
 The window is the second round, when caches are warm: from the entry of `run_round` (cohort, charge,
 messages, client updates, replies, server update) to its return, the report. Start-up, evaluation
@@ -12,6 +13,7 @@ and checkpoint lie outside. The client update is the first call of `run_update` 
 """
 
 import argparse
+import contextlib
 import json
 import logging
 import sys
@@ -42,6 +44,7 @@ class Window:
     crossings: list[Crossing] = field(default_factory=list[Crossing])
     modules: set[str] = field(default_factory=set[str])
     entered: int = 0
+    frames: int = 0
     frame: FrameType | None = None
 
     def see(self, frame: FrameType, event: str) -> None:
@@ -58,6 +61,7 @@ class Window:
         callee = _module(frame)
         caller = _module(frame.f_back) if frame.f_back else ""
         self.modules.add(callee)
+        self.frames += 1
         if caller != callee:
             self.crossings.append((caller, callee, frame.f_code.co_name))
             if _is_ours(caller):
@@ -74,10 +78,15 @@ class Window:
                 f"Expected {self.number} calls of a function {self.name!r}, got {self.entered}: "
                 "name the function of one round and of one client update in WINDOWS"
             )
-        return {"calls": len(self.crossings), "modules": len(self.modules)}
+        return {
+            "calls": len(self.crossings),
+            "modules": len(self.modules),
+            "frames": self.frames,
+        }
 
 
-WINDOWS = {"round": ("run_round", 2), "update": ("run_update", CLIENTS + 1)}
+COUNTS = ("calls", "modules", "frames")
+WINDOWS = {"round": ("one_round", 2), "update": ("run_update", CLIENTS + 1)}
 
 
 def _module(frame: FrameType) -> str:
@@ -90,7 +99,7 @@ def _is_ours(module: str) -> bool:
 
 def measure() -> dict[str, Window]:
     """The windows of the second round, with messages in one process."""
-    from manifed.cli.launch import Request, launch
+    from manifed.cli.main import main as main_of_the_command
 
     windows = {name: Window(*window) for name, window in WINDOWS.items()}
 
@@ -99,20 +108,21 @@ def measure() -> dict[str, Window]:
             for window in windows.values():
                 window.see(frame, event)
 
-    sets = (
+    values = (
         f"federation.num_clients={CLIENTS}",
         "federation.num_rounds=2",
         "evaluation.is_enabled=false",
         "output.plots=false",
         "output.quiet=true",
     )
+    sets = [part for value in values for part in ("--set", value)]
     with tempfile.TemporaryDirectory(prefix="manifed-bench-") as root:
-        request = Request(str(QUICKSTART), sets, out=Path(root) / "run", plain=True)
+        words = ["run", str(QUICKSTART), *sets, "--out", f"{root}/run", "--plain"]
         before = sys.getprofile()
-        with flower_says_only(logging.ERROR):
+        with flower_says_only(logging.ERROR), contextlib.suppress(SystemExit):
             sys.setprofile(profile)
             try:
-                launch(request)
+                main_of_the_command(words)
             finally:
                 sys.setprofile(before)
     return windows
@@ -121,10 +131,10 @@ def measure() -> dict[str, Window]:
 def report(kept: dict[str, dict[str, dict[str, int]]]) -> str:
     """The table: a row a window, before and now."""
     rows = [
-        [window, *(str(kept[when][window][what]) for what in ("calls", "modules") for when in kept)]
+        [window, *(str(kept[when][window][what]) for what in COUNTS for when in kept)]
         for window in WINDOWS
     ]
-    header = ["window", *(f"{what} {when}" for what in ("calls", "modules") for when in kept)]
+    header = ["window", *(f"{what} {when}" for what in COUNTS for when in kept)]
     return table(header, rows)
 
 
@@ -136,8 +146,7 @@ def write(found: dict[str, dict[str, int]], folder: Path) -> None:
     page = (
         "# Calls across modules\n\n`python benchmarks/calls.py --out benchmarks/results`\n\n"
         f"One round of the quickstart with {CLIENTS} clients and messages in one process, and one "
-        "client update in it. Before: the last commit in which the rooms were eight packages "
-        "(4c5b9f9).\n\n"
+        "client update in it. Before: the last commit before the house was halved (4718394).\n\n"
     )
     (folder / "calls.md").write_text(page + report(kept) + "\n")
 

@@ -61,9 +61,9 @@ def gap_of(config) -> float:
     """Relative gap of one run in this process, without a folder."""
     from manifed.experiment.assembly import client_side, initial_point, load_shards, plan_of
     from manifed.federation.rounds import run_rounds
-    from manifed.federation.stacked import StackedTransport
+    from manifed.federation.stack import StackTransport
 
-    transport = StackedTransport(client_side(config), device="cpu", memory_budget_mb=1024)
+    transport = StackTransport(client_side(config), at_once=None, memory_budget_mb=1024)
     plan = plan_of(config)
     *_, last = run_rounds(
         plan, plan.server_update.initial(initial_point(config)), transport,
@@ -79,7 +79,7 @@ def landscapes(problem: str):
     """(guessed, with the spectrum of the digits in the place of the guess)."""
     import torch
 
-    from manifed.experiment import planning
+    from manifed.experiment import planner
     from manifed.experiment.assembly import load_shards
     from manifed.experiment.guesses import guess_of
     from manifed.experiment.load import load
@@ -87,7 +87,7 @@ def landscapes(problem: str):
     from manifed.problems.pca import second_moment
 
     config = load(ROOT / "configs" / "best.toml", [PROBLEMS[problem], "federation.num_rounds=1"])
-    _, shape = planning.public_numbers(config)
+    _, shape = planner.public_numbers(config)
     guess = guess_of(config, 1.0, shape, None).landscape
     shards = load_shards(config).examples
     found = torch.linalg.eigvalsh(second_moment(shards)).flip(0).clamp_min(0).numpy()
@@ -113,15 +113,15 @@ def landscapes(problem: str):
 
 def methods(problem: str, epsilon: float) -> Iterator[tuple[str, dict, float, float]]:
     """(name, table, predicted, predicted from the true spectrum) of what is compared."""
-    from manifed.experiment import planning
+    from manifed.experiment import planner
     from manifed.experiment.load import parse, table_of
     from manifed.experiment.predictions import Descent
 
     sets = [PROBLEMS[problem], f"privacy.noise.epsilon={epsilon}"]
     table = table_of(ROOT / "configs" / "best.toml", sets)
-    config = parse(planning.stand_in(table))
-    found = {o.name: o for o in planning.plan(config, planning.Auto(), planning.MOST_ROUNDS)}
-    sizes, _ = planning.public_numbers(config)
+    config = parse(planner.stand_in(table))
+    found = {o.name: o for o in planner.plan(config, planner.Auto(), 100)}
+    sizes, _ = planner.public_numbers(config)
     both = landscapes(problem)
     spread = math.sqrt(len(sizes)) / sum(sizes)
     once = found["second-moment"].noise_multiplier * spread
@@ -133,7 +133,7 @@ def methods(problem: str, epsilon: float) -> Iterator[tuple[str, dict, float, fl
         row = {**table, "training": {**training, **MAPS[problem]}, "federation": federation}
         yield name, row, *(float(one.descent_gaps(settings, once)[0]) for one in both)
     for name, option in found.items():
-        row = planning.with_option(table, option)
+        row = planner.with_option(table, option)
         if option.name == "second-moment":
             yield name, row, *(one.one_shot_gap(once) for one in both)
             continue

@@ -1,12 +1,11 @@
-"""What a privacy ledger costs: an append and an audit, by clients, beside what format 1 costs.
+"""What a privacy ledger costs: an append and an audit, by clients.
 
     python benchmarks/ledger.py [--rounds 2000] [--json]
 
 Half of the clients are drawn anew in every round, under example-level privacy. An append is timed
 with its fsyncs, on the disk of --folder (default: the temporary one). Memory is the growth of the
-process's resident set over the appends. Format 1 wrote one self-contained line a round and kept
-every line in memory; its file is written here in that format, so that reading it is timed too. The
-audit verifies the chain and prices every adversary from the file alone, in a process of its own.
+process's resident set over the appends. The audit verifies the chain and prices every adversary
+from the file alone, in a process of its own.
 """
 
 import argparse
@@ -15,18 +14,16 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from manifed.privacy.account import Account
-from manifed.privacy.chain import GENESIS, written
-from manifed.privacy.charges import Charge, ClientReleases, Terms
-from manifed.privacy.events import GaussianRelease, SampledWithoutReplacement
-from manifed.privacy.ledger import Head, Ledger, write_head
-from manifed.privacy.odometer import Odometer
+from manifed.privacy.events import Release, SampledWithoutReplacement
+from manifed.privacy.ledger import Ledger
+from manifed.privacy.statement import Promise
+from manifed.privacy.tariff import ClientReleases, Tariff, Terms
 
 DELTA = 1e-5
 AUDIT = """
@@ -45,7 +42,7 @@ def terms_of(clients: int, groups: int = 5) -> Terms:
         ClientReleases(
             partitions=tuple(range(group, clients, groups)),
             releases=(
-                GaussianRelease(
+                Release(
                     unit="example",
                     neighboring_relation="add-or-remove",
                     noise_multiplier=60.0 + group,
@@ -74,7 +71,8 @@ def cohorts(clients: int, rounds: int) -> list[tuple[int, ...]]:
 
 def append(path: Path, clients: int, rounds: int) -> dict[str, float]:
     """Milliseconds, bytes and resident bytes of an append."""
-    account = Account(Ledger.create(path, {}), Odometer(), terms_of(clients))
+    promise = Promise(Tariff((terms_of(clients),)), rounds)
+    account = Account(promise, Ledger.create(path, {}))
     drawn, seconds = cohorts(clients, rounds + 10), list[float]()
     before, last = 0, 0
     for server_round in range(1, rounds + 11):
@@ -94,28 +92,6 @@ def append(path: Path, clients: int, rounds: int) -> dict[str, float]:
     }
 
 
-def write_format_1(path: Path, clients: int, rounds: int) -> dict[str, float]:
-    """The same run as format 1 wrote it, without its fsyncs; bytes and memory as it kept lines."""
-    terms, entries = terms_of(clients), [written(0, "header", {}, GENESIS)]
-    before = resident_bytes()
-    for server_round, cohort in enumerate(cohorts(clients, rounds), start=1):
-        charge = Charge(
-            server_round=server_round,
-            partitions=cohort,
-            turns=terms.updates,
-            sampling=terms.sampling,
-        )
-        body = charge.model_dump(mode="json")
-        entries.append(written(server_round, "charge", body, entries[-1][0].sha256))
-    grown = resident_bytes() - before
-    path.write_bytes(b"".join(line for _, line in entries))
-    write_head(path, Head(rounds, entries[-1][0].sha256))
-    return {
-        "bytes a round": path.stat().st_size / rounds,
-        "resident bytes a round": grown / rounds,
-    }
-
-
 def audit(path: Path) -> dict[str, Any]:
     """Seconds of an audit in a fresh process, imports not counted, and what it says."""
     done = subprocess.run(
@@ -123,14 +99,6 @@ def audit(path: Path) -> dict[str, Any]:
     )
     seconds, epsilons = json.loads(done.stdout.splitlines()[-1])
     return {"audit seconds": seconds, "epsilons": epsilons}
-
-
-def measured(
-    write: Callable[[Path, int, int], dict[str, float]], folder: Path, clients: int, rounds: int
-) -> dict[str, Any]:
-    """One row of the table."""
-    path = folder / f"{write.__name__}-{clients}.jsonl"
-    return write(path, clients, rounds) | audit(path)
 
 
 def main() -> None:
@@ -144,14 +112,9 @@ def main() -> None:
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(dir=args.folder) as folder:
         for clients in args.clients:
-            # format 1 keeps every line in memory: 200 rounds of many clients show what a round is
-            old = args.rounds if clients <= 1000 else min(args.rounds, 200)
-            for name, write, rounds in (
-                ("format 2", append, args.rounds),
-                ("format 1", write_format_1, old),
-            ):
-                row = measured(write, Path(folder), clients, rounds)
-                found[f"{name}, {clients} clients, {rounds} rounds"] = row
+            path = Path(folder) / f"{clients}.jsonl"
+            row = append(path, clients, args.rounds) | audit(path)
+            found[f"{clients} clients, {args.rounds} rounds"] = row
     if args.json:
         sys.stdout.write(json.dumps(found, indent=2) + "\n")
         return

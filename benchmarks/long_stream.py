@@ -28,9 +28,9 @@ from manifed.experiment.assembly import client_side
 from manifed.experiment.load import load
 from manifed.experiment.schema import Experiment
 from manifed.federation.plan import RoundReport
-from manifed.federation.stacked import StackedTransport
+from manifed.federation.stack import StackTransport
 from manifed.oracles.oracle import Oracle
-from manifed.runs.driver import Job, rounds_over, run_experiment
+from manifed.runs.driver import Job, rounds_over, run
 
 CONFIG = Path(__file__).parents[1] / "configs" / "examples" / "long_stream.toml"
 ALGORITHMS = {
@@ -79,7 +79,7 @@ class Watch:
 
         Oracle._mean = timed
 
-    def over(self, job: Job, transport: StackedTransport) -> Iterator[RoundReport]:
+    def over(self, job: Job, transport: StackTransport) -> Iterator[RoundReport]:
         """The rounds of a job."""
         begun, spent = time.process_time(), self._spent
         for report in rounds_over(transport)(job):
@@ -107,8 +107,8 @@ def measured(name: str, rounds: int, folder: Path) -> dict[str, Any]:
     watch.counts_gradients()
     begun = time.perf_counter()
     side = client_side(config)
-    transport = StackedTransport(side, device="cpu", memory_budget_mb=512)
-    made = run_experiment(config, lambda job: watch.over(job, transport))
+    transport = StackTransport(side, at_once=None, memory_budget_mb=512)
+    made = run(config, lambda job: watch.over(job, transport))
     tenth, beyond = max(1, rounds // 10), 1e3 * (watch.total - watch.gradients)
     truth = np.full(6, 0.5)
     x = made.load_tensors("model")["x"].numpy()

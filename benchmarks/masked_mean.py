@@ -22,7 +22,7 @@ from benchmarks.common.stopwatch import circumstances, table
 from manifed.experiment.assembly import client_side, initial_point, load_shards, plan_of
 from manifed.experiment.load import parse
 from manifed.federation.rounds import free, run_rounds
-from manifed.federation.stacked import StackedTransport
+from manifed.federation.stack import StackTransport
 
 NODES = 16
 PLACES: dict[str, dict[str, Any]] = {
@@ -81,7 +81,7 @@ def gap(place: str, way: str, epsilon: float, seed: int, rounds: int) -> float:
     )
     plan, shards = plan_of(config), load_shards(config).examples
     start = plan.server_update.initial(initial_point(config))
-    transport = StackedTransport(client_side(config), device="cpu", memory_budget_mb=256)
+    transport = StackTransport(client_side(config), at_once=None, memory_budget_mb=256)
     *_, last = run_rounds(plan, start, transport, free, num_rounds=rounds)
     problem, even = config.problem.build(), torch.ones(NODES, dtype=torch.float64)
     x = plan.server_update.model(last.state, plan.manifold)

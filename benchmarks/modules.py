@@ -36,11 +36,10 @@ import manifed
 from manifed.algorithms.payloads import Point
 from manifed.algorithms.rsgd import RSGD
 from manifed.algorithms.tangent_mean import TangentMean
-from manifed.federation.stacked import StackedTransport
-from manifed.federation.transport import MemoryTransport
+from manifed.federation.stack import StackTransport
 from manifed.oracles.minibatch import Poisson
 from manifed.oracles.oracle import Draws, Oracle
-from manifed.privacy.mechanism import ExampleMechanism, RelativeNoise
+from manifed.privacy.mechanism import ExampleMechanism, Noise
 from manifed.privacy.noise import NoiseSource
 from manifed.problems.module_problem import module_problem
 from manifed.problems.module_spec import made
@@ -102,7 +101,7 @@ def ours(model: nn.Module, data: Pairs, dtype: torch.dtype, steps: int) -> Work:
     training = RSGD(
         step_size=0.1, local_steps=steps, minibatch=Poisson(batch_size=BATCH), maps="retraction"
     )
-    mechanism = ExampleMechanism(l2_norm_clip=CLIP, noise=RelativeNoise(multiplier=NOISE))
+    mechanism = ExampleMechanism(l2_norm_clip=CLIP, noise=Noise(multiplier=NOISE))
     queries = [training.queries(mechanism, len(examples))]
     source, rounds = NoiseSource.from_seed(5), itertools.count(1)
 
@@ -253,10 +252,10 @@ def cohort_times(clients: int, rounds: int) -> dict[str, float]:
         step_size=0.1, local_steps=5, minibatch=Poisson(batch_size=8), maps="retraction"
     )
 
-    def stacked(side: Any) -> StackedTransport:
-        return StackedTransport(side, device="cpu", memory_budget_mb=1024)
+    def stacked(side: Any) -> StackTransport:
+        return StackTransport(side, at_once=None, memory_budget_mb=1024)
 
-    ways = {"stacked": stacked, "messages": MemoryTransport}
+    ways = {"stacked": stacked, "messages": StackTransport}
     running = {
         name: federate(
             problem, shards, (training, TangentMean()), rounds=rounds + 1, privacy=privacy,

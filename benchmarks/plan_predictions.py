@@ -28,7 +28,7 @@ from benchmarks.choosing import gap_of
 from benchmarks.common.stopwatch import table
 from manifed.durable import write_atomically
 from manifed.errors import BudgetExhausted, RoundFailed
-from manifed.experiment import planning
+from manifed.experiment import planner
 from manifed.experiment.load import parse
 
 FACTOR = 2.0
@@ -52,7 +52,7 @@ class Case:
             "problem": self.problem,
             "data": self.data,
             "federation": {
-                "num_clients": 10, "num_rounds": planning.MOST_ROUNDS, "seed": 0,
+                "num_clients": 10, "num_rounds": 100, "seed": 0,
                 "partition": {"kind": "equal"},
             },
             "training": {"kind": "auto"},
@@ -75,7 +75,7 @@ CASES = (
     Case(
         "matrix completion, rank 2 of 30",
         {"kind": "matrix-completion", "rank": 2, "scaling": "mean"},
-        {"kind": "synthetic-low-rank", "num_clients": 10, "columns": 500, "dimension": 30,
+        {"kind": "reproduction.recipes:LowRank", "num_clients": 10, "columns": 500, "dimension": 30,
          "noise_stddev": 0.01}, 1.0,
     ),
     Case(
@@ -88,16 +88,18 @@ CASES = (
     ),
     Case(
         "hyperbolic mean, d = 10", {"kind": "frechet-mean", "manifold": "lorentz", **_ORIGIN},
-        {"kind": "hyperbolic-cloud", "num_examples": 1000, "dimension": 10, "spread": 0.3}, 3.0,
+        {"kind": "reproduction.recipes:HyperbolicCloud", "num_examples": 1000,
+         "dimension": 10, "spread": 0.3}, 3.0,
     ),
     Case(
         "spherical mean, d = 10", {"kind": "frechet-mean", "manifold": "sphere"},
-        {"kind": "sphere-cloud", "num_examples": 1000, "dimension": 10, "spread": 0.3}, 3.0,
+        {"kind": "reproduction.recipes:SphereCloud", "num_examples": 1000,
+         "dimension": 10, "spread": 0.3}, 3.0,
     ),
     Case(
         "class means, three classes, 4 x 4",
         {"kind": "nearest-mean", "manifold": "spd", "num_classes": 3},
-        {"kind": "spd-classes"}, 4.0,
+        {"kind": "reproduction.recipes:SPDClasses"}, 4.0,
     ),
     Case(
         "least squares, 500 rows in R^10", {"kind": "least-squares"},
@@ -106,7 +108,7 @@ CASES = (
     ),
     Case(
         "logistic regression, made up", {"kind": "logistic"},
-        {"kind": "synthetic-logistic", "num_examples": 4000}, 3.0,
+        {"kind": "reproduction.recipes:OneHotLogistic", "num_examples": 4000}, 3.0,
     ),
 )  # fmt: skip
 
@@ -114,11 +116,9 @@ CASES = (
 def rows_of(case: Case, epsilon: float, seeds: int, cells: Path) -> list[dict[str, Any]]:
     """Method, predicted gap and measured gaps of all that the plan offers, best first."""
     asked = case.table(epsilon)
-    config = parse(planning.stand_in(asked))
-    found = planning.plan(config, planning.auto_of(asked), planning.most_rounds(asked))
     plans = [
-        {"method": o.name, "predicted": o.gap, "table": planning.with_option(asked, o)}
-        for o in found
+        {"method": o.name, "predicted": o.gap, "table": planner.with_option(asked, o)}
+        for o in planner.planned(asked)
     ]
     said = json.dumps([plans, seeds], sort_keys=True)
     spec = hashlib.sha256(said.encode()).hexdigest()

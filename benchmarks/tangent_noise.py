@@ -6,22 +6,19 @@
 Rivals: ``randn``, drawing as many normals as the stored point has entries (a floor, not a
 sampler); ``basis``, a metric-orthonormal basis built at the point and one combination of it;
 ``mcmc``, the published chain of 10 010 Metropolis steps, whatever its correctness; ``eigh``, the
-paper's route through an eigendecomposition in torch and, where jax is installed, ``jax``, the same
-jitted. Numbers marked ~ are extrapolated: the chain from 100 steps, the basis from a smaller
-shape by the cube of the dimension. ``ours/randn`` is given for one draw and for a cohort of 32
-draws at 32 points, as the federated code makes them; everything else is one draw. CPU time, one
-thread; all rivals of a row are interleaved.
+paper's route through an eigendecomposition in torch. Numbers marked ~ are extrapolated: the chain
+from 100 steps, the basis from a smaller shape by the cube of the dimension. ``ours/randn`` is given
+for one draw and for a cohort of 32 draws at 32 points, as the federated code makes them; everything
+else is one draw. CPU time, one thread; all rivals of a row are interleaved.
 """
 
 import argparse
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.metadata import version
 
 import torch
 
-from benchmarks.common.jax_samplers import jax_samplers
 from benchmarks.common.stopwatch import milliseconds, prepare, race, table
 from manifed.manifolds import (
     SPD,
@@ -118,7 +115,7 @@ def chain(case: Case) -> Callable[[], object]:
     return draw(unguarded, case, case.shape)
 
 
-def measure(case: Case, jitted: dict[str, Callable[[], object]]) -> dict[str, float]:
+def measure(case: Case) -> dict[str, float]:
     """CPU seconds of one draw by every rival."""
     basis_shape = case.basis_shape or case.shape
     rivals: dict[str, Callable[[], object]] = {
@@ -129,8 +126,6 @@ def measure(case: Case, jitted: dict[str, Callable[[], object]]) -> dict[str, fl
     }
     if case.eigh is not None:
         rivals["eigh"] = eigendecomposition(case)
-    if case.name in jitted:
-        rivals["jax"] = jitted[case.name]
     seconds = race(rivals, rounds=40, slice_=0.005)
     seconds["mcmc"] *= CHAIN_STEPS / MEASURED_STEPS
     m = case.manifold
@@ -148,8 +143,7 @@ def row(case: Case, seconds: dict[str, float]) -> list[str]:
     cells += [f"{seconds['cohort_ours'] / seconds['cohort_randn']:.2f}"]
     cells += [("~" if case.basis_shape else "") + basis]
     cells.append(f"~{seconds['mcmc'] / ours:,.2g}")
-    cells += [f"{seconds[r] / ours:.2f}" if r in seconds else "" for r in ("eigh", "jax")]
-    return cells
+    return [*cells, f"{seconds['eigh'] / ours:.2f}" if "eigh" in seconds else ""]
 
 
 def main() -> None:
@@ -158,22 +152,20 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="only dimensions below 600")
     arguments = parser.parse_args()
     print(prepare("Cost of one draw of the tangent Gaussian"))
-    jitted = jax_samplers()
     rows, result = [], {}
     for case in CASES:
         if arguments.quick and case.manifold.dim(case.shape) > 600:
             continue
-        seconds = measure(case, jitted)
+        seconds = measure(case)
         rows.append(row(case, seconds))
         result[f"{case.name}_over_randn"] = seconds["cohort_ours"] / seconds["cohort_randn"]
         result[f"{case.name}_single_over_randn"] = seconds["ours"] / seconds["randn"]
-        for rival in ("basis", "mcmc", "eigh", "jax"):
+        for rival in ("basis", "mcmc", "eigh"):
             if rival in seconds:
                 result[f"{case.name}_{rival}_over_ours"] = seconds[rival] / seconds["ours"]
     header = ["case", "dim", "ours ms", "ours/randn, 1", f"ours/randn, {COHORT}"]
-    print(table([*header, "basis/ours", "mcmc/ours", "eigh/ours", "jax/ours"], rows))
+    print(table([*header, "basis/ours", "mcmc/ours", "eigh/ours"], rows))
     print(f"\n{__doc__.split(chr(10), 4)[4].strip()}")
-    print(f"\njax {version('jax')}." if jitted else "\njax is not installed: no column for it.")
     if arguments.json:
         print(json.dumps(result))
 

@@ -9,8 +9,7 @@ Wall time of a round, one thread a process, medians of interleaved repeats:
   the same time: kPCA 784 x 5 and Fréchet means of SPD(50);
 * 100 000 least-squares clients on two workers, with the memory that each worker took;
 * clients a second of gossip, DECOR and a torch module: one by one, stacked, over two workers;
-* sizes: stacked rounds of gossip and DECOR by graph and number of nodes, with the product of the
-  mixing matrix by its entries that are not zero and by all of them;
+* sizes: stacked rounds of gossip and DECOR by graph and number of nodes;
 * owners: 10 000 nodes over one and two workers, mixed in the driver ("server") and in the workers.
 
 No ledger is written here; what it costs is in engines.md.
@@ -19,6 +18,7 @@ No ledger is written here; what it costs is in engines.md.
 import argparse
 import json
 import math
+import resource
 import subprocess
 import sys
 import tempfile
@@ -29,19 +29,19 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import ray
 import torch
 from torch import nn
 
 from benchmarks.common.cases import CASES
 from benchmarks.common.page import Page
 from benchmarks.common.stopwatch import circumstances, table
-from manifed.algorithms.gossip import OnGraph
 from manifed.experiment.assembly import client_side, initial_point, plan_of
 from manifed.experiment.load import parse
 from manifed.experiment.schema import Experiment
 from manifed.federation.rounds import run_rounds
-from manifed.federation.transport import MemoryTransport, Transport
-from manifed.federation.workers import WorkersTransport
+from manifed.federation.stack import StackTransport, Transport
+from manifed.federation.workers import RayTransport
 from manifed.runs.cohort import cohort_transport
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -74,9 +74,7 @@ def lines(clients: int, chunk: int) -> dict[str, Any]:
 RING: dict[str, Any] = {"kind": "ring"}
 
 
-def gossip(
-    kind: str, nodes: int = 64, graph: dict[str, Any] = RING, mixing: str = "server"
-) -> dict[str, Any]:
+def gossip(kind: str, nodes: int = 64, graph: dict[str, Any] = RING) -> dict[str, Any]:
     """Nodes on a graph, least squares in ten dimensions, node i's curvature at most i + 1."""
     masked = {
         "kind": "correlated", "l2_norm_clip": 1.0, "noise_stddev": 3.0, "mask_stddev": 20.0,
@@ -90,7 +88,7 @@ def gossip(
             "num_clients": nodes, "num_rounds": 10**6, "partition": {"kind": "natural"},
         },
         "training": {
-            "kind": kind, "graph": graph, "step_size": 1 / max(1000, nodes), "mixing": mixing,
+            "kind": kind, "graph": graph, "step_size": 1 / max(1000, nodes),
         },
         "privacy": masked if kind == "decor" else {"kind": "none"},
         "engine": {"chunk_clients": max(1, nodes // 2)},
@@ -236,18 +234,23 @@ def speed_up(make: Callable[[int], dict[str, Any]], clients: int, repeats: int) 
 def many(repeats: int) -> dict[str, float]:
     config = with_engine(lines(100_000, 2000), 2)
     with cohort_transport(config) as transport:
-        assert isinstance(transport, WorkersTransport)
+        assert isinstance(transport, RayTransport)
         step = steps(config, transport)
         first = seconds(step)
         spent = median(seconds(step) for _ in range(repeats))
-        grown = transport.grown_mb()
+        grown = ray.get([actor.__ray_call__.remote(peak_mb) for actor in transport.actors])
     return {"clients": 100_000, "first round s": first, "round s": spent, "worker MiB": max(grown)}
+
+
+def peak_mb(_: object) -> float:
+    """The most memory that this worker ever held, in MiB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 def per_second(given: dict[str, Any], repeats: int, inner: int) -> dict[str, float]:
     clients = given["federation"]["num_clients"]
     config = with_engine(given, None)
-    one = steps(config, MemoryTransport(client_side(config)))
+    one = steps(config, StackTransport(client_side(config)))
     with stepping(given, None) as here, stepping(given, 2) as two:
         ways = {"one by one": one, "stacked": here, "two workers": two}
         found = interleaved(ways, repeats, inner)
@@ -264,46 +267,23 @@ def graphs(nodes: int) -> dict[str, dict[str, Any]]:
     }
 
 
-def whole(config: Experiment) -> Step:
-    """W X by all entries of W."""
-    training = config.training
-    assert isinstance(training, OnGraph)
-    mixing = training.network.mixing.to_dense()
-    x = initial_point(config).expand(len(mixing), -1).contiguous()
-    return lambda: mixing @ x
-
-
-def by_entries(config: Experiment) -> Step:
-    """W X as a round takes it."""
-    training = config.training
-    assert isinstance(training, OnGraph)
-    net = training.network
-    x = initial_point(config).expand(net.graph.num_nodes, -1).contiguous()
-    return lambda: net.mixed(x)
-
-
 def sizes(repeats: int) -> dict[str, Any]:
-    """Rounds a second and clients a second of a stacked round; the product of all entries, us."""
+    """Rounds a second and clients a second of a stacked round."""
     found: dict[str, Any] = {}
     for nodes in (64, 1000, 10_000):
         for name, graph in graphs(nodes).items():
             if nodes == 10_000 and name == "erdos-renyi":
                 continue  # more pairs of nodes to draw from than a config may ask for
-            config = with_engine(gossip("gossip", nodes, graph), None)
-            private = with_engine(gossip("decor", nodes, graph), None)
-            ways = {"entries": by_entries(config)}
-            if nodes < 10_000:
-                ways["all"] = whole(config)
-            products = interleaved(ways, repeats, 20)
-            with cohort_transport(config) as plain, cohort_transport(private) as masked:
-                both = {"gossip": steps(config, plain), "decor": steps(private, masked)}
+            with ExitStack() as held:
+                both = {
+                    kind: held.enter_context(stepping(gossip(kind, nodes, graph), None))
+                    for kind in ("gossip", "decor")
+                }
                 rounds = interleaved(both, repeats, 20)
             found[f"{name}, {nodes}"] = {
-                **{f"by {way} us": spent * 1e6 for way, spent in products.items()},
-                "gossip rounds/s": 1 / rounds["gossip"],
-                "gossip clients/s": nodes / rounds["gossip"],
-                "decor rounds/s": 1 / rounds["decor"],
-                "decor clients/s": nodes / rounds["decor"],
+                f"{kind} {what}/s": count / rounds[kind]
+                for kind in both
+                for what, count in (("rounds", 1), ("clients", nodes))
             }
     return found
 
@@ -312,7 +292,7 @@ def owners(repeats: int) -> dict[str, Any]:
     """10 000 nodes on a ring over workers: mixed in the driver, and by those who own the nodes."""
     found: dict[str, Any] = {}
     for workers in (1, 2):
-        given = {m: gossip("gossip", 10_000, RING, m) for m in ("server", "client")}
+        given = {"server": gossip("gossip", 10_000)}
         given["decor"] = gossip("decor", 10_000)
         for name, one in given.items():
             with stepping(one, workers) as step:

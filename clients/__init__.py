@@ -1,1 +1,9 @@
-"""This application's Flower clients: a ClientApp from a problem, a client update and a shard."""
+"""This application's Flower clients; a wheel has them as `manifed.flower.clients`.
+
+Under either name a module is one object: this package enters those of the library.
+"""
+
+from manifed.flower import enter_as
+
+if __name__ == "clients":
+    enter_as(__name__)

@@ -1,72 +1,128 @@
-"""A ClientApp of one's own: a problem, a client update, one's own data, one's own privacy.
+"""A client in a ClientApp: open the message, take the local steps, write the memory last.
 
-The client loads its shard once in a process and checks every record before the first gradient; an
-error there stays in the node's log, and the server sees an absent node. What protects the shard
-(clip, noise) is computed from this object and never from a message. The server is refused when it
-states other privacy parameters. What an algorithm remembers between rounds lives in Flower's
-``Context.state`` and never travels; noise is drawn with a fresh key of the operating system for
-every client update, unless a seeded source is given.
+`app_of` is the ClientApp that every run of manifed has. `client_app` makes one of one's own: a
+problem, a client update, one's own data, one's own privacy. Its nodes load their shard once in a
+process and check every record before the first gradient. What protects the shard (clip, noise) is
+computed from this object and never from a message; the server is refused when it states other
+privacy parameters. What an algorithm remembers between rounds lives in Flower's ``Context.state``
+and never travels; noise is drawn with a fresh key of the operating system for every client update,
+unless a seeded source is given.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from functools import partial
 
 import torch
-from flwr.app import Context
+from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from torch import Tensor
 
-from manifed.algorithms.interface import ClientUpdate
+from manifed.algorithms.algorithm import ClientUpdate
 from manifed.errors import ConfigError
-from manifed.federation.client import ClientSetup, Node
-from manifed.flower.client import client_app as app_of
-from manifed.flower.client import partition_of
-from manifed.flower.privacy import Privacy, agreement
-from manifed.privacy.mechanism import ExampleMechanism
+from manifed.federation.client import ClientSetup, Node, answer
+from manifed.federation.plan import Plan
+from manifed.flower import client, keys, site
+from manifed.flower.client import AbsentIfItFails
+from manifed.flower.records import pack, read_header, read_payload, shown
+from manifed.flower.strategy import Privacy, is_target, keyed_by
+from manifed.mechanisms import example_mechanism
+from manifed.plan import digest
 from manifed.privacy.noise import NoiseSource
-from manifed.problems.base import Examples
-from manifed.problems.finite_sum import FiniteSum
-from manifed.problems.records import InvalidRecord
+from manifed.problems.examples import Examples
+from manifed.problems.problem import InvalidRecord, Problem
+from manifed.setting import Federation, Setting
 
 LoadShard = Callable[[Context], Examples | Mapping[str, Tensor]]
 """This node's examples; each tensor of shape (n, *feature)."""
 
 
+def no_site(message: Message, context: Context, forward: client.Forward) -> Message:
+    """Refuse to open data where the node's own config says that a site has them."""
+    raise ValueError(
+        f"Expected an experiment to forward to {shown(context.node_config[keys.SITE_SOCKET])}, "
+        "got an app of another kind; start the node without site-socket"
+    )
+
+
+def app_of(
+    find: client.FindNode,
+    forwarded: Callable[[Message, Context, client.Forward], Message] = no_site,
+) -> ClientApp:
+    """The ClientApp of the nodes that ``find`` makes, or of sites that are asked instead."""
+    app = ClientApp()
+
+    @app.query()
+    def query(message: Message, context: Context) -> Message:
+        """Which partition this node holds and how many examples (a public size)."""
+        with AbsentIfItFails("it could not introduce itself"):
+            client.check_server(message)
+            if keys.SITE_SOCKET in context.node_config:
+                return forwarded(message, context, site.introduced)
+            return client.introduction(client.opened(find, context), message)
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        """One client update on this node's own records, clipped and noised here."""
+        with AbsentIfItFails("it could not answer"):
+            if keys.SITE_SOCKET in context.node_config:
+                return forwarded(message, context, site.answered)
+            node = client.opened(find, context)
+            header, down = read_header(message.content), partial(read_payload, message.content)
+            made = answer(node, header, down, client.kept_of(context, node))  # the local steps
+            up = pack(header, made.up, noise_origin=made.noise_origin)
+            reply = Message(up, reply_to=message)
+            if made.kept is not None:
+                client.keep(made.kept, context, node)
+            return reply
+
+    return app
+
+
 def client_app(
-    problem: FiniteSum,
+    problem: Problem,
     update: ClientUpdate,
     load_shard: LoadShard,
     *,
     privacy: Privacy | None = None,
     source: NoiseSource | None = None,
+    plan: Plan | None = None,
 ) -> ClientApp:
     """The ClientApp of nodes that run ``update`` on the examples that ``load_shard`` gives them.
 
     A node's ``partition-id`` (of its node config) says which client it is. ``privacy`` must be what
     the server's strategy states; under `ClientLevel` the server adds the noise. ``source`` is a
-    seeded one in tests.
+    seeded one in tests. A ``plan`` that this side made itself takes the place of ``privacy``.
+
+    Raises:
+        ConfigError: noise that depends on what a client alone does not know.
     """
-    own = None if privacy is None else replace(privacy, update=update, num_examples=())
-    digest = agreement(problem.manifold, update, own)
-    mechanism = ExampleMechanism() if own is None else own.example_mechanism
+    if plan is None:
+        own, one = keyed_by(privacy, source), Federation(num_clients=1, num_rounds=1)
+        if is_target(own):
+            raise ConfigError(
+                "privacy.noise.kind: the noise of a 'target' depends on all rounds and sizes, "
+                "which a client alone does not know; give plan=manifed.plan.plan(setting, sizes)"
+            )
+        setting = Setting(one, update, problem.manifold, privacy=own, problem=problem)
+        mechanism, fresh = example_mechanism(setting, (1,)), setting.fresh_source
+        agreed = digest(setting, mechanism)
+    else:
+        mechanism, fresh, agreed = plan.client_mechanism, plan.client_source, plan.config_sha256
     setup = ClientSetup(problem, update, mechanism)
     loaded: dict[int, Examples] = {}
 
-    def fresh() -> NoiseSource:
-        return source or NoiseSource.from_os()
-
     def find(context: Context) -> Node:
-        partition = partition_of(context)
+        partition = client.partition_of(context)
         if partition not in loaded:
             loaded[partition] = _checked(problem, load_shard(context))
         shard = loaded[partition]
         shape = problem.point_shape(shard)
-        return Node(setup, shard, partition, digest, shape, fresh)
+        return Node(setup, shard, partition, agreed, shape, lambda: source or fresh())
 
     return app_of(find)
 
 
-def _checked(problem: FiniteSum, found: Examples | Mapping[str, Tensor]) -> Examples:
+def _checked(problem: Problem, found: Examples | Mapping[str, Tensor]) -> Examples:
     """The shard, of which every record can be computed with.
 
     Raises:

@@ -33,6 +33,9 @@ include_patterns = [
     "docs/**",
     "benchmarks/**/*.md",
     "tests/**/*.md",
+    "extras/README.md",
+    "extras/docs/*.md",
+    "extras/benchmarks/**/*.md",
 ]
 exclude_patterns = [".*", "**/.*", "**/__pycache__", "**/*.py", "build", "runs", "manifed"]
 html_theme = "furo"

@@ -32,7 +32,7 @@ from manifed.manifolds.linalg import RSQRT, sym_function
 from manifed.manifolds.symmetric import packed
 from manifed.oracles.minibatch import Full
 from manifed.problems.class_means import ClassMeans
-from manifed.problems.frechet_mean import FrechetMean
+from manifed.problems.frechet import FrechetMean
 from manifed.problems.module_spec import made
 
 EPSILONS = (1.0, 4.0, None)

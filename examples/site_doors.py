@@ -28,7 +28,7 @@ from manifed.experiment.schema import Experiment
 from manifed.flower.apps import server_app_of
 from manifed.flower.client import client_app_of
 from manifed.flower.inline import InlineGrid
-from manifed.runs.run_folder import RunFolder
+from manifed.runs.folder import RunFolder
 
 EPSILONS = (1.0, 4.0, None)
 DELTA, DIRECTIONS, SIZES = 1e-4, 5, (897, 400, 200)

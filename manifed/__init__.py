@@ -3,16 +3,17 @@
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from manifed.deferred import defer
-
 if TYPE_CHECKING:
-    from manifed.door import fit
-    from manifed.experiment.schema import ClientLevel, ExampleLevel, Multiplier, Target
+    from manifed.algorithms.algorithm import Algorithm
     from manifed.federation.replies import ReplyPolicy
-    from manifed.runs.fit import federate
+    from manifed.oracles.query import Ask
+    from manifed.runs.fit import federate, fit
     from manifed.runs.result import Result, Round
+    from manifed.setting import ClientLevel, ExampleLevel, Multiplier, Target
 
 __all__ = [
+    "Algorithm",
+    "Ask",
     "ClientLevel",
     "ExampleLevel",
     "Multiplier",
@@ -24,14 +25,13 @@ __all__ = [
     "fit",
 ]
 
-defer("geoopt", ("optim", "samplers", "manifolds.lorentz.math", "manifolds.stereographic.math"))
-
 _HOME = {
+    "Algorithm": "algorithms.algorithm",
+    "Ask": "oracles.query",
     "ReplyPolicy": "federation.replies",
-    **dict.fromkeys(("ClientLevel", "ExampleLevel", "Multiplier", "Target"), "experiment.schema"),
+    **dict.fromkeys(("ClientLevel", "ExampleLevel", "Multiplier", "Target"), "setting"),
     **dict.fromkeys(("Result", "Round"), "runs.result"),
-    "federate": "runs.fit",
-    "fit": "door",
+    **dict.fromkeys(("federate", "fit"), "runs.fit"),
 }
 
 

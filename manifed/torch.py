@@ -1,4 +1,4 @@
-"""Training a torch module of one's own across sites, privately: the door for its people.
+"""Training a torch module of one's own across sites, privately: what `manifed.fit` makes of it.
 
     import manifed
     found = manifed.fit(model=model, loss="cross-entropy", sites=sites, test=test,
@@ -6,33 +6,31 @@
     model.load_state_dict(found.state_dict)
     found.plot(), found.statement
 
-`manifed.fit` with a module is `fit` here. Parameters that are `geoopt.ManifoldParameter`s stay on
-their manifolds. What is protected, and how, is what ``privacy`` says.
+Parameters that are `geoopt.ManifoldParameter`s stay on their manifolds. What is protected, and how,
+is what ``privacy`` says. A copy of the model is trained; its parameters are the start, and public.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from manifed.algorithms.algorithm import ClientUpdate, ServerUpdate
 from manifed.algorithms.rsgd import RSGD
 from manifed.algorithms.tangent_mean import TangentMean
 from manifed.errors import ConfigError, one_line, short
-from manifed.federation.stacked import StackedTransport
 from manifed.oracles.minibatch import Poisson
-from manifed.problems.base import Examples
+from manifed.problems.examples import Examples
 from manifed.problems.module_problem import Loss, ModuleProblem, NotPrivate, module_problem
-from manifed.runs.fit import Algorithm, Privacy
-from manifed.runs.fit import fit as fit_problem
-from manifed.runs.result import Result
 
-__all__ = ["ModuleProblem", "NotPrivate", "fit", "load", "module_problem"]
+__all__ = ["ModuleProblem", "NotPrivate", "load", "module_problem"]
+
+Algorithm = ClientUpdate | tuple[ClientUpdate, ServerUpdate]
+"""A client update, or one with the server's."""
 
 Site = Dataset[Any] | Mapping[str, Tensor] | tuple[Tensor, Tensor]
 """(feature, label) pairs: a data set of them, two tensors, or tensors by those names."""
@@ -41,50 +39,44 @@ Metric = Callable[[Tensor, Tensor], Tensor | float]
 """(outputs (n, *), labels (n, *)) of all test examples -> one number."""
 
 
-def fit(
+class Task(NamedTuple):
+    """A module and its sites as a fit takes them."""
+
+    problem: ModuleProblem
+    shards: Sequence[Examples]
+    algorithm: Algorithm
+    judge: Callable[[Tensor], Mapping[str, float]] | None
+    """What judges a model by public examples, where there are some."""
+
+
+def task_of(
     model: nn.Module,
     sites: Sequence[Site],
+    algorithm: Algorithm | None = None,
     *,
     loss: str | Loss = "cross-entropy",
-    rounds: int = 30,
-    privacy: Privacy = None,
-    step_size: float = 1.0,
-    local_steps: int = 1,
-    batch_size: float = 64.0,
-    algorithm: Algorithm | None = None,
+    step_size: float | None = None,
+    local_steps: int | None = None,
+    batch_size: float | None = None,
     strategy: TangentMean | None = None,
     test: Site | None = None,
     metrics: Mapping[str, Metric] | None = None,
     clip_shares: Mapping[str, float] | None = None,
     compute: Literal["float64", "float32"] | None = None,
-    **options: Any,
-) -> Result:
-    """Train a copy of ``model`` on the examples of several sites, in this process.
-
-    Args:
-        model: its parameters are the start: public, whatever they were trained on before must be.
-        sites: each site's examples.
-        loss: as `module_problem`.
-        rounds: how many.
-        privacy: of `manifed.fit`; None protects nobody.
-        step_size: of each local step; of Riemannian SGD by retractions, with Poisson batches.
-        local_steps: between two rounds.
-        batch_size: expected size of a batch; a site with fewer examples uses all of them.
-        algorithm: another client update, with or without a server update.
-        strategy: the server's part where ``algorithm`` is None: Adam, momentum, an average, step
-            sizes by the round; None is the plain tangent mean.
-        test: public examples; "test_loss" and "test_accuracy" stand in the curves.
-        metrics: further columns of the curves: functions of outputs and labels of ``test``.
-        clip_shares: of groups of parameters, by prefixes of their names: `module_problem`.
-        compute: what the model computes in; None is float64. Norms, sums and noise are float64.
-        options: further arguments of `manifed.fit`. The default of ``transport`` takes a whole
-            cohort in one call.
+) -> Task:
+    """What `manifed.fit` trains where it is given a module; its arguments say what these are.
 
     Raises:
         NotPrivate: the model lets examples meet.
         ConfigError: sites without examples, parts that do not go together, a function of one's own
             that raises.
     """
+    steps = {"step_size": step_size, "local_steps": local_steps, "batch_size": batch_size}
+    clash = sorted(name for name, value in steps.items() if value is not None)
+    if algorithm is not None and clash:
+        raise ConfigError(
+            f"{clash[0]}: is of the algorithm that None stands for, got it with algorithm="
+        )
     if not isinstance(model, nn.Module):
         raise ConfigError(f"model: expected a torch.nn.Module, got {type(model).__name__}")
     if metrics and test is None:
@@ -99,25 +91,23 @@ def fit(
     if algorithm is not None and strategy is not None:
         raise ConfigError("strategy: goes with algorithm=None; give (algorithm, strategy) instead")
     if algorithm is None:
+        size = 64.0 if batch_size is None else batch_size
         client = RSGD(
-            step_size=step_size,
-            local_steps=local_steps,
-            minibatch=Poisson(batch_size=min(batch_size, *(float(len(s)) for s in shards))),
+            step_size=1.0 if step_size is None else step_size,
+            local_steps=1 if local_steps is None else local_steps,
+            minibatch=Poisson(batch_size=min(size, *(float(len(s)) for s in shards))),
             maps="retraction",
         )
         algorithm = (client, strategy or TangentMean())
+    judge = None
     if test is not None:
-        options["is_evaluation_public"] = True
-        judge = options["evaluate"] = judged_on(problem, examples_of(test, "test"), metrics or {})
+        judge = judged_on(problem, examples_of(test, "test"), metrics or {})
         problem.point_shape(shards[0])
         try:
             judge(problem.start)  # what fails is told before a round is paid for
         except ArithmeticError as error:
             raise ConfigError(f"test: {error}") from None
-    options.setdefault("start", problem.start)
-    options.setdefault("transport", partial(StackedTransport, device="cpu", memory_budget_mb=1024))
-    found = fit_problem(problem, shards, algorithm, rounds=rounds, privacy=privacy, **options)
-    return replace(found, state_dict=problem.state_dict(found.model))
+    return Task(problem, shards, algorithm, judge)
 
 
 def examples_of(site: Site, name: str) -> Examples:

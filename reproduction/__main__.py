@@ -1,28 +1,37 @@
-"""The claims of the papers as numerical checks: what reproduces, in which regime, and what not.
+"""The figures and the claims of the papers: what reproduces, in which regime, and what not.
 
-    python -m reproduction 4 C3 H10 [--json]     # checks by name
+    python -m reproduction 000-1 [--quick]       # a figure: missing runs, and its picture
+    python -m reproduction --list [000-1]        # what figures take
+    python -m reproduction 4 C3 H10 [--json]     # checks of claims by name
     python -m reproduction 000 [--json]          # all checks of a paper: 000 to 004
 
-000 is PriRFed (checks 1 to 16), 001 projected federated learning (C3 to C13, EQUAL, STEP, PAIR,
-PARTIAL, EXAMPLE, CLIENT), 002 growing samples (002-1 to 002-21, 002-B1, 002-B2), 003 DP-RSVRG (H1
-to H22), 004 DECOR (004-H1 to 004-H25). Verdicts are computed from the numbers printed beside them;
-docs/experiments.md explains each. Checks 11 and 12 use MNIST and the mammals' embedding where
+Checks: 000 is PriRFed (1 to 16), 001 projected federated learning (C3 to C13, EQUAL, STEP, PAIR,
+PARTIAL, EXAMPLE, CLIENT), 002 growing samples (002-1 to 002-21, 002-B1), 003 DP-RSVRG (H1
+to H22), 004 DECOR (004-H1 to 004-H25). 002-1 to 002-6 are checks and figures: `figure:002-1` is the
+figure. Verdicts are computed from the numbers printed beside them; docs/experiments.md explains
+each. Checks 11 and 12 use MNIST and the mammals' embedding where
 MANIFED_DATA names a folder that has them, and their stand-ins elsewhere; 004-H17 takes a9a from
-there, and 004-H20 needs MNIST. With --json standard output is one JSON document. One thread.
+there, and 004-H20 needs MNIST. Checks take one thread. With --json standard output is one JSON
+document.
 """
 
 import argparse
+import contextlib
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from manifed.runs.run_folder import jsonable
+from manifed.errors import ConfigError, one_line
+from manifed.runs.folder import jsonable
 from reproduction import checks_000, checks_001, checks_002, checks_003, checks_004
+from reproduction.figure_files import FIGURES
 from reproduction.findings import Finding, text_of
 
 PAPERS: Mapping[str, Mapping[str, Callable[[], Finding]]] = {
@@ -35,33 +44,79 @@ PAPERS: Mapping[str, Mapping[str, Callable[[], Finding]]] = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """0, or 2 for bad arguments; a contradicted claim is a finding and no failure."""
+    """0, 1 for a run that failed, or 2 for bad arguments; a contradicted claim is no failure."""
     parser = argparse.ArgumentParser(
         prog="python -m reproduction",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    checks = {name: check for paper in PAPERS.values() for name, check in paper.items()}
-    parser.add_argument("names", nargs="+", metavar="NAME", choices=[*PAPERS, *checks])
-    parser.add_argument(
-        "--json",
-        action="store_true",
-        help="print one JSON document alone; words go to standard error",
-    )
+    parser.add_argument("names", nargs="*", metavar="NAME", help="figures, checks or papers")
+    parser.add_argument("--json", action="store_true", help="one JSON document on standard output")
+    parser.add_argument("--list", action="store_true", help="say what figures take")
+    parser.add_argument("--all", action="store_true", help="every figure there is")
+    parser.add_argument("--quick", action="store_true", help="a few rounds of one seed")
+    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--seeds", type=int, help="seeds 0 to SEEDS-1 (default: the file's)")
+    parser.add_argument("--only", action="append", default=[], help="only curves of this pattern")
+    parser.add_argument("--set", action="append", default=[], metavar="A.B=VALUE")
+    parser.add_argument("--out", type=Path, default=Path("runs"), help="folder of all figures")
     given = parser.parse_args(argv)
-    torch.set_num_threads(1)
-    findings: list[dict[str, Any]] = []
-    for name in (check for asked in given.names for check in PAPERS.get(asked, [asked])):
-        began = time.process_time()
-        found = checks[name]()
-        seconds = time.process_time() - began
-        findings.append(asdict(found) | {"cpu_seconds": seconds})
-        words = sys.stderr if given.json else sys.stdout
-        words.write(text_of(found, seconds))
-        words.flush()
+    known = [path.stem.replace("_", "-") for path in sorted(FIGURES.glob("*.toml"))]
+    checks = {name: check for paper in PAPERS.values() for name, check in paper.items()}
+    claims = [name for name in given.names if name in checks or name in PAPERS]
+    figures = [name.removeprefix("figure:") for name in given.names if name not in claims]
+    if (given.all or given.list) and not given.names:
+        figures = known
+    if not figures and not claims:
+        parser.error("expected figures as 000-1, checks as 4, papers as 000, --all or --list")
+    document: dict[str, Any] = {}
+    failed: list[str] = []
+    with contextlib.redirect_stdout(sys.stderr) if given.json else contextlib.nullcontext():
+        try:
+            if figures:
+                failed = _figures(figures, given, document)
+        except (ConfigError, OSError) as error:
+            sys.stderr.write(f"error: {one_line(str(error), 400)}\n")
+            return 2
+        if claims:
+            torch.set_num_threads(1)
+            document["checks"] = [
+                _found(checks[check]) for name in claims for check in PAPERS.get(name, [name])
+            ]
     if given.json:
-        sys.stdout.write(json.dumps(jsonable({"checks": findings})) + "\n")
-    return 0
+        sys.stdout.write(json.dumps(jsonable(document)) + "\n")
+    if failed:
+        sys.stderr.write(f"{len(failed)} runs failed; the same command runs them again\n")
+    return 1 if failed else 0
+
+
+def _figures(
+    names: Sequence[str], given: argparse.Namespace, document: dict[str, Any]
+) -> list[str]:
+    from reproduction.figures import Asked, listed, reproduce
+
+    if given.list:
+        document["figures"] = listed(names)
+        for one in document["figures"]:
+            print(
+                f"{one['figure']:22}{one['runs']:>5} runs{one['rounds']:>8} rounds  "
+                f"data: {', '.join(one['data']) or '-':18} checks: {' '.join(one['checks'])}"
+            )
+        return []
+    asked = Asked(given.out, given.seeds, tuple(given.only), tuple(given.set), given.quick)
+    drawn, failed = reproduce(names, asked, max(1, given.jobs))
+    document["figures"] = {name: [str(path) for path in paths] for name, paths in drawn.items()}
+    document["failed"] = failed
+    return failed
+
+
+def _found(check: Callable[[], Finding]) -> dict[str, Any]:
+    began = time.process_time()
+    found = check()
+    seconds = time.process_time() - began
+    sys.stdout.write(text_of(found, seconds))
+    sys.stdout.flush()
+    return asdict(found) | {"cpu_seconds": seconds}
 
 
 if __name__ == "__main__":

@@ -13,16 +13,10 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from manifed.graphs.specs import Ring
-from manifed.privacy.secldp import (
-    Correlated,
-    Rounds,
-    paper_slope,
-    paper_total,
-    public_code_epsilon,
-    worst,
-)
+from manifed.privacy.secldp import Correlated, Rounds, worst
 from manifed.runs.report.figures import COLORS, STYLE
-from manifed.runs.report.panels import plain_ticks, save
+from reproduction.decor_prices import paper_slope, paper_total, public_code_epsilon
+from reproduction.pictures import plain_ticks, save
 
 RING, ROUNDS, DELTA = Ring().build(16), 1000, 1e-5
 BATCH, EXAMPLES = 64, 3750

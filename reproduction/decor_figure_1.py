@@ -16,12 +16,14 @@ from matplotlib.figure import Figure
 
 from manifed.algorithms.decor import Decor
 from manifed.experiment.assembly import facts_of
-from manifed.experiment.schema import CorrelatedNoise, Experiment
-from manifed.privacy.secldp import calibrate_masks, paper_slope
+from manifed.experiment.schema import Experiment
+from manifed.privacy.secldp import calibrate_masks
 from manifed.runs.report.figures import COLORS, DASHES
-from manifed.runs.report.panels import COLUMN, SMALL, WORDS, plain_ticks, save
 from manifed.runs.report.runs import Run
+from manifed.setting import CorrelatedNoise
 from reproduction.checks_004.learning import local_stddev
+from reproduction.decor_prices import paper_slope
+from reproduction.pictures import COLUMN, SMALL, WORDS, plain_ticks, save
 
 RATIOS = {"complete": 1.05, "torus": 1.25, "ring": 1.25}
 """sigma_cdp of DECOR over that of CDP, by graph."""

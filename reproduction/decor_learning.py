@@ -168,7 +168,7 @@ class Logistic:
 class Network:
     """One hidden layer with ReLU, every example clipped, Poisson batches: example level.
 
-    Parameters are packed as in manifed/problems/mlp.py; a clipped sum is divided by the expected
+    Parameters are packed as in reproduction/mlp.py; a clipped sum is divided by the expected
     batch.
     """
 

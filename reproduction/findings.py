@@ -1,6 +1,8 @@
 """What a numerical check found, and how it is printed."""
 
-from collections.abc import Mapping, Sequence
+import importlib
+import pkgutil
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -20,6 +22,20 @@ class Finding:
     seeds: tuple[int, ...] = ()
     """Empty where nothing is drawn or the check fixes its generators itself."""
     remark: str = ""
+
+
+def checks_of(
+    package: str, folder: Iterable[str], prefix: str = ""
+) -> dict[str, Callable[[], Finding]]:
+    """The functions ``check_ID`` of a package's modules by ``prefix`` and ID, in the IDs' order."""
+    found: dict[tuple[str, int], Callable[[], Finding]] = {}
+    for module in pkgutil.iter_modules(folder):
+        members = vars(importlib.import_module(f"{package}.{module.name}"))
+        for name, member in members.items():
+            if name.startswith("check_") and member.__module__ == members["__name__"]:
+                letters = name.removeprefix("check_").upper().rstrip("0123456789")
+                found[letters, int(f"0{name[len('check_') + len(letters) :]}")] = member
+    return {f"{prefix}{a}{n or ''}": found[a, n] for a, n in sorted(found)}
 
 
 def verdict_of(*, as_printed: bool, in_regime: bool = False) -> Verdict:

@@ -26,7 +26,7 @@ from typing import Final, Literal
 
 from pydantic import Field
 
-from manifed.privacy.events import Frozen, GaussianRelease, SampledWithoutReplacement
+from manifed.privacy.events import Frozen, Release, SampledWithoutReplacement
 
 PRINTED_FACTOR: Final = 28.0
 """Claim 4: K <= 28 lambda (lambda + 1) C1^2 / (n sigma_2)^2; the lemma it cites gives 56."""
@@ -34,7 +34,7 @@ PRINTED_FACTOR: Final = 28.0
 Counting = Literal["every-step", "every-epoch"]
 """How often the full gradient is charged: m S times (eq. 3) or S times (the public code)."""
 
-Releases = tuple[GaussianRelease, ...]
+Releases = tuple[Release, ...]
 
 
 class Schedule(Frozen):
@@ -117,14 +117,14 @@ class Schedule(Frozen):
         """What the analysis says was released, for any accountant."""
         alpha = self.least_share() if share is None else share
         sampling = SampledWithoutReplacement(sample_size=1, population=self.num_examples)
-        full = GaussianRelease(
+        full = Release(
             unit="example",
             neighboring_relation="replace-one",
             noise_multiplier=math.sqrt(alpha) * stddev * self.num_examples / 2 / self.l2_norm_clip,
             count=self.steps if counting == "every-step" else self.epochs,
             label="reference",
         )
-        stochastic = GaussianRelease(
+        stochastic = Release(
             unit="example",
             neighboring_relation="replace-one",
             noise_multiplier=math.sqrt(1 - alpha) * stddev / 4 / self.correction_l2_norm_clip,

@@ -20,7 +20,7 @@ from manifed.experiment.schema import Experiment
 from manifed.federation.cohorts import Cohort
 from manifed.federation.header import Header
 from manifed.federation.rounds import run_rounds
-from manifed.federation.stacked import StackedTransport
+from manifed.federation.stack import StackTransport
 from manifed.flower.records import pack
 
 
@@ -91,8 +91,8 @@ def run(
     config = table if isinstance(table, Experiment) else parse(dict(table))
     found, plan, x = load_shards(config), plan_of(config), start(config)
     plan = plan if cohort is None else replace(plan, cohort=cohort)
-    shares = client_shares(found.sizes, config.server_update.weights)
-    stacked = StackedTransport(client_side(config), device="cpu", memory_budget_mb=1024)
+    shares = client_shares(found.sizes, config.server_update.weighting)
+    stacked = StackTransport(client_side(config), at_once=None, memory_budget_mb=1024)
     state, last = plan.server_update.initial(x), config.federation.num_rounds
     rounds, message = run_rounds(plan, state, stacked, num_rounds=last), wire_bytes(config, x)
     norms = [float(found.problem.gradient_norm(x, found.examples, shares))]

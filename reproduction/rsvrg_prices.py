@@ -19,16 +19,16 @@ from typing import Any
 import numpy as np
 
 from manifed.privacy import gaussian
-from manifed.privacy.calibration import noise_multiplier
-from manifed.privacy.events import GaussianRelease, PoissonSampled, SampledWithoutReplacement
-from manifed.privacy.normal_law import Array
-from manifed.privacy.subset_divergence import subset_divergences
+from manifed.privacy.calibration import least_multiplier
+from manifed.privacy.events import PoissonSampled, Release, SampledWithoutReplacement
+from manifed.privacy.loss import Array
+from manifed.privacy.renyi import subset_divergences
 from reproduction.published_rsvrg import Counting, Schedule
 
-Price = Callable[[Sequence[GaussianRelease], float], float]
+Price = Callable[[Sequence[Release], float], float]
 
 
-def moments_epsilon(releases: Sequence[GaussianRelease], delta: float) -> float:
+def moments_epsilon(releases: Sequence[Release], delta: float) -> float:
     """The moments accountant: Wang et al.'s bound at a dense grid of orders up to 2048.
 
     Replace-one; conversion of Canonne, Kamath, Steinke (2020), Proposition 12.
@@ -54,7 +54,7 @@ def moments_epsilon(releases: Sequence[GaussianRelease], delta: float) -> float:
 
 
 def tight_epsilon(
-    releases: Sequence[GaussianRelease], delta: float, *, is_optimistic: bool = False
+    releases: Sequence[Release], delta: float, *, is_optimistic: bool = False
 ) -> float:
     """An estimate: the loss distribution of Poisson sampling, with replace-one's multipliers.
 
@@ -129,15 +129,13 @@ def calibrated_stddev(
 def _stddev_at(
     schedule: Schedule, share: float, epsilon: float, delta: float, counting: Counting
 ) -> float:
-    return noise_multiplier(
-        lambda stddev: schedule.releases(stddev, share=share, counting=counting),
-        target_epsilon=epsilon,
-        target_delta=delta,
-        price=moments_epsilon,
-    )
+    def cost(stddev: float) -> float:
+        return moments_epsilon(schedule.releases(stddev, share=share, counting=counting), delta)
+
+    return least_multiplier(cost, epsilon)
 
 
-def _rate(release: GaussianRelease) -> float:
+def _rate(release: Release) -> float:
     sampling = release.sampling
     if isinstance(sampling, SampledWithoutReplacement):
         return sampling.sample_size / sampling.population

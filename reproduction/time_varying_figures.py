@@ -19,7 +19,6 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from manifed.runs.report.figures import COLORS, DASHES, STYLE
-from manifed.runs.report.panels import save
 from reproduction.checks_002 import classifiers, network
 from reproduction.checks_002.settings import (
     DIM,
@@ -32,6 +31,7 @@ from reproduction.checks_002.settings import (
     releases,
     schedules,
 )
+from reproduction.pictures import save
 from reproduction.time_varying_reference import NAMES, Array, Setting, run
 from reproduction.time_varying_rivals import RIVALS, Constants, epsilon_of_an_iteration
 

@@ -17,8 +17,11 @@ from torch import Tensor
 
 from benchmarks.common.quiet import flower_says_only
 from manifed.cli.launch import Request, launch
+from manifed.experiment.assembly import load_shards
+from manifed.experiment.evaluation import client_shares
+from manifed.experiment.schema import Experiment
 from manifed.runs.report.runs import read
-from reproduction.experiments import experiment_path
+from reproduction.figure_files import curve_path, curves
 
 NON_PRIVATE = 'privacy={ kind = "none" }'
 """Override: neither clipping nor noise."""
@@ -53,7 +56,7 @@ def trial(name: str, seed: int, *sets: str) -> Trial:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"
         request = Request(
-            str(experiment_path(name)), (*overrides, f"federation.seed={seed}"), out=out, plain=True
+            str(curve_path(name)), (*overrides, f"federation.seed={seed}"), out=out, plain=True
         )
         run_silently(request)
         found = read(out)
@@ -79,3 +82,23 @@ def run_silently(request: Request) -> None:
 def mean(values: Sequence[float]) -> float:
     """The arithmetic mean."""
     return float(np.mean(values))
+
+
+def table(name: str, **changes: Any) -> dict[str, Any]:
+    """The table of a curve; ``rounds``, ``seed``, ``step_size`` and ``centred`` change it."""
+    found = curves()[name].table(name)
+    if "rounds" in changes:
+        found["federation"]["num_rounds"] = changes["rounds"]
+    if "seed" in changes:
+        found["federation"]["seed"] = changes["seed"]
+    if "step_size" in changes:
+        found["training"]["step_size"] = changes["step_size"]
+    if changes.get("centred"):
+        found["data"]["is_centred"] = True
+    return found
+
+
+def best_point(config: Experiment) -> Tensor:
+    """The reference optimum, as a start."""
+    found = load_shards(config)
+    return found.problem.optimum(found.examples, client_shares(found.sizes, "uniform")).x

@@ -1,1 +1,9 @@
-"""This application's Flower strategies, for a ServerApp of one's own or of a config."""
+"""This application's Flower strategies; a wheel has them as `manifed.flower.strategies`.
+
+Under either name a module is one object: this package enters those of the library.
+"""
+
+from manifed.flower import enter_as
+
+if __name__ == "strategies":
+    enter_as(__name__)

@@ -7,14 +7,16 @@ for each client, so neither can be protected by noise on the mean alone: client-
 refused.
 """
 
+from collections.abc import Iterable
 from typing import Unpack
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp import Grid
 
 from manifed.algorithms.projected import ProjectedPartial
 from manifed.algorithms.rfedsvrg import RFedSVRG
-from manifed.errors import ConfigError
-from manifed.federation.aggregation import Mean
 from manifed.federation.replies import Replies
-from manifed.federation.rounds import Attempt, averaged, enough
+from manifed.federation.rounds import Attempt, Mean, averaged, sent
 from manifed.flower.strategy import CohortSettings, ManifoldStrategy
 from manifed.manifolds.base import Manifold
 
@@ -35,21 +37,24 @@ class ControlVariates(ManifoldStrategy):
         Raises:
             ConfigError: for client-level privacy, or parts that do not go together.
         """
-        privacy = settings.get("privacy")
-        if privacy is not None and privacy.client_mechanism is not None:
-            raise ConfigError(
-                f"privacy: expected ExampleLevel with {type(update).__name__}, got ClientLevel: "
-                "the server would keep un-noised uploads of single clients"
-            )
         super().__init__(manifold, update, update, **settings)
 
-    def judge(self, now: Attempt, replies: Replies) -> Replies:
-        """The policy decides in each exchange; who failed in the first is not asked in the second.
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """The model, then its mean gradient; or the model with the corrections of each client."""
+        now = self.opened(server_round, arrays, config, grid)  # a cohort, drawn and charged
+        if now is None:  # the budget does not pay it
+            return []
+        return self.messages(server_round, sent(now))
 
-        Raises:
-            RoundFailed: when the policy is not content.
-        """
-        return enough(now, replies)
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """The mean, and after the last exchange the step; each upload is kept in its correction."""
+        # who fails in the first exchange is not asked in the second
+        got = self.read(server_round, replies)
+        return self.moved(got)
 
     def aggregate(self, now: Attempt, replies: Replies) -> Mean:
         """The mean gradient or displacement; each client's own is kept by the server's step."""

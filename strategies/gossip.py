@@ -6,17 +6,17 @@ comes back in a round. A node that is missing fails the round, whatever the repl
 "retry": half of a mixing is none, and masks of neighbours would not cancel.
 """
 
+from collections.abc import Iterable
 from typing import Unpack
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp import Grid
 
 from manifed.algorithms.decor import Decor
 from manifed.algorithms.gossip import Gossip as Plain
 from manifed.algorithms.growing_samples import GrowingSamples
-from manifed.algorithms.manifold_gossip import ManifoldGossip
-from manifed.algorithms.payloads import PerClient
-from manifed.errors import RoundFailed
-from manifed.federation.aggregation import Mean
 from manifed.federation.replies import Replies
-from manifed.federation.rounds import Attempt
+from manifed.federation.rounds import Attempt, Mean, sent
 from manifed.flower.strategy import ManifoldStrategy, Settings
 from manifed.manifolds.base import Manifold
 
@@ -27,7 +27,7 @@ class Gossip(ManifoldStrategy):
     def __init__(
         self,
         manifold: Manifold,
-        update: Plain | Decor | GrowingSamples | ManifoldGossip,
+        update: Plain | Decor | GrowingSamples,
         **settings: Unpack[Settings],
     ) -> None:
         """``update`` is client and server update in one; both sides must hold equal ones.
@@ -39,24 +39,22 @@ class Gossip(ManifoldStrategy):
         """
         super().__init__(manifold, update, update, **settings)
 
-    def send(self, now: Attempt) -> PerClient:
-        """To every node its own row: its model, its neighbourhood, or keys before round 1."""
-        down = super().send(now)
-        assert isinstance(down, PerClient)
-        return down
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """To every node a row of its own: its model, or keys before round 1."""
+        now = self.opened(server_round, arrays, config, grid)  # a cohort, drawn and charged
+        if now is None:  # the budget does not pay it
+            return []
+        return self.messages(server_round, sent(now))
 
-    def judge(self, now: Attempt, replies: Replies) -> Replies:
-        """All half steps or none.
-
-        Raises:
-            RoundFailed: when one is missing.
-        """
-        if replies.failures:
-            why = self.plan.policy.explain(replies, len(now.cohort), needs_everyone=True)
-            raise RoundFailed(
-                f"Round {now.server_round}: {why}; gossip mixes the half steps of all nodes"
-            )
-        return replies
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """The mixing of all half steps, or none."""
+        got = self.read(server_round, replies)  # finite
+        self.refuse_failures(got, "gossip mixes the half steps of all nodes")
+        return self.moved(got)
 
     def aggregate(self, now: Attempt, replies: Replies) -> Mean:
         """Nothing: the step mixes the uploads themselves."""

@@ -6,12 +6,15 @@ them, once that is charged, and takes those off. A round fails when more are sil
 policy or ``max_dropped`` allow, or when a survivor does not answer the second question.
 """
 
+from collections.abc import Iterable
 from typing import Unpack
 
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp import Grid
+
 from manifed.algorithms import masked_mean
-from manifed.federation.aggregation import Mean
 from manifed.federation.replies import Replies
-from manifed.federation.rounds import Attempt, enough
+from manifed.federation.rounds import Attempt, Mean, sent
 from manifed.flower.strategy import ManifoldStrategy, Settings
 from manifed.manifolds.base import Manifold
 
@@ -31,13 +34,21 @@ class MaskedMean(ManifoldStrategy):
         """
         super().__init__(manifold, update, update, **settings)
 
-    def judge(self, now: Attempt, replies: Replies) -> Replies:
-        """The policy decides how many may be silent; the step refuses half an answer to it.
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """The model; or, once that is charged, the question for masks with silent nodes."""
+        now = self.opened(server_round, arrays, config, grid)  # a cohort, drawn and charged
+        if now is None:  # the budget does not pay it
+            return []
+        return self.messages(server_round, sent(now))
 
-        Raises:
-            RoundFailed: when the policy is not content.
-        """
-        return enough(now, replies)
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """The step along the sum in which masks cancel, those of silent nodes taken off."""
+        got = self.read(server_round, replies)  # finite; the policy says how many may be silent
+        return self.moved(got)
 
     def aggregate(self, now: Attempt, replies: Replies) -> Mean:
         """Nothing: the step adds the uploads up itself."""

@@ -6,14 +6,16 @@ missing reply fails the round (the state before stays), whatever the reply polic
 model that leaves the tube in which its projection is unique. For cohorts: control_variates.py.
 """
 
+from collections.abc import Iterable
 from typing import Unpack
 
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp import Grid
+
 from manifed.algorithms.payloads import Point
-from manifed.algorithms.projected import Projected, reach
-from manifed.errors import ConfigError, RoundFailed
-from manifed.federation.aggregation import Mean
+from manifed.algorithms.projected import Projected
 from manifed.federation.replies import Replies
-from manifed.federation.rounds import Attempt, averaged, noised
+from manifed.federation.rounds import Attempt, Mean, averaged, noised
 from manifed.flower.strategy import ManifoldStrategy, Settings
 from manifed.manifolds.base import Manifold
 
@@ -34,32 +36,30 @@ class ProjectionMean(ManifoldStrategy):
         Raises:
             ConfigError: for a manifold without a projection, or parts that do not go together.
         """
-        try:
-            reach(manifold)
-        except ValueError as error:
-            raise ConfigError(f"manifold: {error}") from None
         super().__init__(manifold, update, update, **settings)
 
-    def send(self, now: Attempt) -> Point:
-        """x^r as it is, off the manifold in general."""
-        return Point(now.state["x"])
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """The ambient x^r as it is, off the manifold in general, to everybody."""
+        now = self.opened(server_round, arrays, config, grid)  # a cohort, drawn and charged
+        if now is None:  # the budget does not pay it
+            return []
+        return self.messages(server_round, Point(now.state["x"]))
 
-    def judge(self, now: Attempt, replies: Replies) -> Replies:
-        """All replies or none; at client level a failed one is the zero vector.
-
-        Raises:
-            RoundFailed: when one is missing.
-        """
-        if self.plan.mechanism is not None:
-            return replies.zero_filled(now.asked)
-        if replies.failures:
-            why = self.plan.policy.explain(replies, len(now.cohort), needs_everyone=True)
-            raise RoundFailed(
-                f"Round {now.server_round}: {why}; the corrections of projected federated learning "
-                "sum to zero over all clients only"
-            )
-        return replies
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """The step along the mean of ambient displacements, which stays in the tube (line 13)."""
+        got = self.read(server_round, replies)  # finite
+        self.refuse_failures(
+            got,
+            "the corrections of projected federated learning sum to zero over all clients only",
+        )
+        return self.moved(got)
 
     def aggregate(self, now: Attempt, replies: Replies) -> Mean:
         """The mean of ambient displacements, noised in the ambient norm at client level."""
-        return averaged(now, replies) if self.plan.mechanism is None else noised(now, replies)
+        if self.plan.mechanism is None:
+            return averaged(now, replies)
+        return noised(now, replies)

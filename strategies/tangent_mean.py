@@ -6,19 +6,23 @@ tangent_mean.py). A reply that is missing, malformed or not tangent counts as th
 `ReplyPolicy` says when a round fails, and under `ClientLevel` such a reply is the zero vector.
 """
 
+from collections.abc import Iterable
 from typing import Literal, Unpack
 
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp import Grid
+
 from manifed.algorithms import tangent_mean
+from manifed.algorithms.algorithm import ClientUpdate
 from manifed.algorithms.averaging import Average
-from manifed.algorithms.interface import ClientUpdate
 from manifed.algorithms.payloads import Point
+from manifed.algorithms.rsgd import RSGD
 from manifed.errors import ConfigError
-from manifed.federation.aggregation import Mean
 from manifed.federation.replies import Replies
-from manifed.federation.rounds import Attempt, averaged, noised
-from manifed.flower.privacy import ONE_GRADIENT, ClientLevel, ExampleLevel
+from manifed.federation.rounds import Attempt, Mean, averaged, noised
 from manifed.flower.strategy import CohortSettings, ManifoldStrategy
 from manifed.manifolds.base import Manifold, MapChoice
+from manifed.oracles.minibatch import Full
 
 
 class TangentMean(ManifoldStrategy):
@@ -31,13 +35,13 @@ class TangentMean(ManifoldStrategy):
         server_step_size: float = 1.0,
         weights: Literal["num-examples", "uniform"] = "num-examples",
         output_rule: Literal["last", "uniform"] = "last",
-        maps: MapChoice = "exact",
+        maps: MapChoice | None = None,
         average: Average | None = None,
         momentum: float | None = None,
         update: ClientUpdate | None = None,
         **settings: Unpack[CohortSettings],
     ) -> None:
-        """``update`` is what clients run; None takes that of ``privacy``, one gradient by default.
+        """``update`` is what clients run; None is one gradient of all examples.
 
         With an ``average`` the model is one of released iterates, `state` holds the last of them.
 
@@ -46,10 +50,7 @@ class TangentMean(ManifoldStrategy):
         Raises:
             ConfigError: for parts that do not go together.
         """
-        privacy = settings.get("privacy")
-        runs = update or ONE_GRADIENT
-        if update is None and isinstance(privacy, ExampleLevel | ClientLevel):
-            runs = privacy.update
+        runs = update or RSGD(step_size=1.0, minibatch=Full())
         if len(runs.phases) != 1:
             raise ConfigError(
                 f"update: expected an update of one exchange with {type(self).__name__}, got "
@@ -69,10 +70,24 @@ class TangentMean(ManifoldStrategy):
             **settings,
         )
 
-    def send(self, now: Attempt) -> Point:
-        """The model x^(t), the same for the whole cohort."""
-        return Point(now.state["x"])
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """The model x^(t), the same for a whole cohort (lines 2 and 3)."""
+        now = self.opened(server_round, arrays, config, grid)  # a cohort, drawn and charged
+        if now is None:  # the budget does not pay it
+            return []
+        return self.messages(server_round, Point(now.state["x"]))
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """The step along the mean of the tangent vectors at x^(t), (3.2)."""
+        got = self.read(server_round, replies)  # finite, and tangent at x^(t)
+        return self.moved(got)
 
     def aggregate(self, now: Attempt, replies: Replies) -> Mean:
         """The mean of the tangent vectors at x^(t), noised in the metric there at client level."""
-        return averaged(now, replies) if self.plan.mechanism is None else noised(now, replies)
+        if self.plan.mechanism is None:
+            return averaged(now, replies)
+        return noised(now, replies)

@@ -1,4 +1,4 @@
-"""The experiments that the engine benchmarks run: six problems, any number of clients."""
+"""The experiments that the engine benchmarks run: five problems, any number of clients."""
 
 from collections.abc import Callable
 from typing import Any
@@ -38,18 +38,14 @@ def least_squares(clients: int, rounds: int) -> dict[str, Any]:
     return table | {"training": _rsgd(0.05)}
 
 
-def least_squares_30(clients: int, rounds: int) -> dict[str, Any]:
-    """In thirty dimensions, more than twice the local steps, which are then taken one by one."""
-    table = least_squares(clients, rounds) | {"name": "least_squares_d30"}
-    table["data"]["dimension"] = 30
-    return table
-
-
 def lorentz(clients: int, rounds: int) -> dict[str, Any]:
     """The Fréchet mean on H^10, twenty points a client."""
     table = _base("lorentz_d10", clients, rounds)
     table["problem"] = {"kind": "frechet-mean", "manifold": "lorentz"}
-    table["data"] = {"kind": "hyperbolic-cloud", "num_examples": POINTS * clients}
+    table["data"] = {
+        "kind": "reproduction.recipes:HyperbolicCloud",
+        "num_examples": POINTS * clients,
+    }
     return table | {"training": _rsgd(0.1)}
 
 
@@ -87,7 +83,6 @@ def kpca_784(clients: int, rounds: int) -> dict[str, Any]:
 
 CASES: dict[str, Callable[[int, int], dict[str, Any]]] = {
     "least_squares_d10": least_squares,
-    "least_squares_d30": least_squares_30,
     "lorentz_d10": lorentz,
     "spd_10": spd,
     "kpca_100x5": kpca_100,

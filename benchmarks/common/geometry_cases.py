@@ -1,4 +1,4 @@
-"""The places of ``geometry.py``: one manifold at one shape, in three libraries."""
+"""The places of ``peers.py``: one manifold at one shape, in three libraries."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -49,8 +49,6 @@ class Place:
     geoopt: Any = None
     pymanopt: Callable[[int], Any] | None = None
     batches: tuple[int, ...] = (1, 32, 1000)
-    stable_operations: tuple[str, ...] = ()
-    """Operations whose formula keeps digits that geoopt's loses, and may cost more."""
 
 
 @dataclass(frozen=True)
@@ -123,11 +121,11 @@ def _spd(m: int) -> Place:
 
 
 def _stiefel(n: int, k: int) -> list[Place]:
-    operations = ("projx", ILL_CONDITIONED, "proju", "egrad2rgrad", "inner", "retr", "expmap")
+    operations = ("projx", ILL_CONDITIONED, "proju", "egrad2rgrad", "inner", "expmap")
     return [
         Place(
-            f"stiefel_qr_{n}x{k}",
-            Stiefel("euclidean", "qr"),
+            f"stiefel_{n}x{k}",
+            Stiefel(),
             (n, k),
             operations,
             geoopt.EuclideanStiefel(),
@@ -135,19 +133,11 @@ def _stiefel(n: int, k: int) -> list[Place]:
         ),
         Place(
             f"stiefel_polar_{n}x{k}",
-            Stiefel("euclidean", "polar"),
+            Stiefel(),
             (n, k),
             ("retr",),
             None,
             lambda count: pymanopt.Stiefel(n, k, k=count, retraction="polar"),
-        ),
-        Place(
-            f"stiefel_cayley_{n}x{k}",
-            Stiefel("canonical", "cayley"),
-            (n, k),
-            ("retr",),
-            geoopt.CanonicalStiefel(),  # noqa: TID251  # raced for its Cayley retraction
-            batches=(1, 32) if n < 500 else (1,),
         ),
         Place(
             f"grassmann_{n}x{k}",
@@ -169,7 +159,6 @@ def _hyperbolic(d: int) -> list[Place]:
             (d + 1,),
             ("proju", *operations),
             geoopt.Lorentz(k=unit()),
-            stable_operations=("proju", *operations),
         ),
         Place(
             f"poincare_{d}",
@@ -178,7 +167,6 @@ def _hyperbolic(d: int) -> list[Place]:
             tuple(op for op in operations if op != "inner"),
             geoopt.PoincareBall(c=unit()),
             lambda k: pymanopt.PoincareBall(d, k=k),
-            stable_operations=operations,
         ),
     ]
 
@@ -192,7 +180,6 @@ def _spheres(n: int) -> list[Place]:
             (n,),
             operations,
             geoopt.Sphere(),
-            stable_operations=("dist",),
         ),
         Place(
             f"oblique_{n}x5",

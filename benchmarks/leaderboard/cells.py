@@ -14,15 +14,15 @@ import torch
 
 from benchmarks.leaderboard.methods import AUTO, CENTRAL, LONG, METHODS, ROUNDS, Setting
 from benchmarks.leaderboard.tasks import CLIENTS, MOST_UPLOADS, Task
+from manifed.audit.attack import find_strongest
 from manifed.audit.of_config import attacks_of
-from manifed.audit.report import find_strongest
 from manifed.errors import BudgetExhausted, ConfigError, RoundFailed
 from manifed.experiment import load as config_of
 from manifed.experiment.assembly import client_side, initial_point, load_shards, plan_of
-from manifed.experiment.privacy import promise_of
-from manifed.experiment.schema import Experiment
+from manifed.experiment.schema import Experiment, sha256
 from manifed.federation.rounds import run_rounds
-from manifed.federation.stacked import StackedTransport
+from manifed.federation.stack import StackTransport
+from manifed.plan import promise_of
 
 TUNING, FINALISTS, PLACES = (1000, 1001), 3, 2
 LOST = 1e3
@@ -58,7 +58,7 @@ def run(task: Task, config: Experiment) -> dict[str, float]:
     setup = time.process_time() - began
     try:
         plan = plan_of(config)
-        transport = StackedTransport(client_side(config), device="cpu", memory_budget_mb=1024)
+        transport = StackTransport(client_side(config), at_once=None, memory_budget_mb=1024)
         state = plan.server_update.initial(initial_point(config))
         for report in run_rounds(plan, state, transport, num_rounds=config.federation.num_rounds):
             state = report.state
@@ -104,7 +104,7 @@ def measured(task: Task, configs: Sequence[Experiment], **more: Any) -> Cell:
     point = initial_point(first)
     layout = [phase.up.layout(tuple(point.shape), point.dtype) for phase in plan.phases]
     numbers = sum(math.prod(shape) for fields in layout for shape, _ in fields.values())
-    promise = promise_of(first, plan.num_examples)
+    promise = promise_of(first.setting, plan.num_examples)
     adversary, *_ = promise.planned(first.federation.num_rounds)["adversaries"]
     return {
         "shares": [row["share"] for row in rows],
@@ -113,7 +113,7 @@ def measured(task: Task, configs: Sequence[Experiment], **more: Any) -> Cell:
         "uploads": first.federation.num_rounds,
         "numbers_up": first.federation.num_rounds * numbers,
         "claimed": adversary["epsilon"],
-        "config_sha256": config_of.sha256(first),
+        "config_sha256": sha256(first),
         "method": _given(config_of.dump(first)["training"]),
         **more,
     }

@@ -11,6 +11,7 @@ from typing import Any
 
 from benchmarks.leaderboard.tasks import MOST_UPLOADS, Task
 
+CORRELATED = "manifed_extras.correlated:CorrelatedRSGD"
 ROUNDS, LONG = (4, 16), 28
 """Of plain descent; and of what gains by a long stay near the optimum."""
 LEFT_OUT = {
@@ -98,7 +99,7 @@ def scheduled(task: Task, best: Sequence[Setting]) -> Iterator[Setting]:
 
 def correlated(task: Task, best: Sequence[Setting]) -> Iterator[Setting]:
     """Noise correlated over rounds, without and with an average."""
-    more = {"kind": "correlated-rsgd", "correlation": {"kind": "banded-inverse", "bands": 4}}
+    more = {"kind": CORRELATED, "correlation": {"kind": "banded-inverse", "bands": 4}}
     yield from _at(task, best, 1.0, **more)
     for step in task.steps:
         yield replace(_descent(task, step, LONG, **more), strategy=_tail(task, LONG))

@@ -24,7 +24,7 @@ import numpy as np
 from pydantic import Field
 
 from manifed.errors import ConfigError
-from manifed.problems.dataset import Dataset, DataSource, ExampleKind, build
+from manifed.problems.data import Dataset, DataSource, ExampleKind, build
 
 WHEELS = "LEADERBOARD_WHEELS"
 _ITSELF = "benchmarks.leaderboard.own_data"
@@ -98,9 +98,9 @@ class Emg(DataSource):
                 label.append(self.SIGNS.index(signs[start].split()[1]))
         z, numbers = np.stack(found), np.array(label)
         if not self.has_labels:
-            return build({"z": z}, feature_ndim={"z": 2}, labels=numbers)
+            return build({"z": z}, labels=numbers)
         arrays = {"z": z, "label": numbers.astype(np.float64)}
-        return build(arrays, feature_ndim={"z": 2, "label": 0}, labels=numbers)
+        return build(arrays, labels=numbers)
 
 
 class Connectomes(DataSource):
@@ -125,7 +125,7 @@ class Connectomes(DataSource):
         values, vectors = np.linalg.eigh((1 - self.ridge) * z + self.ridge * np.eye(28))
         values = np.maximum(values, 0.1 * self.ridge)  # correlations of components need not be SPD
         z = np.einsum("nij,nj,nkj->nik", vectors, values, vectors)
-        return build({"z": z}, feature_ndim={"z": 2})
+        return build({"z": z})
 
 
 class MovieLens(DataSource):

@@ -144,7 +144,7 @@ def plot(task: Task, found: dict[float, dict[str, dict[str, Any]]], path: Path) 
     from matplotlib.figure import Figure
 
     from manifed.runs.report.figures import COLORS, DASHES, STYLE
-    from manifed.runs.report.panels import plain_ticks
+    from reproduction.pictures import plain_ticks
 
     names = sorted({m for cells in found.values() for m, c in cells.items() if "shares" in c})
     colours = COLORS[:6] + COLORS[7:]  # black is that of the plan

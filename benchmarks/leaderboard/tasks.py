@@ -91,12 +91,13 @@ TASKS = (
     Task(
         "hyperbolic-mean", "hyperbolic mean, WordNet mammals",
         {"kind": "frechet-mean", "manifold": "lorentz", "start": {"kind": "origin"}},
-        {"kind": "wordnet-mammals", "is_graph_public": True}, 4.0, _MEAN, in_gate=True,
+        {"kind": "reproduction.mammals:WordnetMammals", "is_graph_public": True}, 4.0, _MEAN,
+        in_gate=True,
     ),
     Task(
         "completion-low-rank", "matrix completion, made-up columns (rank 2 of 30)",
         {"kind": "matrix-completion", "rank": 2, "scaling": "mean"},
-        {"kind": "synthetic-low-rank", "num_clients": 10, "columns": 500, "dimension": 30,
+        {"kind": "reproduction.recipes:LowRank", "num_clients": 10, "columns": 500, "dimension": 30,
          "noise_stddev": 0.01},
         1.0, (0.1, 0.3, 1.0, 3.0), maps="retraction", average="projector", is_projected=True,
         in_gate=True,

@@ -1,8 +1,8 @@
 """Draws pictures of the gallery and the tutorials: python docs/pictures/gallery.py [--runs DIR].
 
-Runs what is missing of one figure a paper, of the median's (`manifed reproduce`) and of the first
-tutorial's sweep, and keeps a small copy of each picture here: at most WIDTH pixels wide, few
-colours.
+Runs what is missing of one figure a paper, of the median's (`python -m reproduction`) and of
+the first tutorial's sweep, and keeps a small copy of each picture here: at most WIDTH pixels wide,
+few colours.
 """
 
 import argparse
@@ -44,14 +44,17 @@ def small(source: Path, target: Path) -> None:
 def main() -> None:
     """Every picture in turn."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--runs", type=Path, default=Path("runs"))
+    parser.add_argument("--runs", type=Path, default=HERE.parents[1] / "runs")
     parser.add_argument("--only", nargs="*", default=[*FIGURES, SWEEP])
     given = parser.parse_args()
     for name in given.only:
         is_sweep = name == SWEEP
         out = given.runs / "steps" if is_sweep else given.runs
-        words = STEPS if is_sweep else ("reproduce", name, *FIGURES[name])
-        subprocess.run([sys.executable, "-m", "manifed", *words, "--out", str(out)], check=True)
+        words = ["reproduction", f"figure:{name}", *FIGURES.get(name, ())]
+        if is_sweep:
+            words = ["manifed", *STEPS]
+        command = [sys.executable, "-m", *words, "--out", str(out)]
+        subprocess.run(command, check=True, cwd=HERE.parents[1])
         drawn = "steps/relative-cost-gap-by-round.png" if is_sweep else f"{name}/figure-{name}.png"
         small(given.runs / drawn, HERE / f"{name}.png")
 

@@ -11,7 +11,7 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from manifed.privacy import accountant
-from manifed.privacy.events import GaussianRelease
+from manifed.privacy.events import Release
 from manifed.runs.report.figures import COLORS, STYLE
 
 ROUNDS, DELTA = 30, 1e-5
@@ -25,7 +25,7 @@ MOVES = {
 
 def epsilon(noise: float, move: float) -> float:
     """Of all rounds, where somebody moves a sum by so many clips."""
-    release = GaussianRelease(
+    release = Release(
         unit="example", neighboring_relation="add-or-remove", noise_multiplier=noise / move
     )
     return accountant.epsilon([release.times(ROUNDS)], DELTA)

@@ -20,8 +20,11 @@ import annotated_types
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from manifed.experiment.plugins import OrPlugin
+from manifed.experiment.paths import Place, options
+from manifed.experiment.plugins import Kinds
 from manifed.experiment.schema import Experiment
+from manifed.manifolds.base import Manifold
+from manifed.problems.frechet import MANIFOLDS, name_of
 
 HERE = Path(__file__).parent
 UNITS = {
@@ -30,14 +33,13 @@ UNITS = {
     **dict.fromkeys(
         ("num_rounds", "every", "from_round", "reserve_rounds", "no_better_for"), "rounds"
     ),
-    **dict.fromkeys(("decay_rounds", "bands"), "rounds"),
+    "decay_rounds": "rounds",
     **dict.fromkeys(("num_clients", "cohort_size", "max_dropped"), "clients"),
     **dict.fromkeys(("num_nodes", "degree", "collusion"), "nodes"),
-    **dict.fromkeys(("num_examples", "batch_size", "shard_size", "min_size"), "examples"),
+    **dict.fromkeys(("num_examples", "batch_size", "shard_size"), "examples"),
     **dict.fromkeys(("l2_norm_clip", "correction_l2_norm_clip"), "length of a gradient or upload"),
     "l1_norm_clip": "L1 length of a gradient",
     **dict.fromkeys(("local_steps", "inner_steps"), "steps"),
-    **dict.fromkeys(("patch", "stride"), "pixels"),
     **dict.fromkeys(("noise_multiplier", "quantile_noise_multiplier"), "sensitivities"),
     **dict.fromkeys(("epsilon", "local_epsilon", "max_epsilon"), "nats"),
     **dict.fromkeys(
@@ -137,11 +139,7 @@ def unannotated(annotation: Any) -> Any:
 
 def models_of(annotation: Any) -> list[type[BaseModel]]:
     """The tables that a key may hold, in the order of the schema."""
-    annotation = unannotated(annotation)
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return [annotation]
-    found = [model for part in get_args(annotation) for model in models_of(part)]
-    return list(dict.fromkeys(found))
+    return Place("", None, options(annotation)).models()
 
 
 def kind_of(cls: type[BaseModel]) -> str | None:
@@ -154,7 +152,9 @@ def type_of(annotation: Any) -> str:
     """A type as a reader of TOML knows it."""
     annotation = unannotated(annotation)
     parts, origin = get_args(annotation), get_origin(annotation)
-    if origin is Literal:
+    if annotation is Manifold:
+        words = [f'`"{name}"`' for name in MANIFOLDS]
+    elif origin is Literal:
         words = [f'`"{part}"`' if isinstance(part, str) else f"`{part}`" for part in parts]
     elif origin in (Union, UnionType):
         rest = [p for p in parts if p is not type(None) and not models_of(p)]
@@ -201,6 +201,7 @@ def default_of(field: FieldInfo) -> str:
         return f"`{str(value).lower()}`"
     if isinstance(value, tuple):
         return f"`{list(value)}`"
+    value = name_of(value) if isinstance(value, Manifold) else value
     return f'`"{value}"`' if isinstance(value, str) else f"`{value}`"
 
 
@@ -233,7 +234,7 @@ def rows_of(cls: type[BaseModel], place: str) -> Iterator[str]:
 def sections_of(cls: type[BaseModel], place: str, written: set[type[BaseModel]]) -> Iterator[str]:
     """A heading for every table below a class, each table once."""
     for name, field in cls.model_fields.items():
-        models = models_of(field.annotation)
+        models = models_of(field.rebuild_annotation())
         if not models:
             continue
         here = f"{place}.{name}".strip(".")
@@ -245,8 +246,7 @@ def sections_of(cls: type[BaseModel], place: str, written: set[type[BaseModel]])
         meaning = meaning_of(cls, name)
         if meaning:
             yield cell(meaning) + "\n"
-        metadata = [*field.metadata, *getattr(field.annotation, "__metadata__", ())]
-        if any(isinstance(part, OrPlugin) for part in metadata):
+        if any(isinstance(one, Kinds) for one in options(field.rebuild_annotation()).values()):
             yield OWN_PART
         tables = {model: list(rows_of(model, here)) for model in fresh}
         shared = [

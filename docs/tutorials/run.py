@@ -51,9 +51,11 @@ def _outputs(source: str, names: dict[str, Any], number: int) -> list[dict[str, 
         outputs.append({"output_type": "stream", "name": "stdout", "text": lines})
     if value is not None:
         data: dict[str, Any] = {"text/plain": [repr(value)[:2000]]}
-        if hasattr(value, "_repr_png_"):
+        if hasattr(value, "savefig"):
+            content = io.BytesIO()
+            value.savefig(content, format="png", dpi=110, metadata={"Software": None})
             data = {
-                "image/png": base64.b64encode(value._repr_png_()).decode("ascii"),
+                "image/png": base64.b64encode(content.getvalue()).decode("ascii"),
                 "text/plain": ["<Figure>"],
             }
         outputs.append(

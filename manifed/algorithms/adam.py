@@ -18,7 +18,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from manifed.algorithms.interface import ServerState
+from manifed.algorithms.algorithm import State
 from manifed.manifolds.base import Manifold
 from manifed.privacy.events import Frozen
 
@@ -33,12 +33,12 @@ class Adam(Frozen):
     floor: float = Field(default=1e-8, gt=0)
     """Added to the root of v."""
 
-    def initial(self, x: Tensor) -> dict[str, Tensor]:
+    def initial(self, x: Tensor) -> State:
         """What a state holds more: both moments, and how many steps they have seen."""
         steps = torch.zeros((), dtype=torch.float64, device=x.device)
         return {"first": torch.zeros_like(x), "second": torch.zeros_like(x), "steps": steps}
 
-    def moments(self, state: ServerState, mean: Tensor, manifold: Manifold) -> dict[str, Tensor]:
+    def moments(self, state: State, mean: Tensor, manifold: Manifold) -> State:
         """Both after a round; the first is still tangent at state["x"]."""
         squares = manifold.coordinate_squares(state["x"], mean)
         return {
@@ -47,7 +47,7 @@ class Adam(Frozen):
             "steps": state["steps"] + 1,
         }
 
-    def direction(self, moments: dict[str, Tensor]) -> Tensor:
+    def direction(self, moments: State) -> Tensor:
         """m_hat / (sqrt(v_hat) + floor), tangent where m is."""
         steps = float(moments["steps"])
         first = moments["first"] / (1 - self.first_decay**steps)

@@ -21,7 +21,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from manifed.algorithms.interface import ServerState, Work
+from manifed.algorithms.algorithm import ServerState, State
 from manifed.manifolds.base import Manifold, MapChoice
 from manifed.manifolds.grassmann import Grassmann
 from manifed.manifolds.linalg import polar
@@ -45,19 +45,14 @@ class Weights(Frozen):
     """Standard deviation of a round's noise over that of the round before: w_n is divided by its
     square. Inverse variances are the best weights of unbiased iterates with independent errors."""
 
-    def after(self, ratio: Tensor, server_round: int) -> Tensor:
-        """W_n / w_n from W_{n-1} / w_{n-1}, where n > 1; in [1, 1e100]."""
+    def after(self, state: State, server_round: int) -> Tensor:
+        """W_n / w_n with the iterate of this round, in [1, 1e100]; before the first it is 0."""
         n = server_round - self.from_round + 1
         step = ((n - 1) / n) ** self.power * self.noise_ratio**2
-        return (1 + ratio * step).clamp_max(_LARGEST)
+        return (1 + state["weights"] * step).clamp_max(_LARGEST)
 
-    def is_counted(self, server_round: int) -> bool:
-        """Whether the iterate after a round is part of the average."""
-        return server_round >= self.from_round
-
-    def next(self, state: ServerState, server_round: int) -> Tensor:
-        """W_n / w_n with the iterate of this round; 0 stands for none before it."""
-        return self.after(state["weights"], server_round)
+    def check(self, manifold: Manifold) -> None:
+        """Refuse points that cannot be averaged; any can that have the maps of the algorithm."""
 
 
 class GeodesicAverage(Weights):
@@ -65,33 +60,26 @@ class GeodesicAverage(Weights):
 
     kind: Literal["geodesic"] = "geodesic"
 
-    def initial(self, x: Tensor) -> dict[str, Tensor]:
+    def initial(self, x: Tensor) -> State:
         """What a state holds more: the average, and W_n / w_n."""
         return {"average": x, "weights": torch.zeros((), dtype=torch.float64, device=x.device)}
 
     def include(
-        self, state: ServerState, server_round: int, manifold: Manifold, maps: MapChoice
-    ) -> ServerState:
+        self, state: State, server_round: int, manifold: Manifold, maps: MapChoice
+    ) -> State:
         """The state whose average holds the iterate state["x"] of this round too."""
-        if not self.is_counted(server_round):
-            return state.replace(average=state["x"])
-        ratio = self.next(state, server_round)
+        if server_round < self.from_round:
+            return state | {"average": state["x"]}
+        ratio = self.after(state, server_round)
         move, average = manifold.maps(maps), state["average"]
         if float(ratio) == 1.0:
-            return state.replace(average=state["x"], weights=ratio)
+            return state | {"average": state["x"], "weights": ratio}
         u = move.inverse(average, state["x"]) / ratio
-        return state.replace(average=move.forward(average, u), weights=ratio)
+        return state | {"average": move.forward(average, u), "weights": ratio}
 
-    def point(self, state: ServerState) -> Tensor:
+    def point(self, state: ServerState | State) -> Tensor:
         """The average, shape ``(*point)``."""
         return state["average"]
-
-    def check(self, manifold: Manifold) -> None:
-        """Any manifold that has the maps of the algorithm."""
-
-    def work(self, maps: MapChoice) -> Work:
-        """One vector between points, and one step along it."""
-        return Work.of_moves(maps, 1, 1)
 
 
 class ProjectorAverage(Weights):
@@ -99,24 +87,25 @@ class ProjectorAverage(Weights):
 
     kind: Literal["projector"] = "projector"
 
-    def initial(self, x: Tensor) -> dict[str, Tensor]:
+    def initial(self, x: Tensor) -> State:
         """What a state holds more: the mean projector (d, d), and W_n / w_n."""
         d = _frame(x).shape[-2]
         zero = torch.zeros((), dtype=torch.float64, device=x.device)
         return {"average": x.new_zeros(d, d), "weights": zero}
 
     def include(
-        self, state: ServerState, server_round: int, manifold: Manifold, maps: MapChoice
-    ) -> ServerState:
+        self, state: State, server_round: int, manifold: Manifold, maps: MapChoice
+    ) -> State:
         """The state whose mean projector holds the iterate state["x"] of this round too."""
         del manifold, maps
-        if not self.is_counted(server_round):
+        if server_round < self.from_round:
             return state
-        ratio, frame, mean = self.next(state, server_round), _frame(state["x"]), state["average"]
+        ratio, frame, mean = self.after(state, server_round), _frame(state["x"]), state["average"]
         share = (1 / ratio).to(mean.dtype)
-        return state.replace(average=mean + share * (frame @ frame.mT - mean), weights=ratio)
+        mean = mean + share * (frame @ frame.mT - mean)
+        return state | {"average": mean, "weights": ratio}
 
-    def point(self, state: ServerState) -> Tensor:
+    def point(self, state: ServerState | State) -> Tensor:
         """The average, shape ``(*point)``; the last iterate while none counts."""
         x = state["x"]
         if float(state["weights"]) == 0:
@@ -137,11 +126,6 @@ class ProjectorAverage(Weights):
                 "strategy.average.kind: 'projector' averages subspaces, for points on Sphere, "
                 f"Stiefel or Grassmann, got {manifold.name}; use 'geodesic'"
             )
-
-    def work(self, maps: MapChoice) -> Work:
-        """An eigendecomposition, and no map."""
-        del maps
-        return Work()
 
 
 Average = Annotated[GeodesicAverage | ProjectorAverage, Field(discriminator="kind")]

@@ -9,7 +9,7 @@ show nothing else.
 
 from torch import Tensor
 
-from manifed.algorithms.interface import Phase
+from manifed.algorithms.algorithm import Phase
 from manifed.algorithms.payloads import Payload
 from manifed.manifolds.base import Manifold
 from manifed.manifolds.defects import LARGEST, TOLERANCE, frobenius, is_short
@@ -29,7 +29,7 @@ def check_broadcast(phase: Phase, down: Payload, manifold: Manifold) -> None:
     Raises:
         BadBroadcast: naming field, defect and bound.
     """
-    for (name, value), place in zip(down.tensors().items(), phase.places, strict=True):
+    for (name, value), place in zip(vars(down).items(), phase.places, strict=True):
         if place == "any" and not value.is_floating_point():
             continue
         if place == "point":

@@ -17,15 +17,15 @@ public code draws masks once and uses them in every round in two of its three ta
 nothing (spec 004 §7-D1); here they are fresh.
 """
 
-from typing import Literal
+from typing import Any, Literal
 
+from torch import Tensor
+
+from manifed.algorithms.algorithm import Here, ServerState
 from manifed.algorithms.gossip import OnGraph
-from manifed.algorithms.interface import Collected, Memory, ServerState
-from manifed.algorithms.key_offers import OfferedKey
 from manifed.algorithms.pair_masks import SETUP, Masking
-from manifed.algorithms.payloads import Payload, PerClient, Point
-from manifed.manifolds.base import Manifold
-from manifed.oracles.oracle import Draws, Oracle
+from manifed.algorithms.payloads import Point
+from manifed.oracles.oracle import Oracle
 
 
 class Decor(Masking, OnGraph):
@@ -33,51 +33,19 @@ class Decor(Masking, OnGraph):
 
     kind: Literal["decor"] = "decor"
 
-    # -- the client --------------------------------------------------------------------------
-    def update(
-        self,
-        phase: str,
-        down: Payload,
-        memory: Memory | None,
-        oracle: Oracle,
-        manifold: Manifold,
-        draws: Draws,
-    ) -> tuple[Payload, Memory | None]:
+    def client(self, x: Tensor, oracle: Oracle, here: Here) -> Any:
         """Algorithm 1 of one node."""
-        if phase in SETUP:
-            return self.set_up(phase, down, memory, draws)
-        x = self.mixed_here(down, draws, manifold.ndim)
-        shape = manifold.coords_shape(tuple(x.shape[x.dim() - manifold.ndim :]))
-        masks, after = self.masked_now(shape, memory, draws)  # line 3
-        eta = self.step_size_in(draws.server_round)
+        if here.exchange in SETUP:
+            return self.set_up(here)
+        shape = here.manifold.coords_shape(tuple(x.shape[x.dim() - here.manifold.ndim :]))
+        masks, after = self.masked_now(shape, here.memory, here.draws)  # line 3
+        eta = self.step_size_in(here.round)
         if self.local_steps == 1:
             g = oracle.gradient(x, masks=masks)  # lines 2-4, (3)
         else:
             g = oracle.along(x, eta, self.local_steps, masks=masks)
         return Point(x - eta * g), after  # lines 5-6
 
-    # -- the server --------------------------------------------------------------------------
-    def down(self, state: ServerState, phase: str) -> PerClient:
-        """A row for every node; before round 1 the keys of its neighbours."""
-        x = state["x"]
-        if phase == "offer":
-            return PerClient(Point(x))
-        if phase == "agree":
-            return PerClient(self.keys_of_neighbours(x, state["public"], state["signature"]))
-        return super().down(state, phase)
-
-    def step(
-        self,
-        state: ServerState,
-        phase: str,
-        collected: Collected,
-        server_round: int,
-        manifold: Manifold,
-    ) -> ServerState:
-        """The mixing of `OnGraph.step`; before round 1 the server relays keys and keeps none."""
-        if phase == "offer":
-            assert isinstance(collected.uploads, OfferedKey)
-            return state.replace(**collected.uploads.tensors())
-        if phase == "agree":
-            return ServerState({"x": state["x"]})
-        return super().step(state, phase, collected, server_round, manifold)
+    def known_point(self, state: ServerState) -> Tensor:
+        """That of every node, before round 1."""
+        return state["x"][0]

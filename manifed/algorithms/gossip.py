@@ -7,14 +7,13 @@ Symbols: x_i^(t) row i of state["x"], eta_t step_size / (1 + t / decay_rounds), 
 gradient (with privacy clipped and noised there), W the mixing matrix of the graph.
 Invariant: W is symmetric and doubly stochastic, so mixing leaves the mean of all models as it is.
 
-In a Flower star the server carries the messages. With ``mixing = "server"`` it mixes them itself;
-with "client" it hands every node the half steps of its neighbours, and the node mixes. One message
-goes to each node and one comes back in a round; what the server sees is the same.
+In a Flower star the server carries the messages, sees them all, and mixes. One message goes to each
+node and one comes back in a round.
 """
 
 import warnings
 from dataclasses import dataclass
-from functools import cache, cached_property, lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, ClassVar, Final, Literal, cast
 
 import numpy as np
@@ -23,47 +22,31 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
-from manifed.algorithms.gradient_steps import GradientSteps
-from manifed.algorithms.interface import Collected, Memory, Phase, ServerState, Space, Work
-from manifed.algorithms.payloads import Layout, Payload, PerClient, Point
-from manifed.graphs.graph import Graph, Matrix
+from manifed.algorithms.algorithm import (
+    ClientUpdate,
+    GradientSteps,
+    Here,
+    Phase,
+    ServerState,
+    ServerUpdate,
+    Space,
+    State,
+    There,
+    Weighting,
+)
+from manifed.algorithms.payloads import Down, PerClient, Point
+from manifed.graphs.graph import Graph
 from manifed.graphs.mixing import Weights, check_mixing, complete_mixing, metropolis_hastings
 from manifed.graphs.specs import GraphSpec
 from manifed.manifolds.base import Manifold
-from manifed.oracles.oracle import Draws, Oracle
-from manifed.privacy.events import Frozen
+from manifed.oracles.oracle import Oracle
 
 MixingWeights = Literal["metropolis-hastings", "complete"]
 Indices = NDArray[np.int64]
 _SPARSE_FROM: Final = 32
 _SPARSE_BELOW: Final = 8
 """W is multiplied by its entries from so many nodes on, if at most one in so many is not zero
-(benchmarks/workers.py --only sizes measures both products)."""
-
-
-@dataclass(frozen=True)
-class Neighbourhood(Payload):
-    """Down, where nodes mix: a node's own half step and those of its neighbours.
-
-    A node with fewer neighbours than another one gets its own half step in the places left over.
-    """
-
-    num_neighbors: ClassVar[int] = 0
-    x: Tensor
-    neighbors: Tensor
-    """Shape (num_neighbors, *point)."""
-
-    @classmethod
-    def layout(cls, shape: tuple[int, ...], dtype: torch.dtype) -> dict[str, Layout]:
-        """As many arrays of a point's shape as a node has neighbours at most."""
-        return {"x": (shape, dtype), "neighbors": ((cls.num_neighbors, *shape), dtype)}
-
-
-@cache
-def neighbourhood(num_neighbors: int) -> type[Neighbourhood]:
-    """The payload with places for so many neighbours."""
-    name = f"Neighbourhood{num_neighbors}"
-    return type(name, (Neighbourhood,), {"num_neighbors": num_neighbors})
+(docs/scaling.md has the times of both products)."""
 
 
 @dataclass(frozen=True)
@@ -101,44 +84,6 @@ class Network:
             mixing = mixing.to(x)
         return mixing @ x if x.dim() == 2 else (mixing @ x.flatten(1)).reshape(x.shape)
 
-    @cached_property
-    def others(self) -> Tensor:
-        """Whose half steps a node is sent, itself where it has fewer, (n, k)."""
-        rows, columns, places, _ = self._sent
-        n, widest = self.weights.shape[0], int(places.max(initial=-1)) + 1
-        found = np.repeat(np.arange(n)[:, None], widest, axis=1)
-        found[rows, places] = columns
-        return torch.as_tensor(found)
-
-    @cached_property
-    def shares(self) -> Tensor:
-        """The weights of a node's own half step and of those it is sent, (n, 1 + k)."""
-        rows, _, places, weights = self._sent
-        found = np.zeros((self.weights.shape[0], 2 + int(places.max(initial=-1))))
-        found[:, 0] = self.weights.diagonal()
-        found[rows, 1 + places] = weights
-        return torch.as_tensor(found)
-
-    @cached_property
-    def layers(self) -> tuple[tuple[Tensor, Tensor, Tensor], ...]:
-        """The nodes that have a first neighbour, who it is, its weight; a second one; and so on."""
-        rows, columns, places, weights = (torch.as_tensor(column) for column in self._sent)
-        widest = int(places.max()) + 1 if len(places) else 0
-        chosen = (places == k for k in range(widest))
-        return tuple((rows[here], columns[here], weights[here]) for here in chosen)
-
-    @cached_property
-    def _sent(self) -> tuple[Indices, Indices, Indices, Matrix]:
-        """Node, other node, its place among the others of that node, weight: all that is sent."""
-        from scipy.sparse import coo_array
-
-        found = coo_array(self.weights)
-        sent = (found.row != found.col) & (found.data != 0)
-        rows, columns = found.row[sent].astype(np.int64), found.col[sent].astype(np.int64)
-        counts = np.bincount(rows, minlength=self.weights.shape[0])
-        places = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
-        return rows, columns, places, found.data[sent].astype(np.float64)
-
 
 @lru_cache(maxsize=32)
 def network(spec: GraphSpec, num_nodes: int, seed: int, mixing_weights: MixingWeights) -> Network:
@@ -155,46 +100,8 @@ def network(spec: GraphSpec, num_nodes: int, seed: int, mixing_weights: MixingWe
     return Network(graph, weights)
 
 
-class ModelOfEachNode(Frozen):
-    """The half of a server update that keeps a model for every node of a graph."""
-
-    @property
-    def network(self) -> Network:
-        """The graph and its mixing matrix."""
-        raise NotImplementedError
-
-    @property
-    def space(self) -> Space:
-        """Models are vectors of R^d."""
-        return "ambient"
-
-    @property
-    def weights(self) -> Literal["uniform"]:
-        """1/n, whatever the shards: eq. (1)."""
-        return "uniform"
-
-    @property
-    def needs_everyone(self) -> bool:
-        """A missing node is a round that was not mixed."""
-        return True
-
-    @property
-    def server_work(self) -> Work:
-        """No map of the geometry."""
-        return Work()
-
-    def initial(self, x: Tensor) -> ServerState:
-        """Every node starts from x, which everybody knows."""
-        n = self.network.graph.num_nodes
-        return ServerState({"x": x.expand(n, *x.shape).clone()})
-
-    def base(self, state: ServerState, manifold: Manifold) -> Tensor:
-        """Any point: uploads are points themselves."""
-        return state["x"][0]
-
-
-class ByGraph(GradientSteps):
-    """Training whose nodes stand on a graph, and whose steps may become shorter."""
+class OfGraph(ClientUpdate):
+    """Training whose nodes stand on a graph."""
 
     graph: GraphSpec
     """Who talks to whom."""
@@ -202,8 +109,6 @@ class ByGraph(GradientSteps):
     """Read by random graphs only."""
     num_nodes: int | None = Field(default=None, ge=1, lt=1 << 20)
     """None in a config: federation.num_clients. Node i is partition i."""
-    decay_rounds: float | None = Field(default=None, gt=0)
-    """Eta_t = step_size / (1 + t / decay_rounds) in round t + 1; None: constant."""
 
     def network_of(self, mixing_weights: MixingWeights) -> Network:
         """The graph and a mixing matrix of it.
@@ -221,6 +126,87 @@ class ByGraph(GradientSteps):
         """The graph itself; errors as `network_of`."""
         return self.network_of("metropolis-hastings").graph
 
+    def check(self, setting: Any) -> None:
+        """Refuse a graph that there is not, or of other nodes than the clients."""
+        clients = setting.federation.num_clients
+        if self.num_nodes not in (None, clients):
+            raise ValueError(
+                f"training.num_nodes: expected federation.num_clients = {clients}, got "
+                f"{self.num_nodes}; leave it out"
+            )
+        try:
+            _ = self.built_graph
+        except ValueError as error:
+            raise ValueError(f"training.{str(error).removeprefix('training.')}") from None
+        super().check(setting)
+
+
+class ModelOfEachNode(OfGraph, ServerUpdate):
+    """The half of an algorithm that keeps a model for every node of a graph, and mixes them."""
+
+    mixing_weights: MixingWeights = "metropolis-hastings"
+    """"complete" is the plain mean whatever the graph: the central special case."""
+
+    space: ClassVar[Space] = "ambient"
+    mean_weights: ClassVar[Weighting] = "uniform"
+    """1/n, whatever the shards: eq. (1)."""
+    needs_everyone: ClassVar[bool] = True
+    """A missing node is a round that was not mixed."""
+    without_client_level: ClassVar[str | None] = "the server mixes models that it sees"
+
+    @property
+    def network(self) -> Network:
+        """The graph and its mixing matrix; errors as `network_of`."""
+        return self.network_of(self.mixing_weights)
+
+    def start(self, x: Tensor) -> State:
+        """Every node starts from x, which everybody knows."""
+        n = self.network.graph.num_nodes
+        return {"x": x.expand(n, *x.shape).clone()}
+
+    def base(self, state: ServerState, manifold: Manifold) -> Tensor:
+        """Any point: uploads are points themselves."""
+        return state["x"][0]
+
+    def server(self, state: State, mean: Tensor, here: There) -> State:
+        """What the nodes showed."""
+        return state | {"x": here.collected.rows}
+
+    def node_models(self, state: ServerState, manifold: Manifold) -> Tensor | None:
+        """The model of every node, (n, *point)."""
+        return state["x"]
+
+    def model(self, state: ServerState, manifold: Manifold) -> Tensor:
+        """The mean of all models: mixing does not move it."""
+        return state["x"].mean(0)
+
+    def check(self, setting: Any) -> None:
+        """Refuse a graph in parts, and models that are no vectors."""
+        super().check(setting)
+        found = self.network.graph
+        if self.mixing_weights != "complete" and not found.is_connected:
+            raise ValueError(
+                f"training.graph: expected a connected graph, got {len(found.components)} parts, "
+                "between which nothing is ever mixed"
+            )
+        self.check_mixes(setting.manifold)
+
+    def check_mixes(self, manifold: Manifold) -> None:
+        """Refuse a manifold whose points the server cannot mix."""
+        if not manifold.is_whole_space:
+            raise ValueError(
+                f"training.kind: {self.kind!r} mixes models as vectors, so it needs a problem "
+                "on R^d ('least-squares', 'logistic', a 'module' without manifolds), got one on "
+                f"{manifold.name}; use 'rsgd', or manifed_extras.manifold_gossip"
+            )
+
+
+class ByGraph(GradientSteps, OfGraph):
+    """Gradient steps of nodes on a graph, which may become shorter."""
+
+    decay_rounds: float | None = Field(default=None, gt=0)
+    """Eta_t = step_size / (1 + t / decay_rounds) in round t + 1; None: constant."""
+
     def step_size_in(self, server_round: int) -> float:
         """Eta_t of a round 1, 2, ..., t = server_round - 1."""
         if self.decay_rounds is None:
@@ -229,96 +215,27 @@ class ByGraph(GradientSteps):
 
 
 class OnGraph(ByGraph, ModelOfEachNode):
-    """What gossip with and without masks shares: a model for every node, the mixing, the server."""
+    """What gossip with and without masks shares: a model for every node, and the server mixes."""
 
-    mixing: Literal["server", "client"] = "server"
-    """Who computes sum_j W_ij x_j: the server, or each node from what the server hands on."""
-    mixing_weights: MixingWeights = "metropolis-hastings"
-    """"complete" is the plain mean whatever the graph: the central special case."""
-
-    @property
-    def network(self) -> Network:
-        """The graph and its mixing matrix; errors as `network_of`."""
-        return self.network_of(self.mixing_weights)
-
-    # -- the client --------------------------------------------------------------------------
     @property
     def phases(self) -> tuple[Phase, ...]:
-        """One exchange: a model (or a neighbourhood) down, a half step up."""
-        if self.mixing == "server":
-            return (Phase("mix", Point, Point, uploads=("point",), aggregation="none"),)
-        down = neighbourhood(self.network.others.shape[1])
-        return (Phase("mix", down, Point, ("point", "any"), ("point",), "none"),)
+        """One exchange: a model down, a half step up."""
+        return (Phase("mix", Point, Point, uploads=("point",), aggregation="none"),)
 
-    def initial_memory(self, x: Tensor) -> Memory | None:
-        """Nothing is remembered between rounds: the server has the models."""
-        return None
-
-    @property
-    def client_work(self) -> Work:
-        """A gradient a local step."""
-        return Work(gradients=self.local_steps)
-
-    def mixed_here(self, down: Payload, draws: Draws, ndim: int) -> Tensor:
-        """x_i^(t), shape ``(..., *point)``: what came down, mixed where that is the node's part."""
-        if isinstance(down, Point):
-            return down.x.detach()
-        assert isinstance(down, Neighbourhood)
-        who = draws.partition if isinstance(draws.partition, int) else list(draws.partition)
-        shares = self.network.shares[who].to(down.x)
-        axis = -1 - ndim
-        models = torch.cat([down.x.detach().unsqueeze(axis), down.neighbors], axis)
-        return (shares.reshape(*shares.shape, *[1] * ndim) * models).sum(axis)  # (4)
-
-    def update(
-        self,
-        phase: str,
-        down: Payload,
-        memory: Memory | None,
-        oracle: Oracle,
-        manifold: Manifold,
-        draws: Draws,
-    ) -> tuple[Payload, Memory | None]:
+    def client(self, x: Tensor, oracle: Oracle, here: Here) -> Any:
         """x_i^(t + 1/2): the steps of this node from its own model."""
-        x = self.mixed_here(down, draws, manifold.ndim)
-        eta = self.step_size_in(draws.server_round)
+        eta = self.step_size_in(here.round)
         for _ in range(self.local_steps):
             x = x - eta * oracle.gradient(x)
-        return Point(x), None
+        return Point(x)
 
-    # -- the server --------------------------------------------------------------------------
-    def down(self, state: ServerState, phase: str) -> PerClient:
+    def down(self, state: ServerState, phase: str) -> Down:
         """A row for every node."""
-        x = state["x"]
-        if self.mixing == "server":
-            return PerClient(Point(x))
-        others = self.network.others
-        return PerClient(neighbourhood(others.shape[1])(x, x[others.to(x.device)]))
+        return PerClient(Point(state["x"]))
 
-    def step(
-        self,
-        state: ServerState,
-        phase: str,
-        collected: Collected,
-        server_round: int,
-        manifold: Manifold,
-    ) -> ServerState:
-        """x_i^(t+1) = sum_j W_ij x_j^(t + 1/2), or the half steps themselves to be handed on."""
-        assert isinstance(collected.uploads, Point)
-        halves = collected.uploads.x
-        return state.replace(x=halves if self.mixing == "client" else self.network.mixed(halves))
-
-    def node_models(self, state: ServerState, manifold: Manifold) -> Tensor:
-        """x_i^(t) of every node, (n, *point)."""
-        return state["x"] if self.mixing == "server" else self.network.mixed(state["x"])
-
-    def model(self, state: ServerState, manifold: Manifold) -> Tensor:
-        """The mean of all models: mixing does not move it."""
-        return state["x"].mean(0)
-
-    def output(self, state: ServerState, manifold: Manifold) -> Tensor:
-        """The mean of all models."""
-        return self.model(state, manifold)
+    def server(self, state: State, mean: Tensor, here: There) -> State:
+        """x_i^(t+1) = sum_j W_ij x_j^(t + 1/2)."""  # (4)
+        return state | {"x": self.network.mixed(here.collected.rows)}
 
 
 class Gossip(OnGraph):

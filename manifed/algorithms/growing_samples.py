@@ -21,25 +21,24 @@ Invariant: nothing that a node computes from its records leaves it without noise
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, Literal, cast
+from typing import Any, ClassVar, Literal, cast
 
 import numpy as np
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from manifed.algorithms.gossip import MixingWeights, ModelOfEachNode, Network, network
-from manifed.algorithms.interface import Collected, Memory, Phase, ServerState, Work
+from manifed.algorithms.algorithm import Here, Memory, Phase, ServerState
+from manifed.algorithms.gossip import ModelOfEachNode
 from manifed.algorithms.payloads import Payload, PerClient, Point
-from manifed.graphs.specs import GraphSpec
-from manifed.manifolds.base import Manifold
 from manifed.oracles.minibatch import WithoutReplacement
 from manifed.oracles.oracle import Draws, Oracle
-from manifed.oracles.query import Query
-from manifed.privacy.events import Event, Unsampled
+from manifed.oracles.query import Ask, Query
+from manifed.privacy.events import Release, Unsampled
 from manifed.privacy.mechanism import ExampleMechanism
 from manifed.privacy.noise import Stream
 from manifed.privacy.series import Releases
+from manifed.problems.linear import LinearModel
 from manifed.schedules.schedule import Array
 from manifed.schedules.time_varying import TimeVarying
 
@@ -111,14 +110,7 @@ class GrowingSamples(ModelOfEachNode):
     """When gamma_k is more than a node has (of samples "in-order": has left): end, or go on with
     all it has (begin again), and lose what growth gives: the total epsilon then grows without
     bound."""
-    graph: GraphSpec
-    """Who talks to whom."""
-    graph_seed: int = Field(default=0, ge=0)
-    """Of random graphs."""
-    num_nodes: int | None = Field(default=None, ge=1, lt=1 << 20)
-    """None in a config: federation.num_clients. Node i is partition i."""
-    mixing_weights: MixingWeights = "metropolis-hastings"
-    """How a node weighs its neighbours."""
+    draws_laplace: ClassVar[bool] = True
 
     @model_validator(mode="after")
     def _fits(self) -> "GrowingSamples":
@@ -132,18 +124,6 @@ class GrowingSamples(ModelOfEachNode):
         if self.grad_point == "mixed" and self.lipschitz is not None:
             raise ValueError("lipschitz: of grad_point = 'own' alone; leave it out")
         return self
-
-    @property
-    def network(self) -> Network:
-        """The graph and its mixing matrix.
-
-        Raises:
-            ValueError: there is no such graph, or nobody said how many nodes there are.
-        """
-        if self.num_nodes is None:
-            raise ValueError("training.num_nodes: required outside a config, got None")
-        spec = cast("Any", self.graph)  # frozen, so pydantic hashes it
-        return network(spec, self.num_nodes, self.graph_seed, self.mixing_weights)
 
     def priced(self, num_examples: int) -> Releases:
         """The sensitivities of a node with so many examples, in units of C."""
@@ -170,9 +150,9 @@ class GrowingSamples(ModelOfEachNode):
         return int(sizes[np.cumsum(sizes) <= num_examples].max(initial=1.0))
 
     # -- the client --------------------------------------------------------------------------
-    def in_round(self, server_round: int) -> "Iteration":
+    def in_round(self, server_round: int) -> "GrowingSamples":
         """Iteration k = server_round - 1."""
-        return Iteration(self, server_round - 1)
+        return self.with_round(server_round)
 
     @property
     def phases(self) -> tuple[Phase, ...]:
@@ -188,93 +168,21 @@ class GrowingSamples(ModelOfEachNode):
         return OwnModel(x, torch.zeros_like(x[..., :1], dtype=torch.float64))
 
     @property
-    def client_work(self) -> Work:
-        """One mean of gradients."""
-        return Work(gradients=1)
-
-    @property
-    def minibatch(self) -> WithoutReplacement:
-        """The batch of round 1."""
-        return self.in_round(1).minibatch
-
-    def queries(self, mechanism: ExampleMechanism, num_examples: int) -> tuple[Query, ...]:
-        """Those of round 1."""
-        return self.in_round(1).queries(mechanism, num_examples)
-
-    def releases(self, mechanism: ExampleMechanism, num_examples: int) -> tuple[Event, ...]:
-        """Those of round 1."""
-        return self.in_round(1).releases(mechanism, num_examples)
-
-    def update(
-        self,
-        phase: str,
-        down: Payload,
-        memory: Memory | None,
-        oracle: Oracle,
-        manifold: Manifold,
-        draws: Draws,
-    ) -> tuple[Payload, Memory | None]:
-        """The iteration of the round that is being drawn for."""
-        here = self.in_round(draws.server_round)
-        return here.update(phase, down, memory, oracle, manifold, draws)
-
-    # -- the server --------------------------------------------------------------------------
-    def down(self, state: ServerState, phase: str) -> PerClient:
-        """Z = A Y, a row for every node."""
-        x = state["x"]
-        z = self.network.mixed(x)
-        return PerClient(Point(z) if self.perturbation == "output" else OwnAndMixed(x, z))
-
-    def step(
-        self,
-        state: ServerState,
-        phase: str,
-        collected: Collected,
-        server_round: int,
-        manifold: Manifold,
-    ) -> ServerState:
-        """What the nodes showed: y_i,k+1 or x_i,k+1."""
-        assert isinstance(collected.uploads, Point)
-        return state.replace(x=collected.uploads.x)
-
-    def node_models(self, state: ServerState, manifold: Manifold) -> Tensor:
-        """What every node showed, (n, *point): noised models with Algorithm 1."""
-        return state["x"]
-
-    def model(self, state: ServerState, manifold: Manifold) -> Tensor:
-        """Their mean."""
-        return state["x"].mean(0)
-
-    def output(self, state: ServerState, manifold: Manifold) -> Tensor:
-        """Their mean: with Algorithm 1 of noised models, since no x_i,k leaves a node."""
-        return self.model(state, manifold)
-
-
-@dataclass(frozen=True)
-class Iteration:
-    """What a node does in iteration k."""
-
-    table: GrowingSamples
-    k: int
-
-    @property
-    def kind(self) -> str:
-        """That of every round."""
-        return self.table.kind
-
-    @property
-    def phases(self) -> tuple[Phase, ...]:
-        """Those of every round."""
-        return self.table.phases
-
-    def initial_memory(self, x: Tensor) -> Memory | None:
-        """That of every round."""
-        return self.table.initial_memory(x)
-
-    @property
     def minibatch(self) -> WithoutReplacement:
         """gamma_k examples, each at most once."""
-        return WithoutReplacement(batch_size=self.table.schedules.size(self.k))
+        return WithoutReplacement(batch_size=self.schedules.size(self._round - 1))
+
+    def asks(self) -> tuple[Ask, ...]:
+        """One mean of gradients."""
+        return (Ask(self.minibatch),)
+
+    @property
+    def premise(self) -> str:
+        """That steep records do not count."""
+        if self.lipschitz is None:
+            return ""
+        steep = "; records whose gradient is not Lipschitz with constant "
+        return f"{steep}{self.lipschitz:g} count as zero"
 
     def queries(self, mechanism: ExampleMechanism, num_examples: int) -> tuple[Query, ...]:
         """One mean of gradients, noised itself (Algorithm 2) or with the model it leads to.
@@ -282,67 +190,99 @@ class Iteration:
         Raises:
             ValueError: gamma_k is more than ``num_examples``, and the rule is to stop.
         """
-        table, size = self.table, self.minibatch.batch_size
-        first = used(table.schedules, self.k) if table.samples == "in-order" else None
-        if (first or 0) + size > num_examples and table.on_exhausted == "stop":
+        k, batch, first = self._round - 1, self.minibatch, None
+        if self.samples == "in-order":
+            first = used(self.schedules, k)
+        if (first or 0) + batch.batch_size > num_examples and self.on_exhausted == "stop":
             before = f" after {first} that were used" if first else ""
             raise ValueError(
-                f"training.schedules.sample_size: round {self.k + 1} takes {size} examples{before}"
-                f", and a client has {num_examples}; set fewer federation.num_rounds, or "
+                f"training.schedules.sample_size: round {k + 1} takes {batch.batch_size} examples"
+                f"{before}, and a client has {num_examples}; set fewer federation.num_rounds, or "
                 "training.on_exhausted = 'recycle', whose total epsilon has no bound"
             )
-        is_output = table.perturbation == "output"
-        asked = Query.of(mechanism, self.minibatch, num_examples)
+        is_output = self.perturbation == "output"
+        asked = Query.of(mechanism, Ask(batch), num_examples)
         if asked.clip is None:
             return (replace(asked, first=first),)
         whole = mechanism.sensitivity(asked.clip, 1.0)  # C
-        scale = table.schedules.noise_scale(self.k + is_output)
+        stddev = mechanism.stddev(whole, num_examples) * self.schedules.noise_scale(k + is_output)
         return (
-            Query(
-                asked.label, mechanism, num_examples, asked.sampling, "gradient",
-                asked.expected_size, asked.clip,
-                sensitivity=whole * moved(table.priced(num_examples), self.k),
-                stddev=mechanism.stddev(whole, num_examples) * scale,
-                drawn=None if is_output else mechanism.stddev(whole, num_examples) * scale,
-                count=1, needs_exact_size=True, lipschitz=table.lipschitz,
+            replace(
+                asked,
+                sensitivity=whole * moved(self.priced(num_examples), k),
+                stddev=stddev,
+                drawn=None if is_output else stddev,
+                needs_exact_size=True,
+                lipschitz=self.lipschitz,
                 first=first,
             ),
-        )  # fmt: skip
+        )
 
-    def releases(self, mechanism: ExampleMechanism, num_examples: int) -> tuple[Event, ...]:
+    def releases(self, mechanism: ExampleMechanism, num_examples: int) -> tuple[Release, ...]:
         """One release; that batches are drawn at random is not counted on."""
-        (query,) = self.queries(mechanism, num_examples)
-        return tuple(one.model_copy(update={"sampling": Unsampled()}) for one in query.release())
+        made = super().releases(mechanism, num_examples)
+        return tuple(one.model_copy(update={"sampling": Unsampled()}) for one in made)
 
-    def update(
-        self,
-        phase: str,
-        down: Payload,
-        memory: Memory | None,
-        oracle: Oracle,
-        manifold: Manifold,
-        draws: Draws,
-    ) -> tuple[Payload, Memory | None]:
+    def client(self, x: Tensor, oracle: Oracle, here: Here) -> Any:
         """y_i,k+1 and, for the node alone, x_i,k+1 (Algorithm 1); x_i,k+1 (Algorithm 2)."""
-        s, k = self.table.schedules, self.k
+        s, k, down = self.schedules, here.round - 1, here.down
         alpha, beta = s.step_size(k), s.mixing(k)
         if isinstance(down, OwnAndMixed):
-            x, z = down.x.detach(), down.z.detach()
-            g = oracle.gradient(x) + self._laplace(x, draws, k)  # Algorithm 2, line 2
-            return Point((1 - beta) * x + beta * z - alpha * g), None  # line 3
-        assert isinstance(down, Point)
-        assert isinstance(memory, OwnModel)
-        z = down.x.detach()
-        x = torch.where(memory.k == k, memory.x, z)
-        g = oracle.gradient(x if self.table.grad_point == "own" else z)  # Algorithm 1, line 3
+            g = oracle.gradient(x) + self._laplace(x, here.draws, k)  # Algorithm 2, line 2
+            return Point((1 - beta) * x + beta * down.z.detach() - alpha * g)  # line 3
+        assert isinstance(here.memory, OwnModel)
+        z, x = x, torch.where(here.memory.k == k, here.memory.x, x)
+        g = oracle.gradient(x if self.grad_point == "own" else z)  # Algorithm 1, line 3
         x = (1 - beta) * x + beta * z - alpha * g  # line 4, eq. (3)
         after = OwnModel(x, torch.full_like(x[..., :1], k + 1, dtype=torch.float64))
-        return Point(oracle.shown(x, z) + self._laplace(x, draws, k + 1)), after  # line 2
+        return Point(oracle.shown(x, z) + self._laplace(x, here.draws, k + 1)), after  # line 2
 
     def _laplace(self, x: Tensor, draws: Draws, k: int) -> Tensor | float:
         """Laplace noise of scale sigma_k in mode "paper", shape of x; else 0."""
-        if self.table.mode != "paper":
+        if self.mode != "paper":
             return 0.0
         lead = 0 if isinstance(draws.partition, int) else 1
         drawn = draws.laplaces(tuple(x.shape[lead:]), Stream.GRADIENT_NOISE, 0)
-        return (self.table.schedules.noise_scale(k) * drawn).to(x.dtype)
+        return (self.schedules.noise_scale(k) * drawn).to(x.dtype)
+
+    # -- the server, whose model with Algorithm 1 is a mean of noised ones ---------------------
+    def down(self, state: ServerState, phase: str) -> PerClient:
+        """Z = A Y, a row for every node."""
+        x = state["x"]
+        z = self.network.mixed(x)
+        return PerClient(Point(z) if self.perturbation == "output" else OwnAndMixed(x, z))
+
+    def check(self, setting: Any) -> None:
+        """Refuse a Lipschitz constant that no record is held to, and what is not enforced."""
+        super().check(setting)
+        is_linear = setting.problem is None or isinstance(setting.problem, LinearModel)
+        if self.lipschitz is not None and not is_linear:
+            raise ValueError(
+                "training.lipschitz: records are held to it with problem.kind = 'least-squares' "
+                f"and 'logistic', got {setting.problem_name!r}; use training.grad_point = 'mixed'"
+            )
+        privacy = setting.privacy
+        if privacy.kind != "example-level":
+            return
+        if self.mode == "paper":
+            raise ValueError(
+                "training.mode: 'paper' clips nothing and takes C on trust, so it protects nobody; "
+                "use 'rigorous', or privacy.kind = 'none'"
+            )
+        is_output = self.perturbation == "output"
+        if is_output and self.grad_point == "own" and self.lipschitz is None:
+            raise ValueError(
+                "training.lipschitz: required with grad_point = 'own', whose price it enters, got "
+                "none; use grad_point = 'mixed', or perturbation = 'gradient'"
+            )
+        if privacy.l1_norm_clip is not None and self.lipschitz is not None:
+            raise ValueError(
+                "training.lipschitz: a clip in L1 can part two gradients twice as far as they "
+                "were, which is not priced; use grad_point = 'mixed', or privacy.l2_norm_clip"
+            )
+        if is_output and setting.engine.dtype != "float64":
+            raise ValueError(
+                "engine.dtype: with training.perturbation = 'output' noise covers what a record "
+                "moves a node's own model by, and float32 may round that model by more; expected "
+                f"'float64', got {setting.engine.dtype!r}; or use perturbation = 'gradient'"
+            )

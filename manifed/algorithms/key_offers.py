@@ -7,8 +7,6 @@ is refused is named by the error that ends the run.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -50,7 +48,6 @@ class NeighbourKeys(Payload):
     The point stands in front as in everything that goes down; it is not used.
     """
 
-    num_neighbors: ClassVar[int] = 0
     x: Tensor
     public: Tensor
     signature: Tensor
@@ -60,16 +57,9 @@ class NeighbourKeys(Payload):
         """As many keys as a node has neighbours at most."""
         return {
             "x": (shape, dtype),
-            "public": ((cls.num_neighbors, KEY_BYTES), torch.uint8),
-            "signature": ((cls.num_neighbors, SIGNATURE_BYTES), torch.uint8),
+            "public": ((cls.places, KEY_BYTES), torch.uint8),
+            "signature": ((cls.places, SIGNATURE_BYTES), torch.uint8),
         }
-
-
-@cache
-def neighbour_keys(num_neighbors: int) -> type[NeighbourKeys]:
-    """The payload with places for so many neighbours."""
-    name = f"NeighbourKeys{num_neighbors}"
-    return type(name, (NeighbourKeys,), {"num_neighbors": num_neighbors})
 
 
 @dataclass(frozen=True)
@@ -80,19 +70,12 @@ class Agreed(Payload):
     would name this node, and no more, to a server.
     """
 
-    num_neighbors: ClassVar[int] = 0
     flaws: Tensor
 
     @classmethod
     def layout(cls, shape: Shape, dtype: torch.dtype) -> dict[str, Layout]:
         """A byte a neighbour."""
-        return {"flaws": ((cls.num_neighbors,), torch.uint8)}
-
-
-@cache
-def agreed(num_neighbors: int) -> type[Agreed]:
-    """The payload with places for so many neighbours."""
-    return type(f"Agreed{num_neighbors}", (Agreed,), {"num_neighbors": num_neighbors})
+        return {"flaws": ((cls.places,), torch.uint8)}
 
 
 def offers_of(nodes: Sequence[int], keys: OfferedKey | NeighbourKeys) -> list[Offer]:

@@ -7,7 +7,7 @@ metric, drawn once. One round, one upload of m(m+1)/2 numbers a client.
 
 Symbols: S_i = (1/N_i) sum_j log z_j, w_i = N_i / sum N_l, E the symmetric noise, C
 ``l2_norm_clip``, a bound of |log z_j|_F; state["x"] = exp(sum_i w_i S_i + E). Sensitivity (proofs
-in manifed/problems/log_sums.py): C / N_i, and 2 C / N_i when a matrix is replaced. The gap is
+in manifed/problems/statistics.py): C / N_i, and 2 C / N_i when a matrix is replaced. The gap is
 |E|_F^2 in expectation: m(m+1)/2 times the variance, whatever the data. Invariant: state["x"] is
 positive definite.
 """
@@ -17,12 +17,12 @@ from typing import ClassVar, Literal
 from torch import Tensor
 
 from manifed.algorithms.one_shot import OneShot
-from manifed.algorithms.payloads import Statistic, SymmetricMean
+from manifed.algorithms.payloads import Displacement, SymmetricMean
 from manifed.manifolds.base import Manifold
 from manifed.manifolds.linalg import EXP, sym_function
 from manifed.manifolds.symmetric import unpacked
-from manifed.problems.base import Problem
-from manifed.problems.log_sums import LogSums
+from manifed.problems.problem import Problem
+from manifed.problems.statistics import LogSums
 
 
 class LogEuclidean(OneShot):
@@ -30,8 +30,9 @@ class LogEuclidean(OneShot):
 
     kind: Literal["log-euclidean"] = "log-euclidean"
 
-    up: ClassVar[type[Statistic]] = SymmetricMean
+    up: ClassVar[type[Displacement]] = SymmetricMean
     takes: ClassVar[type[Problem]] = LogSums
+    solves: ClassVar[str] = "'frechet-mean' with problem.manifold = 'spd-log-euclidean'"
 
     def solve(self, mean: Tensor, x: Tensor, manifold: Manifold) -> Tensor:
         """Exp of the mean logarithm, shape (m, m)."""  # Theorem 3.13

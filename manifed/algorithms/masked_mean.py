@@ -21,20 +21,24 @@ is trusted to say truly who is silent (honest but curious).
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from manifed.algorithms.interface import Collected, Memory, Phase, ServerState, Work
-from manifed.algorithms.key_offers import OfferedKey
+from manifed.algorithms.algorithm import (
+    Here,
+    MappedSteps,
+    Phase,
+    ServerState,
+    State,
+    There,
+    Weighting,
+)
 from manifed.algorithms.pair_masks import SETUP, Masking
-from manifed.algorithms.payloads import Displacement, Down, Layout, Payload, PerClient, Point
-from manifed.algorithms.tangent_mean import AtPoint
+from manifed.algorithms.payloads import Displacement, Down, Layout, Payload, Point, sized
 from manifed.errors import RoundFailed
-from manifed.manifolds.base import Manifold, MapChoice
 from manifed.oracles.oracle import Draws, Oracle
 
 REVEAL = "reveal"
@@ -48,28 +52,21 @@ class TooManySilent(RuntimeError):
 class Silent(Payload):
     """Down: 1 for every node that sent no message, behind the point of the round."""
 
-    num_nodes: ClassVar[int] = 0
     x: Tensor
     dropped: Tensor
 
     @classmethod
     def layout(cls, shape: tuple[int, ...], dtype: torch.dtype) -> dict[str, Layout]:
         """A byte a node."""
-        return {"x": (shape, dtype), "dropped": ((cls.num_nodes,), torch.uint8)}
+        return {"x": (shape, dtype), "dropped": ((cls.places,), torch.uint8)}
 
 
-@cache
-def silent(num_nodes: int) -> type[Silent]:
-    """The payload for so many nodes."""
-    return type(f"Silent{num_nodes}", (Silent,), {"num_nodes": num_nodes})
-
-
-class MaskedMean(Masking, AtPoint):
+class MaskedMean(Masking, MappedSteps):
     """One masked gradient a node and round, and their mean."""
 
     kind: Literal["masked-mean"] = "masked-mean"
-    maps: MapChoice = "exact"
-    """Exponential map and logarithm, or the retraction and its inverse."""
+    mean_weights: ClassVar[Weighting] = "uniform"
+    """Masks cancel in the plain sum."""
     max_dropped: int | None = Field(default=None, ge=0)
     """With how many nodes at once masks are revealed; None: a third of them."""
 
@@ -92,7 +89,7 @@ class MaskedMean(Masking, AtPoint):
     @property
     def phases(self) -> tuple[Phase, ...]:
         """A masked gradient up; where somebody was silent, the masks with them."""
-        down = silent(self.secret_graph.num_nodes)
+        down = sized(Silent, self.secret_graph.num_nodes)
         return (
             Phase("send", Point, Displacement, uploads=("tangent",), aggregation="none"),
             Phase(
@@ -100,31 +97,16 @@ class MaskedMean(Masking, AtPoint):
             ),
         )
 
-    @property
-    def client_work(self) -> Work:
-        """One gradient."""
-        return Work(gradients=1)
-
-    def update(
-        self,
-        phase: str,
-        down: Payload,
-        memory: Memory | None,
-        oracle: Oracle,
-        manifold: Manifold,
-        draws: Draws,
-    ) -> tuple[Payload, Memory | None]:
+    def client(self, x: Tensor, oracle: Oracle, here: Here) -> Any:
         """u_i, or what is to be taken off the sum."""
-        if phase in SETUP:
-            return self.set_up(phase, down, memory, draws)
-        assert isinstance(down, Point | Silent)
-        x = down.x.detach()
-        shape = manifold.coords_shape(tuple(x.shape[x.dim() - manifold.ndim :]))
-        if isinstance(down, Silent):
-            masks, after = self.masked_now(shape, memory, draws, self._silent(down, draws))
-            return Displacement(oracle.masking(x, masks)), after
-        masks, after = self.masked_now(shape, memory, draws)
-        return Displacement(oracle.gradient(x, masks=masks)), after
+        if here.exchange in SETUP:
+            return self.set_up(here)
+        shape = here.manifold.coords_shape(tuple(x.shape[x.dim() - here.manifold.ndim :]))
+        dropped = self._silent(here.down, here.draws) if isinstance(here.down, Silent) else None
+        masks, after = self.masked_now(shape, here.memory, here.draws, dropped)
+        if dropped is not None:
+            return oracle.masking(x, masks).to(x.dtype), after
+        return oracle.gradient(x, masks=masks), after
 
     def _silent(self, down: Silent, draws: Draws) -> frozenset[int]:
         """Who is said to be silent, if this node may reveal its masks with them.
@@ -144,29 +126,19 @@ class MaskedMean(Masking, AtPoint):
 
     # -- the server --------------------------------------------------------------------------
     @property
-    def weights(self) -> Literal["uniform"]:
-        """1/n: masks cancel in the plain sum."""
-        return "uniform"
-
-    @property
-    def needs_everyone(self) -> bool:
-        """Silent nodes are made up for, as far as the reply policy and ``max_dropped`` allow."""
-        return False
-
-    @property
-    def server_work(self) -> Work:
-        """One move."""
-        return Work.of_moves(self.maps, 1, 0)
+    def about_keys(self) -> str:
+        """Whom masks that are revealed trust, too."""
+        trusted = (
+            "; the server is trusted to say truly who is silent: one that lies learns as much of a "
+            "node as everybody else together"
+        )
+        return super().about_keys + (trusted if self.most_dropped > 0 else "")
 
     def down(self, state: ServerState, phase: str) -> Down:
         """The point; before round 1 keys; after a dropout who is silent."""
-        x = state["x"]
-        if phase == "agree":
-            spread = x.expand(len(state["public"]), *x.shape)
-            return PerClient(self.keys_of_neighbours(spread, state["public"], state["signature"]))
         if phase == REVEAL:
-            return silent(self.secret_graph.num_nodes)(x, state["dropped"])
-        return Point(x)
+            return sized(Silent, self.secret_graph.num_nodes)(state["x"], state["dropped"])
+        return super().down(state, phase)
 
     def is_due(self, state: ServerState, phase: str) -> bool:
         """Whether an exchange takes place: masks are revealed only where somebody was silent."""
@@ -192,39 +164,22 @@ class MaskedMean(Masking, AtPoint):
             return ()
         return tuple(state["dropped"].nonzero()[:, 0].tolist())
 
-    def step(
-        self,
-        state: ServerState,
-        phase: str,
-        collected: Collected,
-        server_round: int,
-        manifold: Manifold,
-    ) -> ServerState:
+    def server(self, state: State, mean: Tensor, here: There) -> State:
         """x', or the sum so far while masks of silent nodes are in it."""
-        if phase == "offer":
-            assert isinstance(collected.uploads, OfferedKey)
-            return state.replace(**collected.uploads.tensors())
-        if phase == "agree":
-            return ServerState({"x": state["x"]})
-        assert isinstance(collected.uploads, Displacement)
-        total = collected.uploads.u.sum(0)
-        if phase == REVEAL:
-            whole = state["total"] - total  # the sum of the survivors, without dangling masks
-            return self._moved(state["x"], whole, len(collected.partitions), server_round, manifold)
-        if len(collected.partitions) == collected.num_clients:
-            return self._moved(state["x"], total, collected.num_clients, server_round, manifold)
-        dropped = torch.ones(collected.num_clients, dtype=torch.uint8)
-        dropped[list(collected.partitions)] = 0
-        if int(dropped.sum()) > self.most_dropped:
+        if here.exchange in SETUP:
+            return super().server(state, mean, here)
+        x, seen, total = state["x"], here.collected, here.collected.rows.sum(0)
+        dropped = torch.ones(seen.num_clients, dtype=torch.uint8)
+        dropped[list(seen.partitions)] = 0
+        if here.exchange == REVEAL:
+            total = state["total"] - total  # the sum of the survivors, without dangling masks
+        elif int(dropped.sum()) > self.most_dropped:
             raise RoundFailed(
-                f"Round {server_round}: expected at most training.max_dropped = "
+                f"Round {here.round}: expected at most training.max_dropped = "
                 f"{self.most_dropped} silent nodes, got {int(dropped.sum())}; no mask was revealed"
             )
-        return state.replace(total=total, dropped=dropped)
-
-    def _moved(
-        self, x: Tensor, total: Tensor, count: int, server_round: int, manifold: Manifold
-    ) -> ServerState:
-        u = manifold.proju(x, total / count)
-        eta = self.step_size_in(server_round)
-        return ServerState({"x": manifold.maps(self.maps).forward(x, -eta * u)})
+        elif bool(dropped.any()):
+            return {"x": x, "total": total, "dropped": dropped}
+        u = here.manifold.proju(x, total / len(seen.partitions))
+        eta = self.step_size_in(here.round)
+        return {"x": here.manifold.maps(self.maps).forward(x, -eta * u)}

@@ -1,4 +1,4 @@
-r"""Least squares, or logistic regression's surrogate, from one noised Gram matrix of each client.
+"""Least squares from one noised Gram matrix of each client.
 
 Vu, Slavkovic: Differential Privacy for Clinical Trial Data (2009); Sheffet: Differentially Private
 Ordinary Least Squares (2017); Wang: Revisiting Differentially Private Linear Regression (2018),
@@ -8,31 +8,26 @@ Symbols: r_j = (a_j, b_j) the row with its target, A = sum_i w_i (1/N_i) sum_j r
 noised second moment with blocks A_aa and A_ab, rho ``ridge`` as in the problem, C
 ``l2_norm_clip``, a bound of |a_j|^2 + b_j^2; state["x"] = (A_aa^+ + rho I)^{-1} A_ab.
 
-Sensitivity: that of second moments (manifed/problems/second_moments.py), C / N_i or
+Sensitivity: that of second moments (manifed/problems/statistics.py), C / N_i or
 sqrt(2) C / N_i. The clip scales row and target together, so a long row keeps its direction and its
 residual, and loses weight. Post-processing: A_aa^+ has its eigenvalues raised to
 ``eigenvalue_floor``, because noise may make A_aa indefinite; a direction in which the noise is all
 there is would else be divided by next to nothing. Invariant: state["x"] is finite.
-
-Logistic regression with labels b_j = -1 or 1: log(1 + exp(-s)) is log 2 - s / 2 + s^2 / 8 up to
-s^4 / 192, so that the mean loss is log 2 - A_ab^T x / 2 + x^T A_aa x / 8 near the origin
-(functional mechanism: Zhang, Zhang, Xiao, Yang, Winslett 2012). Its minimiser with the ridge is
-(A_aa^+ / 4 + rho I)^{-1} A_ab / 2, the first step of Newton's method from the origin, and as far
-from the optimum as scores are from 0. Statistic, clip, sensitivity and noise are those above.
 """
 
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from manifed.algorithms.one_shot import OneShot
-from manifed.algorithms.payloads import GramMean, Statistic
+from manifed.algorithms.payloads import Displacement, GramMean
 from manifed.manifolds.base import Manifold
 from manifed.manifolds.symmetric import unpacked
-from manifed.problems.base import Problem
-from manifed.problems.second_moments import APART, GramMatrices, LabelledGrams
+from manifed.problems.linear import LinearModel
+from manifed.problems.problem import Problem
+from manifed.problems.statistics import APART, GramMatrices
 
 
 class NoisyGram(OneShot):
@@ -44,8 +39,9 @@ class NoisyGram(OneShot):
     eigenvalue_floor: float = Field(default=1e-3, gt=0)
     """Public: least eigenvalue of A_aa that is believed."""
 
-    up: ClassVar[type[Statistic]] = GramMean
+    up: ClassVar[type[Displacement]] = GramMean
     takes: ClassVar[type[Problem]] = GramMatrices
+    solves: ClassVar[str] = "'least-squares'"
     apart: ClassVar[float] = APART
 
     quadratic: ClassVar[float] = 1.0
@@ -61,12 +57,11 @@ class NoisyGram(OneShot):
         solved = vectors @ ((vectors.mT @ (self.linear * gram[:-1, -1])) / believed)
         return solved.to(x.dtype)
 
-
-class LogisticGram(NoisyGram):
-    """Noised Gram matrices of rows with labels, and the surrogate's minimiser."""
-
-    kind: Literal["logistic-gram"] = "logistic-gram"  # pyright: ignore[reportIncompatibleVariableOverride]
-
-    takes: ClassVar[type[Problem]] = LabelledGrams
-    quadratic: ClassVar[float] = 0.25
-    linear: ClassVar[float] = 0.5
+    def check(self, setting: Any) -> None:
+        """Refuse another ridge than the problem's."""
+        super().check(setting)
+        problem = setting.problem
+        if isinstance(problem, LinearModel) and problem.ridge != self.ridge:
+            raise ValueError(
+                f"training.ridge: expected the problem's {problem.ridge:g}, got {self.ridge:g}"
+            )

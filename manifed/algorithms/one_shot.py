@@ -10,44 +10,47 @@ clipped; the upload is (1/N_i) sum_j clip(s_j) + N(0, stddev^2 I_m), ``state["me
 mean of the uploads. Invariant: the model is a function of ``state["mean"]`` and of public numbers.
 """
 
-from typing import ClassVar, Literal
+from typing import Any, ClassVar
 
 from torch import Tensor
 
-from manifed.algorithms.gradient_steps import releases_of
-from manifed.algorithms.interface import (
-    Collected,
-    Memory,
+from manifed.algorithms.algorithm import (
+    Algorithm,
+    Here,
     Phase,
     ServerState,
     Space,
-    Work,
+    State,
+    There,
+    Weighting,
 )
-from manifed.algorithms.payloads import Payload, Point, Statistic
+from manifed.algorithms.payloads import Displacement, Payload, Point
 from manifed.manifolds.base import Manifold
 from manifed.oracles.minibatch import Full
-from manifed.oracles.oracle import Draws, Oracle
-from manifed.oracles.query import Query
-from manifed.privacy.events import Event, Frozen
-from manifed.privacy.mechanism import ExampleMechanism
-from manifed.problems.base import Problem
+from manifed.oracles.oracle import Oracle
+from manifed.oracles.query import Ask
+from manifed.problems.problem import Problem
 
 LABEL = "statistic"
 """Of the query, and of the release that it is charged as."""
 
 
-class OneShot(Frozen):
+class OneShot(Algorithm):
     """One exchange: a noised mean statistic up, and the model that follows from their mean."""
 
-    weights: Literal["num-examples", "uniform"] = "num-examples"
+    weights: Weighting = "num-examples"
     """A client's weight in the mean: its number of examples, or 1."""
     minibatch: Full = Full()
     """Every example: a batch would save nothing, and add noise."""
 
-    up: ClassVar[type[Statistic]]
-    """What goes up; its layout is the size of the statistic."""
+    space: ClassVar[Space] = "ambient"
+    noise_is: ClassVar[str] = "Gaussian on the statistic of"
+    up: ClassVar[type[Displacement]]
+    """What goes up, a noised mean of per-example statistics; its layout is their size."""
     takes: ClassVar[type[Problem]]
     """The statistic that it is priced for, and solves."""
+    solves: ClassVar[str]
+    """The problems of a config that have it."""
     apart: ClassVar[float] = 2.0
     """How many clip norms two clipped ones are apart at most (replace-one)."""
 
@@ -61,86 +64,44 @@ class OneShot(Frozen):
         """One exchange."""
         return (Phase("train", Point, self.up),)
 
-    def initial_memory(self, x: Tensor) -> Memory | None:
-        """Nothing is remembered."""
-        return None
-
-    def update(
-        self,
-        phase: str,
-        down: Payload,
-        memory: Memory | None,
-        oracle: Oracle,
-        manifold: Manifold,
-        draws: Draws,
-    ) -> tuple[Payload, Memory | None]:
+    def client(self, x: Tensor, oracle: Oracle, here: Here) -> Payload:
         """The statistic, whatever the point that came down: it fixes shapes alone."""
-        assert isinstance(down, Point)
-        x = down.x.detach()
-        lead = tuple(x.shape[: x.dim() - manifold.ndim])
-        origin = x.new_zeros(*lead, *self._shape(tuple(x.shape[len(lead) :]), x))
-        return self.up(oracle.statistic(origin, LABEL, self.takes)), None
+        ndim = x.dim() - here.manifold.ndim
+        origin = self._zero(x, tuple(x.shape[ndim:]), tuple(x.shape[:ndim]))
+        return self.up(oracle.statistic(origin, LABEL, self.takes))
 
-    def _shape(self, point: tuple[int, ...], x: Tensor) -> tuple[int, ...]:
-        return self.up.layout(point, x.dtype)["u"][0]
+    def _zero(self, x: Tensor, point: tuple[int, ...], lead: tuple[int, ...] = ()) -> Tensor:
+        """A statistic of zeros, for points of a shape."""
+        return x.new_zeros(*lead, *self.up.layout(point, x.dtype)["u"][0])
 
-    def queries(self, mechanism: ExampleMechanism, num_examples: int) -> tuple[Query, ...]:
+    def asks(self) -> tuple[Ask, ...]:
         """One mean of statistics."""
-        return (Query.of(mechanism, Full(), num_examples, label=LABEL, apart=self.apart),)
+        return (Ask(label=LABEL, apart=self.apart),)
 
-    def releases(self, mechanism: ExampleMechanism, num_examples: int) -> tuple[Event, ...]:
-        """What the round releases."""
-        return releases_of(self.queries(mechanism, num_examples))
-
-    @property
-    def client_work(self) -> Work:
-        """One sum over the examples."""
-        return Work(gradients=1)
+    def check(self, setting: Any) -> None:
+        """Refuse more rounds than one, and a problem that is no function of what is released."""
+        rounds = setting.federation.num_rounds
+        if rounds > 1:
+            raise ValueError(
+                f"federation.num_rounds: training.kind = {self.kind!r} releases once, expected "
+                f"1, got {rounds}"
+            )
+        problem = setting.problem
+        if problem and not isinstance(problem.sufficient_statistic, self.takes):
+            raise ValueError(
+                f"training.kind: {self.kind!r} solves problem.kind = "
+                f"{self.solves}, got {setting.problem_name!r}; use training.kind = 'rsgd'"
+            )
 
     # -- the server --------------------------------------------------------------------------
-    @property
-    def space(self) -> Space:
-        """Uploads are vectors of a flat space."""
-        return "ambient"
-
-    @property
-    def needs_everyone(self) -> bool:
-        """Any cohort will do."""
-        return False
-
-    @property
-    def server_work(self) -> Work:
-        """No call of the geometry."""
-        return Work()
-
-    def initial(self, x: Tensor) -> ServerState:
+    def start(self, x: Tensor) -> State:
         """Nothing is known: the start point is the model."""
-        return ServerState({"x": x, "mean": x.new_zeros(*self._shape(tuple(x.shape), x))})
-
-    def down(self, state: ServerState, phase: str) -> Payload:
-        """The start point; what a client answers does not depend on it."""
-        return Point(state["x"])
+        return {"x": x, "mean": self._zero(x, tuple(x.shape))}
 
     def base(self, state: ServerState, manifold: Manifold) -> Tensor:
         """Of the shape of a statistic; uploads are vectors wherever they start."""
         return state["mean"]
 
-    def step(
-        self,
-        state: ServerState,
-        phase: str,
-        collected: Collected,
-        server_round: int,
-        manifold: Manifold,
-    ) -> ServerState:
+    def server(self, state: State, mean: Tensor, here: There) -> State:
         """The mean statistic, and the model that it gives."""
-        mean = collected.mean["u"]
-        return state.replace(mean=mean, x=self.solve(mean, state["x"], manifold))
-
-    def model(self, state: ServerState, manifold: Manifold) -> Tensor:
-        """The model of the mean statistic."""
-        return state["x"]
-
-    def output(self, state: ServerState, manifold: Manifold) -> Tensor:
-        """The same."""
-        return state["x"]
+        return {"x": self.solve(mean, state["x"], here.manifold), "mean": mean}

@@ -13,36 +13,41 @@ messages, and their difference would hold none.
 import hashlib
 import json
 import logging
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import model_validator
 from torch import Tensor
 
+from manifed.algorithms.algorithm import (
+    Here,
+    Memory,
+    Phase,
+    ServerState,
+    ServerUpdate,
+    State,
+    There,
+)
 from manifed.algorithms.gossip import ByGraph
-from manifed.algorithms.interface import Memory, Phase, ServerState
 from manifed.algorithms.key_offers import (
     Agreed,
     NeighbourKeys,
     OfferedKey,
-    agreed,
     as_bytes,
     bad_offers,
     complaints,
-    neighbour_keys,
     offers_of,
 )
-from manifed.algorithms.payloads import Payload, Point
+from manifed.algorithms.payloads import Down, Payload, PerClient, Point, sized
 from manifed.errors import RoundFailed
 from manifed.graphs.graph import Graph
 from manifed.oracles.oracle import Draws
-from manifed.oracles.query import Query
-from manifed.privacy.masked import MaskedMechanism
+from manifed.oracles.query import Ask
+from manifed.privacy.masked import Hidden
 from manifed.privacy.masks import (
     FLAWS,
     KEY_BYTES,
@@ -55,8 +60,8 @@ from manifed.privacy.masks import (
     read_signing,
     seeded_pairs,
 )
-from manifed.privacy.mechanism import ExampleMechanism
 from manifed.privacy.noise import EdgeStream, NoiseSource
+from manifed.privacy.secldp import Correlated
 
 log = logging.getLogger("manifed")
 
@@ -64,9 +69,6 @@ _SECRET = b"mask secret of a node\0"
 SETUP = ("offer", "agree")
 """The exchanges before round 1, where there are some."""
 Shape = tuple[int, ...]
-
-
-OfNode = Callable[[int], tuple[Payload, Memory]]
 
 
 class NotAgreed(RuntimeError):
@@ -89,7 +91,7 @@ class PairKeys(Memory):
     used: Tensor
 
 
-class Masking(ByGraph):
+class Masking(ByGraph, ServerUpdate):
     """What algorithms with pairwise masks share; see the module."""
 
     pair_keys: Literal["seeded", "exchanged"] = "seeded"
@@ -100,14 +102,15 @@ class Masking(ByGraph):
     signing_keys: str | None = None
     """Absolute path, at every node, of its own Ed25519 key; ``{node}`` stands for its number."""
 
+    has_masks: ClassVar[bool] = True
+
     @model_validator(mode="after")
     def _keys_fit(self) -> "Masking":
-        for name in ("pinned_keys", "signing_keys"):
-            path = self.pinned_keys if name == "pinned_keys" else self.signing_keys
+        for name, path in (("pinned", self.pinned_keys), ("signing", self.signing_keys)):
             if path is not None and self.pair_keys == "seeded":
-                raise ValueError(f"training.{name}: needs training.pair_keys = 'exchanged'")
+                raise ValueError(f"training.{name}_keys: needs training.pair_keys = 'exchanged'")
             if path is not None and not Path(path).is_absolute():
-                raise ValueError(f"training.{name}: expected an absolute path, got {path!r}")
+                raise ValueError(f"training.{name}_keys: expected an absolute path, got {path!r}")
         if (self.pinned_keys is None) != (self.signing_keys is None):
             raise ValueError("training.pinned_keys, training.signing_keys: expected both or none")
         return self
@@ -129,7 +132,7 @@ class Masking(ByGraph):
         if self.pair_keys == "seeded":
             return ()
         most = max(self.secret_graph.degrees)
-        down, up = neighbour_keys(most), agreed(most)
+        down, up = sized(NeighbourKeys, most), sized(Agreed, most)
         return (
             Phase("offer", Point, OfferedKey, ("point",), ("any", "any"), "none"),
             Phase("agree", down, up, ("point", "any", "any"), ("any",), "none"),
@@ -152,59 +155,43 @@ class Masking(ByGraph):
         said = json.dumps(self.model_dump(mode="json"), sort_keys=True)
         return hashlib.sha256(said.encode()).digest()
 
-    def set_up(
-        self, phase: str, down: Payload, memory: Memory | None, draws: Draws
-    ) -> tuple[Payload, Memory]:
-        """An exchange before round 1: the offer of a key, or agreement on those of all pairs."""
-        assert isinstance(memory, PairKeys)
-        if phase == "offer":
-            return self.offered(memory, draws)
-        assert isinstance(down, NeighbourKeys)
-        return self.agreed(down, memory, draws)
-
-    def offered(self, memory: PairKeys, draws: Draws) -> tuple[Payload, Memory]:
-        """A fresh secret for this run, and what is told of it.
+    def set_up(self, here: Here) -> tuple[Payload, Memory]:
+        """An exchange before round 1: the offer of a key, or agreement on those of all pairs.
 
         Raises:
             MaskUsed: masks of this run were used: with new keys they could be asked for once more.
-        """
-        if bool(memory.used.any()):
-            raise MaskUsed("Expected keys to be offered before masks were used, got it after")
-        rows = {node: row for row, node in enumerate(_nodes(draws))}
-
-        def one(node: int) -> tuple[Payload, Memory]:
-            mine = memory if isinstance(draws.partition, int) else memory.take(rows[node])
-            return self._offered(node, mine, draws.source)
-
-        return _of_each(draws, one)
-
-    def _offered(self, node: int, mine: PairKeys, source: NoiseSource) -> tuple[Payload, Memory]:
-        secret = source.derive(_SECRET + node.to_bytes(4, "big")).key
-        offer = self._agreement(node, secret).offer()
-        up = OfferedKey(
-            _tensor(offer.public), _tensor(offer.signature.ljust(SIGNATURE_BYTES, b"\0"))
-        )
-        return up, replace(mine, secret=_tensor(secret), pairs=torch.zeros_like(mine.pairs))
-
-    def agreed(self, down: NeighbourKeys, memory: PairKeys, draws: Draws) -> tuple[Payload, Memory]:
-        """The key of every pair whose other end's is sound, and what is wrong with the others.
-
-        Raises:
             NotAgreed: this node has offered none: everybody knows the secret that it has then.
         """
-        rows = {node: row for row, node in enumerate(_nodes(draws))}
+        memory, draws, down = here.memory, here.draws, here.down
+        assert isinstance(memory, PairKeys)
+        is_offer = here.exchange == "offer"
+        if is_offer and bool(memory.used.any()):
+            raise MaskUsed("Expected keys to be offered before masks were used, got it after")
+        step = self._offered if is_offer else self._agreed
+        if isinstance(draws.partition, int):
+            return step(draws.partition, down, memory, draws.source)
+        made = [
+            step(node, down if is_offer else down.take(row), memory.take(row), draws.source)
+            for row, node in enumerate(draws.partition)
+        ]
+        ups, memories = zip(*made, strict=True)
+        return type(ups[0]).stack(ups), type(memory).stack(memories)
 
-        def one(node: int) -> tuple[Payload, Memory]:
-            is_one = isinstance(draws.partition, int)
-            seen = down if is_one else down.take(rows[node])
-            mine = memory if is_one else memory.take(rows[node])
-            return self._agreed(node, seen, mine, draws)
-
-        return _of_each(draws, one)
+    def _offered(
+        self, node: int, down: Payload, memory: PairKeys, source: NoiseSource
+    ) -> tuple[Payload, PairKeys]:
+        """A fresh secret for this run, and what is told of it."""
+        secret = source.derive(_SECRET + node.to_bytes(4, "big")).key
+        offer = self._agreement(node, secret).offer()
+        signature = offer.signature.ljust(SIGNATURE_BYTES, b"\0")
+        after = replace(memory, secret=_tensor(secret), pairs=torch.zeros_like(memory.pairs))
+        return OfferedKey(_tensor(offer.public), _tensor(signature)), after
 
     def _agreed(
-        self, node: int, down: NeighbourKeys, memory: PairKeys, draws: Draws
-    ) -> tuple[Payload, Memory]:
+        self, node: int, down: Payload, memory: PairKeys, source: NoiseSource
+    ) -> tuple[Payload, PairKeys]:
+        """The key of every pair whose other end's is sound, and what is wrong with the others."""
+        assert isinstance(down, NeighbourKeys)
         if not bool(memory.secret.any()):
             raise NotAgreed(f"Expected node {node} to have offered a key, got none in this run")
         mine = self._agreement(node, as_bytes(memory.secret))
@@ -213,13 +200,11 @@ class Masking(ByGraph):
         pairs, flaws = torch.zeros_like(memory.pairs), down.public.new_zeros(len(down.public))
         for place, offer in enumerate(offers):
             try:
-                source = mine.source(offer, draws.source.precision, owners)
+                pairs[place] = _tensor(mine.source(offer, source.precision, owners).key)
             except BadOffer as bad:
                 flaws[place] = 1 + FLAWS.index(bad.flaw)
                 log.error("Node %d refuses the key that was relayed to it: %s", node, bad)
-            else:
-                pairs[place] = _tensor(source.key)
-        return agreed(len(flaws))(flaws), replace(memory, pairs=pairs)
+        return sized(Agreed, len(flaws))(flaws), replace(memory, pairs=pairs)
 
     def _agreement(self, node: int, secret: bytes) -> Agreement:
         """This node's side; its files are read before round 1 alone."""
@@ -259,20 +244,89 @@ class Masking(ByGraph):
         """What every node is handed before round 1, given all offers; x is (n, *point)."""
         neighbors = self.secret_graph.neighbors
         most = max(map(len, neighbors))
-        keys = public.new_zeros(len(x), most, public.shape[1])
-        signatures = signature.new_zeros(len(x), most, signature.shape[1])
+        keys, signatures = (
+            one.new_zeros(len(x), most, one.shape[1]) for one in (public, signature)
+        )
         for i, near in enumerate(neighbors):
-            keys[i, : len(near)], signatures[i, : len(near)] = (
-                public[list(near)],
-                signature[list(near)],
+            keys[i, : len(near)] = public[list(near)]
+            signatures[i, : len(near)] = signature[list(near)]
+        return sized(NeighbourKeys, most)(x, keys, signatures)
+
+    def down(self, state: ServerState, phase: str) -> Down:
+        """Before round 1 the point that everybody knows, and the keys of a node's neighbours."""
+        if phase not in SETUP:
+            return super().down(state, phase)
+        x = self.known_point(state)
+        if phase == "offer":
+            return Point(x)
+        spread = x.expand(len(state["public"]), *x.shape)
+        return PerClient(self.keys_of_neighbours(spread, state["public"], state["signature"]))
+
+    def known_point(self, state: ServerState) -> Tensor:
+        """A point that every node has before round 1."""
+        return state["x"]
+
+    def server(self, state: State, mean: Tensor, here: There) -> State:
+        """Before round 1 the server relays keys and keeps none."""
+        if here.exchange == "offer":
+            assert isinstance(here.collected.uploads, OfferedKey)
+            return state | here.collected.uploads.tensors()
+        return {"x": state["x"]} if here.exchange == "agree" else super().server(state, mean, here)
+
+    def check(self, setting: Any) -> None:
+        """Refuse masks that would hide nothing, and a price that is not that of masks."""
+        super().check(setting)
+        privacy, cohort = setting.privacy, setting.federation.cohort
+        if privacy.kind != "correlated":
+            raise ValueError(
+                f"privacy.kind: expected 'correlated' with training.kind = {self.kind!r}, got "
+                f"{privacy.kind!r}; 'gossip' is the same without masks"
             )
-        return neighbour_keys(most)(x, keys, signatures)
+        if cohort.kind != "all":
+            raise ValueError(
+                "federation.cohort.kind: masks cancel over all nodes, expected 'all' with "
+                f"training.kind = {self.kind!r}, got {cohort.kind!r}"
+            )
+        if privacy.noise_source == "os" and self.pair_keys != "exchanged":
+            raise ValueError(
+                "training.pair_keys: expected 'exchanged' with privacy.noise_source = 'os', got "
+                f"{self.pair_keys!r}: masks that anybody can compute hide nothing"
+            )
+        if self.local_steps > 1 and privacy.unit != "client":
+            raise ValueError(
+                f"training.local_steps: expected 1 with privacy.unit = {privacy.unit!r}, got "
+                f"{self.local_steps}: a round is one release, and only with unit = 'client' the "
+                "sum of all its steps is clipped"
+            )
+        most, coalition = self.secret_graph.num_nodes, privacy.coalition
+        if coalition and not len(set(coalition) & set(range(most))) == len(coalition) < most:
+            raise ValueError(
+                f"privacy.coalition: expected different nodes of 0..{most - 1}, not all of them, "
+                f"got {list(coalition)}"
+            )
+
+    @property
+    def about_keys(self) -> str:
+        """What a statement says of where the secrets of pairs come from."""
+        if self.pair_keys == "seeded":
+            return (
+                "masks are computed from the seed, a stand-in for exchanged keys that hides nothing"
+            )
+        if self.pinned_keys is None:
+            return (
+                "pair keys were exchanged through the server without signatures: they hold against "
+                "a server that only reads, not against one that changes messages"
+            )
+        return "pair keys were exchanged through the server, signed by keys that every node pinned"
+
+    def hidden(self, noise: Correlated, collusion: int, coalition: tuple[int, ...] = ()) -> Hidden:
+        """What own noise and masks hide of one round from whom."""
+        return Hidden.of(self.secret_graph, noise, collusion, coalition)
 
     # -- in a round --------------------------------------------------------------------------
-    def queries(self, mechanism: ExampleMechanism, num_examples: int) -> tuple[Query, ...]:
+    def asks(self) -> tuple[Ask, ...]:
         """One masked gradient."""
-        assert isinstance(mechanism, MaskedMechanism)
-        return (Query.masked(mechanism, self.minibatch, num_examples),)
+        return (Ask(batch=self.minibatch),)
 
     def masked_now(
         self,
@@ -327,75 +381,46 @@ class Masking(ByGraph):
 
         Raises:
             ValueError: seeded masks beside noise from the operating system.
+            NotAgreed: without a key with every neighbour.
         """
+        source, graph = draws.source, self.secret_graph
+        nodes = (draws.partition,) if isinstance(draws.partition, int) else draws.partition
+        when = {"server_round": draws.server_round, "attempt": draws.attempt, "step": step}
         if self.pair_keys == "seeded":
-            if draws.source.is_release:
+            if source.is_release:
                 raise ValueError(
                     "training.pair_keys: expected 'exchanged' with privacy.noise_source = 'os', "
                     "got 'seeded': masks that anybody can compute hide nothing"
                 )
-            return self._seeded(shape, draws, dropped, step).to(draws.device)
-        assert isinstance(memory, PairKeys)
-        nodes = _nodes(draws)
-        pairs = memory.pairs.reshape(len(nodes), -1, KEY_BYTES)
-        each = [
-            self._of_pairs(i, pairs[row], shape, draws, dropped, step)
-            for row, i in enumerate(nodes)
-        ]
-        found = each[0] if isinstance(draws.partition, int) else torch.stack(each)
-        return found.to(draws.device)
-
-    def _of_pairs(
-        self,
-        node: int,
-        pairs: Tensor,
-        shape: Shape,
-        draws: Draws,
-        dropped: frozenset[int] | None = None,
-        step: int = 0,
-    ) -> Tensor:
-        is_release, precision = draws.source.is_release, draws.source.precision
-        near = len(self.secret_graph.neighbors[node])
-        if not bool(pairs[:near].any(-1).all()):
-            raise NotAgreed(
-                f"Expected a key with every neighbour of node {node}, got none with some: the "
-                "exchanges before round 1 were not all made, and everybody could compute its masks"
-            )
-        sources = {
-            j: NoiseSource(as_bytes(pairs[place]), is_release, precision=precision)
-            for place, j in enumerate(self.secret_graph.neighbors[node])
-            if dropped is None or j in dropped
-        }
-        return masks(sources, node, shape, step=step, **_when(draws))
-
-    def _seeded(
-        self, shape: Shape, draws: Draws, dropped: frozenset[int] | None = None, step: int = 0
-    ) -> Tensor:
-        source, graph = seeded_pairs(draws.source), self.secret_graph
-        if isinstance(draws.partition, int):
-            near = graph.neighbors[draws.partition]
-            near = [j for j in near if dropped is None or j in dropped]
-            sources = dict.fromkeys(near, source)
-            return masks(sources, draws.partition, shape, step=step, **_when(draws))
-        nodes, attempt = draws.partition, draws.attempt
-
-        def total(rounds: range) -> Tensor:
             edges, ends = _edges_at(graph, nodes, dropped)
-            found = torch.zeros(len(rounds), len(nodes) + 1, *shape, dtype=torch.float64)
+            found = torch.zeros(len(nodes) + 1, *shape, dtype=torch.float64)
             if edges:
-                drawn = source.edge_normals(
-                    shape,
-                    stream=EdgeStream.PAIR_NOISE,
-                    edge=edges,
-                    server_round=rounds,
-                    attempt=attempt,
-                    step=step,
+                drawn = seeded_pairs(source).edge_normals(
+                    shape, stream=EdgeStream.PAIR_NOISE, edge=edges, **when
                 )
-                found.index_add_(1, ends[:, 0], drawn).index_add_(1, ends[:, 1], drawn, alpha=-1)
-            return found[:, :-1]
-
-        what, size = (graph, shape, nodes, dropped, attempt, step), math.prod(shape)
-        return source.in_turn(what, draws.server_round, max(1, len(graph.edges)) * size, total)
+                found.index_add_(0, ends[:, 0], drawn).index_add_(0, ends[:, 1], drawn, alpha=-1)
+            found = found[:-1]
+        else:
+            assert isinstance(memory, PairKeys)
+            each: list[Tensor] = []
+            for node, pairs in zip(
+                nodes, memory.pairs.reshape(len(nodes), -1, KEY_BYTES), strict=True
+            ):
+                near = graph.neighbors[node]
+                if not bool(pairs[: len(near)].any(-1).all()):
+                    raise NotAgreed(
+                        f"Expected a key with every neighbour of node {node}, got none with some: "
+                        "the exchanges before round 1 were not all made, and everybody could "
+                        "compute its masks"
+                    )
+                sources = {
+                    j: NoiseSource(as_bytes(key), source.is_release, precision=source.precision)
+                    for key, j in zip(pairs, near, strict=False)
+                    if dropped is None or j in dropped
+                }
+                each.append(masks(sources, node, shape, **when))
+            found = torch.stack(each)
+        return (found[0] if isinstance(draws.partition, int) else found).to(draws.device)
 
 
 @lru_cache(maxsize=16)
@@ -412,24 +437,6 @@ def _edges_at(
         edges = [edge for edge in edges if edge[0] in dropped or edge[1] in dropped]
     ends = [(mine.get(i, len(nodes)), mine.get(j, len(nodes))) for i, j in edges]
     return tuple(edges), torch.tensor(ends, dtype=torch.int64).reshape(-1, 2)
-
-
-def _when(draws: Draws) -> dict[str, int]:
-    """The part of an address that is the round's: masks are fresh in every attempt."""
-    return {"server_round": draws.server_round, "attempt": draws.attempt}
-
-
-def _nodes(draws: Draws) -> tuple[int, ...]:
-    return (draws.partition,) if isinstance(draws.partition, int) else draws.partition
-
-
-def _of_each(draws: Draws, one: OfNode) -> tuple[Payload, Memory]:
-    """What one node makes, or those of a cohort stacked."""
-    if isinstance(draws.partition, int):
-        return one(draws.partition)
-    made = [one(node) for node in draws.partition]
-    ups, memories = [up for up, _ in made], [memory for _, memory in made]
-    return type(ups[0]).stack(ups), type(memories[0]).stack(memories)
 
 
 def _tensor(content: bytes) -> Tensor:

@@ -5,10 +5,10 @@ loss, no norm, no example count. Each payload is a frozen record of tensors; wit
 dimension it is the stacked payload of a cohort.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache
-from typing import Self
+from typing import Any, ClassVar, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -31,6 +31,9 @@ class Payload:
     The first field of what goes down always has the shape and type of a point.
     """
 
+    places: ClassVar[int] = 0
+    """Of a kind whose layout has so many places (`sized`)."""
+
     def tensors(self) -> dict[str, Tensor]:
         """The fields by name, in declaration order."""
         return vars(self).copy()
@@ -50,7 +53,7 @@ class Payload:
         return sum([tensor.nbytes for tensor in vars(self).values()])
 
     @classmethod
-    def stack(cls, payloads: "list[Self]") -> Self:
+    def stack(cls, payloads: "Sequence[Self]") -> Self:
         """The payloads of a cohort in one, leading dimension C."""
         columns = [[p.tensors()[name] for p in payloads] for name in cls.names()]
         return cls(*[torch.stack(column) for column in columns])
@@ -62,6 +65,16 @@ class Payload:
     def to(self, device: str | torch.device) -> Self:
         """The same payload on ``device``."""
         return type(self)(*[t.to(device) for t in self.tensors().values()])
+
+
+P = TypeVar("P", bound=Payload)
+
+
+@cache
+def sized(kind: type[P], places: int) -> type[P]:
+    """The payload with so many places."""
+    made: Any = type(f"{kind.__name__}{places}", (kind,), {"places": places})
+    return made
 
 
 @dataclass(frozen=True)
@@ -102,21 +115,7 @@ class DisplacementAndIterate(Payload):
 
 
 @dataclass(frozen=True)
-class LocalGradient(Payload):
-    """Up, first phase of RFedSVRG: the local gradient at the broadcast point."""
-
-    u: Tensor
-
-
-@dataclass(frozen=True)
-class Statistic(Payload):
-    """Up, one-shot releases: a noised mean of per-example statistics, in coordinates (m,)."""
-
-    u: Tensor
-
-
-@dataclass(frozen=True)
-class SymmetricMean(Statistic):
+class SymmetricMean(Displacement):
     """Up: a symmetric matrix of the order d of a point's first axis, in coordinates of Sym(d)."""
 
     @classmethod
@@ -126,7 +125,7 @@ class SymmetricMean(Statistic):
 
 
 @dataclass(frozen=True)
-class GramMean(Statistic):
+class GramMean(Displacement):
     """Up: the second moment of rows of a point's length with a target, in coordinates of Sym."""
 
     @classmethod

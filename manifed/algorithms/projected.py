@@ -21,54 +21,30 @@ shape (n, *ambient), with state["is_known"] (n,). It broadcasts their mean over 
 whoever takes part. With everybody in every round it is Algorithm 1.
 """
 
-from dataclasses import dataclass
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from manifed.algorithms.gradient_steps import GradientSteps
-from manifed.algorithms.interface import Collected, Memory, Phase, ServerState, Space, Work
+from manifed.algorithms.algorithm import (
+    GradientSteps,
+    Here,
+    Phase,
+    ServerState,
+    ServerUpdate,
+    Space,
+    State,
+    There,
+    Weighting,
+)
 from manifed.algorithms.payloads import Displacement, Payload, Point, PointAndDisplacement
 from manifed.errors import RoundFailed
 from manifed.manifolds.base import Manifold
-from manifed.oracles.oracle import Draws, Oracle
+from manifed.oracles.oracle import Oracle
 
 
-@dataclass(frozen=True)
-class Drift(Memory):
-    """What line 17 needs of the last round; ``has_history`` (..., 1) is 0 before the first."""
-
-    anchor: Tensor
-    mean_gradient: Tensor
-    has_history: Tensor
-
-
-@dataclass(frozen=True)
-class LastDisplacement(Memory):
-    """The uncorrected displacement D_i of the last round; ``has_history`` as in `Drift`."""
-
-    u: Tensor
-    has_history: Tensor
-
-
-def reach(manifold: Manifold) -> float:
-    """P_M is single valued at smaller distances; infinite where nothing is checked.
-
-    Raises:
-        ValueError: for a manifold that is not a submanifold with the ambient metric.
-    """
-    if manifold.reach is None:
-        raise ValueError(
-            "Expected a submanifold with the metric of its ambient space (Stiefel with "
-            "metric='euclidean', Grassmann, sphere, oblique, rotations, fixed rank, flat), got "
-            f"{manifold!r}; use training.kind = 'rsgd' there"
-        )
-    return manifold.reach
-
-
-class Projecting(GradientSteps):
+class Projecting(GradientSteps, ServerUpdate):
     """What both forms share: local steps, the mean's projection, and the tube it must stay in."""
 
     server_step_size: float = Field(default=1.0, gt=0)
@@ -76,6 +52,9 @@ class Projecting(GradientSteps):
     tube_radius: float | None = Field(default=None, gt=0)
     """Largest |x - P_M(x)|; None: the reach of the manifold, beyond which P_M is not unique (the
     theory asks for half of it, Assumption 2.3)."""
+
+    space: ClassVar[Space] = "ambient"
+    mean_weights: ClassVar[Weighting] = "uniform"
 
     # -- the client --------------------------------------------------------------------------
     def local(
@@ -94,64 +73,54 @@ class Projecting(GradientSteps):
                 z = manifold.nearest(z_hat)  # line 9
         return anchor, z_hat, total / self.local_steps
 
-    @property
-    def client_work(self) -> Work:
-        """Tau gradients and projections (table of spec 001, section 5)."""
-        return Work(gradients=self.local_steps, projections=self.local_steps)
+    def check(self, setting: Any) -> None:
+        """Refuse a manifold without the projection."""
+        super().check(setting)
+        if setting.manifold.reach is None:
+            raise ValueError(
+                f"training.kind: {self.kind!r}: Expected a submanifold with the metric of its "
+                "ambient space (Stiefel with metric='euclidean', Grassmann, sphere, oblique, "
+                f"rotations, fixed rank, flat), got {setting.manifold!r}; use training.kind = "
+                "'rsgd' there"
+            )
 
     # -- the server --------------------------------------------------------------------------
-    @property
-    def space(self) -> Space:
-        """Uploads are ambient vectors."""
-        return "ambient"
-
-    @property
-    def weights(self) -> Literal["uniform"]:
-        """1/n, as in the paper."""
-        return "uniform"
-
-    @property
-    def server_work(self) -> Work:
-        """One projection."""
-        return Work(projections=1)
+    def start(self, x: Tensor) -> State:
+        """x^1 on the manifold, in ambient form."""
+        return {"x": x, "anchor": x}
 
     def base(self, state: ServerState, manifold: Manifold) -> Tensor:
         """P_M(x^r), ambient."""
         return state["anchor"]
 
     def model(self, state: ServerState, manifold: Manifold) -> Tensor:
-        """P_M(x^r) as a point of the manifold."""
+        """P_M(x^r) as a point of the manifold; the output is that of the last round."""  # line 19
         return manifold.from_ambient(state["anchor"])
 
-    def output(self, state: ServerState, manifold: Manifold) -> Tensor:
-        """P_M(x^{R+1})."""  # line 19
-        return self.model(state, manifold)
-
-    def moved(
-        self, state: ServerState, mean: Tensor, server_round: int, manifold: Manifold
-    ) -> ServerState:
-        """The state with the next x and its projection.
+    def server(self, state: State, mean: Tensor, here: There) -> State:
+        """The next x and its projection.
 
         Raises:
             RoundFailed: when x has left the tube in which its projection is unique.
         """
-        x = projection_mean(state["anchor"], mean, self.server_step_size)  # line 13
-        bound = reach(manifold) if self.tube_radius is None else self.tube_radius
+        manifold = here.manifold
+        x = state["anchor"] + self.server_step_size * mean  # line 13
+        bound = manifold.reach if self.tube_radius is None else self.tube_radius
+        assert bound is not None  # `check` refuses a manifold without one
         if not bool(torch.isfinite(x).all()):
             raise RoundFailed(
-                f"Round {server_round}: expected a finite step, got nan or inf in x",
-                is_computed=True,
+                f"Round {here.round}: expected a finite step, got nan or inf in x", is_computed=True
             )
         anchor = manifold.ambient(manifold.nearest(x))
         distance = float(torch.linalg.vector_norm(x - anchor))
         if not distance < bound:
             raise RoundFailed(
-                f"Round {server_round}: expected |x - P(x)| < {bound:g} (training.tube_radius or "
+                f"Round {here.round}: expected |x - P(x)| < {bound:g} (training.tube_radius or "
                 f"the reach of {manifold.name}), got {distance:.4g}: the projection need not be "
                 "unique there; lower training.step_size, local_steps or training.server_step_size",
                 is_computed=True,
             )
-        return state.replace(x=x, anchor=anchor)
+        return state | {"x": x, "anchor": anchor}
 
 
 class Projected(Projecting):
@@ -166,63 +135,43 @@ class Projected(Projecting):
     correction becomes a random walk); plain uploads forget it after one round.
     """
 
+    needs_everyone: ClassVar[bool] = True
+    """Sum c_i = 0 holds only when all clients reply (section 6 of the paper)."""
+
     @property
     def phases(self) -> tuple[Phase, ...]:
-        """One exchange."""
+        """One exchange; x^r goes down unprojected: line 17 needs it as it is."""  # line 14
         return (Phase("train", Point, Displacement, ("point-nearby",)),)
 
-    def initial_memory(self, x: Tensor) -> Memory | None:
-        """c_i^1 = 0."""
-        return Drift(torch.zeros_like(x), torch.zeros_like(x), torch.zeros_like(x[..., :1]))
+    def remember(self, x: Tensor) -> State:
+        """What line 17 needs of the last round; ``has_history`` (..., 1) is 0 before the first."""
+        blank = {name: torch.zeros_like(x) for name in ("anchor", "mean_gradient")}  # c_i^1 = 0
+        return blank | {"has_history": torch.zeros_like(x[..., :1])}
 
-    def correction(self, x: Tensor, memory: Drift) -> Tensor:
+    def correction(self, x: Tensor, memory: Any) -> Tensor:
         """c_i^r from the broadcast x^r and the last round, ambient, shape ``(..., *ambient)``."""
         total = self.server_step_size * self.step_size * self.local_steps
-        rebuilt = (memory.anchor - x) / total - memory.mean_gradient  # line 17
-        return memory.has_history * rebuilt
+        rebuilt = (memory["anchor"] - x) / total - memory["mean_gradient"]  # line 17
+        return memory["has_history"] * rebuilt
 
-    def update(
-        self,
-        phase: str,
-        down: Payload,
-        memory: Memory | None,
-        oracle: Oracle,
-        manifold: Manifold,
-        draws: Draws,
-    ) -> tuple[Payload, Memory | None]:
+    def client(self, x: Tensor, oracle: Oracle, here: Here) -> tuple[Tensor, State]:
         """Lines 3-11, after line 17 of the round before."""
-        assert isinstance(down, Point)
-        assert isinstance(memory, Drift)
-        c = self.correction(down.x, memory)
-        anchor, end, mean = self.local(down.x, c, oracle, manifold)
+        c = self.correction(x, here.memory)
+        anchor, end, mean = self.local(x, c, oracle, here.manifold)
         u = end - anchor  # line 11
         if self.upload == "plain":
             u = -self.step_size * self.local_steps * mean
-        return Displacement(u), Drift(anchor, mean, torch.ones_like(memory.has_history))
+        seen = torch.ones_like(here.memory["has_history"])
+        return u, {"anchor": anchor, "mean_gradient": mean, "has_history": seen}
 
-    @property
-    def needs_everyone(self) -> bool:
-        """Sum c_i = 0 holds only when all clients reply (section 6 of the paper)."""
-        return True
-
-    def initial(self, x: Tensor) -> ServerState:
-        """x^1 on the manifold, in ambient form."""
-        return ServerState({"x": x, "anchor": x})
-
-    def down(self, state: ServerState, phase: str) -> Payload:
-        """x^r, unprojected: line 17 needs it as it is."""
-        return Point(state["x"])  # line 14
-
-    def step(
-        self,
-        state: ServerState,
-        phase: str,
-        collected: Collected,
-        server_round: int,
-        manifold: Manifold,
-    ) -> ServerState:
-        """Line 13."""
-        return self.moved(state, collected.mean["u"], server_round, manifold)
+    def check(self, setting: Any) -> None:
+        """Refuse corrected uploads under a server's noise, which would go into all later rounds."""
+        super().check(setting)
+        if setting.privacy.kind == "client-level" and self.upload != "plain":
+            raise ValueError(
+                "training.upload: expected 'plain' with privacy.kind = 'client-level', got "
+                f"{self.upload!r}, which would add the noise of each round to all later ones"
+            )
 
 
 class ProjectedPartial(Projecting):
@@ -230,91 +179,61 @@ class ProjectedPartial(Projecting):
 
     kind: Literal["projected-partial"] = "projected-partial"
 
+    without_client_level: ClassVar[str | None] = (
+        "its server broadcasts a mean of control variates, which are un-noised uploads"
+    )
+
     @property
     def phases(self) -> tuple[Phase, ...]:
         """One exchange, two matrices down."""
         places = ("point-nearby", "ambient")
         return (Phase("train", PointAndDisplacement, Displacement, places),)
 
-    def initial_memory(self, x: Tensor) -> Memory | None:
-        """No displacement yet."""
-        return LastDisplacement(torch.zeros_like(x), torch.zeros_like(x[..., :1]))
+    def remember(self, x: Tensor) -> State:
+        """The uncorrected displacement D_i of the last round; none yet."""
+        return {"u": torch.zeros_like(x), "has_history": torch.zeros_like(x[..., :1])}
 
-    def correction(self, mean_displacement: Tensor, memory: LastDisplacement) -> Tensor:
+    def correction(self, mean_displacement: Tensor, memory: Any) -> Tensor:
         """c_i, ambient; 0 without history."""
         undone = -self.step_size * self.local_steps
-        return memory.has_history * (mean_displacement - memory.u) / undone
+        return memory["has_history"] * (mean_displacement - memory["u"]) / undone
 
-    def update(
-        self,
-        phase: str,
-        down: Payload,
-        memory: Memory | None,
-        oracle: Oracle,
-        manifold: Manifold,
-        draws: Draws,
-    ) -> tuple[Payload, Memory | None]:
+    def client(self, x: Tensor, oracle: Oracle, here: Here) -> tuple[Tensor, State]:
         """Corrected steps; what goes up is uncorrected, so the control variates cannot drift."""
-        assert isinstance(down, PointAndDisplacement)
-        assert isinstance(memory, LastDisplacement)
-        c = self.correction(down.u, memory)
-        _, _, mean = self.local(down.x, c, oracle, manifold)
+        assert isinstance(here.down, PointAndDisplacement)
+        c = self.correction(here.down.u, here.memory)
+        _, _, mean = self.local(x, c, oracle, here.manifold)
         u = -self.step_size * self.local_steps * mean
-        return Displacement(u), LastDisplacement(u, torch.ones_like(memory.has_history))
+        return u, {"u": u, "has_history": torch.ones_like(here.memory["has_history"])}
 
-    @property
-    def needs_everyone(self) -> bool:
-        """Any cohort will do."""
-        return False
-
-    def initial(self, x: Tensor) -> ServerState:
+    def start(self, x: Tensor) -> State:
         """Nothing is known of anybody; the control variates get their rows in the first step."""
         unknown = {"displacements": x.new_zeros(0, *x.shape), "is_known": x.new_zeros(0)}
-        mean = torch.zeros_like(x)
-        return ServerState({"x": x, "anchor": x, "mean_displacement": mean, **unknown})
+        return super().start(x) | {"mean_displacement": torch.zeros_like(x)} | unknown
 
     def down(self, state: ServerState, phase: str) -> Payload:
         """x^r and the mean D of the known displacements."""
         return PointAndDisplacement(state["x"], state["mean_displacement"])
 
-    def step(
-        self,
-        state: ServerState,
-        phase: str,
-        collected: Collected,
-        server_round: int,
-        manifold: Manifold,
-    ) -> ServerState:
+    def server(self, state: State, mean: Tensor, here: There) -> State:
         """Line 13 with the corrections from the control variates, then the control variates."""
-        rows = torch.tensor(collected.partitions, device=state["x"].device)
-        displacements, is_known = _control_variates(state, collected.num_clients)
-        assert collected.uploads is not None  # never under client-level privacy
-        u = collected.uploads.tensors()["u"]
+        x, seen, u = state["x"], here.collected, here.collected.rows
+        rows = torch.tensor(seen.partitions, device=x.device)
+        displacements, is_known = state["displacements"].clone(), state["is_known"].clone()
+        if len(is_known) != seen.num_clients:  # before the first round
+            displacements = x.new_zeros(seen.num_clients, *x.shape)
+            is_known = x.new_zeros(seen.num_clients)
         before = corrections(state["mean_displacement"], displacements[rows], is_known[rows])
-        moved = self.moved(state, (u + before).mean(0), server_round, manifold)
-        displacements, is_known = displacements.clone(), is_known.clone()
+        moved = super().server(state, (u + before).mean(0), here)
         displacements[rows], is_known[rows] = u, torch.ones_like(is_known[rows])
-        return moved.replace(
-            displacements=displacements,
-            is_known=is_known,
-            mean_displacement=displacements.sum(0) / is_known.sum(),
-        )
-
-
-def projection_mean(anchor: Tensor, mean: Tensor, server_step_size: float) -> Tensor:
-    """The broadcast x^{r+1} = P_M(x^r) + eta_g mean_i u_i, ambient, shape ``(*ambient)``."""
-    return anchor + server_step_size * mean  # line 13
+        return moved | {
+            "displacements": displacements,
+            "is_known": is_known,
+            "mean_displacement": displacements.sum(0) / is_known.sum(),
+        }
 
 
 def corrections(mean_displacement: Tensor, displacements: Tensor, is_known: Tensor) -> Tensor:
     """-eta tau c_i of the clients of ``displacements`` (c, *ambient): mean D - D_i, 0: unknown."""
     known = is_known.reshape(-1, *[1] * mean_displacement.dim())
     return known * (mean_displacement - displacements)
-
-
-def _control_variates(state: ServerState, num_clients: int) -> tuple[Tensor, Tensor]:
-    """The displacements (n, *ambient) and flags (n,), zero before the first round."""
-    if state["is_known"].shape[0] == num_clients:
-        return state["displacements"], state["is_known"]
-    x = state["x"]
-    return x.new_zeros(num_clients, *x.shape), x.new_zeros(num_clients)

@@ -26,28 +26,31 @@ stream is clipped in T_{x^(t)} and the server noises sum_{i in S_t} zeta_i / (ex
 which is the rule above for equal weights and the cohort's own p (manifed/privacy/mechanism.py).
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from manifed.algorithms.gradient_steps import GradientSteps
-from manifed.algorithms.interface import Collected, Memory, Phase, ServerState, Work
-from manifed.algorithms.payloads import Displacement, Payload, Point
-from manifed.algorithms.tangent_mean import AtPoint
-from manifed.manifolds.base import Manifold, MapChoice
-from manifed.oracles.oracle import Draws, Oracle
+from manifed.algorithms.algorithm import (
+    Here,
+    MappedSteps,
+    ServerUpdate,
+    State,
+    There,
+    Weighting,
+)
+from manifed.oracles.oracle import Oracle
 
 Probability = Annotated[float, Field(gt=0, le=1)]
 
 
-class RFedAGS(GradientSteps, AtPoint):
+class RFedAGS(MappedSteps, ServerUpdate):
     """``local_steps`` gradient steps a client; the server averages the streams of those present."""
 
     kind: Literal["rfedags"] = "rfedags"
-    maps: MapChoice = "exact"
-    """"retraction" replaces Exp, and Tr by the projection on the tangent space."""
+    mean_weights: ClassVar[Weighting] = "uniform"
+    """Of the mean that a mechanism noises; `shares` are the weights of streams."""
     server_step_size: float = Field(default=1.0, gt=0)
     """Of the server's step along the mean."""
     participation: Probability | tuple[Probability, ...] | None = None
@@ -57,79 +60,33 @@ class RFedAGS(GradientSteps, AtPoint):
     """weight_i up to a factor, say N_i; None: all equal, as in the paper."""
 
     # -- the client --------------------------------------------------------------------------
-    @property
-    def phases(self) -> tuple[Phase, ...]:
-        """One exchange."""
-        return (Phase("train", Point, Displacement, uploads=("tangent",)),)
-
-    def initial_memory(self, x: Tensor) -> Memory | None:
-        """Nothing is remembered between rounds."""
-        return None
-
-    @property
-    def client_work(self) -> Work:
-        """K gradients; a step and a transport for each but one of them."""
-        between = self.local_steps - 1
-        return Work.of_moves(self.maps, between, 0, gradients=self.local_steps, transports=between)
-
-    def update(
-        self,
-        phase: str,
-        down: Payload,
-        memory: Memory | None,
-        oracle: Oracle,
-        manifold: Manifold,
-        draws: Draws,
-    ) -> tuple[Payload, Memory | None]:
+    def client(self, x: Tensor, oracle: Oracle, here: Here) -> Tensor:
         """The gradient stream from the broadcast point."""
-        assert isinstance(down, Point)
-        maps, start = manifold.maps(self.maps), down.x.detach()
-        step = -self.step_size * oracle.gradient(start)
-        x, stream = start, step
+        maps, start = here.manifold.maps(self.maps), x
+        stream = step = -self.step_size * oracle.gradient(start)
         for _ in range(1, self.local_steps):
             x = maps.forward(x, step)
             step = -self.step_size * oracle.gradient(x)
             stream = stream + maps.transport(x, start, step)
-        return Displacement(stream), None
+        return stream
 
     # -- the server --------------------------------------------------------------------------
-    @property
-    def weights(self) -> Literal["uniform"]:
-        """Of the mean that a mechanism noises; `direction` has its own."""
-        return "uniform"
-
-    @property
-    def server_work(self) -> Work:
-        """One step."""
-        return Work.of_moves(self.maps, 1, 0)
-
-    def initial(self, x: Tensor) -> ServerState:
+    def start(self, x: Tensor) -> State:
         """x^(0), and no client seen yet; the counts get their rows in the first step."""
-        return ServerState({"x": x, "present": x.new_zeros(0)})
+        return {"x": x, "present": x.new_zeros(0)}
 
-    def step(
-        self,
-        state: ServerState,
-        phase: str,
-        collected: Collected,
-        server_round: int,
-        manifold: Manifold,
-    ) -> ServerState:
+    def server(self, state: State, mean: Tensor, here: There) -> State:
         """Exp along the streams of those present; at client level along what was released."""
-        x = state["x"]
-        if collected.uploads is None:
-            along = collected.mean["u"]
-            return state.replace(x=manifold.maps(self.maps).forward(x, self._scaled(along)))
-        counts = state["present"]
-        if counts.shape[0] != collected.num_clients:
-            counts = x.new_zeros(collected.num_clients)
-        rows = torch.tensor(collected.partitions, dtype=torch.long, device=x.device)
-        counts = counts.index_add(0, rows, torch.ones_like(counts[rows]))
-        streams = collected.uploads.tensors()["u"]
-        share = self.shares(counts, server_round)[rows].reshape(-1, *[1] * x.dim())
-        along = (share.to(streams.dtype) * streams).sum(0)
-        moved = manifold.maps(self.maps).forward(x, self._scaled(along))
-        return state.replace(x=moved, present=counts)
+        x, counts, seen = state["x"], state["present"], here.collected
+        if seen.uploads is not None:
+            if counts.shape[0] != seen.num_clients:
+                counts = x.new_zeros(seen.num_clients)
+            rows = torch.tensor(seen.partitions, dtype=torch.long, device=x.device)
+            counts = counts.index_add(0, rows, torch.ones_like(counts[rows]))
+            share = self.shares(counts, here.round)[rows].reshape(-1, *[1] * x.dim())
+            mean = (share.to(seen.rows.dtype) * seen.rows).sum(0)
+        moved = here.manifold.maps(self.maps).forward(x, self.server_step_size * mean)
+        return {"x": moved, "present": counts}
 
     def shares(self, counts: Tensor, server_round: int) -> Tensor:
         """weight_i / (n p_i) of all clients (n,), who were there ``counts`` (n,) times so far.
@@ -145,5 +102,34 @@ class RFedAGS(GradientSteps, AtPoint):
         weights = torch.tensor(self.client_weights, dtype=counts.dtype).to(counts)
         return weights / weights.mean() / (n * found)
 
-    def _scaled(self, along: Tensor) -> Tensor:
-        return self.server_step_size * along
+    def check(self, setting: Any) -> None:
+        """Refuse probabilities or weights of other clients, or that a price does not allow."""
+        super().check(setting)
+        privacy, cohort = setting.privacy.kind, setting.federation.cohort
+        clients, given = setting.federation.num_clients, self.participation
+        for field, found in (("participation", given), ("client_weights", self.client_weights)):
+            if isinstance(found, tuple) and len(found) != clients:
+                raise ValueError(
+                    f"training.{field}: expected one for each of federation.num_clients = "
+                    f"{clients}, got {len(found)}"
+                )
+        rates = cohort.probabilities or (cohort.rate(clients),) * clients
+        own = given if isinstance(given, tuple) else (given or 0.0,) * clients
+        for i, (mine, rate) in enumerate(zip(own, rates, strict=True)):
+            if mine > rate * (1 + 1e-9):
+                raise ValueError(
+                    f"training.participation: expected at most {rate:g}, with which "
+                    f"federation.cohort asks client {i}, got {mine:g}"
+                )
+        if privacy == "client-level" and (given is not None or self.client_weights is not None):
+            raise ValueError(
+                "training.participation, training.client_weights: with privacy.kind = "
+                "'client-level' the mechanism divides by the expected size of the cohort, expected "
+                "neither; remove them"
+            )
+        if privacy == "example-level" and cohort.kind != "all" and given is None:
+            raise ValueError(
+                "training.participation: required with privacy.kind = 'example-level' and drawn "
+                f"cohorts ({cohort.kind!r}), got none: an estimate carries who took part into "
+                f"later rounds, which nothing prices; give {min(rates):g} or less"
+            )

@@ -10,44 +10,37 @@ Invariant: every iterate is on the manifold; what leaves is tangent at the broad
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from manifed.algorithms.gradient_steps import GradientSteps
-from manifed.algorithms.interface import Memory, Phase, Work
+from manifed.algorithms.algorithm import Here, MappedSteps, Phase
 from manifed.algorithms.payloads import Displacement, DisplacementAndIterate, Payload, Point
-from manifed.manifolds.base import Manifold, MapChoice
+from manifed.manifolds.base import MapChoice
 from manifed.oracles.minibatch import Minibatch, Poisson
-from manifed.oracles.oracle import Draws, Oracle
+from manifed.oracles.oracle import Oracle
+from manifed.oracles.query import Query
+from manifed.privacy.mechanism import ExampleMechanism
+from manifed.schedules.schedule import AnySchedule, factor_of
 
 Option = Literal["last-iterate", "random-iterate", "random-output"]
 """Option 1; Option 2 as printed; Option 2 as its proof needs it (spec 000 §7.2.4)."""
 
 
-@dataclass
 class Output:
     """What Options 1 and 2 send, as tangent vectors at the broadcast point x.
 
-    The index of Option 2 is drawn first, independently for each client of a cohort, and only the
-    iterate at that index is kept.
+    The index of Option 2 is drawn first, independently for each client of a cohort, out of
+    ``count`` iterates without the last one, and only the iterate at that index is kept.
     """
 
-    option: Option
-    x: Tensor
-    count: int
-    """Iterates, of which one is drawn uniformly; the last one does not count."""
-    draws: Draws
-    ndim: int
-
-    def __post_init__(self) -> None:
-        self._kept = self.x
+    def __init__(self, option: Option, x: Tensor, count: int, here: Here) -> None:
+        self.option, self.x, self._kept = option, x, x
         self._index: Tensor | None = None
-        if self.option != "last-iterate":
-            index = self.draws.index(self.count)
-            self._index = index.reshape(*index.shape, *[1] * self.ndim)
+        if option != "last-iterate":
+            index = here.draws.index(count)
+            self._index = index.reshape(*index.shape, *[1] * here.manifold.ndim)
 
     def see(self, k: int, x: Tensor) -> None:
         """Keep the iterate x number k = 0, 1, ..., count - 1 where it is the drawn one."""
@@ -70,7 +63,24 @@ def one_exchange(option: Option) -> Phase:
     return Phase("train", Point, up, uploads=("tangent",) * len(up.names()))
 
 
-class RSGD(GradientSteps):
+def check_option(option: Option, setting: Any) -> None:
+    """Refuse Option 2 as its proof needs it where only one vector goes up, or none is drawn."""
+    if option != "random-output":
+        return
+    rule = getattr(setting.server_update, "output_rule", "uniform")
+    if rule != "uniform":
+        raise ValueError(
+            "training.output: 'random-output' (Option 2 as its proof needs it) goes with "
+            f"strategy.output_rule = 'uniform', got {rule!r}"
+        )
+    if setting.privacy.kind == "client-level":
+        raise ValueError(
+            "training.output: client-level privacy noises one upload a client, got "
+            "'random-output', which uploads two"
+        )
+
+
+class RSGD(MappedSteps):
     """K steps of Riemannian stochastic gradient descent."""
 
     kind: Literal["rsgd"] = "rsgd"
@@ -78,44 +88,72 @@ class RSGD(GradientSteps):
     """The examples of one step."""
     output: Option = "last-iterate"
     """What of its local iterates a client sends."""
-    maps: MapChoice = "exact"
-    """"retraction" replaces Exp and its inverse (RFedAvg as its rivals ran it)."""
 
     @property
     def phases(self) -> tuple[Phase, ...]:
         """One exchange."""
         return (one_exchange(self.output),)
 
-    def initial_memory(self, x: Tensor) -> Memory | None:
-        """Nothing is remembered between rounds."""
-        return None
+    @property
+    def server_maps(self) -> MapChoice | None:
+        """The maps of the steps, whose end the upload's logarithm tells."""
+        return self.maps
 
     @property
-    def client_work(self) -> Work:
-        """K steps, and a logarithm for each vector that goes up."""
-        steps, inverse = self.local_steps, 2 if self.output == "random-output" else 1
-        return Work.of_moves(self.maps, steps, inverse, gradients=steps)
+    def published_steps(self) -> int | None:
+        """K."""
+        return self.local_steps
 
-    def update(
-        self,
-        phase: str,
-        down: Payload,
-        memory: Memory | None,
-        oracle: Oracle,
-        manifold: Manifold,
-        draws: Draws,
-    ) -> tuple[Payload, Memory | None]:
-        """Algorithm 2 from the broadcast point."""
-        assert isinstance(down, Point)
-        x = down.x.detach()  # line 1
-        if self.output == "last-iterate" and manifold.is_whole_space:
-            u = oracle.descended(x, self.step_size, self.local_steps)
-            if u is not None:  # lines 2-8 in one product
-                return Displacement(u), None
-        maps = manifold.maps(self.maps)
-        output = Output(self.output, x, self.local_steps, draws, manifold.ndim)
+    def check(self, setting: Any) -> None:
+        """Refuse an option that the server's part does not go with."""
+        super().check(setting)
+        check_option(self.output, setting)
+
+    def client(self, x: Tensor, oracle: Oracle, here: Here) -> Payload:
+        """Algorithm 2 from the broadcast point."""  # line 1
+        maps, output = here.manifold.maps(self.maps), Output(self.output, x, self.local_steps, here)
         for k in range(self.local_steps):  # line 2
             output.see(k, x)
             eta = oracle.gradient(x)  # lines 3-4
             x = maps.forward(x, -self.step_size * eta)  # line 5
-        return output.payload(x, maps.inverse), None  # lines 7-8
+        return output.payload(x, maps.inverse)  # lines 7-8
+
+
+class ScheduledRSGD(RSGD):
+    r"""RSGD whose noise multiplier changes with the round, z in round 1 times a public factor z_r.
+
+    Every round is charged as its own release: without sampling that is one Gaussian release of
+    mu^2 = sum_r 1 / (z z_r)^2 (Dong, Roth, Su 2022, Corollary 3.3), so a target fixes z, and a
+    budget with a given z the number of rounds. The error of the last iterate of
+    x <- x - s (h (x - x*) + noise) is sum_r a_r noise_r, a_r = s (1 - s h)^(T - r); by Cauchy and
+    Schwarz sum_r a_r^2 z_r^2 sum_r z_r^-2 >= (sum_r |a_r|)^2, with equality for z_r proportional to
+    |a_r|^(-1/2): geometric noise of ratio (1 - s h)^(1/2) is best.
+    """
+
+    kind: Literal["scheduled-rsgd"] = "scheduled-rsgd"  # pyright: ignore[reportIncompatibleVariableOverride]
+    noise_multipliers: AnySchedule
+    """z_r as a schedule of k = r - 1."""
+
+    def in_round(self, server_round: int) -> "ScheduledRSGD":
+        """Algorithm 2 as it is run, and charged, in a round."""
+        return self.with_round(server_round)
+
+    def queries(self, mechanism: ExampleMechanism, num_examples: int) -> tuple[Query, ...]:
+        """``local_steps`` gradients, drawn and charged with the noise of this round.
+
+        Raises:
+            ValueError: for a factor beyond 1e9, or below one over it.
+        """
+        factor = factor_of("training.noise_multipliers", self.noise_multipliers, self._round)
+        return super().queries(mechanism.scaled(factor), num_examples)
+
+    def check(self, setting: Any) -> None:
+        """Refuse noise of clients where the server adds it, and factors that no round can have."""
+        for server_round in (1, setting.federation.num_rounds):  # every schedule is monotone
+            factor_of("training.noise_multipliers", self.noise_multipliers, server_round)
+        super().check(setting)
+        if setting.privacy.kind == "client-level":
+            raise ValueError(
+                "training.noise_multipliers: scales the noise of clients, and with privacy.kind = "
+                "'client-level' the server adds it; use training.kind = 'rsgd', or 'example-level'"
+            )

@@ -23,27 +23,31 @@ noise multiplier.
 
 import math
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 from torch import Tensor
 
-from manifed.algorithms.gradient_steps import releases_of
-from manifed.algorithms.interface import Memory, Phase, Work
-from manifed.algorithms.payloads import Payload, Point
-from manifed.algorithms.rsgd import Option, Output, one_exchange
-from manifed.manifolds.base import Manifold
-from manifed.oracles.minibatch import Full, Minibatch, Poisson
-from manifed.oracles.oracle import Draws, Oracle
-from manifed.oracles.query import Query
-from manifed.privacy.events import Event, Frozen
+from manifed.algorithms.algorithm import (
+    ClientUpdate,
+    Here,
+    Phase,
+    check_exact_maps,
+    check_steps,
+)
+from manifed.algorithms.payloads import Payload
+from manifed.algorithms.rsgd import Option, Output, check_option, one_exchange
+from manifed.manifolds.base import MapChoice
+from manifed.oracles.minibatch import Minibatch, Poisson
+from manifed.oracles.oracle import Oracle
+from manifed.oracles.query import Ask, Query
 from manifed.privacy.mechanism import ExampleMechanism
 
 SUBSET_FACTOR = 3.5
 """Utpala et al., Claim 4: what a subset costs over rate^2 times the unsampled price."""
 
 
-class RSVRG(Frozen):
+class RSVRG(ClientUpdate):
     """K epochs of m variance-reduced steps."""
 
     kind: Literal["rsvrg"] = "rsvrg"
@@ -69,30 +73,27 @@ class RSVRG(Frozen):
         """One exchange."""
         return (one_exchange(self.output),)
 
-    def initial_memory(self, x: Tensor) -> Memory | None:
-        """Nothing is remembered between rounds."""
-        return None
+    @property
+    def server_maps(self) -> MapChoice:
+        """Exact ones, by which the steps are."""
+        return "exact"
 
     @property
-    def client_work(self) -> Work:
-        """K epochs of m steps with two transports; K references; a logarithm for each upload."""
-        steps, inverse = self.epochs * self.inner_steps, 2 if self.output == "random-output" else 1
-        queries = self.epochs + steps
-        return Work.of_moves("exact", steps, inverse, gradients=queries, transports=2 * steps)
+    def published_steps(self) -> int | None:
+        """K m."""
+        return self.epochs * self.inner_steps
 
-    def update(
-        self,
-        phase: str,
-        down: Payload,
-        memory: Memory | None,
-        oracle: Oracle,
-        manifold: Manifold,
-        draws: Draws,
-    ) -> tuple[Payload, Memory | None]:
+    def check(self, setting: Any) -> None:
+        """Refuse a manifold without exact maps, and an option that the server does not go with."""
+        name = "training.epochs * (training.inner_steps + 1)"
+        check_steps(name, self.epochs * (self.inner_steps + 1))
+        check_exact_maps(self.kind, setting.manifold)
+        check_option(self.output, setting)
+
+    def client(self, x: Tensor, oracle: Oracle, here: Here) -> Payload:
         """Algorithm 3 from the broadcast point."""
-        assert isinstance(down, Point)
-        x, k = down.x.detach(), 0  # line 1
-        output = Output(self.output, x, self.epochs * self.inner_steps, draws, manifold.ndim)
+        manifold, k = here.manifold, 0  # line 1
+        output = Output(self.output, x, self.epochs * self.inner_steps, here)
         for _ in range(self.epochs):  # line 2
             anchor = x  # line 3
             reference = oracle.gradient(anchor, "reference")  # line 4
@@ -101,25 +102,26 @@ class RSVRG(Frozen):
                 correction = oracle.correction(x, anchor)  # lines 6-8
                 eta = correction + oracle.carried(anchor, x, reference)  # line 8
                 x, k = manifold.expmap(x, -self.step_size * eta), k + 1  # line 9
-        return output.payload(x, manifold.logmap), None  # lines 13-14
+        return output.payload(x, manifold.logmap)  # lines 13-14
 
     # -- what is asked and released ----------------------------------------------------------
+    def asks(self) -> tuple[Ask, ...]:
+        """References and corrections of one round."""
+        steps = self.epochs * self.inner_steps
+        return (
+            Ask(count=steps if self.variant == "fresh" else self.epochs, label="reference"),
+            Ask(self.minibatch, steps, "correction", self.correction_clip),
+        )
+
     def queries(self, mechanism: ExampleMechanism, num_examples: int) -> tuple[Query, ...]:
-        """References and corrections of one round.
+        """The `asks` with the noise that a mechanism gives each.
 
         As printed, one Gaussian of variance sigma^2 covers both; it is the sum of two independent
         ones of variances share * sigma^2 and (1 - share) * sigma^2 (Utpala et al., eq. 2), so the
         step is charged as both, and a reference every step.
         """
-        steps, is_fresh = self.epochs * self.inner_steps, self.variant == "fresh"
-        reference = Query.of(
-            mechanism, Full(), num_examples,
-            label="reference", count=steps if is_fresh else self.epochs,
-        )  # fmt: skip
-        correction = Query.of(
-            mechanism, self.minibatch, num_examples,
-            label="correction", form=self.correction_clip, count=steps,
-        )  # fmt: skip
+        reference, correction = super().queries(mechanism, num_examples)
+        is_fresh = self.variant == "fresh"
         if mechanism.l2_norm_clip is None or not (is_fresh or self.reference_share):
             return (reference, correction)
         together = correction.sensitivity + reference.sensitivity
@@ -130,10 +132,6 @@ class RSVRG(Frozen):
             replace(reference, stddev=there, drawn=None if is_fresh else there),
             replace(correction, stddev=here, drawn=sigma if is_fresh else here),
         )
-
-    def releases(self, mechanism: ExampleMechanism, num_examples: int) -> tuple[Event, ...]:
-        """What one round releases."""
-        return releases_of(self.queries(mechanism, num_examples))
 
 
 def least_cost_share(reference: Query, correction: Query) -> float:

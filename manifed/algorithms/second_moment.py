@@ -8,7 +8,7 @@ d(d+1)/2 numbers a client.
 Symbols: A = sum_i w_i A_i with A_i = (1/N_i) sum_j z_j z_j^T, w_i = N_i / sum N_l; E the symmetric
 noise; V_k state["x"], the k leading eigenvectors of A + E; C ``l2_norm_clip``, a bound of |z_j|^2.
 
-Sensitivity (proofs in manifed/problems/second_moments.py): one row moves A_i by C / N_i in the
+Sensitivity (proofs in manifed/problems/statistics.py): one row moves A_i by C / N_i in the
 Frobenius norm when it is added or removed, and by sqrt(2) C / N_i when it is replaced, because two
 positive semidefinite matrices are never opposite. The paper noises the upper triangle with equal
 variances; E here is the isotropic Gaussian on Sym(d) (variance sigma^2 on the diagonal and
@@ -31,11 +31,11 @@ import torch
 from torch import Tensor
 
 from manifed.algorithms.one_shot import OneShot
-from manifed.algorithms.payloads import Statistic, SymmetricMean
+from manifed.algorithms.payloads import Displacement, SymmetricMean
 from manifed.manifolds.base import Manifold
 from manifed.manifolds.symmetric import unpacked
-from manifed.problems.base import Problem
-from manifed.problems.second_moments import APART, SecondMoments
+from manifed.problems.problem import Problem
+from manifed.problems.statistics import APART, SecondMoments
 
 
 def leading_eigenvectors(a: Tensor, count: int) -> Tensor:
@@ -54,8 +54,9 @@ class SecondMoment(OneShot):
 
     kind: Literal["second-moment"] = "second-moment"
 
-    up: ClassVar[type[Statistic]] = SymmetricMean
+    up: ClassVar[type[Displacement]] = SymmetricMean
     takes: ClassVar[type[Problem]] = SecondMoments
+    solves: ClassVar[str] = "'principal-eigenvector' or 'kpca'"
     apart: ClassVar[float] = APART
 
     def solve(self, mean: Tensor, x: Tensor, manifold: Manifold) -> Tensor:

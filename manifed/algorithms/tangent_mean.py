@@ -18,20 +18,17 @@ heavy-ball momentum carried between tangent spaces; m^(t) state["momentum"], kep
 the round, by a public rule.
 """
 
-from dataclasses import asdict
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
 from manifed.algorithms.adam import Adam
+from manifed.algorithms.algorithm import ServerState, ServerUpdate, State, There, Weighting
 from manifed.algorithms.averaging import Average
-from manifed.algorithms.interface import Collected, Down, ServerState, Space, Work
-from manifed.algorithms.payloads import Payload, Point
 from manifed.manifolds.base import Manifold, MapChoice
 from manifed.manifolds.defects import DRIFT
-from manifed.privacy.events import Frozen
 from manifed.schedules.schedule import AnySchedule, factor_of
 
 
@@ -43,50 +40,13 @@ def tangent_mean(
     return manifold.maps(maps).forward(x, u)  # (3.2)
 
 
-class AtPoint(Frozen):
-    """One model for everybody, in ``state["x"]``: it goes down, and what comes up is tangent at it.
-
-    A method says what else its state carries, how it steps, and where it differs.
-    """
-
-    @property
-    def space(self) -> Space:
-        """Uploads are tangent at the broadcast point."""
-        return "tangent"
-
-    @property
-    def needs_everyone(self) -> bool:
-        """Any cohort will do."""
-        return False
-
-    def initial(self, x: Tensor) -> ServerState:
-        """The broadcast point."""
-        return ServerState({"x": x})
-
-    def down(self, state: ServerState, phase: str) -> Down:
-        """The broadcast point."""
-        return Point(state["x"])
-
-    def base(self, state: ServerState, manifold: Manifold) -> Tensor:
-        """Uploads are tangent at the broadcast point."""
-        return state["x"]
-
-    def model(self, state: ServerState, manifold: Manifold) -> Tensor:
-        """The broadcast point."""
-        return state["x"]
-
-    def output(self, state: ServerState, manifold: Manifold) -> Tensor:
-        """The last model."""
-        return self.model(state, manifold)
-
-
-class TangentMean(AtPoint):
+class TangentMean(ServerUpdate):
     """Algorithm 1: one Riemannian gradient step on the weighted Fréchet mean of the uploads."""
 
     kind: Literal["tangent-mean"] = "tangent-mean"
     server_step_size: float = Field(default=1.0, gt=0)
     """Of the server's step along the mean."""
-    weights: Literal["num-examples", "uniform"] = "num-examples"
+    weights: Weighting = "num-examples"
     """A client's weight in the mean: its number of examples, or 1."""
     output_rule: Literal["last", "uniform"] = "last"
     """Option 1 ("last") or Option 2 ("uniform"), lines 12 and 13."""
@@ -116,66 +76,45 @@ class TangentMean(AtPoint):
             )
         return self
 
-    def initial(self, x: Tensor) -> ServerState:
+    def start(self, x: Tensor) -> State:
         """The broadcast point, the drawn output, and what average, momentum or Adam carry."""
-        state = ServerState({"x": x, "output": x})
+        state = {"x": x, "output": x}
         if self.average is not None:
-            state = state.replace(**self.average.initial(x))
+            state |= self.average.initial(x)
         if self.adam is not None:
-            state = state.replace(**self.adam.initial(x))
-        return state if self.momentum is None else state.replace(momentum=torch.zeros_like(x))
+            state |= self.adam.initial(x)
+        return state if self.momentum is None else state | {"momentum": torch.zeros_like(x)}
 
-    def down(self, state: ServerState, phase: str) -> Payload:
-        """The broadcast point."""
-        return Point(state["x"])  # line 3
-
-    def step(
-        self,
-        state: ServerState,
-        phase: str,
-        collected: Collected,
-        server_round: int,
-        manifold: Manifold,
-    ) -> ServerState:
+    def server(self, state: State, mean: Tensor, here: There) -> State:
         """Lines 10, 12 and 13."""
-        start, size, maps = state["x"], self._size(server_round), self.maps or "exact"
-        mean = collected.mean["u"]
-        carried: dict[str, Tensor] = {}
+        start, manifold, seen, size = (
+            state["x"],
+            here.manifold,
+            here.collected,
+            self.server_step_size,
+        )
+        maps, carried = self.maps or "exact", State()
+        if self.server_step_sizes is not None:
+            size *= factor_of("strategy.server_step_sizes", self.server_step_sizes, here.round)
         if self.momentum is not None:
             mean = mean + self.momentum * state["momentum"]
         if self.adam is not None:
             carried = self.adam.moments(state, mean, manifold)
             mean = self.adam.direction(carried)
-        x = tangent_mean(start, mean, size, manifold, maps)  # line 10
+        x = candidate = tangent_mean(start, mean, size, manifold, maps)  # line 10
         if self.adam is not None:
             carried["first"] = manifold.maps(maps).transport(start, x, carried["first"])
         if self.momentum is not None:
             carried["momentum"] = manifold.maps(maps).transport(start, x, mean)
-        candidate = x
-        if "drawn" in collected.mean:
-            candidate = tangent_mean(start, collected.mean["drawn"], size, manifold, maps)
-        keeps = self.output_rule == "last" or collected.uniform * server_round < 1.0  # line 13
-        after = state.replace(x=x, output=candidate if keeps else state["output"], **carried)
+        if "drawn" in seen.mean:
+            candidate = tangent_mean(start, seen.mean["drawn"], size, manifold, maps)
+        keeps = self.output_rule == "last" or seen.uniform * here.round < 1.0  # line 13
+        after = state | carried | {"x": x, "output": candidate if keeps else state["output"]}
         if self.average is None:
             return after
         if not float(manifold.membership_defect(x)) <= DRIFT[x.dtype]:
             raise ArithmeticError("Expected an iterate on the manifold, got another")
-        return self.average.include(after, server_round, manifold, maps)
-
-    def _size(self, server_round: int) -> float:
-        if self.server_step_sizes is None:
-            return self.server_step_size
-        field = "strategy.server_step_sizes"
-        return self.server_step_size * factor_of(field, self.server_step_sizes, server_round)
-
-    @property
-    def server_work(self) -> Work:
-        """One step (and one for a drawn iterate, where the clients send one), and the average's."""
-        maps = self.maps or "exact"
-        extra = Work() if self.average is None else self.average.work(maps)
-        transports = 0 if self.momentum is None and self.adam is None else 1
-        mine = Work.of_moves(maps, 1, 0, transports=transports)
-        return Work(**{key: value + asdict(extra)[key] for key, value in asdict(mine).items()})
+        return self.average.include(after, here.round, manifold, maps)
 
     def model(self, state: ServerState, manifold: Manifold) -> Tensor:
         """The broadcast point, or the average of those that were."""
@@ -184,3 +123,20 @@ class TangentMean(AtPoint):
     def output(self, state: ServerState, manifold: Manifold) -> Tensor:
         """x^(T), the average, or the drawn iterate."""
         return self.model(state, manifold) if self.output_rule == "last" else state["output"]
+
+    @property
+    def is_average(self) -> bool:
+        """As the config says."""
+        return self.average is not None
+
+    def check_server(self, setting: Any) -> None:
+        """Refuse an average that no iterate would be part of, or of points it cannot average."""
+        if self.average is None:
+            return
+        self.average.check(setting.manifold)
+        rounds = setting.federation.num_rounds
+        if self.average.from_round > rounds:
+            raise ValueError(
+                f"strategy.average.from_round: expected at most federation.num_rounds = {rounds}, "
+                f"got {self.average.from_round}"
+            )

@@ -1,20 +1,17 @@
-"""The audit of one config: its mechanisms, on its own problem and in the worst case."""
+"""The attacks on a config's own mechanism: on a client's examples, on its masks, on the server."""
 
 from dataclasses import replace
+from typing import TypeVar
 
+from manifed.algorithms.algorithm import ClientUpdate, GradientSteps
 from manifed.algorithms.decor import Decor
 from manifed.algorithms.growing_samples import GrowingSamples
-from manifed.algorithms.interface import ClientUpdate, Scheduled, in_round
 from manifed.algorithms.one_shot import OneShot
-from manifed.algorithms.second_moment import SecondMoment
-from manifed.audit.attack import Attack, Audited
-from manifed.audit.client_attacks import SHORT_STEP, ExampleAttack
-from manifed.audit.coupled_attacks import audited_coupling
-from manifed.audit.mechanisms import price
-from manifed.audit.own_problem import OwnProblemAttack
-from manifed.audit.server_attacks import ClientAttack
-from manifed.audit.statistic_attacks import MomentAttack
-from manifed.audit.streams import StreamAttack, colluders, enough_rounds
+from manifed.algorithms.rsvrg import RSVRG
+from manifed.audit.attack import Audited
+from manifed.audit.examples import SHORT_STEP, ExampleAttack, worst_case
+from manifed.audit.masks import MaskedAttack
+from manifed.audit.server import ClientAttack
 from manifed.errors import ConfigError
 from manifed.experiment.assembly import (
     facts_of,
@@ -24,32 +21,22 @@ from manifed.experiment.assembly import (
     plan_of,
 )
 from manifed.experiment.plugins import is_plugin
-from manifed.experiment.privacy import client_mechanism, example_mechanism
 from manifed.experiment.schema import Experiment
+from manifed.mechanisms import client_mechanism, example_mechanism
 from manifed.privacy import accountant
 from manifed.privacy.masked import MaskedMechanism
 from manifed.privacy.mechanism import ExampleMechanism
 from manifed.privacy.noise import NoiseSource
-from manifed.privacy.secldp import MOST_EXACT
-from manifed.problems.base import Examples
-from manifed.problems.dataset import SiteData
+from manifed.privacy.secldp import MOST_EXACT, Correlated, worst
+from manifed.problems.data import SiteData
 
 SEEN_AT, ENOUGH = 0.05, 1.0
 """So many rounds are attacked together that epsilon = 1 is claimed at this delta, or all there are:
 a claim of nearly nothing cannot be told from nothing by a few thousand runs."""
+MOST_MASKED_ROUNDS = 16
 LONG_STEPS = 10.0
 """An adversarial step is so many times the config's own."""
-
-
-def costliest_round(
-    training: ClientUpdate, mechanism: ExampleMechanism, num_examples: int, num_rounds: int
-) -> int:
-    """The first of the rounds in which a client's update releases most."""
-    costs = [
-        accountant.epsilon(in_round(training, r).releases(mechanism, num_examples), SEEN_AT)
-        for r in range(1, num_rounds + 1)
-    ]
-    return 1 + costs.index(max(costs))
+T = TypeVar("T", ExampleAttack, MaskedAttack)
 
 
 def attacks_of(config: Experiment, trials: int) -> list[Audited]:
@@ -62,165 +49,129 @@ def attacks_of(config: Experiment, trials: int) -> list[Audited]:
     shorter and a longer one; the last replaces problem and data by the worst case. Of data that
     every site has at home none is opened: a shard of made-up records stands for the smallest.
 
-    Growing samples are attacked from round 1 on, by coupled streams; their mode "paper", which
-    protects nobody, is held to what the paper claims.
-
     Raises:
-        ConfigError: when nothing is private, or a round has more than one upload.
+        ConfigError: when nothing is private, or the algorithm is not one that is attacked here.
     """
-    source = NoiseSource.from_seed(config.federation.seed)
-    if isinstance(config.training, GrowingSamples):
-        return [_of_streams(config, config.training, source, trials)]
-    if config.privacy.kind == "none":
+    ways = {"client-level": _of_server, "correlated": _of_masks, "example-level": _of_examples}
+    if (kind := config.privacy.kind) not in ways:
         raise ConfigError("privacy.kind: nothing to audit, got 'none'")
-    if config.privacy.kind == "client-level":
-        return [_of_server(config, source, trials)]
-    if config.privacy.kind == "correlated":
-        return _of_masks(config, source, trials)
-    if is_plugin(config.training.kind):
+    source = NoiseSource.from_seed(config.federation.seed)
+    return [Audited(config.name, one, trials, how) for one, how in ways[kind](config, source)]
+
+
+def costliest_round(
+    training: ClientUpdate, mechanism: ExampleMechanism, num_examples: int, num_rounds: int
+) -> int:
+    """The first of the rounds in which a client's update releases most."""
+    costs = [
+        accountant.epsilon(training.in_round(r).releases(mechanism, num_examples), SEEN_AT)
+        for r in range(1, num_rounds + 1)
+    ]
+    return 1 + costs.index(max(costs))
+
+
+def _enough(attack: T, most: int) -> T:
+    """The attack over so many rounds that enough is claimed, ``most`` at most."""
+    while attack.num_rounds < most and attack.claim(SEEN_AT) < ENOUGH:
+        attack = replace(attack, num_rounds=min(2 * attack.num_rounds, most))
+    return attack
+
+
+def _of_examples(config: Experiment, source: NoiseSource) -> list[tuple[ExampleAttack, str]]:
+    """The smallest shard at several step sizes, and the worst case."""
+    training, rounds = config.training, config.federation.num_rounds
+    if isinstance(training, GrowingSamples) or is_plugin(training.kind):
         raise ConfigError(
-            "training.kind: the audit runs this library's algorithms at several step sizes, got "
-            f"{config.training.kind!r}"
+            "training.kind: the audit of a config attacks this library's algorithms that upload "
+            f"steps or statistics, got {training.kind!r}; write an attack with manifed.audit"
+        )
+    if len(training.phases) > 1:
+        raise ConfigError(
+            f"training.kind: expected one upload a round, got {training.kind!r}, which has "
+            f"{len(training.phases)}"
         )
     facts = facts_of(config)
-    mechanism = example_mechanism(config, facts.sizes)
-    if len(config.training.phases) > 1:
-        raise ConfigError(
-            f"training.kind: expected one upload a round, got {config.training.kind!r}, which has "
-            f"{len(config.training.phases)}"
-        )
-    assert mechanism.l2_norm_clip is not None
+    mechanism = example_mechanism(config.setting, facts.sizes)
     if isinstance(config.data, SiteData):
         smallest = made_up_examples(config, min(facts.sizes))
     else:
         smallest = min(load_shards(config).examples, key=len)
-    if isinstance(config.training, Scheduled):
-        rounds = config.federation.num_rounds
-        r = costliest_round(config.training, mechanism, len(smallest), rounds)
-        config = config.model_copy(update={"training": in_round(config.training, r)})
-    mirrored = -1.0 if mechanism.neighboring_relation == "replace-one" else None
-    if isinstance(config.training, OneShot):
-        return _of_one_shot(config, mechanism, smallest, mirrored, source, trials)
-    short = config.training.model_copy(update={"step_size": SHORT_STEP})
-    worst = ExampleAttack(
-        short, mechanism, len(smallest), 10 * mechanism.l2_norm_clip, mirrored, source
-    )
-    rounds = 1
-    while rounds < config.federation.num_rounds and price(worst, rounds)(SEEN_AT) < ENOUGH:
-        rounds = min(2 * rounds, config.federation.num_rounds)
-    worst, x = replace(worst, num_rounds=rounds), initial_point(config)
-    claim = price(worst)
-
-    def audited(how: str, attack: Attack) -> Audited:
-        return Audited(config.name, attack, claim, trials, how)
-
-    assert not isinstance(config.training, GrowingSamples)
-    step = config.training.step_size
-    found_attacks: list[Audited] = []
-    for name, size in (("own", step), ("short", SHORT_STEP * step), ("long", LONG_STEPS * step)):
-        training = config.training.model_copy(update={"step_size": size})
-        own = OwnProblemAttack(facts.problem, training, mechanism, smallest, x, source, rounds)
+    if training.is_scheduled:
+        r = costliest_round(training, mechanism, len(smallest), rounds)
+        config = config.model_copy(update={"training": training.in_round(r)})
+        training = config.training
+    x = initial_point(config)
+    own = ExampleAttack(facts.problem, training, mechanism, smallest, x, source)
+    if isinstance(training, OneShot):
+        return [(own, "own problem: the record that moves the upload most")]
+    assert isinstance(training, GradientSteps | RSVRG)
+    extreme = _enough(worst_case(training, mechanism, len(smallest), source), rounds)
+    found = list[tuple[ExampleAttack, str]]()
+    for name, factor in (("own", 1.0), ("short", SHORT_STEP), ("long", LONG_STEPS)):
+        size = factor * training.step_size
+        stepped = training.model_copy(update={"step_size": size})
         how = f"own problem, {name} step size {size:g}: the record that moves the upload most"
-        found_attacks.append(audited(how, own))
-    how = "worst case: canary gradient at the clip norm, all others zero"
-    return [*found_attacks, audited(how, worst)]
+        found.append((replace(own, training=stepped, num_rounds=extreme.num_rounds), how))
+    return [*found, (extreme, "worst case: canary gradient at the clip norm, all others zero")]
 
 
-def _of_masks(config: Experiment, source: NoiseSource, trials: int) -> list[Audited]:
+def _of_masks(config: Experiment, source: NoiseSource) -> list[tuple[MaskedAttack, str]]:
     """The first rounds of DECOR's nodes on the config's graph, against each adversary.
 
     Raises:
         ConfigError: for another algorithm with masks, and where examples are protected.
     """
-    training = config.training
-    if not isinstance(training, Decor) or config.privacy.kind != "correlated":
+    training, privacy, clients = config.training, config.privacy, config.federation.num_clients
+    if type(training) is not Decor:
         raise ConfigError(
-            "training.kind: with privacy.kind = 'correlated' the audit of a config attacks 'decor' "
-            f"and 'stationary-decor', got {training.kind!r}; manifed audit --all attacks masks on "
-            "graphs of its own"
+            "training.kind: with privacy.kind = 'correlated' the audit of a config attacks "
+            f"'decor', got {training.kind!r}"
         )
-    if config.privacy.unit != "client":
+    assert privacy.kind == "correlated"
+    if privacy.unit != "client":
         raise ConfigError(
-            "privacy.unit: the audit of a config with masks attacks 'client', got 'example'; "
-            "manifed audit --all attacks masks on graphs of its own"
+            "privacy.unit: the audit of a config with masks attacks 'client', got 'example'"
         )
-    if config.federation.num_clients > MOST_EXACT:
+    if clients > MOST_EXACT:
         raise ConfigError(
             f"federation.num_clients: expected at most {MOST_EXACT} in the audit of a config with "
-            f"masks, got {config.federation.num_clients}"
+            f"masks, got {clients}"
         )
-    mechanism = example_mechanism(config, facts_of(config).sizes)
+    mechanism = example_mechanism(config.setting, facts_of(config).sizes)
     assert isinstance(mechanism, MaskedMechanism)
-    whole = StreamAttack(training, mechanism, source)
-    found: list[Audited] = []
-    for coalition, how in colluders(
-        whole.noise, config.privacy.collusion, config.privacy.coalition
-    ):
-        attack = replace(whole, coalition=coalition)
-        attack = enough_rounds(attack, config.federation.num_rounds, SEEN_AT, ENOUGH)
-        said = f"{how}; {attack.num_rounds} rounds from the first on"
-        found.append(Audited(config.name, attack, attack.claim, trials, said))
+    assert mechanism.l2_norm_clip is not None
+    stddevs = Correlated(mechanism.noise.stddev(1.0, 1), mechanism.mask_stddev)
+    graph, server = training.secret_graph, "the server: every message, best linear test"
+    coalitions: dict[tuple[int, ...], str] = {(): server}
+    named = tuple(sorted(privacy.coalition))
+    if graph.num_nodes > 1 and (one := worst(graph, stddevs, 1).coalition):
+        coalitions[one] = f"node {one[0]} takes the masks off that it shares"
+    if not named and 2 <= privacy.collusion < graph.num_nodes:
+        named = worst(graph, stddevs, privacy.collusion).coalition or ()
+    if len(named) > 1:
+        coalitions[named] = f"nodes {', '.join(map(str, named))} collude"
+    found = list[tuple[MaskedAttack, str]]()
+    for coalition, how in coalitions.items():
+        attack = MaskedAttack(
+            training.graph, clients, stddevs, source, coalition, clip=mechanism.l2_norm_clip
+        )
+        attack = _enough(attack, min(config.federation.num_rounds, MOST_MASKED_ROUNDS))
+        found.append((attack, f"{how}; {attack.num_rounds} rounds from the first on"))
     return found
 
 
-def _of_one_shot(
-    config: Experiment,
-    mechanism: ExampleMechanism,
-    smallest: Examples,
-    mirrored: float | None,
-    source: NoiseSource,
-    trials: int,
-) -> list[Audited]:
-    """One release: the config's own rows, and the worst case."""
-    training, x = config.training, initial_point(config)
-    assert mechanism.l2_norm_clip is not None
-    worst = MomentAttack(
-        training, mechanism, len(smallest), 10 * mechanism.l2_norm_clip, mirrored, source
-    )
-    own = OwnProblemAttack(facts_of(config).problem, training, mechanism, smallest, x, source)
-    rows: list[tuple[str, Attack]] = [
-        ("own problem: the record that moves the upload most", own),
-    ]
-    if isinstance(training, SecondMoment):
-        rows.append(("worst case: canary statistic at the clip norm, all others zero", worst))
-    return [Audited(config.name, attack, price(worst), trials, how) for how, attack in rows]
-
-
-def _of_streams(
-    config: Experiment,
-    training: GrowingSamples,
-    source: NoiseSource,
-    trials: int,
-) -> Audited:
-    """Coupled streams through a node's client updates, from round 1 on.
-
-    Raises:
-        ConfigError: when nothing is private and the mode is not "paper".
-    """
-    rounds, mechanism = config.federation.num_rounds, None
-    if training.mode != "paper":
-        if config.privacy.kind == "none":
-            raise ConfigError("privacy.kind: nothing to audit, got 'none'")
-        mechanism = example_mechanism(config, facts_of(config).sizes)
-    return audited_coupling(config.name, training, mechanism, rounds, source, trials)
-
-
-def _of_server(config: Experiment, source: NoiseSource, trials: int) -> Audited:
-    mechanism, cohort = client_mechanism(config), config.federation.cohort
+def _of_server(config: Experiment, source: NoiseSource) -> list[tuple[ClientAttack, str]]:
+    mechanism, cohort = client_mechanism(config.setting), config.federation.cohort
     assert mechanism is not None
     if cohort.kind == "fixed-size":
         raise ConfigError(
             "federation.cohort.kind: the audit attacks 'all' and 'poisson', got 'fixed-size'"
         )
-    clients = config.federation.num_clients
-    rate = None if cohort.kind == "all" else cohort.rate(clients)
-    plan, x = plan_of(config), initial_point(config)
-    space = plan.server_update.space
-    attack = ClientAttack(source, mechanism, rate, plan.manifold, x, space, clients)
-    return Audited(
-        config.name,
-        attack,
-        attack.claim,
-        trials,
-        "own manifold and clip rule: canary upload ten times the clip norm; one round",
-    )
+    clients, plan = config.federation.num_clients, plan_of(config)
+    rate = 1.0 if cohort.kind == "all" else cohort.rate(clients)
+    attack = ClientAttack(
+        source, mechanism, rate, plan.manifold, initial_point(config), plan.server_update.space,
+        clients,
+    )  # fmt: skip
+    how = "own manifold and clip rule: canary upload ten times the clip norm; one round"
+    return [(attack, how)]

@@ -6,15 +6,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from manifed.cli.options import fail
+from manifed.cli.options import Json, fail, print_json
 from manifed.privacy.label import PLANNED
-from manifed.runs.document import Json, print_json
 
 if TYPE_CHECKING:
     from manifed.graphs.graph import Graph
     from manifed.privacy.secldp import Correlated, Rounds
 
 _MOST = 10**9
+_NAMES = ("I", "II", "III", "IV")
+"""The paper's, of `manifed.privacy.adversaries.OF_MASKS`."""
 MOST_NODES = 5000
 
 
@@ -102,43 +103,33 @@ def priced(
     ``clip`` is half of what replacing somebody's data moves a message by: C at user level, C / b at
     example level.
     """
-    from manifed.privacy.secldp import TEXT, adversary_of, paper_total, theorem_bound, worst
+    from manifed.privacy.adversaries import OF_MASKS
+    from manifed.privacy.secldp import theorem_bound, worst
 
     n, slope = graph.num_nodes, 2 * clip**2
     met = worst(graph, noise, collusion)
-    adversary = adversary_of(graph, collusion)
+    kind = 3 if collusion == n - 1 else min(collusion, 2)
     found: dict[str, Any] = {
         "epsilon_step": slope * met.precision,
         "theorem_bound": slope * theorem_bound(graph, noise, collusion),
         "worst_node": met.node,
         "coalition": met.coalition,
         "is_exact": met.is_exact,
-        "adversary": adversary,
-        "adversary_text": TEXT[adversary],
+        "adversary": _NAMES[kind],
+        "adversary_text": OF_MASKS[kind].text,
     }
     if whole is None or delta is None:
         return found
-    sizes = {"I": 0, "II": 1, "III": max(2, collusion), "IV": n - 1}
     totals: dict[str, Any] = {}
-    for name, size in sizes.items():
+    for name, size in zip(_NAMES, (0, 1, max(2, collusion), n - 1), strict=True):
         if size < n:
             against = worst(graph, noise, size)
             totals[name] = {
                 "collusion": size,
                 "epsilon": whole.epsilon(against, delta),
                 "is_exact": against.is_exact,
-                **_as_reported(slope * against.precision, whole, delta, paper_total),
             }
     return {**found, "rounds": whole.count, "delta": delta, "totals": totals}
-
-
-def _as_reported(slope: float, whole: "Rounds", delta: float, paper_total: Any) -> dict[str, float]:
-    """What the paper's conversion, or at example level its public code, would report."""
-    if whole.sampling_rate is None:
-        return {"epsilon_paper": paper_total(slope, whole.count, delta)}
-    from manifed.privacy.secldp import public_code_epsilon
-
-    return {"epsilon_public_code_one_step": public_code_epsilon(slope, whole.sampling_rate)}
 
 
 def _shown(found: dict[str, Any], delta: float | None) -> str:
@@ -149,14 +140,8 @@ def _shown(found: dict[str, Any], delta: float | None) -> str:
         f"Theorem 6: {found['theorem_bound']:.6g}\n"
     )
     for name, total in found.get("totals", {}).items():
-        beside = (
-            f"the paper's conversion {total['epsilon_paper']:.6g}"
-            if "epsilon_paper" in total
-            else "the public code would report one step, "
-            f"{total['epsilon_public_code_one_step']:.6g}, which is no total"
-        )
         text += (
             f"{found['rounds']} rounds, adversary {name} (q = {total['collusion']}): "
-            f"({total['epsilon']:.6g}, {delta:g}); {beside}\n"
+            f"({total['epsilon']:.6g}, {delta:g})\n"
         )
     return text

@@ -10,19 +10,27 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Sequence
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 from typer import core
 
-from manifed.cli.options import QUICKSTART, ConfigPath, DataDir, Sets, fail, use_data_dir
-from manifed.runs.document import Json, print_json
+from manifed.cli.options import (
+    QUICKSTART,
+    ConfigPath,
+    DataDir,
+    Json,
+    Sets,
+    fail,
+    print_json,
+    told,
+    use_data_dir,
+)
 from manifed.runs.interrupt import Ended, ending_signals
 
 if TYPE_CHECKING:
-    from manifed.runs.run_folder import RunFolder
+    from manifed.runs.folder import RunFolder
 
 os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
 
@@ -34,6 +42,7 @@ app = typer.Typer(
     name="manifed",
     help="Federated learning on Riemannian manifolds with differential privacy.",
     no_args_is_help=True,
+    add_completion=False,
     suggest_commands=False,  # click suggests already
     rich_markup_mode=None,
     context_settings={"max_content_width": 100},
@@ -60,8 +69,8 @@ def _options(
 
 
 @app.command()
+@told
 def run(
-    context: typer.Context,
     config: ConfigPath = QUICKSTART,
     sets: Sets = None,
     engine: Annotated[str | None, typer.Option(help="inline, ray or deployment.")] = None,
@@ -69,6 +78,15 @@ def run(
     resume: Annotated[
         Path | None, typer.Option("--resume", help="Go on with the run in this folder.")
     ] = None,
+    rounds: Annotated[
+        int | None,
+        typer.Option(
+            "--rounds", min=1, max=10**9, help="Give the run of --resume so many, past included."
+        ),
+    ] = None,
+    is_status: Annotated[
+        bool, typer.Option("--status", help="Say where the run of --resume is; do not go on.")
+    ] = False,
     ledger_head: Annotated[
         str | None,
         typer.Option(
@@ -86,57 +104,54 @@ def run(
     plain: Annotated[bool, typer.Option("--plain", help="No progress bar.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Run one experiment and leave a run folder."""
+    """Run one experiment and leave a run folder, or go on with the run of one."""
     use_data_dir(data_dir)
-    gc.disable()  # until `launch` has imported what it needs: all of that stays
+    if resume is None and (rounds is not None or is_status):
+        fail(f"{'--status' if is_status else '--rounds'}: expected --resume RUN_DIR beside it")
+    if resume is not None and rounds is not None:
+        from manifed.runs.resume import extend
+
+        sys.stdout.write(extend(resume, rounds) + "\n")
+    if resume is not None and is_status:
+        from manifed.runs.status import status_of, text_of
+
+        found = status_of(resume)
+        sys.stdout.write(text_of(found) + "\n")
+        if as_json:
+            print_json(found)
+        return
+    from manifed.cli.launch import Request, finished, launch
+    from manifed.runs.manifest import process_began
+    from manifed.runs.report.figures import NotDrawn, draw_finished
+
     folder: RunFolder | None = None
     try:
-        from manifed.cli.launch import Request, launch_or_exit
-        from manifed.runs.manifest import process_began
-
-        request = Request(
-            config, tuple(sets or ()), engine, out, resume, plain, ledger_head, insecure,
-            credentials, process_began(),
+        folder = launch(
+            Request(config, tuple(sets or ()), engine, out, resume, plain, ledger_head, insecure,
+                    credentials, process_began())
         )  # fmt: skip
-        folder = launch_or_exit(request, fail, context.obj)
         _tell(folder, as_json=as_json)
-        _draw(folder)
+        draw_finished(folder)
+    except NotDrawn as reason:
+        fail(str(reason), reason.code)
     except Ended as ended:
         if folder is None:
             raise
-        from manifed.cli.launch import finished
-
         fail(f"interrupted; {finished(folder)}", ended.code)
-    finally:
-        gc.enable()
-
-
-def _draw(folder: "RunFolder") -> None:
-    from manifed.runs.report.apart import NotDrawn, draw_figures
-
-    try:
-        draw_figures(folder)
-    except NotDrawn as reason:
-        fail(str(reason), reason.code)
 
 
 def _tell(folder: "RunFolder", *, as_json: bool) -> None:
     """What a finished run came to, on the screen before a figure is drawn."""
-    from manifed.runs.run_folder import printable
+    from manifed.runs.folder import printable
     from manifed.runs.statement import statement_of
 
     manifest = folder.manifest()
-    if manifest.get("stopped"):
-        sys.stdout.write(f"stopped: {manifest['stopped']}\n")
-    sys.stdout.write(
-        f"{json.dumps(manifest['final'])}\nrun folder: {printable(folder.directory)}\n"
-    )
-    sys.stdout.write(statement_of(manifest["privacy"]) + "\n")
-    if manifest.get("ledger_head"):
-        sys.stdout.write(f"ledger head: {manifest['ledger_head']}\n")
-    whole, parts = manifest["final"]["seconds"], manifest["seconds_by_part"]
-    told = ", ".join(f"{part} {seconds:.1f}" for part, seconds in parts.items())
-    sys.stdout.write(f"seconds: {whole:.1f} from start to end ({told})\n")
+    lines = [f"stopped: {manifest['stopped']}"] if manifest.get("stopped") else []
+    lines += [json.dumps(manifest["final"]), f"run folder: {printable(folder.directory)}"]
+    lines += [statement_of(manifest["privacy"])]
+    lines += [f"ledger head: {manifest['ledger_head']}"] if manifest.get("ledger_head") else []
+    lines += [f"seconds: {manifest['final']['seconds']:.1f} from start to end"]
+    sys.stdout.write("\n".join(lines) + "\n")
     if as_json:
         print_json({"directory": str(folder.directory), **manifest["final"]})
     sys.stdout.flush()
@@ -144,37 +159,41 @@ def _tell(folder: "RunFolder", *, as_json: bool) -> None:
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """The entry point of ``manifed``."""
-    from manifed.cli import commands
-
-    commands.register(app)
-    _call(app, argv, "manifed")
-
-
-def simulation(argv: Sequence[str], strategy: Callable[[Any], Any] | None = None) -> NoReturn:
-    """The entry point of ``python simulation.py``: the command ``run`` alone.
-
-    ``strategy`` makes the Flower strategy of a run; left out, the library's own.
-    """
-    _call(_run_alone(), argv, "simulation.py", strategy)
+    words = sys.argv[1:] if argv is None else list(argv)
+    if words[:1] != ["run"]:
+        register()
+    _call(app, words, "manifed")
 
 
-@cache
-def _run_alone() -> typer.Typer:
+def register() -> None:
+    """Add the commands beside ``run`` to `app`, once."""
+    if app.registered_groups:
+        return
+    from manifed.cli import commands, correlated, privacy, series, site
+
+    group = typer.Typer(help="Price privacy without running anything.", no_args_is_help=True)
+    prices: list[Callable[..., None]] = [
+        privacy.compare, privacy.statement, privacy.ledger, privacy.reconcile, privacy.calibrate,
+        privacy.curve, correlated.secldp, series.series,
+    ]  # fmt: skip
+    others: list[Callable[..., None]] = [
+        commands.audit, commands.export, commands.plan, commands.report, commands.sweep, site.site
+    ]  # fmt: skip
+    for command in prices:
+        group.command(command.__name__)(told(command))
+    app.add_typer(group, name="privacy")
+    for command in others:
+        app.command(command.__name__)(told(command))
+
+
+def simulation(argv: Sequence[str]) -> NoReturn:
+    """The entry point of ``python simulation.py``: the command ``run`` alone."""
     alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
     alone.command()(run)
-    return alone
+    _call(alone, argv, "simulation.py")
 
 
-_command_of = cache(typer.main.get_command)
-"""The commands and options of a program, read off its functions once."""
-
-
-def _call(
-    program: typer.Typer,
-    argv: Sequence[str] | None,
-    name: str,
-    strategy: Callable[[Any], Any] | None = None,
-) -> NoReturn:
+def _call(program: typer.Typer, argv: Sequence[str], name: str) -> NoReturn:
     """Run and exit; a word that is no argument ends in one line too, not in a frame of several.
 
     SIGTERM and SIGHUP end it as Ctrl-C does, from here on. An error that nothing foresaw is one
@@ -187,44 +206,28 @@ def _call(
     code: Any = 1
     try:
         with ending_signals():
-            code = _command_of(program)(
-                args=list(argv) if argv is not None else None,
-                prog_name=name,
-                obj=strategy,
-                standalone_mode=False,
-            )
+            command = typer.main.get_command(program)
+            code = command(args=list(argv), prog_name=name, standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as help_text:
         help_text.show()
         code = 2
     except click.ClickException as error:
         sys.stderr.write(f"error: {' '.join(error.format_message().split())}\n")
         code = 2
-    except Ended as ended:
-        sys.stderr.write(f"error: {_again(name, argv)}\n")
-        code = ended.code
-    except click.Abort:
-        sys.stderr.write(f"error: {_again(name, argv)}\n")
-        code = 130
+    except (Ended, click.Abort) as ended:
+        program_name = "python simulation.py" if name == "simulation.py" else name
+        again = f"interrupted; start again: {program_name} {shlex.join(argv)}"
+        sys.stderr.write(f"error: {again}\n")
+        code = ended.code if isinstance(ended, Ended) else 130
+    except BrokenPipeError:  # who reads the output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 1
     except Exception as error:
         if os.environ.get("MANIFED_DEBUG"):
             raise
-        code = _unexpected(error)
+        from manifed.cli.launch import unexpected
+
+        sys.stderr.write(f"error: {unexpected(error)}\n")
+        code = 1
     gc.freeze()  # or the interpreter's end looks through all modules once more, half a second long
     sys.exit(code if isinstance(code, int) else 0)
-
-
-def _again(name: str, argv: Sequence[str] | None) -> str:
-    """What whoever interrupts a command that kept nothing is told: the command itself."""
-    program = "python simulation.py" if name == "simulation.py" else name
-    words = shlex.join(sys.argv[1:] if argv is None else argv)
-    return f"interrupted; start again: {program} {words}"
-
-
-def _unexpected(error: Exception) -> int:
-    if isinstance(error, BrokenPipeError):  # who reads the output has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
-    from manifed.cli.launch import unexpected
-
-    sys.stderr.write(f"error: {unexpected(error)}\n")
-    return 1

@@ -7,9 +7,8 @@ from typing import Annotated
 
 import typer
 
-from manifed.cli.options import fail
+from manifed.cli.options import Json, fail, print_json
 from manifed.errors import ConfigError, one_line
-from manifed.runs.document import Json, print_json
 from manifed.runs.interrupt import Ended
 
 _REHEARSAL = (
@@ -58,13 +57,14 @@ def site(
 ) -> None:
     """Own one file, its budget and its noise; answer a SuperNode over a Unix socket."""
     from manifed.privacy.ledger import LedgerDamaged
-    from manifed.site import start
+    from manifed.site import process
+    from manifed.site.site import Wanted
 
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
     if rehearsal:
-        start.say(_REHEARSAL)
+        process.say(_REHEARSAL)
     os.umask(0o077)
-    wanted = start.Wanted(
+    wanted = Wanted(
         folder=ledger,
         partition=partition,
         max_epsilon=max_epsilon,
@@ -81,7 +81,7 @@ def site(
         is_rehearsal=rehearsal,
     )
     try:
-        start.run(wanted, print_json if as_json else lambda _: None)
+        process.run(wanted, print_json if as_json else lambda _: None)
     except (ConfigError, LedgerDamaged) as error:
         fail(one_line(str(error), 1500))
     except Ended:  # how a service is stopped

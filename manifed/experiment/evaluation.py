@@ -1,30 +1,35 @@
 """The simulation oracle: cost, gap and gradient on all data. No deployment could compute these.
 
-They are diagnostics of a seeded simulation, never part of a release: `oracle_is_on` says when they
-are computed, and the privacy statement says what they would do to a release.
+They are diagnostics of a seeded simulation, never part of a release: `Setting.has_oracle` says when
+they are computed, and the privacy statement says what they would do to a release.
 """
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from manifed.algorithms.held_out import StopWhen
-from manifed.experiment.setting import Setting
+from manifed.errors import ConfigError
+from manifed.experiment.assembly import load_shards
+from manifed.experiment.schema import Experiment
+from manifed.federation.held_out import StopWhen
 from manifed.manifolds.base import Manifold
-from manifed.problems.base import Examples
-from manifed.problems.finite_sum import FiniteSum, Optimum
+from manifed.problems.data import NUM_EXAMPLES, DataSource, PartitionRule, SiteData
+from manifed.problems.examples import Examples
+from manifed.problems.problem import Optimum, Problem, ProblemSource
+from manifed.problems.shards import data_folder, dataset, shards
 
 
 @dataclass(frozen=True)
 class Evaluator:
     """Evaluates models against a reference optimum that is computed once, on first use."""
 
-    problem: FiniteSum
+    problem: Problem
     shards: Sequence[Examples]
     weights: Tensor
     meta: Mapping[str, Any]
@@ -82,7 +87,7 @@ def node_row(models: Tensor, manifold: Manifold, oracle: Evaluator | None) -> di
 class PublicEvaluator:
     """Evaluates models on a public file of the server's."""
 
-    problem: FiniteSum
+    problem: Problem
     examples: Examples
 
     def row(self, x: Tensor) -> dict[str, float | None]:
@@ -108,9 +113,7 @@ class Judged:
         """With one evaluation more; what noise has drowned counts for nothing, NaN is no better."""
         if loss is None:
             return self
-        if math.isnan(loss):
-            return replace(self, since=self.since + 1)
-        if self.best_loss is None or loss < self.best_loss:
+        if not math.isnan(loss) and (self.best_loss is None or loss < self.best_loss):
             return Judged(loss, server_round)
         return replace(self, since=self.since + 1)
 
@@ -124,26 +127,57 @@ HELD_OUT = tuple(f"held_out_{what}{end}" for what in ("loss", "accuracy")
 """Columns of a private evaluation."""
 
 
-def oracle_is_on(config: Setting, *, is_deployment: bool = False) -> bool:
-    """Whether a run may print numbers that are computed on all data without noise.
-
-    Guarantees: with noise keyed by the operating system, in a deployment, and where every site has
-    its data at home, only if the config says ``evaluation.is_simulated_oracle = true``.
-    """
-    evaluation, privacy = config.evaluation, config.privacy
-    if evaluation.kind != "oracle" or not evaluation.is_enabled:
-        return False
-    if evaluation.is_simulated_oracle is not None:
-        return evaluation.is_simulated_oracle
-    if not config.has_all_data:
-        return False
-    is_release = privacy.kind != "none" and privacy.noise_source == "os"
-    return not (is_release or is_deployment or config.engine.kind == "deployment")
-
-
 def client_shares(sizes: Sequence[int], rule: str) -> Tensor:
     """p_i: N_i / sum_l N_l, or 1/n under uniform weights."""
     weights = torch.tensor(sizes, dtype=torch.float64)
     if rule == "uniform":
         weights = torch.ones_like(weights)
     return weights / weights.sum()
+
+
+def oracle_of(config: Experiment, sizes: tuple[int, ...]) -> Evaluator:
+    """What judges models by all data, its reference solution computed once a process."""
+    federation, weights = config.federation, config.server_update.weighting
+    if not isinstance(config.data, SiteData):
+        partition, clients, seed = federation.partition, federation.num_clients, federation.seed
+        key = (config.problem, config.data, partition, clients, seed, data_folder(), weights)
+        return _oracle(*key)  # pyright: ignore[reportArgumentType] (frozen: hashable)
+    found = load_shards(config)
+    shares = client_shares(sizes, weights)
+    return Evaluator(found.problem, [one.judged for one in found.examples], shares, found.meta)
+
+
+@lru_cache(maxsize=2)
+def _oracle(
+    problem: ProblemSource,
+    data: DataSource,
+    partition: PartitionRule,
+    num_partitions: int,
+    seed: int,
+    folder: Path | None,
+    weights: str,
+) -> Evaluator:
+    parts = shards(problem, data, partition, num_partitions, seed, folder)
+    shares = client_shares([len(one) for one in parts], weights)
+    meta = dataset(data, seed, folder).meta
+    return Evaluator(problem.build(), [one.judged for one in parts], shares, meta)
+
+
+def public_evaluator(config: Experiment) -> PublicEvaluator | None:
+    """What judges models by a public file; None where none is named.
+
+    Raises:
+        ConfigError: the file cannot be read, or holds a record that nothing can be computed from.
+    """
+    held, data = config.evaluation, config.data
+    if held.kind != "public":
+        return None
+    assert isinstance(data, SiteData)
+    try:
+        found = data.read(Path(held.path))
+        size = config.federation.num_examples or (len(found),)
+        examples = config.problem.prepare(found, {**data.meta, NUM_EXAMPLES: size[0]})
+        config.problem.check_records(examples)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"evaluation.path: {error}") from None
+    return PublicEvaluator(config.problem.build(), examples)

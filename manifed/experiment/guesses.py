@@ -32,17 +32,13 @@ import numpy as np
 
 from manifed.experiment.predictions import Array, Cloud, Components, Flat, Spectrum
 from manifed.experiment.schema import Experiment
-from manifed.problems.problem_specs import FrechetMeanSpec, NearestMeanSpec
+from manifed.problems.class_means import NearestMean
+from manifed.problems.frechet import FrechetMean, name_of
 
 SCORES = 1.5
 """Standard deviation of the scores a_j^T x of a logistic model that is worth fitting."""
-_ROWS_OF = 2.0
-"""Length of a row of a logistic model over the clip: the gradient at 0 is half as long as a row."""
 _EXPLAINED = 0.5
 """Share of the variance of a target that least squares explains."""
-_STARTS_OF, _SPREADS_OF = (0.25, 0.5, 0.75, 1.0), (0.25, 0.5)
-"""Distances of the start and of records from the mean, over the clip of gradients 2 dist, which is
-exact up to C / 2: every pair is as likely (docs/choosing.md)."""
 _CURVATURE: Mapping[str, float] = {
     "spd": -0.5, "spd-log-euclidean": 0.0, "spd-log-cholesky": 0.0, "sphere": 1.0,
     "lorentz": -1.0, "poincare": -1.0,
@@ -80,7 +76,8 @@ def guess_of(
         away = np.full(shape[0], _EXPLAINED * variance / values.sum() + start)
         return Guess(Flat(values, away, (1 - _EXPLAINED) / 2 * variance, smoothness=clip), 0.5)
     if kind == "logistic":
-        return Guess(_logistic(_powers(shape[0], fall, (_ROWS_OF * clip) ** 2)))
+        # the gradient at 0 is half as long as a row
+        return Guess(_logistic(_powers(shape[0], fall, (2.0 * clip) ** 2)))
     return None
 
 
@@ -103,16 +100,18 @@ def _mean(config: Experiment, clip: float, shape: tuple[int, ...]) -> Guess | No
     directions together.
     """
     problem = config.problem
-    assert isinstance(problem, FrechetMeanSpec | NearestMeanSpec)
-    if isinstance(problem, NearestMeanSpec) and problem.center == "median":
+    assert isinstance(problem, FrechetMean | NearestMean)
+    if isinstance(problem, NearestMean) and problem.center == "median":
         return None
-    classes = problem.num_classes if isinstance(problem, NearestMeanSpec) else 1
-    worst = _CURVATURE[problem.manifold]
-    mean = worst if problem.manifold != "spd" else -0.5 / (shape[-1] + 1)
+    classes = problem.num_classes if isinstance(problem, NearestMean) else 1
+    place = problem.manifold if isinstance(problem, NearestMean) else name_of(problem.manifold)
+    worst = _CURVATURE[place]
+    mean = worst if place != "spd" else -0.5 / (shape[-1] + 1)
     dim = problem.build().manifold.dim(shape) // classes
-    away, spread = (
-        clip * np.array(each) for each in zip(*product(_STARTS_OF, _SPREADS_OF), strict=True)
-    )
+    # of the start and of records from the mean, over the clip of gradients 2 dist, which is exact
+    # up to C / 2: every pair is as likely (docs/choosing.md)
+    pairs = product((0.25, 0.5, 0.75, 1.0), (0.25, 0.5))
+    away, spread = (clip * np.array(each) for each in zip(*pairs, strict=True))
     return Guess(Cloud(away, spread, clip, dim, classes, mean, worst))
 
 

@@ -1,64 +1,29 @@
 """The one reader of experiments: a TOML file and overrides ``a.b=1`` in, a frozen object out."""
 
-import hashlib
 import json
-import math
 import re
 import tomllib
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from annotated_types import Le, Lt
 from pydantic import ValidationError
-from pydantic.fields import FieldInfo
 from pydantic_core import PydanticSerializationError
 
-from manifed.errors import ConfigError, short
-from manifed.experiment.figure_files import read_figure, split
-from manifed.experiment.older import RENAMED, in_todays_keys
-from manifed.experiment.paths import Location, Place, kind_of, leaves, nearest, place_of, scalars
-from manifed.experiment.planning import auto_of, is_auto, resolved, stand_in
+from manifed.errors import ConfigError
+from manifed.experiment.paths import check_scalars, fault, nearest
 from manifed.experiment.plugins import (
     check_allowed,
     look_as_noted,
     look_beside,
     plugins_in,
-    sha256_of,
 )
 from manifed.experiment.schema import Experiment
-from manifed.experiment.toml_files import check_depth, first_line, read_toml
-from manifed.problems.dataset import SiteData
+from manifed.problems.data import SiteData
+from manifed.regular import read_regular
 
-_NOT_IN_THE_HASH = ("output", "engine", "description")
-"""How and where a run happens; two runs that differ only there are the same experiment."""
-_LATER = (
-    ("federation", "num_examples"),
-    ("federation", "reserve_rounds"),
-    ("privacy", "noise", "noise_multiplier"),
-    ("privacy", "l1_norm_clip"),
-    ("training", "samples"),
-    ("strategy", "average"),
-    ("strategy", "momentum"),
-    ("strategy", "adam"),
-    ("strategy", "server_step_sizes"),
-    ("data", "has_labels"),
-    ("data", "edge"),
-    ("problem", "clip_shares"),
-    ("problem", "compute"),
-)
-"""Fields that came later: left at None they change no hash."""
-
-_LONGEST_INTEGER = 63
-"""Bits; TOML promises 64 with the sign."""
-_MOST_DIGITS = 20
-"""Of an integer in a text that came, its sign included."""
-_MOST_ENTRIES = 1 << 14
-"""Of a list in a text that came."""
-_SMALLEST = 1e-100
-"""Of a step, a clip or any other size; the largest is one over it."""
-_MOST_FILES = 1 << 20
-"""Clients of a pattern of files."""
+_DEEPEST = 32
+"""Levels of nesting; the schema has five."""
 
 
 def load(
@@ -70,7 +35,7 @@ def load(
     """The experiment of ``path`` with ``overrides``, then ``settings``, applied in order.
 
     Args:
-        path: a TOML file, or FILE.toml::CURVE for one curve of a figure file.
+        path: a TOML file.
         overrides: items ``a.b=VALUE`` as a person types them; a bare word is a string.
         settings: dotted field to a plain value, which no parser sees.
         plugins: the packages that a kind may name classes of; None for any, which are looked for
@@ -82,9 +47,10 @@ def load(
     """
     table = table_of(path, overrides, settings)
     if plugins is None and any(plugins_in(table)):
-        file, _ = split(Path(path))
-        if _is_record(file):
-            look_as_noted(file.with_name("manifest.json"))
+        file = Path(path)
+        manifest = file.with_name("manifest.json")
+        if file.name == "experiment.toml" and manifest.is_file():  # a run wrote it
+            look_as_noted(manifest)
         else:
             look_beside(file)
     return parse(table, plugins)
@@ -98,9 +64,11 @@ def table_of(
     Raises:
         ConfigError: in one line, for a missing or malformed file or override.
     """
-    table = _read(Path(path))
-    if _is_record(Path(path)):
-        table = in_todays_keys(table)
+    table = read_toml(Path(path))
+    if "problem" not in table and {"parts", "drawing"} & set(table):
+        raise ConfigError(
+            f"{path}: expected a config, got a figure file; draw it: python -m reproduction {path}"
+        )
     for override in overrides:
         _apply(table, override)
     for key, value in (settings or {}).items():
@@ -108,18 +76,20 @@ def table_of(
     check_depth(table, "the overrides")
     table.setdefault("name", Path(path).stem)
     _place_files(table, Path(path).absolute().parent)
-    _place_graph(table, Path(path).absolute().parent)
     return table
 
 
 def _place_files(table: dict[str, Any], folder: Path) -> None:
-    """Make ``data.paths`` absolute, and a list out of a pattern with {partition}."""
-    data, federation = table.get("data"), table.get("federation")
+    """Make the path of a graph and ``data.paths`` absolute, these a list out of a pattern."""
+    data, federation, training = map(table.get, ("data", "federation", "training"))
+    graph = training.get("graph") if isinstance(training, dict) else None
+    if isinstance(graph, dict) and isinstance(graph.get("path"), str):
+        graph["path"] = str(folder / graph["path"])
     if not isinstance(data, dict) or data.get("kind") != "file":
         return
     paths = data.get("paths", [])
     count = federation.get("num_clients") if isinstance(federation, dict) else None
-    if isinstance(paths, str) and isinstance(count, int) and 0 < count <= _MOST_FILES:
+    if isinstance(paths, str) and isinstance(count, int) and 0 < count <= 1 << 20:
         if "{partition}" not in paths:
             raise ConfigError(
                 "data.paths: expected a list, or a pattern with {partition}, got one path"
@@ -129,44 +99,28 @@ def _place_files(table: dict[str, Any], folder: Path) -> None:
         data["paths"] = [str(folder / path) for path in paths]
 
 
-def _place_graph(table: dict[str, Any], folder: Path) -> None:
-    """Make ``training.graph.path`` absolute."""
-    training = table.get("training")
-    graph = training.get("graph") if isinstance(training, dict) else None
-    if isinstance(graph, dict) and isinstance(graph.get("path"), str):
-        graph["path"] = str(folder / graph["path"])
-
-
 def parse(table: dict[str, Any], plugins: Collection[str] | None = None) -> Experiment:
     """The experiment of a parsed table (see `load` for arguments and errors)."""
     if plugins is not None:
         check_allowed(table, plugins)
     if isinstance(table.get("evaluation"), dict) and "kind" not in table["evaluation"]:
         table = {**table, "evaluation": {"kind": "oracle", **table["evaluation"]}}
-    if is_auto(table):
-        auto_of(table)  # its own keys first
-        return parse(resolved(table, parse(stand_in(table), plugins)), plugins)
-    _check_scalars(table)
+    if _is_auto(table):
+        from manifed.experiment import planner
+
+        best = planner.planned(table, lambda method: parse(method, plugins))[0]
+        return parse(planner.with_option(table, best), plugins)
+    check_scalars(Experiment, table)
     try:
         return Experiment.model_validate(table)
     except ValidationError as error:
-        raise ConfigError(_one_line(error)) from None
+        raise ConfigError(fault(error, Experiment)) from None
 
 
-def _is_record(path: Path) -> bool:
-    """Whether a run wrote the file into its folder."""
-    return path.name == "experiment.toml" and (path.parent / "manifest.json").is_file()
-
-
-def _read(path: Path) -> dict[str, Any]:
-    """The raw table of a config's file, or of one curve of a figure file."""
-    file, curve = split(path)
-    if curve is not None:
-        return read_figure(file).table(curve)
-    table = read_toml(file)
-    if "problem" not in table and {"parts", "drawing"} & set(table):
-        raise ConfigError(f"{file}: expected a config, got a figure file; name {file}::CURVE")
-    return table
+def _is_auto(table: Mapping[str, Any]) -> bool:
+    """Whether a table leaves the method to the planner."""
+    training = table.get("training")
+    return isinstance(training, Mapping) and training.get("kind") == "auto"
 
 
 def parse_overrides(text: str) -> dict[str, Any]:
@@ -228,101 +182,64 @@ def _toml_value(text: str, key: str) -> tuple[Any] | None:
     return (found["value"],) if len(found) == 1 else None
 
 
-def _one_line(error: ValidationError) -> str:
-    first = error.errors(include_url=False)[0]
-    place = place_of(first["loc"], Experiment)
-    where, context = place.path, first.get("ctx", {})
-    more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
-    message = first["msg"].removeprefix("Value error, ")
-    match first["type"]:
-        case "value_error":
-            text = f"{where}: {message}" if where else message
-        case "plugin":
-            text = f"{where}.kind: {message}"
-        case "extra_forbidden":
-            text = _unknown_key(first["loc"])
-        case "missing":
-            text = f"{where}: required, but not given"
-        case "union_tag_not_found":
-            text = f"{where}.kind: required, but not given; expected one of {_kinds(place)}"
-        case "union_tag_invalid":
-            meant = nearest(str(context["tag"]), _kinds(place))
-            hint = f"; did you mean {meant!r}?" if meant else ""
-            expected = f"expected one of {_kinds(place)}, got {short(context['tag'])}"
-            text = f"{where}.kind: {expected}{hint}"
-        case "literal_error":
-            words = [str(word) for word in re.findall(r"'([^']*)'", context["expected"])]
-            meant = nearest(str(first.get("input")), words)
-            hint = f"; did you mean {meant!r}?" if meant else ""
-            text = f"{where}: expected {context['expected']}, got {short(first.get('input'))}{hint}"
-        case _:
-            text = f"{where}: {message}, got {short(first.get('input'))}"
-    return " ".join(f"{text}{more}".split())
-
-
-def _unknown_key(location: Location) -> str:
-    """Which kind has the key, if another one does, and the nearest name that this one has."""
-    owner, whole = place_of(location[:-1], Experiment), place_of(location, Experiment)
-    key = str(location[-1])
-    known = {name for model in owner.models for name in model.model_fields}
-    owners = [str(kind_of(m)) for m in owner.kinds if key in m.model_fields]
-    hints: list[str] = []
-    if (now := RENAMED.get(whole.path)) is not None:
-        hints.append(f"it is called {now!r}")
-    elif owners:
-        mine = " or ".join(repr(kind_of(m)) for m in owner.models)
-        verb = "has" if len(owners) == 1 else "have"
-        hints.append(f"{', '.join(map(repr, owners))} {verb} it, kind {mine} has not")
-    elif (meant := nearest(key, known)) is not None:
-        hints.append(f"did you mean {meant!r}?")
-    else:
-        hints.append(f"expected one of {sorted(known)}")
-    return "; ".join([f"{whole.path}: unknown key", *hints])
-
-
-def _kinds(place: Place) -> list[str]:
-    return [str(kind_of(model)) for model in place.models]
-
-
-def _check_scalars(table: Mapping[str, Any]) -> None:
-    """Refuse what a lax parser would turn into something else: True for 1, "5" for 5, 1 for True.
+# -- TOML from disk: of bounded size and depth, every fault in one line ---------------------
+def read_toml(path: Path) -> dict[str, Any]:
+    """The table in a file.
 
     Raises:
-        ConfigError: naming the field.
+        ConfigError: in one line, for a missing, unreadable, malformed or oversized file.
     """
-    for path, field, value in leaves(Experiment, table):
-        admitted = scalars(field.annotation)
-        for item in value if isinstance(value, list | tuple) else (value,):
-            if isinstance(item, str) and "\0" in item:
-                raise ConfigError(f"{path}: expected text without NUL, got {short(item)}")
-            if isinstance(item, bool) and bool not in admitted and admitted & {int, float}:
-                raise ConfigError(f"{path}: expected a number, got {item!r}")
-            if isinstance(item, str) and str not in admitted and admitted & {int, float}:
-                what = "an integer" if float not in admitted else "a number"
-                raise ConfigError(f"{path}: expected {what}, got {short(item)}")
-            if isinstance(item, int | float) and not isinstance(item, bool):
-                _check_number(path, admitted, item, is_bounded=_has_upper_bound(field))
-
-
-def _has_upper_bound(field: FieldInfo) -> bool:
-    """Whether the schema itself bounds a number from above (a probability, a share)."""
-    return any(isinstance(bound, Lt | Le) for bound in field.metadata)
-
-
-def _check_number(path: str, admitted: set[type], item: float, *, is_bounded: bool) -> None:
-    if bool in admitted and not admitted & {int, float}:
-        raise ConfigError(f"{path}: expected true or false, got {short(item)}")
-    if isinstance(item, int) and item.bit_length() > _LONGEST_INTEGER:
-        raise ConfigError(f"{path}: expected an integer below 2^63, got {short(item)}")
-    if is_bounded or item == 0 or not math.isfinite(item) or not isinstance(item, float):
-        return  # bounds of its own, or refused by the parser
-    if not _SMALLEST <= abs(item) <= 1 / _SMALLEST:
+    try:
+        text = read_regular(path, 1 << 24).decode()
+    except FileNotFoundError:
+        beside = nearest(path.name, (other.name for other in path.parent.glob("*.toml")))
+        hint = "" if beside is None else f"; did you mean {str(path.with_name(beside))!r}?"
         raise ConfigError(
-            f"{path}: expected a size between {_SMALLEST:g} and {1 / _SMALLEST:g}, where squares "
-            f"and ratios are still numbers, got {item!r}"
-        )
+            f"Expected a config file, got {str(path)!r}, which does not exist{hint}"
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        said = getattr(error, "strerror", None) or error
+        raise ConfigError(f"Expected a readable config file, got {str(path)!r}: {said}") from None
+    where = repr(str(path))
+    try:
+        table = tomllib.loads(text)
+    except RecursionError:
+        raise ConfigError(f"Expected tables nested at most {_DEEPEST} deep in {where}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"Expected valid TOML in {where}: {first_line(error)}") from None
+    except ValueError as error:  # an integer of thousands of digits
+        raise ConfigError(f"Expected valid numbers in {where}: {first_line(error)}") from None
+    check_depth(table, where)
+    return table
 
 
+def check_depth(table: Any, where: str, longest: int | None = None) -> None:
+    """Refuse tables that nest deeper than any config does, or hold a list beyond ``longest``.
+
+    Raises:
+        ConfigError: naming ``where`` the table is from.
+    """
+    level, depth = [table], 0
+    while level:
+        depth += 1
+        if depth > _DEEPEST:
+            raise ConfigError(f"Expected tables nested at most {_DEEPEST} deep in {where}")
+        if longest is not None and any(len(n) > longest for n in level if isinstance(n, list)):
+            raise ConfigError(f"Expected lists of at most {longest} entries in {where}")
+        level = [
+            child
+            for node in level
+            for child in (node.values() if isinstance(node, dict) else node)
+            if isinstance(child, dict | list)
+        ]
+
+
+def first_line(error: Exception) -> str:
+    """What an error says first; its type where it says nothing."""
+    return next(iter(str(error).splitlines()), type(error).__name__)
+
+
+# -- as text, and its hash ------------------------------------------------------------------
 def dump(config: Experiment) -> dict[str, Any]:
     """The resolved config as plain data."""
     return config.model_dump(mode="json")
@@ -370,37 +287,6 @@ def save(config: Experiment, path: Path) -> None:
     path.write_text(to_toml(config), encoding="utf-8")
 
 
-def canonical(config: Experiment) -> str:
-    """Everything that decides the trajectory and the privacy of a run, as JSON in ASCII.
-
-    The source of plug-ins is part of it; where a simulation finds its files is not. `sha256` is the
-    hash of this text, so that whoever knows the hash can check a text before reading it.
-    """
-    table = config.model_dump(mode="json", exclude=set(_NOT_IN_THE_HASH))
-    if isinstance(config.data, SiteData):
-        del table["data"]["paths"]
-    for *parts, field in _LATER:
-        node: dict[str, Any] = table
-        for part in parts:
-            node = node.get(part) or {}
-        if node.get(field, "") is None:
-            del node[field]
-    if config.engine.dtype != "float64":  # alone of the engine it decides the trajectory
-        table["dtype"] = config.engine.dtype
-    if config.evaluation.kind == "oracle":  # the only kind that there was
-        del table["evaluation"]["kind"]
-    if config.evaluation.kind == "public":
-        del table["evaluation"]["path"]
-    if sources := {name: sha256_of(name) for _, name in plugins_in(table)}:
-        table["plugins"] = sources
-    return json.dumps(table, sort_keys=True, separators=(",", ":"))
-
-
-def sha256(config: Experiment) -> str:
-    """Hash of everything that decides the trajectory and the privacy of a run (`canonical`)."""
-    return hashlib.sha256(canonical(config).encode()).hexdigest()
-
-
 def table_of_canonical(text: str) -> dict[str, Any]:
     """The table, for `parse`, of the experiment that a `canonical` text tells.
 
@@ -412,8 +298,8 @@ def table_of_canonical(text: str) -> dict[str, Any]:
     """
 
     def integer(digits: str) -> int:
-        if len(digits) > _MOST_DIGITS:
-            raise ConfigError(f"expected integers of at most {_MOST_DIGITS} digits")
+        if len(digits) > 20:
+            raise ConfigError("expected integers of at most 20 digits")
         return int(digits)
 
     try:
@@ -422,7 +308,7 @@ def table_of_canonical(text: str) -> dict[str, Any]:
         raise ConfigError(f"expected an experiment in JSON: {first_line(error)}") from None
     if not isinstance(table, dict):
         raise ConfigError("expected an experiment in JSON, a table")
-    check_depth(table, "an experiment in JSON", longest=_MOST_ENTRIES)
+    check_depth(table, "an experiment in JSON", longest=1 << 14)
     _check_resolved(table)
     evaluation = table.get("evaluation")
     if isinstance(evaluation, dict) and evaluation.get("kind") == "public":
@@ -437,5 +323,5 @@ def _check_resolved(table: Mapping[str, Any]) -> None:
     Raises:
         ConfigError: the method is left to the planner.
     """
-    if is_auto(table):
+    if _is_auto(table):
         raise ConfigError("training.kind: expected a method, which a plan has found, got 'auto'")

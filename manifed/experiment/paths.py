@@ -1,4 +1,4 @@
-"""Where a value stands in an experiment's TOML, read off the schema itself.
+"""Where a value stands in an experiment's TOML, and what is wrong with it in one line.
 
 A location of pydantic's holds the tags of discriminated unions (``training.rsgd.step_size``); the
 user wrote ``training.step_size``. The schema says which part of a location is a tag, so that no
@@ -6,127 +6,198 @@ list of names has to.
 """
 
 import difflib
-import sys
+import math
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
 
-from pydantic import BaseModel
+from annotated_types import Le, Lt
+from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from manifed.errors import one_line
-from manifed.experiment.plugins import NotAPlugin, is_plugin, plugin_of
-
-_LONGEST_NAME = 200
+from manifed.errors import ConfigError, one_line, short
+from manifed.experiment.plugins import Kinds, is_plugin
 
 Model = type[BaseModel]
-Location = Sequence[int | str]
+Options = dict[str | None, Model | Kinds]
+"""The tables that may stand at a field, by kind; None is the kind of a table without kinds."""
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(NamedTuple):
     """A user's path into an experiment, and the tables that could stand there."""
 
     path: str
-    models: tuple[Model, ...]
-    """Every kind that the table may be of; the one that was chosen alone, where one was."""
-    kinds: tuple[Model, ...]
-    """All kinds of that table, chosen or not."""
+    model: Model | None
+    """The table that was chosen, or the only one; None: none was."""
+    options: Options
+
+    def models(self) -> list[Model]:
+        """All tables that could stand there, those of plug-ins aside."""
+        return [found for kind in self.options if (found := table_at(self.options, kind))]
 
 
-def place_of(location: Location, root: Model) -> Place:
+def options(annotation: Any) -> Options:
+    """The tables that an annotation admits, in tuples and unions too."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        field = annotation.model_fields.get("kind")
+        kind = None if field is None else next(iter(get_args(field.annotation)), field.default)
+        return {kind: annotation}
+    if get_origin(annotation) is Annotated:
+        inner, *beside = get_args(annotation)
+        told = next((one for one in beside if isinstance(one, Kinds)), None)
+        return options(inner) if told is None else dict.fromkeys(told.homes, told)
+    if get_origin(annotation) is Literal:
+        return {}
+    return {k: m for member in get_args(annotation) for k, m in options(member).items()}
+
+
+def table_at(found: Options, kind: str | None) -> Model | None:
+    """The table that a kind tells, a plug-in's too; None: there is none of that kind."""
+    home = next(iter(found.values()), None) if is_plugin(kind) else found.get(kind)
+    try:
+        return home.model(str(kind)) if isinstance(home, Kinds) else home
+    except ValueError:
+        return None
+
+
+def place_of(location: Sequence[int | str], root: Model) -> Place:
     """The place of a pydantic error location in a table that ``root`` parses."""
-    parts: list[str] = []
-    models: tuple[Model, ...] = (root,)
-    kinds: tuple[Model, ...] = (root,)
+    parts, found = list[str](), Options()
+    model: Model | None = root
     for part in location:
-        chosen = _chosen(models, part) if _is_known(part) else ()
-        if chosen:
-            models = chosen
-            kinds = chosen if is_plugin(part) else kinds
+        if model is None and not isinstance(part, int) and (chosen := table_at(found, part)):
+            model = chosen
+            found = Options({part: chosen}) if is_plugin(part) else found
             continue
         parts.append(one_line(str(part), 80))
-        if isinstance(part, int) or len(models) != 1:
-            continue
-        field = models[0].model_fields.get(part)
-        kinds = models = () if field is None else _kinds_of(models[0], part)
-    return Place(".".join(parts), models, kinds)
+        if model is not None and not isinstance(part, int):
+            field = model.model_fields.get(part)
+            found = {} if field is None else options(field.rebuild_annotation())
+            only = next(iter(found.values())) if len(found) == 1 else None
+            model = None if isinstance(only, Kinds) else only
+    return Place(".".join(parts), model, found)
 
 
-def _is_known(part: object) -> bool:
-    """Whether a part of a location can be a kind; what parsing did not import is a key."""
-    return not is_plugin(part) or str(part).partition(":")[0] in sys.modules
-
-
-def _chosen(kinds: tuple[Model, ...], kind: object) -> tuple[Model, ...]:
-    """The table that ``kind`` selects, alone: one of several, or a plug-in's."""
-    if is_plugin(kind) and kinds:
-        try:
-            return (plugin_of(str(kind)).model,)
-        except NotAPlugin:
-            return ()
-    return tuple(model for model in kinds if kind_of(model) == kind)[:1] if len(kinds) > 1 else ()
-
-
-def tables(annotation: Any) -> Iterator[Model]:
-    """The table types of an annotation: a model, or each model of a union."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        yield annotation
-    elif get_origin(annotation) is Annotated:
-        yield from tables(get_args(annotation)[0])
-    elif get_origin(annotation) is not Literal:
-        for member in get_args(annotation):
-            yield from tables(member)
-
-
-@cache
-def kind_of(model: Model) -> str | None:
-    """The value of ``kind`` that selects ``model``; None for a table without kinds."""
-    field = model.model_fields.get("kind")
-    if field is None:
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The known name that ``name`` was most likely meant to be; None when nothing is near."""
+    if len(name) > 200:  # a comparison takes the square of the length
         return None
-    return next(iter(get_args(field.annotation)), field.default)
+    return next(iter(difflib.get_close_matches(name, sorted(known), n=1)), None)
 
 
-def leaves(
-    model: Model, table: Mapping[str, Any], path: str = ""
+# -- what pydantic refuses -------------------------------------------------------------------
+def fault(error: ValidationError, root: Model) -> str:
+    """What is wrong first: field, value, what is expected, and the nearest name."""
+    first = error.errors(include_url=False)[0]
+    where, context = (place := place_of(first["loc"], root)).path, first.get("ctx", {})
+    message, got = first["msg"].removeprefix("Value error, "), short(first.get("input"))
+    kinds = [str(kind) for kind in place.options]
+    match first["type"]:
+        case "value_error":
+            text = f"{where}: {message}" if where else message
+        case "plugin":
+            text = f"{where}.kind: {message}"
+        case "extra_forbidden":
+            text = f"{where}: unknown key; {_hint(place_of(first['loc'][:-1], root), where)}"
+        case "missing":
+            text = f"{where}: required, but not given"
+        case "union_tag_not_found":
+            text = f"{where}.kind: required, but not given; expected one of {kinds}"
+        case "union_tag_invalid":
+            tag = context["tag"]
+            known = repr(kinds[0]) if len(kinds) == 1 else f"one of {kinds}"
+            text = f"{where}.kind: expected {known}, got {short(tag)}{_meant(tag, kinds)}"
+        case "literal_error":
+            words = re.findall(r"'([^']*)'", context["expected"])
+            hint = _meant(first.get("input"), words)
+            text = f"{where}: expected {context['expected']}, got {got}{hint}"
+        case _:
+            text = f"{where}: {message}, got {got}"
+    more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
+    return " ".join(f"{text}{more}".split())
+
+
+def _meant(said: object, known: Iterable[str]) -> str:
+    meant = nearest(str(said), known)
+    return f"; did you mean {meant!r}?" if meant else ""
+
+
+def _hint(owner: Place, path: str) -> str:
+    """Which kind has an unknown key, if another one does, and the nearest name of this one."""
+    key = path.rpartition(".")[2]
+    if path == "privacy.noise.view":
+        return "it is called 'adversary'"
+    fields = {k: m.model_fields for k, m in zip(owner.options, owner.models(), strict=True)}
+    mine = fields
+    if owner.model is not None:
+        mine = {k: each for k, each in fields.items() if each is owner.model.model_fields}
+        mine = mine or {None: owner.model.model_fields}
+    if owners := [repr(kind) for kind, each in fields.items() if key in each]:
+        verb = "has" if len(owners) == 1 else "have"
+        return f"{', '.join(owners)} {verb} it, kind {' or '.join(map(repr, mine))} has not"
+    known = {name for each in mine.values() for name in each}
+    return _meant(key, known).removeprefix("; ") or f"expected one of {sorted(known)}"
+
+
+# -- what pydantic would take ----------------------------------------------------------------
+def check_scalars(model: Model, table: Mapping[str, Any]) -> None:
+    """Refuse what a lax parser would turn into something else: True for 1, "5" for 5, 1 for True.
+
+    Raises:
+        ConfigError: naming the field.
+    """
+    for path, field, value in _leaves(model, table, ""):
+        admitted = _scalars(field.annotation)
+        is_number, bounds = admitted & {int, float}, field.metadata
+        for item in value if isinstance(value, list | tuple) else (value,):
+            if isinstance(item, str) and "\0" in item:
+                raise ConfigError(f"{path}: expected text without NUL, got {short(item)}")
+            if is_number and isinstance(item, bool) and bool not in admitted:
+                raise ConfigError(f"{path}: expected a number, got {item!r}")
+            if is_number and isinstance(item, str) and str not in admitted:
+                what = "an integer" if float not in admitted else "a number"
+                raise ConfigError(f"{path}: expected {what}, got {short(item)}")
+            if isinstance(item, bool) or not isinstance(item, int | float):
+                continue
+            if bool in admitted and not is_number:
+                raise ConfigError(f"{path}: expected true or false, got {short(item)}")
+            if isinstance(item, int) and item.bit_length() > 63:  # TOML promises 64 with the sign
+                raise ConfigError(f"{path}: expected an integer below 2^63, got {short(item)}")
+            if any(isinstance(bound, Lt | Le) for bound in bounds) or not isinstance(item, float):
+                continue
+            if item and math.isfinite(item) and not _SMALLEST <= abs(item) <= 1 / _SMALLEST:
+                raise ConfigError(
+                    f"{path}: expected a size between {_SMALLEST:g} and {1 / _SMALLEST:g}, where "
+                    f"squares and ratios are still numbers, got {item!r}"
+                )
+
+
+_SMALLEST = 1e-100
+"""Of a step, a clip or any other size that the schema does not bound."""
+
+
+def _leaves(
+    model: Model, table: Mapping[str, Any], path: str
 ) -> Iterator[tuple[str, FieldInfo, Any]]:
     """(path, field, value) of every value in a raw table that is no table itself.
 
     Unknown keys, and tables whose kind is missing or unknown, are left to the parser.
     """
     for key, field in model.model_fields.items():
-        if key not in table:
-            continue
-        value, place = table[key], f"{path}.{key}" if path else key
+        value = table.get(key)
         if not isinstance(value, Mapping):
-            yield place, field, value
+            yield f"{path}{key}", field, value  # None, where it is not given, is no scalar
             continue
-        kinds = _kinds_of(model, key)
-        if len(kinds) > 1 or is_plugin(value.get("kind")):
-            kinds = _chosen(kinds, value.get("kind"))
-        for kind in kinds[:1]:
-            yield from leaves(kind, value, place)
+        found = options(field.rebuild_annotation())
+        kind = value.get("kind", next(iter(found)) if len(found) == 1 else None)
+        if isinstance(kind, str | None) and (below := table_at(found, kind)):
+            yield from _leaves(below, value, f"{path}{key}.")
 
 
-@cache
-def _kinds_of(model: Model, key: str) -> tuple[Model, ...]:
-    """The tables that may stand under a field."""
-    return tuple(tables(model.model_fields[key].annotation))
-
-
-def scalars(annotation: Any) -> set[type]:
+def _scalars(annotation: Any) -> set[type]:
     """The scalar types that an annotation admits, inside of tuples too."""
     if isinstance(annotation, type):
         return {annotation}
     if get_origin(annotation) is Literal:
         return {type(value) for value in get_args(annotation)}
-    return {found for member in get_args(annotation) for found in scalars(member)}
-
-
-def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The known name that ``name`` was most likely meant to be; None when nothing is near."""
-    if len(name) > _LONGEST_NAME:  # a comparison takes the square of the length
-        return None
-    return next(iter(difflib.get_close_matches(name, sorted(known), n=1)), None)
+    return {found for member in get_args(annotation) for found in _scalars(member)}

@@ -1,9 +1,9 @@
-"""Parts that live in packages of their own: a table whose kind is ``package.module:Class``.
+"""Kinds of tables: a part of this library by its name, or a class ``package.module:Class``.
 
-Nothing is registered. The string names a class, the table is an object of that class, and the class
-has the interface of the union in which its name stands: a frozen pydantic model, or a frozen
-dataclass. What it is made of is part of the experiment: the hash of its source goes into the hash
-of the config.
+Nothing is registered and nothing is imported before a config names it. `Kinds` stands at a field of
+the schema and says which names there are. A part of somebody's own derives from the base class of
+its place and is a frozen pydantic model, as these are: the table is an object of that class. The
+hash of its source goes into the hash of the config.
 
 The one rule for where its module is found: where Python finds modules by itself, then in the folder
 of the config file, then in the current folder. A run notes these folders in its manifest, and who
@@ -11,36 +11,27 @@ reads its folder later looks there, and in the folder that is current then. A co
 somebody else, by a Flower run config or to a site, adds no folder.
 """
 
-import dataclasses
-import inspect
 import json
 import os
-import typing
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from pydantic import BaseModel, GetCoreSchemaHandler, SerializationInfo, create_model
-from pydantic_core import CoreSchema, PydanticCustomError, SchemaValidator, core_schema
+from pydantic import BaseModel, GetCoreSchemaHandler
+from pydantic_core import (
+    CoreSchema,
+    PydanticCustomError,
+    PydanticKnownError,
+    SchemaValidator,
+    core_schema,
+)
 
 from manifed.errors import ConfigError
-from manifed.privacy.events import Frozen
 from manifed.problems.sources import look_in, looked_in, named, source_sha256
-
-
-class NotAPlugin(ValueError):
-    """A string that names no class that a table can be; the text says why, in one line."""
-
-
-@dataclass(frozen=True)
-class Plugin:
-    """A class that a kind names, and the model of its table."""
-
-    cls: type
-    model: type[BaseModel]
 
 
 def is_plugin(kind: object) -> TypeGuard[str]:
@@ -48,54 +39,72 @@ def is_plugin(kind: object) -> TypeGuard[str]:
     return isinstance(kind, str) and ":" in kind
 
 
-@lru_cache(maxsize=64)
-def plugin_of(kind: str) -> Plugin:
-    """The class that ``kind`` names, imported.
+@dataclass(frozen=True, eq=False)
+class Kinds:
+    """Annotation of a field: a table whose ``kind`` tells its class, which is imported then."""
 
-    Raises:
-        NotAPlugin: not of that form, not importable, no class, not frozen, or without ``kind``.
-    """
-    try:
-        cls = named(kind, "Class")
-    except ValueError as error:
-        raise NotAPlugin(str(error)) from None
-    if not isinstance(cls, type):
-        raise NotAPlugin(f"expected a class, got {kind!r}, which is {type(cls).__name__}")
-    try:
-        model = _model_of(cls, kind)
-    except NotAPlugin:
-        raise
-    except Exception as error:
-        raise NotAPlugin(f"{kind!r}: no fields that a table can hold ({_said(error)})") from None
-    if "kind" not in model.model_fields:
-        raise NotAPlugin(f"{kind!r} needs the field kind: Literal[{kind!r}] = {kind!r}")
-    return Plugin(cls, model)
+    base: type[BaseModel]
+    """What each class derives from."""
+    homes: Mapping[str, str]
+    """"module:Class" below ``manifed``, by kind; the only one is the default of ``kind``."""
+
+    def model(self, kind: str) -> type[BaseModel]:
+        """The class that a kind tells, imported.
+
+        Raises:
+            KeyError: no kind of this field.
+            ValueError: a plug-in that cannot be imported or is of another class; in one line.
+        """
+        if not is_plugin(kind):
+            module, _, name = self.homes[kind].partition(":")
+            return getattr(import_module(f"manifed.{module}"), name)
+        found = named(kind, "Class")
+        if not isinstance(found, type):
+            raise ValueError(f"expected a class, got {kind!r}, which is {type(found).__name__}")
+        if not issubclass(found, self.base):
+            raise ValueError(
+                f"{kind!r} is no {self.base.__name__}; derive it from "
+                f"{self.base.__module__}.{self.base.__name__}"
+            )
+        return found
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        """Read by the class that the kind tells; written as what the object is."""
+        return core_schema.no_info_plain_validator_function(self._read)
+
+    def _read(self, value: Any) -> Any:
+        is_table = isinstance(value, Mapping)
+        if is_table and len(self.homes) == 1:
+            value = {"kind": next(iter(self.homes)), **value}
+        kind = value.get("kind") if is_table else getattr(value, "kind", None)
+        if kind is None:
+            raise PydanticKnownError("union_tag_not_found", {"discriminator": "'kind'"})
+        try:
+            cls = self.model(kind)
+        except (KeyError, TypeError):
+            tags = ", ".join(map(repr, self.homes))
+            told = {"discriminator": "'kind'", "tag": str(kind), "expected_tags": tags}
+            raise PydanticKnownError("union_tag_invalid", told) from None
+        except ValueError as error:
+            raise PydanticCustomError("plugin", "{text}", {"text": str(error)}) from None
+        if isinstance(value, cls):
+            return value
+        try:
+            made = _validator(cls, kind).validate_python(dict(value) if is_table else value)
+            hash(made)
+        except TypeError as error:
+            said = f"{kind!r}: expected fields that make one (TypeError: {error})"
+            raise PydanticCustomError("plugin", "{text}", {"text": said}) from None
+        return made
 
 
-def _said(error: Exception) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())
-
-
-def _model_of(cls: type, kind: str) -> type[BaseModel]:
-    """The pydantic model that reads the table of a class."""
-    if issubclass(cls, BaseModel):
-        if cls.model_config.get("frozen") and cls.model_config.get("extra") == "forbid":
-            return cls
-        raise NotAPlugin(
-            f"expected a frozen model that forbids unknown keys, got {kind!r}; derive it from "
-            "manifed.privacy.events.Frozen"
-        )
-    if not dataclasses.is_dataclass(cls) or not cls.__dataclass_params__.frozen:
-        raise NotAPlugin(f"expected a frozen pydantic model or a frozen dataclass, got {kind!r}")
-    types = typing.get_type_hints(cls, include_extras=True)
-    fields: dict[str, Any] = {f.name: (types[f.name], _default(f)) for f in dataclasses.fields(cls)}
-    return create_model(cls.__name__, __base__=Frozen, **fields)
-
-
-def _default(field: dataclasses.Field[Any]) -> Any:
-    if field.default_factory is not dataclasses.MISSING:
-        return field.default_factory()
-    return ... if field.default is dataclasses.MISSING else field.default
+@lru_cache(maxsize=256)
+def _validator(cls: type[BaseModel], kind: str) -> SchemaValidator:
+    """Reads the table of a class; errors have the kind in their location, as those of unions do."""
+    choices = {kind: cls.__pydantic_core_schema__}
+    return SchemaValidator(core_schema.tagged_union_schema(choices, "kind"))
 
 
 # -- where plug-ins are found ---------------------------------------------------------------------
@@ -143,8 +152,7 @@ def consent_to(table: Mapping[str, Any]) -> None:
 
     Whoever runs a config here consents for the nodes that this command plays.
     """
-    packages = {name.partition(":")[0].partition(".")[0] for _, name in plugins_in(table)}
-    if packages:
+    if packages := packages_in(table):
         os.environ[VARIABLE] = ",".join(sorted(packages | allowed_here()))
 
 
@@ -196,126 +204,3 @@ def check_allowed(table: Mapping[str, Any], packages: Collection[str]) -> None:
                 f"{','.join(sorted(packages))}), got {kind[:200]!r}; install it here and add its "
                 f"package to {VARIABLE}"
             )
-
-
-# -- what a class must have -----------------------------------------------------------------------
-def check_interface(cls: type, interface: type) -> None:
-    """Refuse a class that lacks members of an interface, or has them in another shape.
-
-    Raises:
-        NotAPlugin: naming all members that are missing, or the first that differs.
-    """
-    wanted = _members(interface)
-    fields = getattr(cls, "model_fields", None) or getattr(cls, "__dataclass_fields__", {})
-    abstract: frozenset[str] = getattr(cls, "__abstractmethods__", frozenset())
-    name = f"{cls.__module__}:{cls.__qualname__}"
-    missing = sorted(n for n in wanted if n in abstract or not (n in fields or hasattr(cls, n)))
-    if missing:
-        raise NotAPlugin(f"{name!r} is no {interface.__name__}: it lacks {', '.join(missing)}")
-    for member in sorted(wanted):
-        expected, own = getattr(interface, member, None), getattr(cls, member, None)
-        if callable(expected) != callable(own):
-            what = "a method" if callable(expected) else "a property or a field"
-            raise NotAPlugin(f"{name!r} is no {interface.__name__}: {member} must be {what}")
-        if callable(expected) and callable(own):
-            _check_parameters(f"{name!r}: {member}", expected, own)
-
-
-def _members(interface: type) -> set[str]:
-    """The public names of a protocol, or of a base class and its bases."""
-    found = set[str]()
-    for base in interface.__mro__:
-        if base.__module__.startswith("manifed."):
-            found |= {*vars(base), *base.__annotations__}
-    return {n for n in found if not n.startswith(("_", "model_"))}
-
-
-def _check_parameters(what: str, expected: Callable[..., Any], own: Callable[..., Any]) -> None:
-    names = list(inspect.signature(expected).parameters)
-    try:
-        inspect.signature(own).bind(*names)
-    except TypeError:
-        raise NotAPlugin(
-            f"{what} must take ({', '.join(names)}), got {inspect.signature(own)}"
-        ) from None
-
-
-def says_nothing_of_mixing(part: Any, maker: str, base: Any) -> bool:
-    """Whether a part makes records by a method of its own and only inherits ``mixes_records``.
-
-    Args:
-        part: a problem or data set of a config.
-        maker: its method that makes records ("prepare", "load").
-        base: the class whose ``mixes_records`` says no, for this library's own parts.
-    """
-    cls: Any = type(part)
-    is_own = not getattr(cls, maker).__module__.startswith("manifed.")
-    return is_own and cls.mixes_records is base.mixes_records
-
-
-# -- a plug-in in a field of the schema -----------------------------------------------------------
-@dataclass(frozen=True)
-class OrPlugin:
-    """Annotation of a union: or an object of a class that its kind names, with ``interface``."""
-
-    interface: type
-    or_both: type | None = None
-    """A second interface, which a class has whole or not at all."""
-
-    def __get_pydantic_core_schema__(
-        self, source: Any, handler: GetCoreSchemaHandler
-    ) -> CoreSchema:
-        """The union's own schema; a plug-in never reaches it."""
-        return core_schema.no_info_wrap_validator_function(
-            self._read,
-            handler(source),
-            serialization=core_schema.wrap_serializer_function_ser_schema(_written, info_arg=True),
-        )
-
-    def _second(self) -> set[str]:
-        """The methods that only the second interface has."""
-        both: Any = self.or_both
-        own = _members(both) - _members(self.interface)
-        return {name for name in own if callable(getattr(both, name))}
-
-    def _read(self, value: Any, known: Callable[[Any], Any]) -> Any:
-        is_table = isinstance(value, Mapping)
-        kind = value.get("kind") if is_table else getattr(value, "kind", None)
-        if not is_plugin(kind):
-            return known(value)
-        try:
-            found = plugin_of(kind)
-            check_interface(found.cls, self.interface)
-            if self.or_both is not None and any(hasattr(found.cls, n) for n in self._second()):
-                check_interface(found.cls, self.or_both)
-            if not is_table and type(value) is not found.cls:
-                raise NotAPlugin(f"expected a {kind!r}, got an object of {type(value).__name__}")
-            return _made(found, kind, value) if is_table else value
-        except NotAPlugin as error:
-            raise PydanticCustomError("plugin", "{text}", {"text": str(error)}) from None
-
-
-def _made(found: Plugin, kind: str, table: Mapping[str, Any]) -> Any:
-    """The object of a table; errors carry the kind in their location, as those of unions do."""
-    choices = {kind: found.model.__pydantic_core_schema__}
-    validator = SchemaValidator(core_schema.tagged_union_schema(choices, "kind"))
-    try:
-        made = validator.validate_python(dict(table))
-        if found.model is not found.cls:
-            made = found.cls(**{name: getattr(made, name) for name in found.model.model_fields})
-        hash(made)
-    except ValueError:
-        raise
-    except Exception as error:
-        raise NotAPlugin(f"{kind!r}: expected fields that make one ({_said(error)})") from None
-    return made
-
-
-def _written(value: Any, known: Callable[[Any], Any], info: SerializationInfo) -> Any:
-    if not is_plugin(getattr(value, "kind", None)):
-        return known(value)
-    found = plugin_of(value.kind)
-    fields = {name: getattr(value, name) for name in found.model.model_fields}
-    return found.model.model_construct(**fields).model_dump(
-        mode=info.mode, exclude_none=info.exclude_none
-    )

@@ -50,13 +50,8 @@ Array = NDArray[np.float64]
 
 _STARTS = np.array([NormalDist().inv_cdf(1 - (n + 0.5) / 100) for n in range(50)])
 """|z_i| of starts that are equally likely."""
-_DROWNED = 0.9
-"""Squared sine from which on an iterate says next to nothing."""
-_ROUNDING = 1 + 1e-9
 _LOST = 1e100
 """Squared tangent where nothing settles; and squared distance beyond which none is told apart."""
-_WIDEST = 1.4
-"""Distance on a sphere, below pi / 2, up to which a mean is looked for."""
 _APART, _TOGETHER = 40, 24
 """Directions beyond the components that are followed one by one, and groups of all others."""
 
@@ -122,7 +117,7 @@ class Descent:
         return total, start
 
     def _always(self, bend: Array, noise: Array, first: Array) -> tuple[Array, Array]:
-        """The same with one eta h for all rounds, (n, ...); noise (n, T), first (n,)."""
+        """The prediction with one eta h for all rounds, (n, ...); noise (n, T), first (n,)."""
         axes = tuple(range(1, bend.ndim))
         bends = np.broadcast_to(bend, (self.num_rounds, *bend.shape))
         return self.backwards(
@@ -202,7 +197,7 @@ class Cloud:
             gaps = (variance + (away * start) ** 2) / spread**2
         is_lost = ~(bends[0] < 2 * (1 + descent.momentum))
         if self.mean_bow:  # no average repairs what noise carries off in a bent space
-            is_lost |= farthest > _ROUNDING * np.maximum(away, self.clip / 2) ** 2
+            is_lost |= farthest > (1 + 1e-9) * np.maximum(away, self.clip / 2) ** 2
         return np.where(is_lost | np.isnan(gaps), np.inf, gaps)
 
     def _kept(self, square: Array, spread: Array) -> Array:
@@ -241,7 +236,7 @@ def _cotangent(bow: float, r: Array) -> Array:
     if bow == 0:
         return np.ones_like(r)
     if bow > 0:
-        bent = np.minimum(bent, _WIDEST)
+        bent = np.minimum(bent, 1.4)  # below pi / 2, where a mean is looked for
         return bent / np.tan(bent)
     return bent / np.tanh(bent)
 
@@ -310,7 +305,7 @@ class Components:
         bends = descent.step_sizes[:, None, None] * curvature
         drowned = self._settled(descent, bends, stddev)
         # iterates before the noise is small enough are as good as random ones
-        is_drowned = drowned.max(-1) > _DROWNED
+        is_drowned = drowned.max(-1) > 0.9  # a squared sine
         first = np.where(is_drowned.any(-1), descent.num_rounds - is_drowned[:, ::-1].argmax(-1), 0)
         first = np.minimum(first, descent.num_rounds - 1)
         variance, start = descent.errors(curvature, bends / (1 + bends), first)

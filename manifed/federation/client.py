@@ -9,36 +9,29 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
-from weakref import ReferenceType, ref
+from typing import NamedTuple, TypeVar
 
 import torch
-from geoopt import ManifoldTensor
+from torch import Tensor
 
-from manifed.algorithms.broadcast import check_broadcast
-from manifed.algorithms.held_out import EVALUATE, LABEL, PrivateEvaluation
-from manifed.algorithms.interface import (
+from manifed.algorithms.algorithm import (
     ClientUpdate,
     Memory,
     Phase,
-    ReadsInOrder,
-    Scheduled,
-    in_round,
-    remembers_setup,
-    setup_phases_of,
 )
+from manifed.algorithms.broadcast import check_broadcast
 from manifed.algorithms.payloads import Payload, Point
-from manifed.algorithms.rsgd import RSGD
 from manifed.federation.header import BadMessage, Header
+from manifed.federation.held_out import EVALUATE, LABEL, PrivateEvaluation
 from manifed.federation.memory import Kept, remembered
-from manifed.manifolds.base import Manifold, as_point, as_tangent
-from manifed.oracles.oracle import POINTS_AT_ONCE, Answers, Draws, Oracle, pays_at_once
+from manifed.manifolds.base import Manifold, as_point
+from manifed.oracles.oracle import Draws, Oracle
 from manifed.oracles.query import UNNOISED, Query
-from manifed.privacy.events import Event, PrivacyUnit
+from manifed.privacy.events import PrivacyUnit, Release
 from manifed.privacy.mechanism import ExampleMechanism
 from manifed.privacy.noise import NoiseSource
-from manifed.problems.base import Examples, Problem, ProblemBase, Quadratic
-from manifed.problems.finite_sum import FiniteSum
+from manifed.problems.examples import Examples
+from manifed.problems.problem import Problem
 
 
 @dataclass(frozen=True)
@@ -56,108 +49,46 @@ class ClientSetup:
         held = self.evaluation
         return num_examples if held is None else held.trained_on(num_examples)
 
-    def releases(self, server_round: int, num_examples: int) -> tuple[Event, ...]:
+    def releases(self, server_round: int, num_examples: int) -> tuple[Release, ...]:
         """What a client with so many examples in all releases in a round."""
         return releases_in(
             server_round, self.training, self.evaluation, self.mechanism, num_examples
         )
 
-    @property
-    def manifold(self) -> Manifold:
-        """Where the model lives."""
-        return self.problem.manifold
-
     def in_round(self, server_round: int) -> "ClientSetup":
         """The setup of a round, whose queries and releases may be its own."""
-        if not self._is_scheduled:
+        if not self.training.is_scheduled:
             return self
-        found = self._rounds.get(server_round)
-        if found is None:
-            found = replace(self, training=in_round(self.training, server_round))
-            self._rounds.clear()  # rounds follow each other
-            self._rounds[server_round] = found
-        return found
+        return replace(self, training=self.training.in_round(server_round))
 
     @cached_property
-    def _is_scheduled(self) -> bool:
-        return isinstance(self.training, Scheduled)
-
-    @cached_property
-    def _rounds(self) -> dict[int, "ClientSetup"]:
-        return {}
-
-    @cached_property
-    def _charged(self) -> dict[int, Counter[str] | None]:
-        return {}
-
-    def charged(self, num_examples: int) -> Counter[str] | None:
-        """How often a round's releases charge each label; None where no noise is added."""
-        if num_examples not in self._charged:
-            is_noised = self.mechanism.l2_norm_clip is not None
-            is_noised = is_noised and self.mechanism.noise.stddev(1.0, 1) > 0
-            charged: Counter[str] = Counter()
-            for release in self.training.releases(self.mechanism, num_examples):
-                charged[release.label] += release.count
-            self._charged[num_examples] = charged if is_noised else None
-        return self._charged[num_examples]
-
-    @cached_property
-    def _queries(self) -> dict[int, tuple[Query, ...]]:
+    def _sizes(self) -> dict[int, tuple[tuple[Query, ...], Counter[str] | None]]:
+        """By size, because the clients of a cohort have few: queries and charges of a round."""
         return {}
 
     def queries(self, num_examples: int) -> tuple[Query, ...]:
         """Clips, noise and charges of a shard of that size, of one round."""
-        if num_examples not in self._queries:
-            self._queries[num_examples] = self.training.queries(self.mechanism, num_examples)
-        return self._queries[num_examples]
+        return self._of_size(num_examples)[0]
+
+    def charged(self, num_examples: int) -> Counter[str] | None:
+        """How often a round's releases charge each label; None where no noise is added."""
+        return self._of_size(num_examples)[1]
+
+    def _of_size(self, size: int) -> tuple[tuple[Query, ...], Counter[str] | None]:
+        if size not in self._sizes:
+            training, mechanism, charged = self.training, self.mechanism, Counter[str]()
+            for release in training.releases(mechanism, size):
+                charged[release.label] += release.count
+            is_noised = mechanism.l2_norm_clip is not None and mechanism.noise.stddev(1.0, 1) > 0
+            asked = training.queries(mechanism, size)
+            self._sizes[size] = asked, charged if is_noised else None
+        return self._sizes[size]
 
     @cached_property
-    def _known(self) -> "dict[int, tuple[tuple[object, ...], ReferenceType[Examples], Answers]]":
-        return {}
-
-    def oracle(self, examples: Examples, num_examples: tuple[int, ...], draws: Draws) -> Oracle:
-        """The oracle of one update; ``num_examples`` are the public sizes of all its clients.
-
-        What it knows before it is asked is that of the last update of these very records, with
-        the same sizes: a stack of everybody.
-
-        Raises:
-            WrongSize: as `Oracle`.
-        """
-        key = (num_examples, isinstance(draws.partition, int), draws.device)
-        found = self._known.get(id(examples))
-        if found is not None and found[0] == key and found[1]() is examples:
-            return Oracle(self.problem, examples, found[2], draws)
-        sizes = [self.trained_on(size) for size in num_examples]
-        asked = {n: self.queries(n) for n in set(sizes)}
-        answers = Answers.of(self.problem, examples, [asked[n] for n in sizes], draws)
-        self._known[id(examples)] = (key, ref(examples, self._forget_at(id(examples))), answers)
-        return Oracle(self.problem, examples, answers, draws)
-
-    def _forget_at(self, address: int) -> Callable[[object], None]:
-        """Drops what is known of the records there when they go, before others can lie there."""
-        setup = ref(self)  # no cycle, which would keep all that is known until it is collected
-
-        def forget(_: object) -> None:
-            if (alive := setup()) is not None:
-                alive._known.pop(address, None)
-
-        return forget
-
-    @cached_property
-    def setup_phases(self) -> tuple[Phase, ...]:
-        """The exchanges before round 1."""
-        return setup_phases_of(self.training)
-
-    @cached_property
-    def remembers_setup(self) -> bool:
-        """Whether a client's memory outlives a failed attempt."""
-        return remembers_setup(self.training)
-
-    @cached_property
-    def _phases(self) -> tuple[Phase, ...]:
-        own = (*self.training.phases, *self.setup_phases)
-        return own if self.evaluation is None else (*own, EVALUATE)
+    def _phases(self) -> dict[str, tuple[int, Phase]]:
+        phases = (*self.training.phases, *self.training.setup_phases)
+        phases += () if self.evaluation is None else (EVALUATE,)
+        return {phase.name: (index, phase) for index, phase in enumerate(phases)}
 
     def phase(self, name: str) -> tuple[int, Phase]:
         """Index and description of a phase.
@@ -165,11 +96,9 @@ class ClientSetup:
         Raises:
             ValueError: naming the phases there are.
         """
-        for index, phase in enumerate(self._phases):
-            if phase.name == name:
-                return index, phase
-        known = [phase.name for phase in self._phases]
-        raise ValueError(f"Expected a phase out of {known}, got {name!r}")
+        if name not in self._phases:
+            raise ValueError(f"Expected a phase out of {list(self._phases)}, got {name!r}")
+        return self._phases[name]
 
 
 class Seat(NamedTuple):
@@ -184,28 +113,9 @@ class Seat(NamedTuple):
 class UpdateResult(NamedTuple):
     """What an update produced: the upload, the new memory, and how often the oracle was asked."""
 
-    bare: Payload
-    """What goes up, as the update made it."""
+    up: Payload
     memory: Memory | None
     queries: Counter[str]
-    phase: Phase
-    manifold: Manifold
-    base: ManifoldTensor | None = None
-    """The point that came down; None: nothing of the upload lies at one."""
-
-    @property
-    def up(self) -> Payload:
-        """What goes up, placed where the phase says and the base is known."""
-        phase, base = self.phase, self.base
-        if base is None or not ("tangent" in phase.uploads or "point" in phase.uploads):
-            return self.bare
-        values = list(self.bare.tensors().values())
-        for i, place in enumerate(phase.uploads):
-            if place == "tangent":
-                values[i] = as_tangent(values[i], base)
-            elif place == "point":
-                values[i] = as_point(values[i], self.manifold)
-        return type(self.bare)(*values)
 
 
 class Uncharged(RuntimeError):
@@ -229,6 +139,7 @@ def run_update(
 
     Raises:
         WrongSize: they are not N_i, where the price needs that they are.
+        Uncharged: the update asked for more than is charged.
     """
     setup = setup.in_round(max(1, seat.server_round))
     index, phase = setup.phase(seat.phase)
@@ -237,16 +148,19 @@ def run_update(
     draws = Draws(source, seat.partition, seat.server_round, seat.attempt, index, device)
     if phase is EVALUATE:
         return _evaluated(setup, seat, down, examples, draws)
-    given = (num_examples,) if isinstance(num_examples, int) else tuple(num_examples)
-    oracle = setup.oracle(examples, given, draws)
-    placed, base = _placed(phase, down, oracle.manifold)
-    up, after = setup.training.update(seat.phase, placed, memory, oracle, oracle.manifold, draws)
-    charged = setup.charged(setup.trained_on(min(given)))
+    sizes = (num_examples,) if isinstance(num_examples, int) else num_examples
+    sizes = [setup.trained_on(size) for size in sizes]
+    training, manifold = setup.training, setup.problem.manifold
+    oracle = Oracle(setup.problem, examples, [setup.queries(size) for size in sizes], draws)
+    up, after = training.update(
+        seat.phase, _placed(phase, down, manifold), memory, oracle, manifold, draws
+    )
+    charged = setup.charged(min(sizes))
     if charged is not None and seat.server_round == 0:
         charged = Counter()  # the exchanges before round 1 are charged nothing
     if charged is not None:
-        check_charged(setup.training.kind, oracle.queries, charged)
-    return UpdateResult(up, _plain(after), oracle.queries, phase, oracle.manifold, base)
+        check_charged(training.kind, oracle.queries, charged)
+    return UpdateResult(_plain(up), after and _plain(after), oracle.queries)
 
 
 def releases_in(
@@ -255,9 +169,9 @@ def releases_in(
     evaluation: PrivateEvaluation | None,
     mechanism: ExampleMechanism,
     num_examples: int,
-) -> tuple[Event, ...]:
+) -> tuple[Release, ...]:
     """What a client with so many examples in all releases in a round, evaluation included."""
-    update = in_round(training, max(1, server_round))
+    update = training.in_round(max(1, server_round))
     if evaluation is None:
         return update.releases(mechanism, num_examples)
     own = update.releases(mechanism, evaluation.trained_on(num_examples))
@@ -275,36 +189,34 @@ def _evaluated(
     held, problem = setup.evaluation, setup.problem
     assert held is not None
     assert isinstance(down, Point)
-    assert isinstance(problem, FiniteSum)
+    assert isinstance(problem, Problem)
     if not held.is_due(seat.server_round):
         raise Uncharged(f"evaluation.every: round {seat.server_round} is not charged for one")
     stddev = held.stddev(setup.mechanism)
     up = held.totals(problem, down.x, examples, stddev, draws)
-    return UpdateResult(up, None, Counter({LABEL: 1}), EVALUATE, setup.manifold)
+    return UpdateResult(up, None, Counter({LABEL: 1}))
 
 
-def _placed(
-    phase: Phase, down: Payload, manifold: Manifold
-) -> tuple[Payload, ManifoldTensor | None]:
-    """What came down, its points with their manifold and its tangents with their base; the base.
-
-    The base is the first point; what comes down without one stays as it is.
-    """
+def _placed(phase: Phase, down: Payload, manifold: Manifold) -> Payload:
+    """What came down, its points with their manifold."""
     if "point" not in phase.places:
-        return down, None
-    values, first = list(down.tensors().values()), phase.places.index("point")
-    base = values[first] = as_point(values[first], manifold)
-    for i, place in enumerate(phase.places if len(values) > 1 else ()):
-        if place == "tangent":
-            values[i] = as_tangent(values[i], base)
-        elif place == "point" and i != first:
+        return down
+    values = list(vars(down).values())
+    for i, place in zip(range(len(values)), phase.places, strict=False):
+        if place == "point":
             values[i] = as_point(values[i], manifold)
-    return type(down)(*values), base
+    return type(down)(*values)
 
 
-def _plain(memory: Memory | None) -> Memory | None:
-    """Memory is kept and stacked: plain tensors."""
-    return memory and type(memory)(*[t.detach() for t in memory.tensors().values()])
+P = TypeVar("P", bound=Payload)
+
+
+def _plain(record: P) -> P:
+    """What goes up and what is kept is stacked: tensors without gradients."""
+    tensors = vars(record).values()
+    if all(type(t) is Tensor and not t.requires_grad for t in tensors):
+        return record
+    return type(record)(*[t.detach() for t in tensors])
 
 
 def check_charged(kind: str, queries: Counter[str], charged: Counter[str]) -> None:
@@ -337,10 +249,8 @@ class ClientSide:
     setup: ClientSetup
     shards: Sequence[Examples]
     point_shape: tuple[int, ...]
-    source: NoiseSource | None
-    """None in a release: a fresh key from the operating system is drawn for every update."""
-    release: Callable[[], NoiseSource] = NoiseSource.from_os
-    """Makes a source with a fresh key, for the next update of a release."""
+    source: Callable[[], NoiseSource]
+    """Makes the source of one exchange: in a release with a fresh key of the operating system."""
     dtype: torch.dtype = torch.float64
     num_examples: Sequence[int] = ()
     """The public size N_i of each shard; empty: as many as there are."""
@@ -353,7 +263,7 @@ class ClientSide:
     how many are in a stack, moves last bits, of which many local steps may make any difference."""
 
     def of(self, members: range) -> "ClientSide":
-        """The same of some neighbours alone."""
+        """The client side of the clients ``members`` alone."""
         part = slice(members.start, members.stop)
         return replace(
             self,
@@ -366,46 +276,16 @@ class ClientSide:
         """N_i, by which a client's means are divided."""
         return self.num_examples[client] if self.num_examples else len(self.shards[client])
 
-    def turn_source(self) -> NoiseSource:
-        """The source of one update."""
-        return self.source or self.release()
-
-    def examples_in_a_step(self, client: int) -> float:
-        """How many a query of a client uses, as expected."""
-        training, size = self.setup.training, self.setup.trained_on(self.public_size(client))
-        if isinstance(training, ReadsInOrder | Scheduled):
-            return float(size)
-        return max((query.expected_size for query in self.setup.queries(size)), default=1.0)
-
     def gradients_in_a_step(self, num_examples: int) -> float:
         """How many points' worth of per-example gradients, with temporaries, a query may hold."""
-        summed, each = self.setup.problem.points_per_example, ProblemBase.points_per_example
-        if isinstance(self.setup.training, ReadsInOrder):
-            return each * self.setup.training.largest_batch(num_examples)
-        if isinstance(self.setup.training, Scheduled):  # a batch may grow to the whole shard
-            return each * num_examples
-        sizes = (
+        summed, each = self.setup.problem.points_per_example, Problem.points_per_example
+        if (most := self.setup.training.largest_batch(num_examples)) is not None:
+            return each * most
+        held = (
             (summed if query.form == "gradient" else each) * query.expected_size
             for query in self.setup.queries(num_examples)
         )
-        return max(*sizes, self._held_at_once(num_examples), 0.0)
-
-    def bytes_of_answers(self, num_examples: int) -> int:
-        """What an oracle knows of a client's records between rounds (`Answers`)."""
-        weights = 0 if self.shards[0].stream is not None else 8 * num_examples
-        d = self.point_shape[-1]
-        return weights + (
-            d * (d + 1) * self.dtype.itemsize if self._held_at_once(num_examples) else 0
-        )
-
-    def _held_at_once(self, num_examples: int) -> float:
-        """What steps that are taken at once hold (`Oracle.descended`), in sizes of a point."""
-        training, bare = self.setup.training, self.setup.mechanism.l2_norm_clip is None
-        if not (bare and isinstance(training, RSGD) and isinstance(self.setup.problem, Quadratic)):
-            return 0.0
-        d = self.point_shape[-1]
-        at_once = pays_at_once(d, training.local_steps, num_examples)
-        return float(POINTS_AT_ONCE * d) if at_once else 0.0
+        return max(held, default=0.0)
 
 
 # -- the answer of a node ------------------------------------------------------------------------
@@ -440,8 +320,7 @@ class Node:
         return self.hold_out
 
 
-@dataclass(frozen=True)
-class Answer:
+class Answer(NamedTuple):
     """What goes up, where the key of its noise came from, and what is to be kept."""
 
     up: Payload
@@ -477,11 +356,12 @@ def answer(
     _, phase = node.setup.phase(header.phase)
     down = read(phase.down, node.point_shape, node.dtype)
     check_broadcast(phase, down, node.setup.problem.manifold)
-    point = next(iter(down.tensors().values()))  # the first field of everything that goes down
-    blank = node.setup.training.initial_memory(point)
-    lasts = node.setup.remembers_setup
-    memory = None if blank is None else remembered(blank, kept, header, lasts=lasts)
-    if header.server_round > 0 and memory is blank and node.setup.setup_phases:
+    point = next(iter(vars(down).values()))  # the first field of everything that goes down
+    training = node.setup.training
+    blank = training.initial_memory(point)
+    memory = blank and remembered(blank, kept, header, lasts=training.remembers_setup)
+    is_new = memory is not None and memory is blank
+    if header.server_round > 0 and is_new and training.setup_phases:
         raise BadMessage(
             f"Expected a client that remembers the exchanges before round 1 in round "
             f"{header.server_round}, got client {node.partition} without: it was started again or "
@@ -493,7 +373,7 @@ def answer(
     made = run_update(
         node.setup, seat, down, memory, node.examples(phase), node.num_examples, source
     )
-    if made.memory is not None:
-        written = header.config_sha256, header.server_round, header.attempt
-        return Answer(made.up, source.origin, Kept(*written, made.memory.tensors()))
-    return Answer(made.up, source.origin, None)
+    if made.memory is None:
+        return Answer(made.up, source.origin, None)
+    written = header.config_sha256, header.server_round, header.attempt
+    return Answer(made.up, source.origin, Kept(*written, made.memory.tensors()))

@@ -5,10 +5,11 @@ random module; both would make a run unrepeatable and its sampling rate unaccoun
 """
 
 import math
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
+from torch import Tensor
 
 from manifed.errors import ConfigError
 from manifed.privacy.events import (
@@ -26,57 +27,77 @@ _SERVER = 0
 """The partition field of the server's own draws; its streams are never a client's."""
 
 
-def _uniforms(source: NoiseSource, server_round: int, attempt: int, count: int) -> torch.Tensor:
-    return source.uniforms(
-        (count,),
-        stream=Stream.COHORT,
-        partition=_SERVER,
-        server_round=server_round,
-        attempt=attempt,
-    )
+class _Cohort(Frozen):
+    """A rule that draws some of ``num_clients`` partitions in a round."""
 
-
-class Everyone(Frozen):
-    """All clients, every round."""
-
-    probabilities: ClassVar[Probabilities] = ()
-
-    kind: Literal["all"] = "all"
-
-    def draw(
-        self, num_clients: int, server_round: int, attempt: int, source: NoiseSource
-    ) -> tuple[int, ...]:
-        """All partitions in order."""
-        return tuple(range(num_clients))
-
-    def expected_size(self, num_clients: int) -> float:
-        """Expected number of participants."""
-        return float(num_clients)
+    kind: Any
 
     def rate(self, num_clients: int) -> float:
         """Probability that a given client takes part in a given round, the largest of any."""
-        return 1.0
+        raise NotImplementedError
 
     def sampling(self, num_clients: int) -> Sampling:
-        """The sampling event at client level."""
-        return Unsampled()
+        """The sampling event at client level, of the client that it protects least."""
+        return PoissonSampled(sampling_probability=self.rate(num_clients))
 
-
-class FixedSize(Frozen):
-    """A uniform subset of ``cohort_size`` clients, without replacement (Algorithm 1, line 2)."""
-
-    probabilities: ClassVar[Probabilities] = ()
-
-    kind: Literal["fixed-size"] = "fixed-size"
-    cohort_size: int = Field(ge=1)
-    """Clients a round, drawn uniformly."""
+    def expected_size(self, num_clients: int) -> float:
+        """Expected number of participants."""
+        return self.rate(num_clients) * num_clients
 
     def draw(
         self, num_clients: int, server_round: int, attempt: int, source: NoiseSource
     ) -> tuple[int, ...]:
-        """The partitions of the ``cohort_size`` smallest of i.i.d. uniforms, in order."""
-        order = torch.argsort(_uniforms(source, server_round, attempt, num_clients))
-        return tuple(sorted(int(i) for i in order[: self.cohort_size]))
+        """The partitions that take part, in order.
+
+        Raises:
+            ConfigError: for another number of clients than of probabilities.
+        """
+        uniforms = source.uniforms(
+            (num_clients,),
+            stream=Stream.COHORT,
+            partition=_SERVER,
+            server_round=server_round,
+            attempt=attempt,
+        )
+        return tuple(sorted(self.chosen(uniforms).tolist()))
+
+    def chosen(self, uniforms: Tensor) -> Tensor:
+        """The partitions that one uniform each chooses; each whose coin falls."""
+        return (uniforms < self.rate(len(uniforms))).nonzero()[:, 0]
+
+
+class Everyone(_Cohort):
+    """All clients, every round."""
+
+    kind: Literal["all"] = "all"
+    probabilities: ClassVar[Probabilities] = ()
+
+    def rate(self, num_clients: int) -> float:
+        """One."""
+        return 1.0
+
+    def sampling(self, num_clients: int) -> Sampling:
+        """None."""
+        return Unsampled()
+
+    def draw(
+        self, num_clients: int, server_round: int, attempt: int, source: NoiseSource
+    ) -> tuple[int, ...]:
+        """All partitions; nothing is drawn."""
+        return tuple(range(num_clients))
+
+
+class FixedSize(_Cohort):
+    """A uniform subset of ``cohort_size`` clients, without replacement (Algorithm 1, line 2)."""
+
+    kind: Literal["fixed-size"] = "fixed-size"
+    probabilities: ClassVar[Probabilities] = ()
+    cohort_size: int = Field(ge=1)
+    """Clients a round, drawn uniformly."""
+
+    def chosen(self, uniforms: Tensor) -> Tensor:
+        """The partitions of the ``cohort_size`` smallest of i.i.d. uniforms."""
+        return torch.argsort(uniforms)[: self.cohort_size]
 
     def expected_size(self, num_clients: int) -> float:
         """Number of participants."""
@@ -87,40 +108,24 @@ class FixedSize(Frozen):
         return self.cohort_size / num_clients
 
     def sampling(self, num_clients: int) -> Sampling:
-        """The sampling event at client level."""
+        """A subset of fixed size."""
         return SampledWithoutReplacement(sample_size=self.cohort_size, population=num_clients)
 
 
-class PoissonCohort(Frozen):
+class PoissonCohort(_Cohort):
     """Each client independently with ``sampling_probability``; a round may have nobody."""
 
-    probabilities: ClassVar[Probabilities] = ()
-
     kind: Literal["poisson"] = "poisson"
+    probabilities: ClassVar[Probabilities] = ()
     sampling_probability: float = Field(gt=0, le=1)
     """With which each client takes part in a round, independently."""
-
-    def draw(
-        self, num_clients: int, server_round: int, attempt: int, source: NoiseSource
-    ) -> tuple[int, ...]:
-        """The partitions whose coin fell."""
-        coins = _uniforms(source, server_round, attempt, num_clients) < self.sampling_probability
-        return tuple(int(i) for i in coins.nonzero()[:, 0])
-
-    def expected_size(self, num_clients: int) -> float:
-        """Expected number of participants."""
-        return self.sampling_probability * num_clients
 
     def rate(self, num_clients: int) -> float:
         """Rho."""
         return self.sampling_probability
 
-    def sampling(self, num_clients: int) -> Sampling:
-        """The sampling event at client level."""
-        return PoissonSampled(sampling_probability=self.sampling_probability)
 
-
-class PoissonEach(Frozen):
+class PoissonEach(_Cohort):
     """Client i independently with ``probabilities[i]``; a round may have nobody.
 
     One client's privacy is amplified by its own probability alone, so prices are those of the
@@ -133,18 +138,10 @@ class PoissonEach(Frozen):
     probabilities: Probabilities = Field(min_length=1)
     """p_i of every client, public: with which a round asks it."""
 
-    def draw(
-        self, num_clients: int, server_round: int, attempt: int, source: NoiseSource
-    ) -> tuple[int, ...]:
-        """The partitions whose coin fell, each by its own probability.
-
-        Raises:
-            ConfigError: for another number of clients than of probabilities.
-        """
-        check_probabilities(self, num_clients)
-        rates = torch.tensor(self.probabilities, dtype=torch.float64)
-        coins = _uniforms(source, server_round, attempt, num_clients) < rates
-        return tuple(int(i) for i in coins.nonzero()[:, 0])
+    def chosen(self, uniforms: Tensor) -> Tensor:
+        """The partitions whose coin fell, each by its own probability."""
+        check_probabilities(self, len(uniforms))
+        return (uniforms < torch.tensor(self.probabilities, dtype=torch.float64)).nonzero()[:, 0]
 
     def expected_size(self, num_clients: int) -> float:
         """Expected number of participants."""
@@ -153,10 +150,6 @@ class PoissonEach(Frozen):
     def rate(self, num_clients: int) -> float:
         """The largest probability of a client."""
         return max(self.probabilities)
-
-    def sampling(self, num_clients: int) -> Sampling:
-        """The sampling event at client level, of the client that it protects least."""
-        return PoissonSampled(sampling_probability=self.rate(num_clients))
 
 
 Cohort = Annotated[Everyone | FixedSize | PoissonCohort | PoissonEach, Field(discriminator="kind")]

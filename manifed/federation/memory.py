@@ -21,7 +21,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from manifed.algorithms.interface import Memory
+from manifed.algorithms.algorithm import Memory
 from manifed.durable import write_atomically
 from manifed.errors import one_line
 from manifed.federation.header import Header
@@ -46,17 +46,13 @@ class Kept:
     tensors: Mapping[str, Tensor]
 
 
-def remembered(
-    blank: Memory | None, kept: Kept | None, header: Header, *, lasts: bool = False
-) -> Memory | None:
+def remembered(blank: Memory, kept: Kept | None, header: Header, *, lasts: bool = False) -> Memory:
     """The memory to go on with: ``kept`` if it is what the server counts on, else ``blank``.
 
     It is of this config, of this attempt or of the last round that the server accepted from this
     client (of any, where it ``lasts``), and has the names, shapes and types of ``blank``, the
     initial memory.
     """
-    if blank is None:
-        return None
     if lasts and kept is not None:
         header = replace(header, server_round=kept.server_round, attempt=kept.attempt)
     if kept is None:

@@ -1,6 +1,6 @@
 """What a round needs and what it reports: frozen data."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -8,21 +8,19 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from manifed.algorithms.gossip import OnGraph
-from manifed.algorithms.held_out import EVALUATE, Believed, PrivateEvaluation
-from manifed.algorithms.interface import (
-    JudgesUploads,
-    MayDisclose,
+from manifed.algorithms.algorithm import (
     Phase,
     ServerState,
     ServerUpdate,
     UploadPlace,
 )
 from manifed.federation.cohorts import Cohort, Everyone
+from manifed.federation.held_out import EVALUATE, Believed, PrivateEvaluation
 from manifed.federation.replies import Failure, ReplyPolicy
 from manifed.manifolds.base import Manifold
 from manifed.privacy.mechanism import ClientMechanism, ExampleMechanism
 from manifed.privacy.noise import NoiseSource
+from manifed.privacy.statement import Promise
 
 
 @dataclass(frozen=True)
@@ -37,7 +35,14 @@ class Plan:
     source: NoiseSource
     num_examples: tuple[int, ...]
     config_sha256: str
+    client_mechanism: ExampleMechanism
+    """What clients apply, each by its own reading of the setting."""
+    client_source: Callable[[], NoiseSource]
+    """Makes the source of noise of one client update."""
+    promise: Promise
+    """What is charged, what the budget pays, and whom the statement names."""
     mechanism: ClientMechanism | None = None
+    """What the server applies to a cohort's uploads; None leaves it to the clients."""
     needs_everyone: bool = False
     device: str = "cpu"
     setup_phases: tuple[Phase, ...] = ()
@@ -46,29 +51,13 @@ class Plan:
     """Whether what clients learn there outlives a failed attempt."""
     evaluation: PrivateEvaluation | None = None
     """What is asked of hold-outs at the end of some rounds."""
-    evaluation_mechanism: ExampleMechanism | None = None
-    """The clients' own, which scales the noise of what hold-outs say; None: nothing is asked."""
+    last_priced: int | None = None
+    """The last round that the promise prices, where rounds cost different amounts; None: any."""
 
     def phases_in(self, server_round: int) -> tuple[Phase, ...]:
         """The exchanges of a round."""
         is_due = self.evaluation is not None and self.evaluation.is_due(server_round)
         return (*self.phases, EVALUATE) if is_due else self.phases
-
-    def __post_init__(self) -> None:
-        is_lost = self.setup_phases and not self.remembers_setup
-        if is_lost and self.policy.on_failure == "retry":
-            raise ValueError(
-                "federation.replies.on_failure: expected 'proceed' or 'abort' with exchanges "
-                "before round 1, got 'retry': clients would lose what they learnt there"
-            )
-        if self.mechanism is not None:
-            self.policy.check_client_level()
-            exchanges = (*self.phases, *self.setup_phases)
-            if self.setup_phases or any(phase.aggregation == "none" for phase in exchanges):
-                raise ValueError(
-                    "privacy.kind: 'client-level' releases one noised mean a phase, got an "
-                    "algorithm that shows the server uploads; use 'example-level'"
-                )
 
     def of_setup(self) -> "Plan":
         """The plan of the exchanges before round 1."""
@@ -82,28 +71,11 @@ class Plan:
         )
 
     @cached_property
-    def discloser(self) -> MayDisclose | None:
-        """The server update, where some of its exchanges are made only where they are needed."""
-        server: object = self.server_update
-        return server if isinstance(server, MayDisclose) else None
-
-    @cached_property
     def believed(self) -> Believed | None:
         """What clients may say of their hold-outs."""
-        if self.evaluation is None or self.evaluation_mechanism is None:
+        if self.evaluation is None:
             return None
-        return Believed(self.evaluation, self.evaluation_mechanism, self.num_examples)
-
-    @cached_property
-    def judge(self) -> JudgesUploads | None:
-        """The server update, where it refuses uploads for what is in them."""
-        server: object = self.server_update
-        return server if isinstance(server, JudgesUploads) else None
-
-    @cached_property
-    def has_mean_model(self) -> bool:
-        """Whether the model is the mean of rows of the state: on R^d as finite as they are."""
-        return type(self.server_update).model is OnGraph.model
+        return Believed(self.evaluation, self.client_mechanism, self.num_examples)
 
     @cached_property
     def upload_places(self) -> Mapping[str, Mapping[str, UploadPlace]]:
@@ -117,23 +89,9 @@ class Plan:
 
     def weights_of(self, partitions: tuple[int, ...]) -> Tensor:
         """The weights of these clients in a mean, (C,): N_i, or ones."""
-        is_uniform = self.server_update.weights == "uniform"
+        is_uniform = self.server_update.weighting == "uniform"
         sizes = [1 if is_uniform else self.num_examples[i] for i in partitions]
         return torch.tensor(sizes, dtype=torch.float64, device=self.device)
-
-    def shares(self, partitions: tuple[int, ...]) -> Tensor:
-        """The same over their sum."""
-        share = self._shares.get(partitions)
-        if share is None:
-            weights = self.weights_of(partitions)
-            share = weights / weights.sum()
-            self._shares.clear()  # often the same clients answer in every round
-            self._shares[partitions] = share
-        return share
-
-    @cached_property
-    def _shares(self) -> dict[tuple[int, ...], Tensor]:
-        return {}
 
     @cached_property
     def num_clients(self) -> int:

@@ -1,9 +1,11 @@
-"""What came back in one phase, and what to do when something is missing or wrong."""
+"""What came back in one phase, which of it the server takes, and when a round goes on without all.
+
+An upload must be finite, of sane size and, where the phase says so, tangent or on the manifold.
+"""
 
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import accumulate, pairwise
 from types import MappingProxyType
 from typing import Literal, NamedTuple
@@ -12,58 +14,12 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from manifed.algorithms.interface import Collected
+from manifed.algorithms.algorithm import UploadPlace
 from manifed.algorithms.payloads import Payload
-from manifed.federation.kinds import Kind
+from manifed.federation.header import Failure, plain
+from manifed.manifolds.base import Manifold
+from manifed.manifolds.defects import LARGEST, TOLERANCE, frobenius
 from manifed.privacy.events import Frozen
-
-LONGEST_REASON = 200
-"""Characters kept of a text that a client chose."""
-
-
-def plain(text: object) -> str:
-    """A client's text, short enough and printable: no line breaks, no control characters."""
-    start = str(text)[:LONGEST_REASON]
-    return "".join(character if character.isprintable() else " " for character in start).strip()
-
-
-@dataclass(frozen=True)
-class Failure:
-    """Why a client's reply is not used.
-
-    "late": none came in time; "unavailable": its node is not there, or died; "absent": its node
-    answered with an error (its own log says why); "unusable": what came is no upload of the phase.
-    """
-
-    kind: Kind
-    text: str
-    """One line; a client or a node may have chosen it."""
-
-
-@dataclass(frozen=True)
-class Summed:
-    """Uploads that were checked and summed where they were made."""
-
-    fields: Mapping[str, Tensor]
-    """sum_i w_i u_i of every field over those that replied, by weights of all that were asked."""
-    fetch: Callable[[], Payload]
-    """Brings the rows themselves."""
-
-
-class Fetched(Collected):
-    """What was collected, whose uploads stay where they were summed until somebody looks."""
-
-    _bring: Callable[[], Payload]
-
-    def __init__(self, known: Collected, fetch: Callable[[], Payload]) -> None:
-        own = {k: v for k, v in vars(known).items() if k != "uploads"}
-        for name, value in {**own, "_bring": fetch}.items():
-            object.__setattr__(self, name, value)
-
-    @cached_property
-    def uploads(self) -> Payload:  # pyright: ignore[reportIncompatibleVariableOverride]  # the same, later
-        """The rows."""
-        return self._bring()
 
 
 class Replies(NamedTuple):
@@ -80,14 +36,6 @@ class Replies(NamedTuple):
     """Which node answers for a client, where there are nodes: failures name it."""
     chunks: tuple[int, ...] = ()
     """How many neighbouring rows were computed together, and are summed first; (): all."""
-    sums: Summed | None = None
-    """What came instead of ``uploads``, which then have no row."""
-
-    def with_rows(self) -> "Replies":
-        """The same with the uploads themselves."""
-        if self.sums is None:
-            return self
-        return self._replace(uploads=self.sums.fetch(), sums=None)
 
     def of_rows(self, rows: Sequence[int]) -> "Replies":
         """Some of the replies, ``rows`` ascending."""
@@ -121,6 +69,11 @@ class Replies(NamedTuple):
         whole = [t.new_zeros(len(partitions), *t.shape[1:]).index_copy(0, rows, t) for t in stacked]
         uploads = type(self.uploads)(*whole)
         return self._replace(partitions=partitions, uploads=uploads, chunks=())
+
+    def told(self, client: int, failure: Failure) -> Failure:
+        """The failure in short printable words, with the client's node where it is known."""
+        node = f" (node {self.nodes[client]})" if client in self.nodes else ""
+        return replace(failure, text=plain(failure.text) + node)
 
 
 class ReplyPolicy(Frozen):
@@ -175,3 +128,90 @@ class ReplyPolicy(Frozen):
             f"Expected replies from {cohort_size} clients (policy {self.on_failure!r}: {needed}), "
             f"got {len(replies.partitions)}; " + "; ".join(some) + more
         )
+
+
+class Expectation(NamedTuple):
+    """Where the uploads of a phase live, by field; tangent ones at ``base``, shape (*point)."""
+
+    base: Tensor
+    places: Mapping[str, UploadPlace]
+    manifold: Manifold
+
+    def checked(self, replies: Replies) -> Replies:
+        """The replies whose every field fits; a reason, and the node if known, for each other one.
+
+        Reasons are made short and printable here, whatever a client or a node wrote into them.
+        All rows are checked at once, and one by one only where a row is bad.
+        """
+        stacked = vars(replies.uploads)
+        failures = {i: replies.told(i, failure) for i, failure in replies.failures.items()}
+        try:
+            is_fine = all(bool(self._fits(name, u).all()) for name, u in stacked.items())
+        except Exception:  # a row may make the check of the whole stack fail
+            is_fine = False
+        if is_fine:
+            return replies._replace(failures=failures) if failures else replies
+        good: list[int] = []
+        for row, i in enumerate(replies.partitions):
+            why = self._flaw_of({name: u[row] for name, u in stacked.items()})
+            if why is None:
+                good.append(row)
+            else:
+                failures[i] = replies.told(i, Failure("unusable", why))
+        return replies.of_rows(good)._replace(failures=failures)
+
+    def _fits(self, name: str, stacked: Tensor) -> Tensor:
+        """Which rows of (C, ...) are finite, of sane size, and where they belong to rounding."""
+        place = self.places[name]
+        if not stacked.is_floating_point():
+            return torch.full((stacked.shape[0],), place == "any", device=stacked.device)
+        is_sane = torch.linalg.vector_norm(stacked.flatten(1), dim=1) <= LARGEST[stacked.dtype]
+        if place in ("ambient", "any") or self.manifold.is_whole_space:
+            return is_sane
+        return is_sane & (self._defect(place, stacked) <= TOLERANCE[stacked.dtype])
+
+    def _defect(self, place: UploadPlace, u: Tensor) -> Tensor:
+        """How far uploads are from where they belong."""
+        if place == "point":
+            return self.manifold.membership_defect(u)
+        return self.manifold.tangency_defect(self.base, u)
+
+    def _flaw_of(self, upload: Mapping[str, Tensor]) -> str | None:
+        """Why one client's upload is refused; None: it is not."""
+        try:
+            for name, u in upload.items():
+                if bool(self._fits(name, u.unsqueeze(0))):
+                    continue
+                place, base = self.places[name], self.base
+                shape, dtype = (u.shape, u.dtype) if place == "any" else (base.shape, base.dtype)
+                found = flaw(name, u, tuple(shape), dtype)
+                if found is not None:
+                    return found
+                length, bound = float(frobenius(u, u.dim())), LARGEST[u.dtype]
+                if not length <= bound:
+                    return f"Expected {name} of Euclidean norm at most {bound:g}, got {length:.3g}"
+                within, defect = TOLERANCE[u.dtype], float(self._defect(place, u))
+                if place == "point":
+                    return (
+                        f"Expected {name} on {self.manifold.name} within {within:g}, got a "
+                        f"relative distance of {defect:.3g}; take manifold.projx of it"
+                    )
+                return (
+                    f"Expected {name} tangent at the broadcast point within {within:g}, got a "
+                    f"relative normal part of {defect:.3g}; take manifold.proju of it"
+                )
+        except Exception as error:
+            return f"not readable: {type(error).__name__}: {error}"
+        return None
+
+
+def flaw(name: str, tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> str | None:
+    """What is wrong with one array: its shape, its type, entries that are not finite; or None."""
+    if tuple(tensor.shape) != tuple(shape):
+        return f"Expected {name} of shape {tuple(shape)}, got {tuple(tensor.shape)}"
+    if tensor.dtype != dtype:
+        return f"Expected {name} of dtype {dtype}, got {tensor.dtype}"
+    if not bool(torch.isfinite(tensor).all()):
+        bad = int((~torch.isfinite(tensor)).sum())
+        return f"Expected finite entries in {name}, got {bad} of {tensor.numel()} not so"
+    return None

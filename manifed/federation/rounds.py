@@ -4,54 +4,40 @@ Order of a round, and why: the charge is on disk *before* a message leaves, beca
 the uploads are the release; so a crash, a retry or an abort can make the ledger show more than
 was spent, never less. The new model is used only after that.
 
-What a round sends, which replies it goes on with and how they are aggregated are the three methods
-of `Rules`; a strategy may have its own.
-
-`run_round` runs a whole round over a transport. Who must give control away between two exchanges
-(Flower's own `Strategy.start`) calls its parts: `begin`, `checked`, `after`, `report_of`.
+`run_round` runs a whole round over a transport. Who must give control away between two exchanges,
+as Flower's strategies do (manifed/flower/strategy.py), calls its parts: `begin`, `pay_more`,
+`checked`, `after`, `report_of`.
 """
 
 import logging
-import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from manifed.algorithms.held_out import EVALUATE
-from manifed.algorithms.interface import Collected, JudgesUploads, Phase, ServerState
-from manifed.algorithms.payloads import Down, PerClient, Point
+from manifed.algorithms.algorithm import Collected, Phase, ServerState
+from manifed.algorithms.payloads import Down, Payload, PerClient, Point
 from manifed.errors import BudgetExhausted, ConfigError, RoundFailed
-from manifed.federation.aggregation import (
-    Mean,
-    ServerDraws,
-    mean_of,
-    mean_of_all,
-    only_field,
-    weighted_mean,
-)
-from manifed.federation.header import Header
+from manifed.federation.header import Failure, Header
+from manifed.federation.held_out import EVALUATE
 from manifed.federation.plan import Plan, RoundReport
-from manifed.federation.replies import Failure, Fetched, Replies
-from manifed.federation.transport import Transport, gives_sums
-from manifed.federation.uploads import Expectation, refuse_bad_rows, told
-from manifed.manifolds.defects import DRIFT, LARGEST, is_short
+from manifed.federation.replies import Expectation, Replies
+from manifed.federation.stack import Transport
+from manifed.manifolds.defects import DRIFT, LARGEST
+from manifed.privacy.noise import NoiseSource, Stream
 
 log = logging.getLogger("manifed")
 
 CLIP = "l2_norm_clip"
 """The adapted clip norm, kept in the server's state and so in its checkpoints."""
 
-Charge = Callable[[int, int, tuple[int, ...]], None]
+Charge = Callable[..., None]
 """``charge(server_round, attempt, partitions)`` pays for an attempt before any message of it
-leaves; it raises `BudgetExhausted` when the run may not pay."""
-
-
-ChargeMore = Callable[[int, int, tuple[int, ...], tuple[int, ...]], None]
-"""``charge_more(server_round, attempt, partitions, disclosed)`` pays for what an exchange within an
-attempt discloses of some clients' masks, before its messages leave; errors as `Charge`."""
+leaves, and with a last argument ``disclosed`` for what its next exchange discloses of these
+clients' masks; it raises `BudgetExhausted` when the run may not pay."""
 
 
 class BadState(RoundFailed):
@@ -61,13 +47,7 @@ class BadState(RoundFailed):
         super().__init__(text, is_computed=True)
 
 
-def free_of_more(
-    server_round: int, attempt: int, partitions: tuple[int, ...], disclosed: tuple[int, ...]
-) -> None:
-    """The same for what an exchange discloses."""
-
-
-def free(server_round: int, attempt: int, partitions: tuple[int, ...]) -> None:
+def free(*_: object) -> None:
     """The charge of a run that protects nobody."""
 
 
@@ -81,8 +61,6 @@ def run_rounds(
     first_round: int = 1,
     attempts: Callable[[int], int] = lambda _: 0,
     last_accepted: Mapping[int, int] | None = None,
-    rules: "Rules | None" = None,
-    charge_more: ChargeMore = free_of_more,
 ) -> Iterator[RoundReport]:
     """Rounds ``first_round`` to ``num_rounds``, one by one; errors as `run_round` and ``charge``.
 
@@ -92,21 +70,29 @@ def run_rounds(
     ``last_accepted`` in which round each client's reply was last used.
     """
     accepted = dict(last_accepted or {})
+    if begins_with_setup(plan, first_round):
+        state = run_round(plan.of_setup(), state, 0, transport, free, accepted).state
+    for server_round in range(first_round, num_rounds + 1):
+        report = run_round(
+            plan, state, server_round, transport, charge, accepted, attempts(server_round)
+        )
+        state = report.state
+        accepted |= dict.fromkeys(report.participants, server_round)
+        yield report
+
+
+def begins_with_setup(plan: Plan, first_round: int) -> bool:
+    """Whether exchanges before round 1 come first.
+
+    Raises:
+        ConfigError: they were made by a run that is resumed.
+    """
     if plan.setup_phases and first_round > 1:
         raise ConfigError(
             "output.resume: an algorithm with exchanges before round 1 cannot be resumed: clients "
             "would go on without what they learnt there; start a new run"
         )
-    if plan.setup_phases:
-        state = run_round(plan.of_setup(), state, 0, transport, free, accepted, rules=rules).state
-    for server_round in range(first_round, num_rounds + 1):
-        report = run_round(
-            plan, state, server_round, transport, charge, accepted, attempts(server_round), rules,
-            charge_more,
-        )  # fmt: skip
-        state = report.state
-        accepted |= dict.fromkeys(report.participants, server_round)
-        yield report
+    return bool(plan.setup_phases)
 
 
 def run_round(
@@ -117,8 +103,6 @@ def run_round(
     charge: Charge,
     last_accepted: Mapping[int, int],
     first_attempt: int = 0,
-    rules: "Rules | None" = None,
-    charge_more: ChargeMore = free_of_more,
 ) -> RoundReport:
     """One round, retries included; ``state`` is the one before it.
 
@@ -127,20 +111,15 @@ def run_round(
         BadState: when the server update leads to no usable state.
     """
     tries = plan.policy.max_attempts if plan.policy.on_failure == "retry" else 1
-    seen = NO_TRAFFIC
+    seen = Traffic()
     for attempt in range(first_attempt, first_attempt + tries):
-        try:
-            now = begin(plan, state, server_round, attempt, charge, rules)
-        except BudgetExhausted as budget:
-            budget.noise_origins = _origins(plan, seen) if attempt > first_attempt else frozenset()
-            raise
+        now = begin(plan, state, server_round, attempt, charge, seen)
         try:
             while (phase := now.phase) is not None:
-                _pay_more(now, seen, charge_more)
-                replies = _exchanged(transport, now, phase, last_accepted)
-                seen = seen.plus(replies)
-                now = after(now, replies)
-            return report_of(now, seen)
+                pay_more(now, charge)
+                came = transport.exchange(now.header, phase, sent(now), now.asked, last_accepted)
+                now = after(now, checked(now, came))
+            return report_of(now)
         except RoundFailed as failure:
             if attempt == first_attempt + tries - 1:
                 raise
@@ -150,52 +129,23 @@ def run_round(
     raise AssertionError("unreachable: a round ends by a report or an error")
 
 
-def _exchanged(
-    transport: Transport, now: "Attempt", phase: Phase, last_accepted: Mapping[int, int]
-) -> Replies:
-    """The checked replies of the next exchange: rows, or their sums where these will do."""
-    down, plan = sent(now), now.plan
-    is_mean = phase.aggregation == "mean" and phase is not EVALUATE and plan.mechanism is None
-    if not (is_mean and now.rules is AS_PLANNED and gives_sums(transport)):
-        return checked(now, transport.exchange(now.header, phase, down, now.asked, last_accepted))
-    shares = plan.shares(now.asked)
-    found = transport.exchange_sums(
-        now.header, phase, down, now.asked, last_accepted, _expected(now, phase), shares
-    )
-    _tell_who_was_dropped(now, found)
-    return found
-
-
-def _pay_more(now: "Attempt", seen: "Traffic", charge_more: ChargeMore) -> None:
-    """Pay for what the next exchange discloses, before its messages leave."""
-    if not (disclosed := now.disclosed):
-        return
-    try:
-        charge_more(now.server_round, now.attempt, now.cohort, disclosed)
-    except BudgetExhausted as budget:
-        budget.noise_origins = _origins(now.plan, seen)
-        raise
-
-
-class Traffic(NamedTuple):
+@dataclass
+class Traffic:
     """What all attempts of a round sent and got, and who was dropped."""
 
     bytes_down: int = 0
     bytes_up: int = 0
-    failures: Mapping[int, Failure] = MappingProxyType({})
-    noise_origins: frozenset[str] = frozenset()
+    failures: dict[int, Failure] = field(default_factory=dict[int, Failure])
+    noise_origins: frozenset[str] | None = None
+    """Where the keys of the clients' noise came from; None before an exchange."""
 
-    def plus(self, replies: Replies) -> "Traffic":
-        """With one exchange more."""
-        return Traffic(
-            self.bytes_down + replies.bytes_down,
-            self.bytes_up + replies.bytes_up,
-            {**self.failures, **replies.failures},
-            self.noise_origins | replies.noise_origins,
-        )
-
-
-NO_TRAFFIC = Traffic()
+    def origins(self, plan: Plan) -> frozenset[str]:
+        """Where the noise of the round came from that protects somebody."""
+        if self.noise_origins is None:
+            return frozenset()
+        # with a mechanism of the server its noise is all that protects
+        clients = self.noise_origins if plan.mechanism is None else frozenset[str]()
+        return clients | {plan.source.origin}
 
 
 class Attempt(NamedTuple):
@@ -208,9 +158,10 @@ class Attempt(NamedTuple):
     asked: tuple[int, ...]
     """Who is sent the next message: the cohort without those that failed before."""
     state: ServerState
-    rules: "Rules"
     phases: tuple[Phase, ...]
     """The exchanges of this round."""
+    seen: Traffic
+    """Of all attempts of this round, this one included."""
     index: int = 0
     failures: Mapping[int, Failure] = MappingProxyType({})
     held_out: tuple[Tensor, int] | None = None
@@ -227,76 +178,39 @@ class Attempt(NamedTuple):
         return self.phases[self.index].name
 
     @property
-    def disclosed(self) -> tuple[int, ...]:
-        """Whose masks the next exchange discloses."""
-        server = self.plan.discloser
-        if server is None or self.phase is EVALUATE:
-            return ()
-        return server.disclosed(self.state, self.name)
-
-    @property
     def header(self) -> Header:
         """What the next messages belong to, for nobody in particular."""
         return Header(self.plan.config_sha256, self.server_round, self.attempt, self.name, -1)
 
     @property
-    def draws(self) -> ServerDraws:
+    def draws(self) -> "ServerDraws":
         """The server's randomness of this exchange."""
         return ServerDraws(self.plan.source, self.server_round, self.attempt, self.index)
 
-    def uniform(self) -> float:
-        """The one uniform of the exchange, drawn when somebody asks."""
-        return self.draws.uniform()
-
-
-class Rules:
-    """What a round does in the order above: by its plan, unless a strategy overrides a method."""
-
-    def send(self, now: Attempt) -> Down:
-        """What goes down next: what the server update broadcasts, to those who are asked."""
-        down = now.plan.server_update.down(now.state, now.name)
-        if not isinstance(down, PerClient) or len(now.asked) == now.plan.num_clients:
-            return down
-        return PerClient(down.rows.take(torch.tensor(now.asked, dtype=torch.long)))
-
-    def judge(self, now: Attempt, replies: Replies) -> Replies:
-        """What the round goes on with.
-
-        Under client-level privacy whether a reply is usable is a datum of one client, as its upload
-        is: each failed one is the zero vector, in every exchange, so the round goes the same way
-        whatever a client sends, and the sum still moves by at most one bound.
-
-        Raises:
-            RoundFailed: when the policy is not content.
-        """
-        if now.plan.mechanism is not None:
-            return replies.zero_filled(now.asked)
-        return enough(now, replies)
-
-    def aggregate(self, now: Attempt, replies: Replies) -> Mean:
-        """One array a field: a mean, at client level a noised one; nothing where nothing is."""
-        if now.plan.phases[now.index].aggregation == "none":
-            return Mean({})
-        return averaged(now, replies) if now.plan.mechanism is None else noised(now, replies)
-
-
-AS_PLANNED = Rules()
-
 
 def sent(now: Attempt) -> Down:
-    """What goes down next: by the rules, and for an evaluation the model itself."""
+    """What goes down next: the model to be evaluated, or what the server update broadcasts."""
     if now.phase is EVALUATE:
         return Point(now.plan.server_update.model(now.state, now.plan.manifold))
-    return now.rules.send(now)
+    down = now.plan.server_update.down(now.state, now.name)
+    if not isinstance(down, PerClient) or len(now.asked) == now.plan.num_clients:
+        return down
+    return PerClient(down.rows.take(torch.tensor(now.asked, dtype=torch.long)))
 
 
-def enough(now: Attempt, replies: Replies) -> Replies:
-    """The replies, if the reply policy is content with them.
+def _judged(now: Attempt, replies: Replies) -> Replies:
+    """What the round goes on with.
+
+    Under client-level privacy whether a reply is usable is a datum of one client, as its upload is:
+    each failed one is the zero vector, in every exchange, so the round goes the same way whatever a
+    client sends, and the sum still moves by at most one bound.
 
     Raises:
-        RoundFailed: with the first failures.
+        RoundFailed: when the policy is not content, with the first failures.
     """
     plan, phase = now.plan, now.plan.phases[now.index]
+    if plan.mechanism is not None:
+        return replies.zero_filled(now.asked)
     size = len(now.asked if phase.needs_all else now.cohort)
     everyone = plan.needs_everyone or phase.needs_all
     if now.asked and not plan.policy.is_enough(replies, size, needs_everyone=everyone):
@@ -310,28 +224,99 @@ def enough(now: Attempt, replies: Replies) -> Replies:
     return replies
 
 
+# -- from uploads to a mean ---------------------------------------------------------------------
+class ServerDraws(NamedTuple):
+    """Addressed randomness of the server in one exchange."""
+
+    source: NoiseSource
+    server_round: int
+    attempt: int
+    phase_index: int = 0
+
+    def normals(self, shape: tuple[int, ...], step: int) -> Tensor:
+        """Standard normals of the server's noise stream."""
+        return self.source.normals(
+            shape,
+            stream=Stream.SERVER_NOISE,
+            partition=0,
+            server_round=self.server_round,
+            attempt=self.attempt,
+            step=self.phase_index * 16 + step,
+        )
+
+    def uniform(self) -> float:
+        """One uniform for Option 2's choice."""
+        drawn = self.source.uniforms(
+            (1,),
+            stream=Stream.ITERATE_CHOICE,
+            partition=0,
+            server_round=self.server_round,
+            attempt=self.attempt,
+            step=(1 << 24) - 1,
+        )
+        return float(drawn[0])
+
+
+class Mean(NamedTuple):
+    """What became of the uploads of an exchange: an array a field, none where nothing is."""
+
+    fields: Mapping[str, Tensor]
+    next_clip: float | None = None
+    """The adapted clip norm, where a mechanism noised the mean."""
+
+
+def weighted_mean(
+    uploads: Payload,
+    weights: Tensor,
+    chunks: Sequence[int] = (),
+    asked: Tensor | None = None,
+) -> dict[str, Tensor]:
+    """The weighted mean of every field, sum_i w_i u_i, with weights normalised to one.
+
+    Each of ``chunks`` (neighbouring rows that were computed together; (): all) is summed first, and
+    their sums in order, so the bits do not depend on who computed which chunk. Sums are divided by
+    the weight of all that were ``asked``, and scaled where not all of them replied.
+    """
+    total = weights.sum()
+    asked = total if asked is None else asked
+    share, counts = weights / asked, list(chunks) if len(chunks) > 1 else [len(weights)]
+    found: dict[str, Tensor] = {}
+    for name, u in vars(uploads).items():
+        columns = u.flatten(1).to(share.dtype)
+        parts = zip(columns.split(counts), share.split(counts), strict=True)
+        # A chunk's rows stand in memory of their own: where they begin may decide last bits.
+        sums = [torch.mv(rows.clone().contiguous().t(), own) for rows, own in parts]
+        mean = sum(sums[1:], start=sums[0])
+        mean = mean if bool(total == asked) else mean * (asked / total)
+        found[name] = mean.view(u.shape[1:]).to(u.dtype)
+    return found
+
+
+def aggregated(now: Attempt, replies: Replies) -> Mean:
+    """One array a field: a mean, at client level a noised one; nothing where nothing is."""
+    if now.plan.phases[now.index].aggregation == "none":
+        return Mean({})
+    return averaged(now, replies) if now.plan.mechanism is None else noised(now, replies)
+
+
 def averaged(now: Attempt, replies: Replies) -> Mean:
     """The weighted mean of every field, with the weights of the server update."""
-    plan, fields = now.plan, replies.uploads.tensors()
-    is_all = replies.sums is None and replies.partitions == now.asked
-    if is_all and len(replies.chunks) <= 1:
-        return Mean(mean_of_all(fields, plan.shares(now.asked)))
-    weights, asked = plan.weights_of(replies.partitions), plan.weights_of(now.asked)
-    if replies.sums is not None:
-        return Mean(mean_of(replies.sums.fields, fields, weights.sum(), asked.sum()))
-    return Mean(weighted_mean(replies.uploads, weights, replies.chunks, asked.sum()))
+    plan = now.plan
+    weights, asked = plan.weights_of(replies.partitions), None
+    if replies.partitions != now.asked:
+        asked = plan.weights_of(now.asked).sum()
+    return Mean(weighted_mean(replies.uploads, weights, replies.chunks, asked))
 
 
 def noised(now: Attempt, replies: Replies) -> Mean:
     """What the server's mechanism releases of the one field, at the point of the broadcast.
 
     Raises:
-        ValueError: for uploads of several fields, or without a mechanism.
+        ValueError: for uploads of several fields.
     """
     plan, mechanism = now.plan, now.plan.mechanism
-    if mechanism is None:
-        raise ValueError("Expected client-level privacy to noise a mean, got no mechanism")
-    name, stacked = only_field(replies.uploads)
+    assert mechanism is not None
+    ((name, stacked),) = replies.uploads.tensors().items()
     found = mechanism.noised_mean(
         stacked,
         plan.server_update.base(now.state, plan.manifold),
@@ -344,47 +329,76 @@ def noised(now: Attempt, replies: Replies) -> Mean:
     return Mean({name: found.mean}, None if mechanism.adaptive is None else found.next_clip)
 
 
+# -- the parts of a round ------------------------------------------------------------------------
 def begin(
     plan: Plan,
     state: ServerState,
     server_round: int,
     attempt: int,
     charge: Charge,
-    rules: Rules | None = None,
+    seen: Traffic | None = None,
 ) -> Attempt:
-    """An attempt whose cohort is drawn and paid for."""
+    """An attempt whose cohort is drawn and paid for; ``seen`` is what the attempts before it saw.
+
+    Raises:
+        BudgetExhausted: the budget does not pay it; nothing was sent.
+        ConfigError: a round behind the last that was priced, where rounds cost different amounts.
+    """
+    if plan.last_priced is not None and server_round > plan.last_priced:
+        raise ConfigError(
+            f"num_rounds: expected the rounds that were priced, at most {plan.last_priced}, got "
+            f"round {server_round}"
+        )
     cohort = plan.cohort.draw(plan.num_clients, server_round, attempt, plan.source)
-    charge(server_round, attempt, cohort)
     phases = plan.phases if plan.evaluation is None else plan.phases_in(server_round)
-    return Attempt(plan, server_round, attempt, cohort, cohort, state, rules or AS_PLANNED, phases)
+    now = Attempt(plan, server_round, attempt, cohort, cohort, state, phases, seen or Traffic())
+    _pay(now, charge)
+    return now
+
+
+def pay_more(now: Attempt, charge: Charge) -> None:
+    """Pay for what the next exchange discloses, before its messages leave; errors as `begin`."""
+    if now.phase is EVALUATE:
+        return
+    if disclosed := now.plan.server_update.disclosed(now.state, now.name):
+        _pay(now, charge, disclosed)
+
+
+def _pay(now: Attempt, charge: Charge, *disclosed: tuple[int, ...]) -> None:
+    try:
+        charge(now.server_round, now.attempt, now.cohort, *disclosed)
+    except BudgetExhausted as budget:
+        budget.noise_origins = now.seen.origins(now.plan)
+        raise
 
 
 def checked(now: Attempt, replies: Replies) -> Replies:
     """The replies without the uploads that no step could use; who was dropped is logged."""
     phase = now.phase
     assert phase is not None
-    found = refuse_bad_rows(_expected(now, phase), replies)
-    judge = now.plan.believed if phase is EVALUATE else now.plan.judge
+    plan = now.plan
+    base = plan.server_update.base(now.state, plan.manifold)
+    expected = Expectation(base, plan.upload_places[phase.name], plan.manifold)
+    found = expected.checked(replies)
+    judge = plan.believed if phase is EVALUATE else plan.server_update
     if judge is not None:
-        found = _without_refused(judge, now, found)
+        why = judge.refused(now.state, now.name, found.uploads, found.partitions)
+        if why:
+            found = found.without({i: found.told(i, Failure("unusable", why[i])) for i in why})
     _tell_who_was_dropped(now, found)
+    seen = now.seen
+    seen.bytes_down += found.bytes_down
+    seen.bytes_up += found.bytes_up
+    seen.failures |= found.failures
+    seen.noise_origins = found.noise_origins | (seen.noise_origins or frozenset())
     return found
 
 
-def _without_refused(judge: JudgesUploads, now: Attempt, found: Replies) -> Replies:
-    """The replies without those that are refused for what is in them."""
-    why = judge.refused(now.state, now.name, found.uploads, found.partitions)
-    return found.without({i: told(found, i, Failure("unusable", why[i])) for i in why})
+Aggregate = Callable[[Attempt, Replies], Mean]
+"""What becomes of the replies that a round goes on with."""
 
 
-def _expected(now: Attempt, phase: Phase) -> Expectation:
-    """Where the uploads of the next exchange must lie."""
-    plan = now.plan
-    base = plan.server_update.base(now.state, plan.manifold)
-    return Expectation(base, plan.upload_places[phase.name], plan.manifold)
-
-
-def after(now: Attempt, replies: Replies) -> Attempt:
+def after(now: Attempt, replies: Replies, aggregate: Aggregate = aggregated) -> Attempt:
     """The attempt after an exchange: replies judged, aggregated, and the server's step taken.
 
     Raises:
@@ -394,51 +408,31 @@ def after(now: Attempt, replies: Replies) -> Attempt:
         held_out = (replies.uploads.tensors()["u"].sum(0), len(replies.partitions))
         return now._replace(index=now.index + 1, held_out=held_out)
     failures = {**now.failures, **replies.failures}
-    taken = now.rules.judge(now, replies)
+    taken = _judged(now, replies)
     try:
-        state = _step(now, taken)
+        state = _step(now, taken, aggregate)
     except BadState as bad:
-        left = _without_culprits(bad, now, taken)
+        left = _without_culprits(bad, now, taken, aggregate)
         _tell_who_was_dropped(now, left)
         failures |= left.failures
-        taken = now.rules.judge(now._replace(failures=failures), left)
-        state = _step(now, taken)
-    index = _next_due(now, state)
-    return Attempt(
-        now.plan, now.server_round, now.attempt, now.cohort, taken.partitions, state, now.rules,
-        now.phases, index, failures, now.held_out,
-    )  # fmt: skip
+        taken = _judged(now._replace(failures=failures), left)
+        state = _step(now, taken, aggregate)
+    index = now.index + 1
+    while index < len(now.phases) and now.phases[index] is not EVALUATE:
+        if now.plan.server_update.is_due(state, now.phases[index].name):
+            break  # some exchanges take place in some states alone
+        index += 1
+    return now._replace(asked=taken.partitions, state=state, index=index, failures=failures)
 
 
-def _next_due(now: Attempt, state: ServerState) -> int:
-    """The next exchange that takes place in this state."""
-    server, index = now.plan.discloser, now.index + 1
-    if server is not None:
-        while index < len(now.phases) and now.phases[index] is not EVALUATE:
-            if server.is_due(state, now.phases[index].name):
-                break
-            index += 1
-    return index
-
-
-def report_of(now: Attempt, seen: Traffic) -> RoundReport:
+def report_of(now: Attempt) -> RoundReport:
     """The report of a round whose last exchange is done."""
-    origins = _origins(now.plan, seen)
-    lost = now.failures
-    used = tuple(i for i in now.asked if i not in lost) if lost else now.asked
-    failures = {**seen.failures, **lost}
+    seen, used = now.seen, tuple(i for i in now.asked if i not in now.failures)
+    failures = {**seen.failures, **now.failures}
     return RoundReport(
-        now.server_round, now.state, used, failures, seen.bytes_down, seen.bytes_up, origins,
-        now.held_out,
+        now.server_round, now.state, used, failures, seen.bytes_down, seen.bytes_up,
+        seen.origins(now.plan), now.held_out,
     )  # fmt: skip
-
-
-def _origins(plan: Plan, seen: "Traffic") -> frozenset[str]:
-    """Where the noise of a round came from that protects somebody."""
-    own = frozenset({plan.source.origin})
-    if plan.mechanism is not None:  # the server's noise is all that protects
-        return own
-    return own | seen.noise_origins
 
 
 def _tell_who_was_dropped(now: Attempt, replies: Replies) -> None:
@@ -455,18 +449,16 @@ def _tell_who_was_dropped(now: Attempt, replies: Replies) -> None:
         )
 
 
-def _step(now: Attempt, replies: Replies) -> ServerState:
+def _step(now: Attempt, replies: Replies, aggregate: Aggregate) -> ServerState:
     """The state after the server update on these replies, if it can be broadcast."""
     plan, state = now.plan, now.state
     if not replies.partitions and plan.mechanism is None:
         return state
-    mean = now.rules.aggregate(now, replies)
+    mean = aggregate(now, replies)
     if mean.next_clip is not None:
         state = state.replace(**{CLIP: torch.tensor(mean.next_clip, dtype=torch.float64)})
     seen = (None, ()) if plan.mechanism is not None else (replies.uploads, replies.partitions)
-    collected = Collected(mean.fields, *seen, plan.num_clients, now.uniform)
-    if replies.sums is not None:
-        collected = Fetched(collected, replies.sums.fetch)
+    collected = Collected(mean.fields, *seen, plan.num_clients, now.draws.uniform)
     try:
         new = plan.server_update.step(state, now.name, collected, now.server_round, plan.manifold)
     # torch exports the error from C, out of the sight of pyright
@@ -478,20 +470,22 @@ def _step(now: Attempt, replies: Replies) -> ServerState:
     return _usable(new, plan, now.server_round)
 
 
-def _without_culprits(bad: BadState, now: Attempt, replies: Replies) -> Replies:
+def _without_culprits(
+    bad: BadState, now: Attempt, replies: Replies, aggregate: Aggregate
+) -> Replies:
     """The replies without each whose upload alone leads to a state that nobody can use.
 
     Raises:
         BadState: ``bad``, where no single upload does or all do, and under client-level privacy,
             where a clipped mean moves the model and no upload decides anything.
     """
-    culprits, replies = dict[int, Failure](), replies.with_rows()
+    culprits: dict[int, Failure] = {}
     is_mean = now.plan.phases[now.index].aggregation == "mean"
     count = len(replies.partitions) if now.plan.mechanism is None and is_mean else 0
     for row in range(count):
         alone = replies.of_rows([row])
         try:
-            _step(now, alone)
+            _step(now, alone, aggregate)
         except BadState:
             largest = max(float(u.abs().max()) for u in alone.uploads.tensors().values())
             culprits[alone.partitions[0]] = Failure(
@@ -516,25 +510,18 @@ def _usable(state: ServerState, plan: Plan, server_round: int) -> ServerState:
         BadState: with the tensor; the state before the round stays.
     """
     kept = "the state of the round before stays (lower the step sizes?)"
-    passed: set[int] = set()  # objects that ``state`` keeps alive: one may have two names
     for name, tensor in state.tensors.items():
-        if not tensor.is_floating_point() or id(tensor) in passed:
+        if not tensor.is_floating_point():
             continue
         bound = LARGEST[tensor.dtype]
-        if not is_short(tensor) and not bool((tensor.abs() <= bound).all()):
-            bad = int((~(tensor.abs() <= bound)).sum())
+        bad = int((~(tensor.abs() <= bound)).sum())
+        if bad:
             raise BadState(
                 f"Round {server_round}: Expected a finite state after the server update, got "
                 f"{bad} of {tensor.numel()} numbers in {name} that are not, or above {bound:g}; "
                 f"{kept}"
             )
-        passed.add(id(tensor))
-    is_flat = plan.manifold.is_whole_space
-    if is_flat and plan.has_mean_model:
-        return state
     model = plan.server_update.model(state, plan.manifold)
-    if is_flat and (id(model) in passed or math.isfinite(float(model.sum()))):
-        return state
     bound = DRIFT[model.dtype]
     defect = float(plan.manifold.membership_defect(model))
     if not defect <= bound:

@@ -1,26 +1,57 @@
 """The ServerApp of an experiment, and a run over a Grid (its ClientApp: client.py)."""
 
+import logging
+import sys
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from pkgutil import resolve_name
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from manifed.experiment.load import sha256
-from manifed.experiment.schema import Experiment
+from manifed.experiment.schema import Experiment, sha256
 from manifed.federation.plan import RoundReport
 from manifed.flower.handshake import declared_sizes
 from manifed.flower.inline import InlineGrid
-from manifed.flower.loop import ServerLoop
 from manifed.flower.polling import PollingGrid
-from manifed.flower.strategy import strategy_of
+from manifed.flower.strategy import ManifoldStrategy
 from manifed.runs import driver
 from manifed.runs.driver import Job
+from manifed.runs.folder import RunFolder, printable
 from manifed.runs.manifest import process_began
-from manifed.runs.run_folder import RunFolder
+from manifed.runs.report.figures import NotDrawn, draw_finished
+from manifed.runs.statement import statement_of
 
-StrategyOf = Callable[[Job], ServerLoop]
+log = logging.getLogger("manifed")
+
+StrategyOf = Callable[[Job], ManifoldStrategy]
 """Makes the strategy of a run, which sends, aggregates, charges and fails in its own way."""
+
+
+_STRATEGIES = {
+    "tangent-mean": "tangent_mean:TangentMean",
+    "projected": "projection_mean:ProjectionMean",
+    "projected-partial": "control_variates:ControlVariates",
+    "rfedsvrg": "control_variates:ControlVariates",
+    "gossip": "gossip:Gossip",
+    "decor": "gossip:Gossip",
+    "growing-samples": "gossip:Gossip",
+    "masked-mean": "masked_mean:MaskedMean",
+}
+
+
+def strategy_of(job: Job) -> ManifoldStrategy:
+    """The strategy of a run, by the kind of its server update.
+
+    A server update of another package, and one that goes with several exchanges a round, gets the
+    strategy of any update: what it sends and how it steps is its own.
+    """
+    update, kind = job.config.training, job.config.server_update.kind
+    place = _STRATEGIES.get(kind, "any_update:AnyUpdate")
+    if kind == "tangent-mean" and len(update.phases) > 1:
+        place = "any_update:AnyUpdate"
+    # In a checkout this is the folder `strategies` beside the library.
+    strategy: type[ManifoldStrategy] = resolve_name(f"manifed.flower.strategies.{place}")
+    return strategy.of_plan(job.plan, update, job.account, job.num_rounds)
 
 
 def run(
@@ -32,20 +63,19 @@ def run(
     """The finished run folder of an experiment whose clients are the nodes of ``grid``.
 
     Flower's own grids sleep between polls; replies are fetched as they come instead.
-    ``began`` as in `driver.run_experiment`.
+    ``began`` as in `driver.run`. Its statement is printed and its figures are drawn, unless whoever
+    started the run does that (``output.quiet``).
     """
     is_elsewhere = not isinstance(grid, InlineGrid)
     quick = PollingGrid(grid) if is_elsewhere else grid
     count, timeout = config.federation.num_clients, config.federation.replies.timeout
 
     def rounds(job: Job) -> Iterator[RoundReport]:
-        made, start = strategy(job), job.start
-        asked, by = job.plan.evaluation, job.plan.evaluation_mechanism
-        made.plan = replace(made.plan, evaluation=asked, evaluation_mechanism=by)
-        made.go_on_at(start.first_round, start.state, start.last_accepted, job.account.attempts)
+        made = strategy(job)
+        made.go_on_at(job.first_round, job.state, job.last_accepted, job.account.attempts)
         return made.rounds(quick, job.num_rounds)
 
-    return driver.run(
+    folder = driver.run(
         config,
         rounds,
         is_elsewhere=is_elsewhere,
@@ -53,6 +83,14 @@ def run(
         ask_sizes=lambda: declared_sizes(quick, sha256(config), count, timeout),
         began=began,
     )
+    if not config.output.quiet:
+        statement = statement_of(folder.manifest()["privacy"])
+        sys.stdout.write(f"{statement}\nrun folder: {printable(folder.directory)}\n")
+        try:
+            draw_finished(folder)
+        except NotDrawn as reason:
+            log.warning("%s", reason)
+    return folder
 
 
 def server_app_of(

@@ -1,41 +1,39 @@
-"""A client as Flower sees it: open the message, run the client update, write the memory last.
+"""What a ClientApp does before and after the local steps (clients/local_training.py).
 
-The handler is transactional: Flower's simulation discards a state change when a handler raises and
-its deployment keeps it, so everything is computed first and the state is written at the end. What
-the client adds to its gradients comes from its own reading of the config, never from the message; a
-message of another config is refused.
+What the client adds to its gradients comes from its own reading of the config, never from the
+message; a message of another config is refused. An error stays in this node's own log: the server
+learns that the node is absent, and no more.
 """
 
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
 from logging import ERROR
 from pathlib import Path
+from pkgutil import resolve_name
 
-from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.app import ConfigRecord, Context, Message
 from flwr.clientapp import ClientApp
 from flwr.common.logger import log
 
 from manifed.algorithms.broadcast import BadBroadcast
 from manifed.experiment.assembly import own_node
 from manifed.experiment.schema import Experiment
-from manifed.federation import client as federation
 from manifed.federation.client import Node
 from manifed.federation.header import BadMessage
 from manifed.federation.memory import Kept, MemoryStore
-from manifed.flower import keys, site
-from manifed.flower.handshake import check_code
-from manifed.flower.records import (
-    pack,
-    read_header,
-    read_payload,
-    shown,
-    tensors_from_record,
-    tensors_to_record,
-)
+from manifed.flower import handshake, keys
+from manifed.flower.records import shown, tensors_from_record, tensors_to_record
 from manifed.runs.manifest import code_sha256
+
+DEPLOYED = "flwr-clientapp"
+"""The program that a SuperNode starts for each message."""
+HOME = "manifed"
+"""A deployed node's folder in its Flower home."""
+FindNode = Callable[[Context], Node]
+"""Makes the node of a context: its errors, whose text may hold data, stay in the node's own log."""
+Forward = Callable[[Message, Context, Experiment], Message]
+"""Asks a site's own process, and makes a reply of what it answers (site.py)."""
 
 
 class Absent(RuntimeError):
@@ -45,30 +43,25 @@ class Absent(RuntimeError):
         super().__init__("this node is absent; its own log says why")
 
 
-@dataclass(frozen=True)
-class _absent_if_it_fails:  # noqa: N801  it is used as a verb: with _absent_if_it_fails(...)
-    """Keep an error, whose text may hold data, in this node's own log."""
+class AbsentIfItFails:
+    """A context that keeps an error, whose text may hold data, in this node's own log.
 
-    what: str
+    It raises `Absent` in its place; a BadMessage or BadBroadcast, which say what came alone, leave
+    it as they are.
+    """
+
+    def __init__(self, what: str) -> None:
+        self._what = what
 
     def __enter__(self) -> None:
-        """Nothing yet."""
+        pass
 
-    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        if not isinstance(error, Exception) or isinstance(
-            error, BadMessage | BadBroadcast | Absent
-        ):
+    def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
+        is_said = isinstance(error, BadMessage | BadBroadcast | Absent)
+        if is_said or not isinstance(error, Exception):
             return
-        log(ERROR, "this node is absent, %s: %s: %s", self.what, type(error).__name__, error)
+        log(ERROR, "this node is absent, %s: %s: %s", self._what, type(error).__name__, error)
         raise Absent from None
-
-
-DEPLOYED = "flwr-clientapp"
-"""The program that a SuperNode starts for each message."""
-HOME = "manifed"
-"""A deployed node's folder in its Flower home."""
-FindNode = Callable[[Context], Node]
-"""Makes the node of a context: its errors, whose text may hold data, stay in the node's own log."""
 
 
 def partition_of(context: Context, count: int | None = None) -> int:
@@ -90,14 +83,19 @@ def node_of(context: Context, config: Experiment) -> Node:
     """The node of an experiment; it opens its own file only, which its node config names."""
     partition = partition_of(context, config.federation.num_clients)
     path, declared = (context.node_config.get(key) for key in (keys.DATA_PATH, keys.NUM_EXAMPLES))
-    with _absent_if_it_fails("its data cannot be loaded"):
+    with AbsentIfItFails("its data cannot be loaded"):
         if not (declared is None or type(declared) is int):
             raise BadMessage(f"Expected a whole num-examples of this node, got {shown(declared)}")
         return own_node(config, partition, None if path is None else Path(str(path)), declared)
 
 
-def _found(find: FindNode, context: Context) -> Node:
-    with _absent_if_it_fails("its data cannot be loaded"):
+def opened(find: FindNode, context: Context) -> Node:
+    """This node, with its records.
+
+    Raises:
+        Absent: they cannot be loaded. BadMessage: the node is pinned to another config.
+    """
+    with AbsentIfItFails("its data cannot be loaded"):
         node = find(context)
     pinned = context.node_config.get(keys.CONFIG_SHA256)
     if pinned is not None and pinned != node.digest:
@@ -105,49 +103,16 @@ def _found(find: FindNode, context: Context) -> Node:
     return node
 
 
-def introduce(message: Message, context: Context, find: FindNode) -> Message:
-    """The reply to the handshake's query."""
-    with _absent_if_it_fails("it could not introduce itself"):
-        return _introduced(message, context, find)
-
-
-def _introduced(message: Message, context: Context, find: FindNode) -> Message:
-    node = _found(find, context)
-    _check_server(message)
-    record = ConfigRecord(
-        {
-            keys.CONFIG_SHA256: node.digest,
-            keys.CODE_SHA256: code_sha256(),
-            keys.PARTITION_ID: node.partition,
-            keys.NUM_EXAMPLES: node.num_examples,
-        }
-    )
-    return Message(RecordDict({keys.HEADER: record}), reply_to=message)
-
-
-def _check_server(message: Message) -> None:
-    """Refuse a server that runs other code; errors as `check_code`."""
+def check_server(message: Message) -> None:
+    """Refuse a server that runs other code; errors as `manifed.flower.handshake.check_code`."""
     asked = message.content.config_records.get(keys.HEADER, ConfigRecord())
-    check_code("the server", asked.get(keys.CODE_SHA256))
+    handshake.check_code("the server", asked.get(keys.CODE_SHA256))
 
 
-def answer(message: Message, context: Context, find: FindNode) -> Message:
-    """The reply to a training message."""
-    with _absent_if_it_fails("it could not answer"):
-        return _answered(message, context, find)
-
-
-def _answered(message: Message, context: Context, find: FindNode) -> Message:
-    node = _found(find, context)
-    header = read_header(message.content)
-    with _absent_if_it_fails("its update failed"):
-        read = partial(read_payload, message.content)
-        made = federation.answer(node, header, read, _kept(context, node))
-    reply = Message(pack(header, made.up, noise_origin=made.noise_origin), reply_to=message)
-    if made.kept is not None:
-        with _absent_if_it_fails("its memory cannot be written"):
-            _write(made.kept, context, node)
-    return reply
+def introduction(node: Node, message: Message) -> Message:
+    """The reply to the handshake's query: all of it public."""
+    said = (node.partition, node.num_examples, node.digest, code_sha256())
+    return Message(handshake.introduction(*said), reply_to=message)
 
 
 def _store(context: Context) -> MemoryStore | None:
@@ -170,7 +135,7 @@ def _store(context: Context) -> MemoryStore | None:
     return MemoryStore(Path(named) / "memory")
 
 
-def _kept(context: Context, node: Node) -> Kept | None:
+def kept_of(context: Context, node: Node) -> Kept | None:
     """What this node kept of its client in this run of Flower's."""
     store = _store(context)
     if store is not None:
@@ -186,10 +151,11 @@ def _kept(context: Context, node: Node) -> Kept | None:
     )
 
 
-def _write(kept: Kept, context: Context, node: Node) -> None:
+def keep(kept: Kept, context: Context, node: Node) -> None:
+    """Write what a client remembers, once its reply is made; one that raises keeps nothing."""
     store = _store(context)
     if store is not None:
-        lasts = node.setup.remembers_setup
+        lasts = node.setup.training.remembers_setup
         store.write(str(context.run_id), node.partition, kept, lasts=lasts)
         return
     context.state[keys.MEMORY] = tensors_to_record(dict(kept.tensors))
@@ -202,9 +168,6 @@ def _write(kept: Kept, context: Context, node: Node) -> None:
     )
 
 
-Forward = Callable[[Message, Context, Experiment], Message]
-
-
 def client_app_of(experiment: Callable[[Context], Experiment]) -> ClientApp:
     """The ClientApp of nodes that take part in the experiment of their context.
 
@@ -212,41 +175,9 @@ def client_app_of(experiment: Callable[[Context], Experiment]) -> ClientApp:
     """
 
     def forwarded(message: Message, context: Context, forward: Forward) -> Message:
-        with _absent_if_it_fails("its site did not answer"):
+        with AbsentIfItFails("its site did not answer"):
             return forward(message, context, experiment(context))
 
-    return client_app(lambda context: node_of(context, experiment(context)), forwarded)
-
-
-def _no_site(message: Message, context: Context, forward: Forward) -> Message:
-    """Refuse to open data where the node's own config says that a site has them."""
-    del message, forward
-    with _absent_if_it_fails("it cannot forward"):
-        raise ValueError(
-            f"Expected an experiment to forward to {shown(context.node_config[keys.SITE_SOCKET])}, "
-            "got an app of another kind; start the node without site-socket"
-        )
-
-
-def client_app(
-    find: FindNode, forwarded: Callable[[Message, Context, Forward], Message] = _no_site
-) -> ClientApp:
-    """The ClientApp of the nodes that ``find`` makes, or of sites that are asked instead."""
-    made = ClientApp()
-
-    @made.query()
-    def query(message: Message, context: Context) -> Message:
-        """Which partition this node holds and how many examples (a public size)."""
-        if keys.SITE_SOCKET in context.node_config:
-            _check_server(message)
-            return forwarded(message, context, site.introduced)
-        return introduce(message, context, find)
-
-    @made.train()
-    def train(message: Message, context: Context) -> Message:
-        """One client update."""
-        if keys.SITE_SOCKET in context.node_config:
-            return forwarded(message, context, site.answered)
-        return answer(message, context, find)
-
-    return made
+    # In a checkout this is the folder `clients` beside the library.
+    app_of = resolve_name("manifed.flower.clients.local_training:app_of")
+    return app_of(lambda context: node_of(context, experiment(context)), forwarded)

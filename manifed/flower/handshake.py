@@ -17,24 +17,32 @@ declares (`declared_sizes` asks before anything is priced). What a site really h
 """
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
-from manifed.experiment.schema import MOST_EXAMPLES
-from manifed.federation.replies import plain
+from manifed.federation.header import plain
 from manifed.flower import keys
 from manifed.flower.polling import is_simulated
 from manifed.flower.records import BadMessage, shown
 from manifed.runs.manifest import code_sha256
+from manifed.setting import MOST_EXAMPLES
 
 PATIENCE = 5.0
 """Seconds that a federation of wrong or too few answers waits for nodes that may still come."""
 _PAUSE = 0.05
-_FIELDS = {keys.CONFIG_SHA256, keys.CODE_SHA256, keys.PARTITION_ID, keys.NUM_EXAMPLES}
+_FIELDS = {
+    keys.PARTITION_ID: int,
+    keys.NUM_EXAMPLES: int,
+    keys.CONFIG_SHA256: str,
+    keys.CODE_SHA256: str,
+}
+"""What a node says of itself, all of it public."""
 
 
 class HandshakeFailed(RuntimeError):
@@ -70,66 +78,63 @@ def meet(
             ``patience`` seconds after enough nodes have all answered, or once a node of a
             simulation with too few of them has.
     """
-    return dict(sorted(_met(grid, config_sha256, num_examples, timeout, patience).nodes.items()))
+    met = _Meeting(config_sha256, num_examples)
+    met.hold(grid, timeout, patience)
+    return dict(sorted(met.nodes.items()))
 
 
 def declared_sizes(
     grid: Grid, config_sha256: str, num_clients: int, timeout: float, patience: float = PATIENCE
 ) -> tuple[int, ...]:
     """N_i as each site declares it; errors as `meet`."""
-    nobodys = (None,) * num_clients
-    met = _met(grid, config_sha256, nobodys, timeout, patience)
+    met = _Meeting(config_sha256, (None,) * num_clients)
+    met.hold(grid, timeout, patience)
     return tuple(met.sizes[i] for i in range(num_clients))
 
 
-def _met(
-    grid: Grid,
-    config_sha256: str,
-    num_examples: Sequence[int | None],
-    timeout: float,
-    patience: float,
-) -> "_Meeting":
-    count = len(num_examples)
-    meeting = _Meeting(config_sha256, num_examples)
-    deadline = time.monotonic() + timeout
-    quiet_since = time.monotonic()
-    told = False
-    while True:
-        has_answers = bool(meeting.nodes or meeting.problems)
-        has_news = meeting.ask_who_is_new(grid)
-        has_news |= meeting.hear(grid)
-        if len(meeting.nodes) == count:
-            return meeting
-        if has_answers and len(meeting.asked) < count and is_simulated(grid):
-            raise HandshakeFailed(meeting.explain_simulation())
-        now = time.monotonic()
-        quiet_since = now if has_news else quiet_since
-        if not told and len(meeting.asked) < count and now - quiet_since > patience:
-            told = True
-            log(30, "Handshake: %s", meeting.explain(timeout))
-        is_settled = len(meeting.asked) >= count and not meeting.waiting
-        if now > deadline or (is_settled and now - quiet_since > patience):
-            raise HandshakeFailed(meeting.explain(timeout))
-        time.sleep(_PAUSE)
-
-
+@dataclass
 class _Meeting:
     """Who was asked, who has not answered yet, and whose claim was accepted."""
 
-    def __init__(self, config_sha256: str, num_examples: Sequence[int | None]) -> None:
-        self._config_sha256, self._num_examples = config_sha256, num_examples
-        self.asked: set[int] = set()
-        self.waiting: dict[str, int] = {}
-        self.nodes: dict[int, int] = {}
-        self.sizes: dict[int, int] = {}
-        self.problems: list[str] = []
+    config_sha256: str
+    num_examples: Sequence[int | None]
+    """Of each partition; None where its site declares it."""
+    asked: set[int] = field(default_factory=set[int])
+    waiting: dict[str, int] = field(default_factory=dict[str, int])
+    nodes: dict[int, int] = field(default_factory=dict[int, int])
+    sizes: dict[int, int] = field(default_factory=dict[int, int])
+    problems: list[str] = field(default_factory=list[str])
+
+    def hold(self, grid: Grid, timeout: float, patience: float) -> None:
+        """Ask and listen until every partition has its node; errors as `meet`."""
+        count = len(self.num_examples)
+        quiet_since = time.monotonic()
+        deadline = quiet_since + timeout
+        told = False
+        while True:
+            has_answers = bool(self.nodes or self.problems)
+            has_news = self.ask_who_is_new(grid)
+            has_news |= self.hear(grid)
+            if len(self.nodes) == count:
+                return
+            are_few, now = len(self.asked) < count, time.monotonic()
+            if has_answers and are_few and is_simulated(grid):
+                raise HandshakeFailed(self.explain_simulation())
+            quiet_since = now if has_news else quiet_since
+            is_quiet = now - quiet_since > patience
+            if not told and are_few and is_quiet:
+                told = True
+                log(30, "Handshake: %s", self.explain(timeout))
+            if now > deadline or (is_quiet and not are_few and not self.waiting):
+                raise HandshakeFailed(self.explain(timeout))
+            time.sleep(_PAUSE)
 
     def ask_who_is_new(self, grid: Grid) -> bool:
         """Send the query to every node that has not had it; whether there was one."""
         fresh = sorted(set(grid.get_node_ids()) - self.asked)
         if not fresh:
             return False
-        messages = [_query(node, self._config_sha256) for node in fresh]
+        messages = [_query(node, self.config_sha256) for node in fresh]
         self.asked |= set(fresh)
         for node, identity in zip(fresh, grid.push_messages(messages), strict=False):
             if identity:
@@ -138,7 +143,7 @@ class _Meeting:
 
     def hear(self, grid: Grid) -> bool:
         """Read what has come; whether there was anything."""
-        replies = list(_pulled(grid, self.waiting))
+        replies = list(grid.pull_messages(list(self.waiting)) if self.waiting else ())
         for reply in replies:
             node = self.waiting.pop(reply.metadata.reply_to_message_id, None)
             if node is None:
@@ -161,10 +166,10 @@ class _Meeting:
             raise BadMessage(f"error {reply.error.code}: {plain(reply.error.reason)}")
         if reply.metadata.src_node_id != node:
             raise BadMessage(f"the reply is node {reply.metadata.src_node_id}'s")
-        partition, size, theirs, code = _introduction(reply.content)
-        sizes = self._num_examples
+        partition, size, theirs, code = _introduced(reply.content)
+        sizes = self.num_examples
         check_code(f"client {partition}", code)
-        if theirs != self._config_sha256:
+        if theirs != self.config_sha256:
             raise BadMessage(f"client {partition} runs another config ({shown(theirs)})")
         if not 0 <= partition < len(sizes):
             raise BadMessage(f"partition-id {shown(partition)} is outside 0..{len(sizes) - 1}")
@@ -187,7 +192,7 @@ class _Meeting:
 
     def explain_simulation(self) -> str:
         """One line for a simulation with fewer nodes than clients, with what mends it."""
-        count, found = len(self._num_examples), len(self.asked)
+        count, found = len(self.num_examples), len(self.asked)
         return (
             f"Expected {count} clients, got {found}: a simulation of Flower has as many as it was "
             f"started with; add --federation-config num-supernodes={count} to flwr run, or lower "
@@ -196,7 +201,7 @@ class _Meeting:
 
     def explain(self, timeout: float) -> str:
         """One line for a federation that is not complete."""
-        count = len(self._num_examples)
+        count = len(self.num_examples)
         if len(self.asked) < count:
             return (
                 f"Expected {count} clients within {timeout:g} s, got {len(self.asked)}; start more "
@@ -219,25 +224,21 @@ def _query(node: int, config_sha256: str) -> Message:
     return Message(content, dst_node_id=node, message_type=MessageType.QUERY)
 
 
-def _pulled(grid: Grid, waiting: Iterable[str]) -> Iterable[Message]:
-    asked = list(waiting)
-    return grid.pull_messages(asked) if asked else ()
+def introduction(partition: int, num_examples: int, config_sha256: str, code: str) -> RecordDict:
+    """The content of a node's reply to the handshake's query."""
+    said = (partition, num_examples, config_sha256, code)
+    return RecordDict({keys.HEADER: ConfigRecord(dict(zip(_FIELDS, said, strict=True)))})
 
 
-def _introduction(content: RecordDict) -> tuple[int, int, str, str]:
-    """(partition, number of examples, config, code) of a reply, each of its type."""
+def _introduced(content: RecordDict) -> tuple[Any, ...]:
+    """(partition, number of examples, config, code) of an `introduction`, each of its type."""
     record = content.get(keys.HEADER)
-    if len(content) != 1 or not isinstance(record, ConfigRecord) or set(record) != _FIELDS:
+    if len(content) != 1 or not isinstance(record, ConfigRecord) or set(record) != set(_FIELDS):
         raise BadMessage(
             f"expected a {keys.HEADER!r} record of {sorted(_FIELDS)}, got "
             f"{shown(list(content.keys())[:7])}"
         )
-    partition, size = record[keys.PARTITION_ID], record[keys.NUM_EXAMPLES]
-    theirs, code = record[keys.CONFIG_SHA256], record[keys.CODE_SHA256]
-    for key, value in ((keys.PARTITION_ID, partition), (keys.NUM_EXAMPLES, size)):
-        if type(value) is not int:
-            raise BadMessage(f"expected {key} of type int, got {shown(value)}")
-    for key, value in ((keys.CONFIG_SHA256, theirs), (keys.CODE_SHA256, code)):
-        if not isinstance(value, str):
-            raise BadMessage(f"expected {key} of type str, got {shown(value)}")
-    return int(str(partition)), int(str(size)), str(theirs), str(code)
+    for key, kind in _FIELDS.items():
+        if type(record[key]) is not kind:
+            raise BadMessage(f"expected {key} of type {kind.__name__}, got {shown(record[key])}")
+    return tuple(record[key] for key in _FIELDS)

@@ -12,18 +12,18 @@ from itertools import count
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode
-from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
 from manifed.flower import keys
+from manifed.flower.polling import OwnGrid
 
 UserConfig = dict[str, bool | float | int | str]
 _FIRST_NODE = 2
 _RUN_ID = 1
 
 
-class InlineGrid(Grid):
+class InlineGrid(OwnGrid):
     """A Grid whose nodes are contexts in this process, with ids 2, 3, ... in partition order."""
 
     def __init__(
@@ -36,7 +36,7 @@ class InlineGrid(Grid):
         """One context a node; ``node_config(i)`` adds to partition i's own."""
         TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, _RUN_ID, 1
         self._app = client_app
-        self._run = Run.create_empty(_RUN_ID)
+        super().__init__(Run.create_empty(_RUN_ID))
         self._ids = count(1)
         self._replies: dict[str, Message] = {}
         self._contexts = {
@@ -53,28 +53,6 @@ class InlineGrid(Grid):
             )
             for i in range(num_supernodes)
         }
-
-    def set_run(self, run: Run) -> None:
-        """Replace the run this grid belongs to."""
-        self._run = run
-
-    @property
-    def run(self) -> Run:
-        """The run this grid belongs to."""
-        return self._run
-
-    def create_message(
-        self,
-        content: RecordDict,
-        message_type: str,
-        dst_node_id: int,
-        group_id: str,
-        ttl: float | None = None,
-    ) -> Message:
-        """A message (Flower deprecates this in favour of Message(...))."""
-        return Message(
-            content, dst_node_id=dst_node_id, message_type=message_type, ttl=ttl, group_id=group_id
-        )
 
     def get_node_ids(self) -> Iterable[int]:
         """The node ids, ascending."""

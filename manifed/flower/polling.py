@@ -51,26 +51,20 @@ def is_simulated(grid: Grid) -> bool:
     return isinstance(inner, InMemoryGrid)
 
 
-class PollingGrid(Grid):
-    """``grid``, with a ``send_and_receive`` that wakes early; everything else is handed through."""
+class OwnGrid(Grid):
+    """What Flower asks of every Grid beside sending, for a grid of one run."""
 
-    def __init__(self, grid: Grid) -> None:
-        self._grid = grid
-        self._asked: dict[str, Message] = {}
-
-    @property
-    def inner(self) -> Grid:
-        """The grid underneath."""
-        return self._grid
+    def __init__(self, run: Run) -> None:
+        self._run = run
 
     def set_run(self, run: Run) -> None:
-        """Replace the run of the grid underneath."""
-        self._grid.set_run(run)
+        """Replace the run this grid belongs to."""
+        self._run = run
 
     @property
     def run(self) -> Run:
-        """The run of the grid underneath."""
-        return self._grid.run
+        """The run this grid belongs to."""
+        return self._run
 
     def create_message(
         self,
@@ -84,6 +78,20 @@ class PollingGrid(Grid):
         return Message(
             content, dst_node_id=dst_node_id, message_type=message_type, ttl=ttl, group_id=group_id
         )
+
+
+class PollingGrid(OwnGrid):
+    """``grid``, with a ``send_and_receive`` that wakes early; everything else is handed through."""
+
+    def __init__(self, grid: Grid) -> None:
+        super().__init__(grid.run)
+        self._grid = grid
+        self._asked: dict[str, Message] = {}
+
+    @property
+    def inner(self) -> Grid:
+        """The grid underneath."""
+        return self._grid
 
     def get_node_ids(self) -> Iterable[int]:
         """The nodes that are connected now, in no order."""

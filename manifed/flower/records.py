@@ -7,8 +7,7 @@ ever unpickled.
 
 import io
 import math
-from dataclasses import fields
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar, get_type_hints
 
 import numpy as np
 import torch
@@ -17,21 +16,16 @@ from torch import Tensor
 
 from manifed.algorithms.payloads import Payload
 from manifed.federation.header import BadMessage, Header
-from manifed.federation.uploads import flaw
+from manifed.federation.replies import flaw
 from manifed.flower import keys
 
 P = TypeVar("P", bound=Payload)
 
 
 UNDECLARED = "undeclared"
-_HEADER_KEYS = {
-    "config_sha256": keys.CONFIG_SHA256,
-    "server_round": keys.SERVER_ROUND,
-    "attempt": keys.ATTEMPT,
-    "phase": keys.PHASE,
-    "partition_id": keys.PARTITION_ID,
-    "last_accepted_round": keys.LAST_ACCEPTED,
-}
+_HEADER_TYPES = get_type_hints(Header)
+_HEADER_KEYS = {name: name.replace("_", "-") for name in _HEADER_TYPES}
+"""Field of a header to the key of its record."""
 
 
 def tensors_to_record(tensors: dict[str, Tensor]) -> ArrayRecord:
@@ -57,8 +51,6 @@ _DTYPES = {
 }
 """Names that an Array declares, to the NumPy types that torch has too."""
 _NPY = "numpy.ndarray"
-_HEADER_BYTES = 1024
-"""More than the header of any array here takes (128 for a few dimensions)."""
 
 
 def shown(value: Any) -> str:
@@ -88,32 +80,26 @@ def _declared(name: str, array: Array) -> tuple[np.dtype[Any], tuple[int, ...]]:
 
 
 def _decoded(name: str, array: Array) -> Tensor:
-    """The tensor of an Array: exactly the declared number of bytes behind an equal npy header."""
+    """The tensor of an Array: the declared number of bytes behind the npy header that says so."""
     dtype, shape = _declared(name, array)
     num_bytes = math.prod(shape) * dtype.itemsize
-    if not num_bytes < len(array.data) <= num_bytes + _HEADER_BYTES:
-        raise BadMessage(
-            f"Expected {name} in {num_bytes} bytes and a header, got {len(array.data)} bytes"
-        )
-    begin = io.BytesIO(array.data[:_HEADER_BYTES])
-    try:
-        if np.lib.format.read_magic(begin) != (1, 0):
-            raise ValueError("another version of the format")
-        written = np.lib.format.read_array_header_1_0(begin, max_header_size=_HEADER_BYTES)
-    except Exception as error:
-        raise BadMessage(f"Expected an npy header in {name}, got {shown(str(error))}") from None
-    if (written[0], written[2]) != (shape, dtype):
-        raise BadMessage(
-            f"Expected the npy header of {name} to say {shown(shape)}, {dtype}, got "
-            f"{shown(written[0])}, {shown(str(written[2]))}"
-        )
-    if len(array.data) - begin.tell() != num_bytes:
-        raise BadMessage(
-            f"Expected {num_bytes} bytes in {name}, got {len(array.data) - begin.tell()}"
-        )
-    flat = np.frombuffer(array.data, dtype=dtype, offset=begin.tell())
-    order = "F" if written[1] else "C"
-    return torch.from_numpy(np.array(flat.reshape(shape, order=order), order="C", copy=True))
+    for order in ("C", "F"):
+        head = _npy_header(dtype, shape, order)
+        if len(array.data) == len(head) + num_bytes and array.data.startswith(head):
+            flat = np.frombuffer(array.data, dtype=dtype, offset=len(head))
+            return torch.from_numpy(np.array(flat.reshape(shape, order=order), order="C"))
+    raise BadMessage(
+        f"Expected {name} as an npy header of {shown(shape)}, {dtype} and {num_bytes} bytes, got "
+        f"{len(array.data)} bytes or another header"
+    )
+
+
+def _npy_header(dtype: np.dtype[Any], shape: tuple[int, ...], order: Literal["C", "F"]) -> bytes:
+    """What numpy writes before the numbers of such an array."""
+    begin, descr = io.BytesIO(), np.lib.format.dtype_to_descr(dtype)
+    said = {"descr": descr, "fortran_order": order == "F", "shape": shape}
+    np.lib.format.write_array_header_1_0(begin, said)
+    return begin.getvalue()
 
 
 def pack(
@@ -154,10 +140,10 @@ def read_header(content: RecordDict) -> Header:
     Raises:
         BadMessage: when it is missing, has other fields, or a field has another type.
     """
-    return Header(**_header_of(content))  # type: ignore[arg-type]  # each was checked there
+    return Header(**_header_of(content))
 
 
-def _header_of(content: RecordDict) -> dict[str, str | int]:
+def _header_of(content: RecordDict) -> dict[str, Any]:
     """The fields of a header, each of its type."""
     record = content.get(keys.HEADER)
     if not isinstance(record, ConfigRecord):
@@ -166,14 +152,13 @@ def _header_of(content: RecordDict) -> dict[str, str | int]:
         raise BadMessage(
             f"Expected the fields {sorted(_HEADER_KEYS.values())}, got {_names(record)}"
         )
-    values: dict[str, str | int] = {}
-    for field in fields(Header):
-        key = _HEADER_KEYS[field.name]
-        value = record.get(key)
-        wanted = str if field.name in {"config_sha256", "phase"} else int
+    values: dict[str, Any] = {}
+    for name, wanted in _HEADER_TYPES.items():
+        value = record[_HEADER_KEYS[name]]
         if type(value) is not wanted:
-            raise BadMessage(f"Expected {key} of type {wanted.__name__}, got {shown(value)}")
-        values[field.name] = value
+            said = f"{_HEADER_KEYS[name]} of type {wanted.__name__}"
+            raise BadMessage(f"Expected {said}, got {shown(value)}")
+        values[name] = value
     return values
 
 

@@ -20,7 +20,6 @@ from pathlib import Path
 import tomli_w
 
 from manifed.errors import ConfigError
-from manifed.experiment.figure_files import split
 from manifed.experiment.load import from_toml, load, parse_overrides, to_toml, without_paths
 from manifed.experiment.plugins import allowed_here
 from manifed.experiment.schema import Experiment
@@ -63,13 +62,13 @@ def experiment_of(run_config: RunConfig, folder: Path = APP_FOLDER) -> Experimen
             f"experiment = {experiment!r}, overrides = {overrides!r}, {given}"
         )
     if resolved:
-        return _resolved(resolved, allowed_here(), is_simulation)
+        return _read(None, resolved, allowed_here(), is_simulation)
     # As TOML lines, which tell 1 from true and 1.0, and in which a field may stand once only.
     lines = [f"{FIELDS[key]} {tomli_w.dumps({'': value})[3:]}" for key, value in given.items()]
     try:
         path = str(find(experiment, folder))
         text = "\n".join([overrides, *lines])
-        return _experiment(path, text, allowed_here(), is_simulation)
+        return _read(path, text, allowed_here(), is_simulation)
     except ConfigError as error:
         named = [f"{FIELDS[key]} is {key}" for key in given if FIELDS[key] in str(error)]
         if not named:
@@ -78,16 +77,12 @@ def experiment_of(run_config: RunConfig, folder: Path = APP_FOLDER) -> Experimen
 
 
 @lru_cache(maxsize=8)
-def _resolved(text: str, plugins: frozenset[str], is_simulation: bool) -> Experiment:
-    config = from_toml(text, plugins)
-    return config if is_simulation else without_paths(config)
-
-
-@lru_cache(maxsize=8)
-def _experiment(
-    path: str, overrides: str, plugins: frozenset[str], is_simulation: bool
-) -> Experiment:
-    config = load(path, settings=parse_overrides(overrides), plugins=plugins)
+def _read(path: str | None, text: str, plugins: frozenset[str], is_simulation: bool) -> Experiment:
+    """The experiment of a file with the lines of ``text``, or of ``text`` alone."""
+    if path is None:
+        config = from_toml(text, plugins)
+    else:
+        config = load(path, settings=parse_overrides(text), plugins=plugins)
     return config if is_simulation else without_paths(config)
 
 
@@ -108,7 +103,7 @@ def run_config_of(config: Experiment, *, is_simulation: bool = False) -> dict[st
 
 def find(experiment: str, folder: Path = APP_FOLDER) -> Path:
     """The path of an experiment's file; as given when neither folder has it."""
-    path, (file, _) = Path(experiment), split(experiment)
-    if not file.is_absolute() and not file.exists() and (folder / file).exists():
+    path = Path(experiment)
+    if not path.is_absolute() and not path.exists() and (folder / path).exists():
         return folder / path
     return path

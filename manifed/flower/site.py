@@ -5,10 +5,11 @@ Whatever the site refuses, it refuses for its own reasons, which stay in the log
 
 from pathlib import Path
 
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.app import ArrayRecord, Context, Message
 
 from manifed.experiment.schema import Experiment
 from manifed.flower import keys
+from manifed.flower.handshake import introduction
 from manifed.flower.records import pack, read_header, tensors_from_record, tensors_to_record
 from manifed.site.protocol import Introduction, Question, Refusal, Tensors, Update, about, ask
 
@@ -26,15 +27,8 @@ def introduced(message: Message, context: Context, config: Experiment) -> Messag
     told, _ = _asked(context, config, about(config), {})
     if not isinstance(told, Introduction):
         raise NoAnswer("the site did not introduce itself")
-    record = ConfigRecord(
-        {
-            keys.CONFIG_SHA256: told.config_sha256,
-            keys.CODE_SHA256: told.code_sha256,
-            keys.PARTITION_ID: told.partition,
-            keys.NUM_EXAMPLES: told.num_examples,
-        }
-    )
-    return Message(RecordDict({keys.HEADER: record}), reply_to=message)
+    said = (told.partition, told.num_examples, told.config_sha256, told.code_sha256)
+    return Message(introduction(*said), reply_to=message)
 
 
 def answered(message: Message, context: Context, config: Experiment) -> Message:

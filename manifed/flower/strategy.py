@@ -1,46 +1,66 @@
-"""A server update as a Flower strategy of one's own: it sends, aggregates, charges, and stops."""
+"""What every Flower strategy of manifed does: it meets nodes, charges, reads replies, and stops.
 
-from collections.abc import Callable, Iterable, Sequence
+A strategy of `strategies/` writes out `configure_train` (draw and charge a cohort, send),
+`aggregate_train` (read the replies, aggregate, step) and `aggregate` (what becomes of uploads).
+Both loops call these: `ManifoldStrategy.start`, which repeats a failed round where the reply
+policy says so, and Flower's own `Strategy.start`, in which a failed round raises. An algorithm with
+several exchanges a round takes as many of Flower's rounds for one of its own.
+"""
+
+from abc import abstractmethod
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, Self, TypedDict
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.common.logger import log
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Result
+from flwr.serverapp.strategy import Result, Strategy
 
-from manifed.algorithms.interface import (
-    ClientUpdate,
-    ServerUpdate,
-    remembers_setup,
-    setup_phases_of,
-)
-from manifed.errors import BudgetExhausted, ConfigError
+from manifed.algorithms.algorithm import ClientUpdate, ServerState, ServerUpdate
+from manifed.algorithms.payloads import Down
+from manifed.errors import BudgetExhausted, ConfigError, RoundFailed
 from manifed.federation.cohorts import Cohort, Everyone
+from manifed.federation.header import Header
+from manifed.federation.held_out import EVALUATE
 from manifed.federation.plan import Plan, RoundReport
-from manifed.federation.replies import ReplyPolicy
-from manifed.flower.loop import ServerLoop
-from manifed.flower.privacy import Priced, Privacy, priced_for
+from manifed.federation.replies import Replies, ReplyPolicy
+from manifed.federation.rounds import (
+    Attempt,
+    Mean,
+    Traffic,
+    after,
+    begin,
+    begins_with_setup,
+    checked,
+    free,
+    pay_more,
+    report_of,
+    sent,
+)
+from manifed.flower.records import tensors_from_record, tensors_to_record
+from manifed.flower.transport import MessageTransport
 from manifed.manifolds.base import Manifold
-from manifed.privacy.account import Account, count_more, count_only, opened
+from manifed.manifolds.defects import TOLERANCE
+from manifed.plan import plan as planned
+from manifed.privacy.account import Account, opened
 from manifed.privacy.noise import NoiseSource
 from manifed.privacy.odometer import Odometer
-from manifed.runs.driver import Job
+from manifed.privacy.statement import Promise
 from manifed.runs.statement import statement_of
-
-MOST_ROUNDS = 10**6
-"""Of a ledger whose run does not say how many there will be."""
+from manifed.setting import Federation, NoPrivacy, Privacy, Setting
 
 
 class Settings(TypedDict, total=False):
     """Keyword arguments of `ManifoldStrategy`, cohorts aside; none has to be given."""
 
-    num_examples: Sequence[int] | None
-    """Public size of every client's shard; left out, those of ``privacy``."""
-    privacy: Privacy | Priced | None
-    budget: tuple[float, float] | None
-    """(epsilon, delta): the draw that it does not pay ends the run."""
+    num_examples: Sequence[int]
+    """Public size of every client's shard: weights, and what prices use."""
+    privacy: Privacy | None
+    """What clients or the server protect, as in a config; the key of noise is ``source``'s."""
     ledger: str | Path | Account | None
     """A file that is not there yet, with ``privacy``; or the account of a run."""
     num_rounds: int | None
@@ -48,48 +68,18 @@ class Settings(TypedDict, total=False):
     replies: ReplyPolicy | None
     source: NoiseSource | None
     """A seeded one in tests; left out, it is keyed by the operating system."""
+    plan: Plan | None
+    """That of a run, which is priced already; it takes the place of all but ``ledger``."""
 
 
 class CohortSettings(Settings, total=False):
-    """The same for an algorithm that does not need every client in every round."""
+    """Settings of a strategy whose algorithm does not need every client in every round."""
 
     cohort: Cohort | None
 
 
-def settings_of(job: Job) -> Settings:
-    """What a run says of a strategy beside its algorithm and its cohorts; the account is the run's.
-
-    The strategy goes on where the run does.
-    """
-    plan = job.plan
-    return {
-        "num_examples": plan.num_examples,
-        "privacy": Priced(job.promise, plan.mechanism, plan.config_sha256),
-        "ledger": job.account,
-        "num_rounds": job.num_rounds,
-        "replies": plan.policy,
-        "source": plan.source,
-    }
-
-
-def strategy_of(job: Job) -> "ManifoldStrategy":
-    """The strategy of any run: by the server update of its config, as the library knows it."""
-    config, plan = job.config, job.plan
-    return ManifoldStrategy(
-        plan.manifold,
-        config.training,
-        config.server_update,
-        cohort=plan.cohort,
-        **settings_of(job),
-    )
-
-
-class ManifoldStrategy(ServerLoop):
-    """A server update as a Flower strategy of one's own ServerApp: no config, no run folder.
-
-    It sends what the server update broadcasts, aggregates replies by it, charges every cohort draw
-    to a ledger before its messages leave, and stops at the draw that the budget does not pay.
-    """
+class ManifoldStrategy(Strategy):
+    """A server update as a Flower strategy: what each one of `strategies/` stands on."""
 
     def __init__(
         self,
@@ -97,67 +87,232 @@ class ManifoldStrategy(ServerLoop):
         update: ClientUpdate,
         server_update: ServerUpdate,
         *,
-        num_examples: Sequence[int] | None = None,
+        num_examples: Sequence[int] = (),
         cohort: Cohort | None = None,
-        privacy: Privacy | Priced | None = None,
-        budget: tuple[float, float] | None = None,
+        privacy: Privacy | None = None,
         ledger: str | Path | Account | None = None,
         num_rounds: int | None = None,
         replies: ReplyPolicy | None = None,
         source: NoiseSource | None = None,
+        plan: Plan | None = None,
     ) -> None:
         """``num_examples`` are public: weights, and the sizes that prices use.
 
-        None takes those of ``privacy``. ``budget`` is (epsilon, delta), ``ledger`` a file that is
-        not there yet, or the account of a run, which whoever opened it closes. ``num_rounds`` is
-        for Flower's own loop, which does not say how many rounds there will be; `start` does.
-        ``source`` is a seeded one in tests; None is keyed by the operating system.
+        ``ledger`` is a file that is not there yet, or the account of a run, which whoever opened it
+        closes. ``num_rounds`` is for Flower's own loop, which does not say how many rounds there
+        will be; `start` does. ``source`` is a seeded one in tests; None is keyed by the operating
+        system. A ``plan`` takes the place of all this but the ledger.
 
         Raises:
-            ConfigError: for parts that do not go together.
+            ConfigError: for parts that do not go together, as a config refuses them.
         """
-        people, policy = cohort or Everyone(), replies or ReplyPolicy()
-        own, name = source or NoiseSource.from_os(), type(self).__name__
-        public = () if privacy is None or isinstance(privacy, Priced) else privacy.num_examples
-        sizes = tuple(num_examples or public)
-        _check(name, sizes, people, server_update)
-        priced = privacy
-        if not isinstance(priced, Priced):
-            if ledger is not None and priced is None:
+        self._setting: Setting | None = None
+        if plan is None:
+            if ledger is not None and privacy is None:
                 raise ConfigError("ledger: expected privacy beside a ledger, got none")
-            priced = priced_for(
-                priced, manifold, update, sizes, people, budget, num_rounds or 0, own.origin
+            sizes = tuple(num_examples)
+            if not sizes or min(sizes) < 1:
+                raise ConfigError(
+                    "num_examples: expected the public size, at least 1, of every client's shard, "
+                    f"got {list(sizes[:5])}"
+                )
+            self._setting = Setting(
+                Federation(
+                    num_clients=len(sizes),
+                    num_rounds=num_rounds or 1,
+                    cohort=cohort or Everyone(),
+                    replies=replies or ReplyPolicy(),
+                ),
+                update,
+                manifold,
+                server_update,
+                keyed_by(privacy, source),
             )
-        self.promise, mechanism = priced.promise, priced.client_mechanism
-        means = sum(len(phase.up.names()) for phase in update.phases)
-        if mechanism is not None and means != 1:
-            raise ConfigError(
-                "privacy: ClientLevel releases and charges one noised mean a round, got an update "
-                f"that sends {means}; use ExampleLevel"
-            )
-        self._is_planned = isinstance(privacy, Priced)
-        self._planned = num_rounds
+            if num_rounds is None and is_target(self._setting.privacy):
+                raise ConfigError(
+                    f"num_rounds: expected it in the call of {type(self).__name__} with a target, "
+                    "got none; the noise depends on it"
+                )
+            plan = planned(self._setting, sizes, source=source or self._setting.fresh_source())
+        self.plan = plan
+        self._planned, self._is_planned = num_rounds, self._setting is None
         self._ledger, self._open_files = ledger, ExitStack()
-        self._is_stopped = self._is_closed = False
         self._account = ledger if isinstance(ledger, Account) else None
-        self._odometer = self.promise.odometer()
         self._origins: frozenset[str] = frozenset()
-        plan = Plan(
-            server_update=server_update,
-            manifold=manifold,
-            phases=update.phases,
-            setup_phases=setup_phases_of(update),
-            remembers_setup=remembers_setup(update),
-            cohort=people,
-            policy=policy,
-            source=own,
-            num_examples=sizes,
-            config_sha256=priced.digest,
-            mechanism=mechanism,
-            needs_everyone=server_update.needs_everyone,
-        )
-        super().__init__(plan, None, self.charge, self._note)
+        self._timeout = plan.policy.timeout
+        self._wire: MessageTransport | None = None
+        self._state: ServerState | None = None
+        self._next, self._last_accepted = 1, dict[int, int]()
+        self._charged_before: Callable[[int], int] = lambda _: 0
+        self._needs_setup = begins_with_setup(plan, 1)
+        self._now: Attempt | None = None
+        """The attempt that is under way."""
+        self._sent: tuple[int, Header, Down, list[Message]] | None = None
+        """The round of Flower's, and the messages that wait for replies with what they hold."""
+        self._seen = Traffic()
+        self._made: Counter[int] = Counter()
+        """Attempts of each round that were begun here."""
+        self._metrics: MetricRecord | None = None
+        self._report: RoundReport | None = None
+        self._stopped: BudgetExhausted | None = None
+        self._exchange = 0
+        self._has_begun = self._is_closed = False
 
+    @classmethod
+    def of_plan(
+        cls,
+        plan: Plan,
+        update: ClientUpdate,
+        ledger: Account | None = None,
+        num_rounds: int | None = None,
+    ) -> Self:
+        """The strategy of a plan, whatever else the constructor of a subclass asks for."""
+        made = cls.__new__(cls)
+        ManifoldStrategy.__init__(
+            made,
+            plan.manifold,
+            update,
+            plan.server_update,
+            plan=plan,
+            ledger=ledger,
+            num_rounds=num_rounds,
+        )
+        return made
+
+    # -- what a strategy writes out ----------------------------------------------------------
+    @abstractmethod
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """The messages of the next exchange, of a round that is paid for."""
+
+    @abstractmethod
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """The model after the exchange whose messages `configure_train` made."""
+
+    @abstractmethod
+    def aggregate(self, now: Attempt, replies: Replies) -> Mean:
+        """One array for each field of the uploads that a round goes on with."""
+
+    # -- what it writes that with ------------------------------------------------------------
+    def opened(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Attempt | None:
+        """The attempt before its next exchange, its cohort drawn and charged; None: nobody pays.
+
+        Nodes are met once. Messages whose replies were not aggregated are out of use: their round
+        is begun, and charged, once more.
+
+        Raises:
+            ConfigError: for a ``config``, which no client would read.
+        """
+        if self._stopped is not None:
+            return None
+        _refuse("train_config", config)
+        self._plan_for(self._planned)
+        self._meet(grid)
+        self._begin_at(arrays)
+        if self._sent is not None:
+            self._now = self._sent = None
+        plan, charge, own = self.plan, self.charge, self._next
+        if self._needs_setup:
+            plan, charge, own = plan.of_setup(), free, 0
+        try:
+            if self._now is None:
+                attempt = self._made[own] + (self._charged_before(own) if own else 0)
+                self._made[own] += 1
+                self._now = begin(plan, self.state, own, attempt, charge, self._seen)
+            pay_more(self._now, self.charge)
+        except BudgetExhausted as budget:
+            self._stopped = budget
+            self._origins |= budget.noise_origins
+            log(30, "%s", budget)
+            return None
+        self._has_begun = True
+        return self._now
+
+    def _meet(self, grid: Grid) -> None:
+        """The handshake, once."""
+        if self._wire is None:
+            self._wire = MessageTransport.meet(grid, self.plan, self._timeout)
+
+    def messages(self, server_round: int, down: Down) -> list[Message]:
+        """A message to everybody who is asked; an evaluation is sent the model instead."""
+        now, wire = self._now, self._wire
+        assert now is not None
+        assert wire is not None
+        down = sent(now) if now.phase is EVALUATE else down
+        header = now.header
+        made = wire.messages(header, down, now.asked, self._last_accepted)
+        self._sent = (server_round, header, down, made)
+        return made
+
+    def read(self, server_round: int, replies: Iterable[Message]) -> Replies | None:
+        """The uploads that can be read, finite and where they belong; None: nobody was asked.
+
+        An exchange is used once: its round was charged once.
+
+        Raises:
+            RoundFailed: without the messages of `configure_train`.
+        """
+        if self._stopped is not None:
+            return None
+        now, made, self._sent = self._now, self._sent, None
+        if now is None or self._wire is None or made is None or made[0] != server_round:
+            self._now = None
+            raise RoundFailed(f"Expected configure_train for round {server_round} first")
+        _, header, down, messages = made
+        return checked(now, self._wire.read(header, now.phases[now.index], down, messages, replies))
+
+    def refuse_failures(self, replies: Replies | None, why: str) -> None:
+        """Fail the round where a reply is missing that nothing makes up for.
+
+        Raises:
+            RoundFailed: saying ``why`` all are needed. At client level a failed one is zero.
+        """
+        now = self._now
+        if now is None or not replies or not replies.failures or self.plan.mechanism is not None:
+            return
+        self._now = None
+        said = self.plan.policy.explain(replies, len(now.cohort), needs_everyone=True)
+        raise RoundFailed(f"Round {now.server_round}: {said}; {why}")
+
+    def moved(self, replies: Replies | None) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """The model after the step on what `aggregate` makes of the replies, and the round's facts.
+
+        Raises:
+            RoundFailed: as `manifed.federation.rounds.run_round`.
+        """
+        now, self._now = self._now, None
+        if replies is None or now is None:
+            return self.arrays(), None
+        now = after(now, replies, self.aggregate)
+        if now.phase is not None:
+            self._now = now
+            return self.arrays(), None
+        report, self._seen = report_of(now), Traffic()
+        self._state = report.state
+        if report.server_round == 0:
+            self._needs_setup = False
+            return self.arrays(), None
+        self._report, self._next = report, report.server_round + 1
+        self._last_accepted |= dict.fromkeys(report.participants, report.server_round)
+        self._origins |= report.noise_origins
+        if self._account is not None:
+            self._account.note_origins(report.server_round, report.noise_origins)
+        return self.arrays(), MetricRecord(
+            {
+                "server-round": report.server_round,
+                "replies": len(report.participants),
+                "failures": len(report.failures),
+                "bytes-down": report.bytes_down,
+                "bytes-up": report.bytes_up,
+            }
+        )
+
+    # -- the loop ----------------------------------------------------------------------------
     def start(
         self,
         grid: Grid,
@@ -168,33 +323,147 @@ class ManifoldStrategy(ServerLoop):
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
     ) -> Result:
-        """As `ServerLoop.start`; a budget that runs out ends it with the last paid model."""
+        """All rounds up to ``num_rounds``, or to the last that the budget pays; then `close`.
+
+        Replies are waited for the shorter of ``timeout`` and the reply policy's.
+
+        Raises:
+            ConfigError: for a second run, or a config that no client would read.
+        """
+        _refuse("train_config", train_config)
+        _refuse("evaluate_config", evaluate_config)
+        self._timeout = min(timeout, self.plan.policy.timeout)
         self._plan_for(num_rounds)
+        self._begin_at(initial_arrays)
+        self.summary()
+        result = Result()
         try:
-            return super().start(grid, initial_arrays, num_rounds, timeout, evaluate_fn=evaluate_fn)
+            for report in self.rounds(grid, num_rounds):
+                facts, spent = self._metrics or MetricRecord(), self.promise.headline(self.odometer)
+                if spent is not None:
+                    facts["epsilon"] = spent
+                result.train_metrics_clientapp[report.server_round] = facts
+                told = evaluate_fn and evaluate_fn(report.server_round, self.arrays())
+                if told is not None:
+                    result.evaluate_metrics_serverapp[report.server_round] = told
+        except BudgetExhausted:
+            pass  # the last paid model stands
         finally:
             self.close()
+        result.arrays = self.arrays()
+        return result
 
-    def configure_train(
+    def rounds(self, grid: Grid, num_rounds: int) -> Iterator[RoundReport]:
+        """The rounds up to ``num_rounds``, one by one; a failed one again, as the policy says.
+
+        Raises:
+            ConfigError: for a second run. Others as `manifed.federation.rounds.run_rounds`.
+        """
+        if self._has_begun:
+            raise ConfigError(
+                f"{type(self).__name__}: expected one run an object, got a second; make a new one: "
+                "its rounds would draw the noise of the first again"
+            )
+        self._meet(grid)
+        while self._next <= num_rounds:
+            yield self.one_round(grid)
+
+    def one_round(self, grid: Grid) -> RoundReport:
+        """The next round with all its exchanges, and those before round 1; errors as `rounds`."""
+        own, policy = self._next, self.plan.policy
+        tries = policy.max_attempts if policy.on_failure == "retry" else 1
+        while self._report is None or self._report.server_round != own:
+            self._exchange += 1
+            try:
+                made = self.configure_train(self._exchange, ArrayRecord(), ConfigRecord(), grid)
+                if self._stopped is not None:
+                    raise self._stopped
+                replies = grid.send_and_receive(made, timeout=self._timeout)
+                _, self._metrics = self.aggregate_train(self._exchange, replies)
+                if self._sent is not None:
+                    raise RoundFailed(f"Expected {type(self).__name__} to read replies, got none")
+            except RoundFailed as failure:
+                self._now = None
+                failed = 0 if self._needs_setup else own
+                if not 0 < self._made[failed] < tries:
+                    raise
+                log(30, "Round %d failed and is paid for: %s", failed, failure)
+        return self._report
+
+    def go_on_at(
+        self,
+        server_round: int,
+        state: ServerState,
+        last_accepted: Mapping[int, int],
+        attempts: Callable[[int], int],
+    ) -> None:
+        """Begin at ``server_round`` with the state of the round before.
+
+        ``attempts(round)`` says how often a round was charged before (after a crash),
+        ``last_accepted`` in which round each client's reply was last used.
+        """
+        self._needs_setup = begins_with_setup(self.plan, server_round)
+        self._state, self._next = state, server_round
+        self._last_accepted, self._charged_before = dict(last_accepted), attempts
+
+    @property
+    def state(self) -> ServerState:
+        """The state after the last round.
+
+        Raises:
+            ConfigError: before there is one.
+        """
+        if self._state is None:
+            raise ConfigError("initial_arrays: expected a point x to start from, got none")
+        return self._state
+
+    def arrays(self) -> ArrayRecord:
+        """The model after the last round."""
+        model = self.plan.server_update.model(self.state, self.plan.manifold)
+        return tensors_to_record({"x": model})
+
+    def _begin_at(self, arrays: ArrayRecord | None) -> None:
+        """Start from ``arrays`` unless there is a state or they hold nothing.
+
+        Raises:
+            ConfigError: there is no x, or it does not lie on the manifold.
+        """
+        if self._state is not None or not arrays:
+            return
+        if "x" not in arrays:
+            raise ConfigError(f"initial_arrays: expected an array 'x', got {list(arrays)[:5]}")
+        x = tensors_from_record(arrays)["x"]
+        within, defect = TOLERANCE[x.dtype], float(self.plan.manifold.membership_defect(x))
+        if not defect <= within:
+            raise ConfigError(
+                f"initial_arrays: expected x on {self.plan.manifold.name} within {within:g}, got a "
+                f"relative distance of {defect:.3g}"
+            )
+        self._state = self.plan.server_update.initial(x)
+
+    def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """As `ServerLoop.configure_train`; no messages once the budget has run out."""
-        if self._is_stopped:
-            return []
-        self._plan_for(self._planned)
-        try:
-            return super().configure_train(server_round, arrays, config, grid)
-        except BudgetExhausted as budget:
-            self._stop(budget)
-            return []
+        """Nothing: client-side evaluation would send un-noised numbers."""
+        return []
 
-    def aggregate_train(
+    def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """As `ServerLoop.aggregate_train`; nothing new once the budget has run out."""
-        if self._is_stopped:
-            return self._arrays(), None
-        return super().aggregate_train(server_round, replies)
+    ) -> MetricRecord | None:
+        """Nothing."""
+        return None
+
+    def summary(self) -> None:
+        """One line of what runs."""
+        plan, kind = self.plan, self.plan.server_update.kind
+        said = "manifed: %s on %s, %d clients, cohort %s"
+        log(20, said, kind, plan.manifold.name, plan.num_clients, plan.cohort.kind)
+
+    # -- what is paid ------------------------------------------------------------------------
+    @property
+    def promise(self) -> Promise:
+        """What is charged, what the budget pays, and whom the statement names."""
+        return self.plan.promise
 
     def statement(self) -> dict[str, Any]:
         """The privacy statement so far, as data; clients declare where their noise came from."""
@@ -208,100 +477,87 @@ class ManifoldStrategy(ServerLoop):
     @property
     def odometer(self) -> Odometer:
         """What is spent."""
-        return self._odometer if self._account is None else self._account.odometer
+        return self.promise.odometer() if self._account is None else self._account.odometer
 
     def close(self) -> None:
         """Settle and release the ledger; whoever runs Flower's own loop calls it at the end."""
-        if self._account is not None:
-            self._odometer = self._account.odometer
         self._open_files.close()
-        self._account, self._is_closed = None, True
+        self._is_closed = True
 
-    # -- what is paid ------------------------------------------------------------------------
     def _plan_for(self, num_rounds: int | None) -> None:
-        """Price an outsider for all planned draws, once (privacy/filter.py says why).
+        """Price an outsider for all planned draws, once (privacy/tariff.py says why).
 
         Raises:
             ConfigError: when cohorts are drawn and nobody said how many there will be.
         """
-        if self._is_planned:
+        if self._is_planned or self._setting is None:
             return
-        if num_rounds is not None:
-            draws = num_rounds * (
-                self.plan.policy.max_attempts if self.plan.policy.on_failure == "retry" else 1
-            )
-            self.promise, self._planned = self.promise.for_draws(draws), num_rounds
-            self._odometer.declare(self.promise.terms)
-        elif self.promise.adversaries and self.promise.terms.is_drawn:
-            raise ConfigError(
-                f"num_rounds: expected it in the call of {type(self).__name__} under Flower's own "
-                "loop, got none; an outsider is priced for all cohorts that may be drawn"
-            )
-        self._is_planned = True
+        if num_rounds is None:
+            promise = self.promise
+            if promise.adversaries and (promise.terms.is_drawn or self.plan.last_priced):
+                raise ConfigError(
+                    f"num_rounds: expected it in the call of {type(self).__name__} under Flower's "
+                    "own loop, got none; cohorts that may be drawn, and rounds that cost different "
+                    "amounts, are priced ahead"
+                )
+        elif num_rounds != self._setting.federation.num_rounds:
+            federation = self._setting.federation.model_copy(update={"num_rounds": num_rounds})
+            setting = replace(self._setting, federation=federation)
+            self.plan = planned(setting, self.plan.num_examples, source=self.plan.source)
+        self._is_planned, self._planned = True, num_rounds
 
-    def charge(self, server_round: int, attempt: int, partitions: tuple[int, ...]) -> None:
-        """Pay for an attempt before its messages leave: the filter, the ledger, the odometer.
+    def charge(
+        self,
+        server_round: int,
+        attempt: int,
+        partitions: tuple[int, ...],
+        disclosed: tuple[int, ...] = (),
+    ) -> None:
+        """Pay for an attempt before its messages leave, or for masks that it discloses next.
 
         Raises:
             BudgetExhausted: for the draw that the budget does not pay.
         """
-        if isinstance(self._ledger, str | Path) and self._account is None:
+        if isinstance(self._ledger, str | Path):
             if self._is_closed:
                 raise ConfigError(
                     f"ledger: expected no round after close(), got round {server_round}; make a "
                     f"new {type(self).__name__} with a ledger of its own"
                 )
-            self._account = self._open_files.enter_context(
-                opened(
-                    Path(self._ledger),
-                    self.promise,
-                    last_round=self._planned or MOST_ROUNDS,
-                    header={"config_sha256": self.plan.config_sha256},
-                )
-            )
-        if self._account is not None:
-            self._account.charge(server_round, attempt, partitions)
-        else:
-            count_only(self.promise, self._odometer, server_round, attempt, partitions)
-
-    def charge_more(
-        self,
-        server_round: int,
-        attempt: int,
-        partitions: tuple[int, ...],
-        disclosed: tuple[int, ...],
-    ) -> None:
-        """Pay for masks that the next exchange discloses.
-
-        Raises:
-            BudgetExhausted: when the budget does not pay it.
-        """
-        if self._account is not None:
-            self._account.charge_more(server_round, attempt, partitions, disclosed)
-        elif self.promise.adversaries:
-            count_more(self.promise, self._odometer, server_round, attempt, partitions, disclosed)
-
-    def _note(self, report: RoundReport) -> None:
-        self._origins |= report.noise_origins
-        if self._account is not None:
-            self._account.note_origins(report.server_round, report.noise_origins)
-
-    def _stop(self, budget: BudgetExhausted) -> None:
-        self._is_stopped = True
-        self._origins |= budget.noise_origins
-        log(30, "%s", budget)
+            if self._account is None:
+                header = {"config_sha256": self.plan.config_sha256}
+                last = self._planned or 10**6
+                made = opened(Path(self._ledger), self.promise, last_round=last, header=header)
+                self._account = self._open_files.enter_context(made)
+        elif self._account is None:
+            self._account = Account(self.promise, odometer=self.promise.odometer())
+        self._account.charge(server_round, attempt, partitions, disclosed)
 
 
-def _check(name: str, sizes: tuple[int, ...], cohort: Cohort, server_update: ServerUpdate) -> None:
-    """Refuse parts that do not go together.
+def _refuse(name: str, config: ConfigRecord | None) -> None:
+    """Refuse what a caller would tell clients, who take nothing from a message but the payload.
 
     Raises:
         ConfigError: naming the argument.
     """
-    if not sizes or min(sizes) < 1:
+    if config:
         raise ConfigError(
-            "num_examples: expected the public size, at least 1, of every client's shard, got "
-            f"{list(sizes[:5])}"
+            f"{name}: expected none, got {sorted(config)[:5]}; clients run their own update with "
+            "their own privacy, and read no settings from a message"
         )
-    if server_update.needs_everyone and cohort.kind != "all":
-        raise ConfigError(f"cohort: {name} needs every client in every round, got {cohort.kind!r}")
+
+
+def keyed_by(privacy: Privacy | None, source: NoiseSource | None) -> Privacy:
+    """The privacy of an app of one's own, whose noise has the key of ``source``.
+
+    Without a source that is the operating system's, whatever ``privacy.noise_source`` says.
+    """
+    if privacy is None or privacy.kind == "none":
+        return privacy or NoPrivacy()
+    origin = "os" if source is None else source.origin
+    return privacy.model_copy(update={"noise_source": origin})
+
+
+def is_target(privacy: Privacy) -> bool:
+    """Whether noise is found from the price of the whole run."""
+    return privacy.kind != "none" and privacy.noise.kind == "target"

@@ -2,7 +2,7 @@
 
 Whoever replies chooses every byte of the reply: an answer counts only for the message it replies
 to, only from the node that was asked, and only with the header that was sent. Whether an upload is
-tangent is the round's to judge, as for every transport (manifed/federation/uploads.py).
+tangent is the round's to judge, as for every transport (manifed/federation/replies.py).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,13 +15,12 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 from torch import Tensor
 
-from manifed.algorithms.interface import Phase
+from manifed.algorithms.algorithm import Phase
 from manifed.algorithms.payloads import Down, Payload, PerClient, down_bytes, downs
-from manifed.federation.header import Header
-from manifed.federation.kinds import Kind
+from manifed.federation.header import Failure, Header, Kind, plain
 from manifed.federation.plan import Plan
-from manifed.federation.replies import Failure, Replies, plain
-from manifed.federation.transport import stacked_or_empty
+from manifed.federation.replies import Replies
+from manifed.federation.stack import stacked_or_empty
 from manifed.flower.handshake import meet
 from manifed.flower.polling import UNREADABLE_REPLY
 from manifed.flower.records import BadMessage, Named, pack, read_reply, tensors_to_record
@@ -38,13 +37,13 @@ class MessageTransport:
     """Seconds to wait for the replies of one exchange."""
 
     @classmethod
-    def meet(cls, grid: Grid, plan: Plan) -> Self:
+    def meet(cls, grid: Grid, plan: Plan, timeout: float | None = None) -> Self:
         """The transport of a federation whose every partition has answered the handshake.
 
         Raises:
             HandshakeFailed: as `manifed.flower.handshake.meet`.
         """
-        timeout = plan.policy.timeout
+        timeout = plan.policy.timeout if timeout is None else timeout
         return cls(grid, meet(grid, plan.config_sha256, plan.num_examples, timeout), timeout)
 
     def exchange(

@@ -7,7 +7,7 @@ Nodes are 0..n-1; an edge is a pair (i, j) with i < j. Matrices are float64 nump
 
 import itertools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
@@ -19,9 +19,9 @@ Matrix = NDArray[np.float64]
 
 MOST_SUBSETS: Final = 4_000
 """Coalitions that are enumerated; with more of them a proved bound takes over."""
-_DENSE: Final = 4096
+DENSE: Final = 4096
 """Up to so many nodes the Laplacian's eigenvalue is that of the whole matrix."""
-_RESTARTS: Final = 100
+RESTARTS: Final = 100
 """Of Lanczos' method, before a matrix is factored to find eigenvalues that lie close together."""
 
 
@@ -73,11 +73,15 @@ class Graph:
         return tuple(len(each) for each in self.neighbors)
 
     @cached_property
+    def ends(self) -> NDArray[np.int64]:
+        """The lesser and the greater end of every edge, (2, |E|)."""
+        return np.array(self.edges, dtype=np.int64).reshape(-1, 2).T
+
+    @cached_property
     def adjacency(self) -> Matrix:
         """1 where there is an edge, (n, n)."""
-        found = np.zeros((self.num_nodes, self.num_nodes))
-        for i, j in self.edges:
-            found[i, j] = found[j, i] = 1.0
+        found, (i, j) = np.zeros((self.num_nodes, self.num_nodes)), self.ends
+        found[i, j] = found[j, i] = 1.0
         return found
 
     @cached_property
@@ -88,9 +92,8 @@ class Graph:
     @property
     def incidence(self) -> Matrix:
         """K with L = K K^T: a column for an edge (i, j), +1 at i and -1 at j, (n, |E|)."""
-        found = np.zeros((self.num_nodes, len(self.edges)))
-        for k, (i, j) in enumerate(self.edges):
-            found[i, k], found[j, k] = 1.0, -1.0
+        found, (i, j), k = np.zeros((self.num_nodes, len(self.edges))), self.ends, len(self.edges)
+        found[i, range(k)], found[j, range(k)] = 1.0, -1.0
         return found
 
     @cached_property
@@ -130,39 +133,31 @@ def algebraic_connectivity(graph: Graph) -> float:
     """a(G), the second-smallest eigenvalue of the Laplacian; 0 exactly when G is disconnected."""
     if graph.num_nodes == 1 or not graph.is_connected:
         return 0.0
-    if graph.num_nodes > _DENSE:
-        lowered = -_laplacian_entries(graph)
-        return float(max(-second_largest(lowered, 0.0, lambda: lowered), 0.0))
+    if graph.num_nodes > DENSE:
+        return max(_second_smallest(graph), 0.0)
     import scipy.linalg
 
     found = scipy.linalg.eigvalsh(graph.laplacian, subset_by_index=[1, 1])
     return float(max(found[0], 0.0))
 
 
-def _laplacian_entries(graph: Graph) -> Any:
-    """The Laplacian as scipy's csr_array."""
+def _second_smallest(graph: Graph) -> float:
+    """The eigenvalue of the Laplacian by its entries, for a connected graph."""
     from scipy.sparse import csgraph, csr_array
-
-    n, (i, j) = graph.num_nodes, np.array(graph.edges, dtype=np.int64).T
-    places = np.append(i, j), np.append(j, i)
-    return csgraph.laplacian(csr_array((np.ones(2 * len(i)), places), shape=(n, n)))
-
-
-def second_largest(matrix: Any, largest: float, entries: Callable[[], Any]) -> float:
-    """The second-largest eigenvalue of a large symmetric matrix that can be multiplied by.
-
-    ``largest`` must be its largest one, and simple: of equal ones Lanczos' method finds but one.
-    ``entries`` are those of the matrix, for where it must be factored.
-    """
     from scipy.sparse.linalg import ArpackNoConvergence, eigsh
 
-    begin = np.random.default_rng(0).standard_normal(matrix.shape[0])
+    n, (i, j) = graph.num_nodes, graph.ends
+    places = np.append(i, j), np.append(j, i)
+    entries = csr_array((np.ones(2 * len(i)), places), shape=(n, n))
+    laplacian: Any = csgraph.laplacian(entries)
+    lowered = -laplacian
+    begin = np.random.default_rng(0).standard_normal(n)
     asked: dict[str, Any] = {"k": 2, "v0": begin, "return_eigenvectors": False}
     try:
-        found: Any = eigsh(matrix, which="LA", maxiter=_RESTARTS, **asked)
+        found: Any = eigsh(lowered, which="LA", maxiter=RESTARTS, **asked)
     except ArpackNoConvergence:  # as of a long ring, whose eigenvalues crowd at the largest
-        found = eigsh(entries().tocsc(), sigma=largest + 1e-6, **asked)
-    return float(found.min())
+        found = eigsh(lowered.tocsc(), sigma=1e-6, **asked)
+    return -float(found.min())
 
 
 def connectivity_without(graph: Graph, q: int) -> float:

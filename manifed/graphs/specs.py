@@ -3,7 +3,7 @@
 import math
 from abc import abstractmethod
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -11,10 +11,6 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from manifed.graphs.graph import Graph
 from manifed.regular import read_regular
 
-if TYPE_CHECKING:
-    import networkx as nx
-
-_MOST_DRAWS = 1000
 _MOST_PAIRS = 1 << 22
 """Edges of one graph, and pairs of nodes that draws of a random one look at: some seconds."""
 _LONGEST_FILE = 1 << 26
@@ -31,140 +27,159 @@ class GraphSource(BaseModel):
         """The graph of ``num_nodes`` nodes; ``seed`` is read by random graphs only.
 
         Raises:
-            ValueError: when there is no such graph, or (random ones) none that is connected.
+            ValueError: when there is no such graph, it takes long to build (a config is read before
+                anybody has agreed to it), or none of many draws is connected.
         """
-        raise NotImplementedError
 
 
-class Ring(GraphSource):
+class NamedGraph(GraphSource):
+    """A graph that networkx makes; a random one is drawn until it is connected."""
+
+    def pairs(self, num_nodes: int) -> int:
+        """How many edges there are, or pairs of nodes that a draw looks at; one a node here.
+
+        Raises:
+            ValueError: when there is no such graph.
+        """
+        return num_nodes
+
+    @abstractmethod
+    def drawn(self, nx: Any, num_nodes: int, rng: np.random.Generator) -> Any:
+        """The graph that the package ``nx`` makes, or one draw of a random one."""
+
+    def build(self, num_nodes: int, seed: int = 0) -> Graph:
+        """The graph, with nodes in networkx's own order; loops (of a ring of one) are left out."""
+        pairs = self.pairs(num_nodes)
+        if pairs > _MOST_PAIRS:
+            raise ValueError(
+                f"graph: expected at most {_MOST_PAIRS} edges (or pairs of nodes to draw from), "
+                f"got {pairs}; take fewer nodes"
+            )
+        import networkx as nx
+
+        rng = np.random.default_rng([seed, 3])  # data take purpose 1, partitions 2
+        draws = max(1, min(1000, _MOST_PAIRS // max(pairs, 1)))
+        for _ in range(draws):
+            built = self.drawn(nx, num_nodes, rng)
+            place = {node: k for k, node in enumerate(built.nodes)}
+            edges = [(place[i], place[j]) for i, j in built.edges if i != j]
+            found = Graph.of(len(place), edges)
+            if found.is_connected:
+                return found
+        name, value = next((name, value) for name, value in self if name != "kind")
+        raise ValueError(
+            f"graph.{name}: expected one with a connected draw out of {draws}, got {value:g} for "
+            f"{num_nodes} nodes; connected graphs have about log(n) / n = "
+            f"{math.log(max(num_nodes, 2)) / num_nodes:.3g} of all edges"
+        )
+
+
+class Ring(NamedGraph):
     """Node i beside i - 1 and i + 1."""
 
     kind: Literal["ring"] = "ring"
 
-    def build(self, num_nodes: int, seed: int = 0) -> Graph:
+    def drawn(self, nx: Any, num_nodes: int, rng: np.random.Generator) -> Any:
         """A cycle."""
-        del seed
-        _check_pairs(num_nodes)
-        import networkx as nx
-
-        return _graph(nx.cycle_graph(num_nodes))
+        return nx.cycle_graph(num_nodes)
 
 
-class Torus(GraphSource):
+class Torus(NamedGraph):
     """A grid whose edges wrap around; a square one unless ``rows`` is given."""
 
     kind: Literal["torus"] = "torus"
     rows: int | None = Field(default=None, ge=1)
     """Rows of the grid; None: a square."""
 
-    def build(self, num_nodes: int, seed: int = 0) -> Graph:
+    def pairs(self, num_nodes: int) -> int:
+        """Two a node."""
+        return 2 * num_nodes
+
+    def drawn(self, nx: Any, num_nodes: int, rng: np.random.Generator) -> Any:
         """A grid, row by row."""
-        del seed
-        _check_pairs(2 * num_nodes)
         rows = self.rows or math.isqrt(num_nodes)
         if num_nodes % rows or (self.rows is None and rows * rows != num_nodes):
             raise ValueError(
                 f"graph.rows: expected a divisor of the {num_nodes} nodes, got "
                 f"{self.rows or 'none, and the number is no square'}"
             )
-        import networkx as nx
-
-        return _graph(nx.grid_2d_graph(rows, num_nodes // rows, periodic=True))
+        return nx.grid_2d_graph(rows, num_nodes // rows, periodic=True)
 
 
-class Complete(GraphSource):
+class Complete(NamedGraph):
     """Everybody beside everybody."""
 
     kind: Literal["complete"] = "complete"
 
-    def build(self, num_nodes: int, seed: int = 0) -> Graph:
+    def pairs(self, num_nodes: int) -> int:
+        """All."""
+        return num_nodes * (num_nodes - 1) // 2
+
+    def drawn(self, nx: Any, num_nodes: int, rng: np.random.Generator) -> Any:
         """All edges."""
-        del seed
-        _check_pairs(num_nodes * (num_nodes - 1) // 2)
-        import networkx as nx
-
-        return _graph(nx.complete_graph(num_nodes))
+        return nx.complete_graph(num_nodes)
 
 
-class Star(GraphSource):
+class Star(NamedGraph):
     """Node 0 beside all others."""
 
     kind: Literal["star"] = "star"
 
-    def build(self, num_nodes: int, seed: int = 0) -> Graph:
+    def drawn(self, nx: Any, num_nodes: int, rng: np.random.Generator) -> Any:
         """A hub and its leaves."""
-        del seed
-        _check_pairs(num_nodes)
-        import networkx as nx
-
-        return _graph(nx.star_graph(num_nodes - 1))
+        return nx.star_graph(num_nodes - 1)
 
 
-class Exponential(GraphSource):
+class Exponential(NamedGraph):
     """Node i beside i +- 1, 2, 4, 8, ... (mod n): about 2 log2(n) neighbours."""
 
     kind: Literal["exponential"] = "exponential"
 
-    def build(self, num_nodes: int, seed: int = 0) -> Graph:
+    def pairs(self, num_nodes: int) -> int:
+        """At most log2(n) a node."""
+        return num_nodes * num_nodes.bit_length()
+
+    def drawn(self, nx: Any, num_nodes: int, rng: np.random.Generator) -> Any:
         """A circulant graph of the powers of two."""
-        del seed
-        _check_pairs(num_nodes * num_nodes.bit_length())
         offsets = [1 << k for k in range(max(num_nodes - 1, 1).bit_length()) if 1 << k < num_nodes]
-        import networkx as nx
-
-        return _graph(nx.circulant_graph(num_nodes, offsets))
+        return nx.circulant_graph(num_nodes, offsets)
 
 
-class ErdosRenyi(GraphSource):
+class ErdosRenyi(NamedGraph):
     """Each edge with ``probability``, drawn again until the graph is connected."""
 
     kind: Literal["erdos-renyi"] = "erdos-renyi"
     probability: float = Field(gt=0, le=1)
     """Of each edge."""
 
-    def build(self, num_nodes: int, seed: int = 0) -> Graph:
-        """A connected draw of G(n, p)."""
-        _check_pairs(pairs := max(num_nodes * (num_nodes - 1) // 2, 1))
-        import networkx as nx
+    def pairs(self, num_nodes: int) -> int:
+        """All are looked at."""
+        return num_nodes * (num_nodes - 1) // 2
 
-        rng, draws = _generator(seed), max(1, min(_MOST_DRAWS, _MOST_PAIRS // pairs))
-        for _ in range(draws):
-            found = _graph(nx.gnp_random_graph(num_nodes, self.probability, seed=rng))
-            if found.is_connected:
-                return found
-        raise ValueError(
-            f"graph.probability: expected one with a connected draw out of {draws}, got "
-            f"{self.probability:g} for {num_nodes} nodes; about log(n) / n = "
-            f"{math.log(max(num_nodes, 2)) / num_nodes:.3g} is the least"
-        )
+    def drawn(self, nx: Any, num_nodes: int, rng: np.random.Generator) -> Any:
+        """A draw of G(n, p)."""
+        return nx.gnp_random_graph(num_nodes, self.probability, seed=rng)
 
 
-class RandomRegular(GraphSource):
+class RandomRegular(NamedGraph):
     """Everybody has ``degree`` neighbours, drawn again until the graph is connected."""
 
     kind: Literal["random-regular"] = "random-regular"
     degree: int = Field(ge=1)
     """Neighbours of each node."""
 
-    def build(self, num_nodes: int, seed: int = 0) -> Graph:
-        """A connected random regular graph."""
+    def pairs(self, num_nodes: int) -> int:
+        """Half of the degrees."""
         if self.degree >= num_nodes or self.degree * num_nodes % 2:
             raise ValueError(
                 f"graph.degree: expected less than the {num_nodes} nodes and an even product with "
                 f"them, got {self.degree}"
             )
-        _check_pairs(edges := max(self.degree * num_nodes // 2, 1))
-        import networkx as nx
+        return self.degree * num_nodes // 2
 
-        rng = _generator(seed)
-        for _ in range(max(1, min(_MOST_DRAWS, _MOST_PAIRS // edges))):
-            found = _graph(nx.random_regular_graph(self.degree, num_nodes, seed=rng))
-            if found.is_connected:
-                return found
-        raise ValueError(
-            f"graph.degree: expected one with a connected graph, got {self.degree} for "
-            f"{num_nodes} nodes"
-        )
+    def drawn(self, nx: Any, num_nodes: int, rng: np.random.Generator) -> Any:
+        """A draw of a regular graph."""
+        return nx.random_regular_graph(self.degree, num_nodes, seed=rng)
 
 
 class EdgeList(GraphSource):
@@ -199,31 +214,6 @@ GraphSpec = Annotated[
     Ring | Torus | Complete | Star | Exponential | ErdosRenyi | RandomRegular | EdgeList,
     Field(discriminator="kind"),
 ]
-
-
-def _check_pairs(count: int) -> None:
-    """Refuse a graph that takes long: a config is read before anybody has agreed to it.
-
-    Raises:
-        ValueError: too many edges, or pairs of nodes to draw from.
-    """
-    if count > _MOST_PAIRS:
-        raise ValueError(
-            f"graph: expected at most {_MOST_PAIRS} edges (or pairs of nodes to draw from), got "
-            f"{count}; take fewer nodes"
-        )
-
-
-def _graph(built: "nx.Graph[Any]") -> Graph:
-    """Nodes in networkx's own order; loops (of a ring of one) are left out."""
-    place = {node: k for k, node in enumerate(built.nodes)}
-    edges = [(place[i], place[j]) for i, j in built.edges if i != j]
-    return Graph.of(len(place), edges)
-
-
-def _generator(seed: int) -> np.random.Generator:
-    """A stream of its own: data take purpose 1, partitions 2."""
-    return np.random.default_rng([seed, 3])
 
 
 def _read(path: Path) -> tuple[tuple[int, int], ...]:

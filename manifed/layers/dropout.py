@@ -43,10 +43,6 @@ class KeyedDropout(nn.Module):
         uniforms = _shifted(bits, 64 - _BITS).to(torch.float64) / 2**_BITS
         return torch.where(uniforms < self.p, 0.0, feature / (1 - self.p))
 
-    def extra_repr(self) -> str:
-        """The probability."""
-        return f"p={self.p}"
-
 
 @contextmanager
 def keyed(layers: Sequence[KeyedDropout], key: Tensor | None) -> Generator[None]:

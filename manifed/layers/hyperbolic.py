@@ -33,10 +33,6 @@ class _Embedding(nn.Module):
         """
         return nn.functional.embedding(index.long(), self.points)
 
-    def extra_repr(self) -> str:
-        """The shape of the table."""
-        return ", ".join(map(str, self.points.shape))
-
 
 class PoincareEmbedding(_Embedding):
     """A table of points of the Poincaré ball, (num_embeddings, dim)."""

@@ -59,7 +59,3 @@ class OrthogonalLinear(nn.Module):
         """(..., in) to (..., out)."""
         weight = self.frame.mT if self.in_features >= self.out_features else self.frame
         return nn.functional.linear(feature, weight, self.bias)
-
-    def extra_repr(self) -> str:
-        """The two sizes."""
-        return f"in_features={self.in_features}, out_features={self.out_features}"

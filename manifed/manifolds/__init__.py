@@ -1,20 +1,20 @@
-"""Riemannian manifolds as geoopt.Manifold subclasses with exact numerics (floor 1)."""
+"""Riemannian manifolds as `geoopt.Manifold`s, each imported when it is asked for."""
 
-from manifed.manifolds.base import Manifold
-from manifed.manifolds.euclidean import Euclidean
-from manifed.manifolds.fixed_rank import FixedRank
-from manifed.manifolds.grassmann import Grassmann
-from manifed.manifolds.hyperbolic import Lorentz
-from manifed.manifolds.oblique import Oblique
-from manifed.manifolds.poincare import PoincareBall
-from manifed.manifolds.power import Power
-from manifed.manifolds.product import Product
-from manifed.manifolds.rotations import SpecialOrthogonal
-from manifed.manifolds.scaled import Scaled
-from manifed.manifolds.spd import SPD, SPDBuresWasserstein
-from manifed.manifolds.spd_flat import SPDLogCholesky, SPDLogEuclidean
-from manifed.manifolds.sphere import Sphere
-from manifed.manifolds.stiefel import Stiefel
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from manifed.manifolds.base import Manifold
+    from manifed.manifolds.euclidean import Euclidean
+    from manifed.manifolds.fixed_rank import FixedRank
+    from manifed.manifolds.grassmann import Grassmann
+    from manifed.manifolds.hyperbolic import Lorentz
+    from manifed.manifolds.poincare import PoincareBall
+    from manifed.manifolds.product import Power, Product, Scaled
+    from manifed.manifolds.rotations import SpecialOrthogonal
+    from manifed.manifolds.spd import SPD, SPDBuresWasserstein, SPDLogCholesky, SPDLogEuclidean
+    from manifed.manifolds.sphere import Oblique, Sphere
+    from manifed.manifolds.stiefel import Stiefel
 
 __all__ = [
     "SPD",
@@ -35,3 +35,22 @@ __all__ = [
     "Sphere",
     "Stiefel",
 ]
+
+_HOME = {
+    **{name: name.lower() for name in ("Euclidean", "Grassmann", "Sphere", "Stiefel")},
+    "FixedRank": "fixed_rank",
+    "Lorentz": "hyperbolic",
+    "Manifold": "base",
+    "Oblique": "sphere",
+    "PoincareBall": "poincare",
+    "SpecialOrthogonal": "rotations",
+    **dict.fromkeys(("Power", "Product", "Scaled"), "product"),
+    **dict.fromkeys(("SPD", "SPDBuresWasserstein", "SPDLogCholesky", "SPDLogEuclidean"), "spd"),
+}
+
+
+def __getattr__(name: str) -> object:
+    """Import a manifold when it is asked for (PEP 562)."""
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)

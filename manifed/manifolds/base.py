@@ -7,9 +7,9 @@ what differential privacy and federated averaging need on top:
 * ``coords_shape(shape)`` and ``from_coords(x, c)``: a linear map R^m -> T_xM whose matrix J in a
   metric-orthonormal basis satisfies J J^T = I, so i.i.d. standard normals become the isotropic
   tangent Gaussian of the metric (Utpala et al. 2023, Claim 2), ``tangent_gaussian``;
-* ``invretr``: the inverse of ``retr``; ``geodesic(t, x, y)``; ``maps``, exact or by retractions;
+* ``invretr``: the inverse of ``retr``; ``maps``, exact or by retractions;
 * the ambient space of a submanifold: ``reach``, ``nearest``, ``ambient``;
-* ``as_point`` and ``as_tangent``, which place tensors as geoopt does, sharing their storage;
+* ``as_point``, which places a tensor as geoopt does, sharing its storage;
 * ``frechet_mean``; capabilities as data (``has_logmap``, ``is_transp_isometric``).
 
 Conventions: float64, or float32 to its rounding; every method broadcasts over leading dimensions
@@ -19,22 +19,16 @@ Conventions: float64, or float32 to its rounding; every method broadcasts over l
 import math
 from abc import abstractmethod
 from collections.abc import Callable
-from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 import geoopt
 import torch
 from geoopt import ManifoldTensor
+from geoopt.utils import size2shape
 from torch import Tensor
 
 from manifed.manifolds.defects import frobenius, largest_entry
 from manifed.manifolds.linalg import above_zero, standard_normal
-
-SAFE_NORMS = 1e-140, 1e140
-"""Norms between these neither overflow nor vanish when they are squared, in float64."""
-SAFE_NORMS_OF_SHORTER = 1e-15, 1e15
-"""The same in float32."""
-
 
 MapChoice = Literal["exact", "retraction"]
 """Exact maps, or their approximations of first order as the rivals of Zhang, Hu, So, Johansson
@@ -53,11 +47,17 @@ class Maps(NamedTuple):
 
 
 class Manifold(geoopt.Manifold):
-    """A Riemannian manifold with a metric; points have ``ndim`` trailing dimensions."""
+    """A Riemannian manifold with a metric; points have ``ndim`` trailing dimensions.
+
+    A subclass gives ``dim``, ``from_coords``, ``inner``, ``projx``, ``proju``, ``egrad2rgrad``,
+    ``expmap``, ``logmap``, ``transp``, ``dist``, and the two measures behind the defects.
+    """
 
     name: str = "manifold"
     ndim: int = 1
     reversible: bool = False
+    form: str = "(..., *point)"
+    """The shape of a point, in words; ``fits`` is the rule."""
     has_logmap: bool = True
     """Whether ``expmap``, ``logmap`` and ``dist`` exist (fixed-rank matrices: no)."""
     is_transp_isometric: bool = True
@@ -107,16 +107,13 @@ class Manifold(geoopt.Manifold):
         normals = standard_normal((*lead, *self.coords_shape(shape)), generator).to(x)
         return stddev * self.from_coords(x, normals)
 
-    def geodesic(self, t: float | Tensor, x: Tensor, y: Tensor) -> Tensor:
-        """The point at time t of the shortest geodesic from x (t = 0) to y (t = 1).
-
-        ``t`` is a number or a tensor that broadcasts against points (..., *point), as in geoopt.
-        """
-        return self.expmap(x, t * self.logmap(x, y))
+    def retr(self, x: Tensor, u: Tensor) -> Tensor:
+        """A step from x along u, a cheaper one than ``expmap`` where a subclass has one."""
+        return self.expmap(x, u)
 
     def invretr(self, x: Tensor, y: Tensor) -> Tensor:
         """The tangent vector u at x with ``retr(x, u) = y``, shape ``(..., *point)``."""
-        raise NotImplementedError(f"{self.name} has no inverse of its retraction")
+        return self.logmap(x, y)
 
     # -- how an algorithm moves ----------------------------------------------------------------
     def maps(self, choice: MapChoice) -> "Maps":
@@ -243,9 +240,9 @@ class Manifold(geoopt.Manifold):
         ``norm_slack`` at most; NaN or infinite where u is not finite.
         """
         norms = self.norm(x, u)
-        low, high = SAFE_NORMS if norms.dtype == torch.float64 else SAFE_NORMS_OF_SHORTER
-        if not _lie_between(norms, low, high):
-            is_safe = (norms > low) & (norms < high)
+        high = 1e140 if norms.dtype == torch.float64 else 1e15  # squares stay in range below it
+        is_safe = (norms > 1 / high) & (norms < high)
+        if not bool(is_safe.all()):
             scale = u.abs().amax(self.point_dims(), keepdim=True)
             scale = torch.where(scale > 0, scale, 1.0)
             scaled = self.norm(x, u / scale) * scale.squeeze(self.point_dims())
@@ -315,119 +312,75 @@ class Manifold(geoopt.Manifold):
         **kwargs: Any,
     ) -> Tensor:
         """A random point; a ``torch.Generator`` must be handed in (no global randomness)."""
-        raise NotImplementedError(f"{self.name} has no random points")
+        shape = size2shape(*size)
+        self._assert_check_shape(shape, "size")
+        lead, point = shape[: -self.ndim], shape[-self.ndim :]
+        size = (*lead, *self.coords_shape(point))
+        return self.of_normals(standard_normal(size, generator, dtype, device))
+
+    def of_normals(self, z: Tensor) -> Tensor:
+        """The random point that standard normals z (..., *coords) stand for; uniform if any is."""
+        return self.projx(z)
+
+    def origin(
+        self,
+        *size: Any,
+        dtype: torch.dtype = torch.float64,
+        device: Any = None,
+        seed: int | None = None,
+    ) -> Tensor:
+        """The manifold's own point (zero, the identity, the first unit vectors), of shape size."""
+        return self.of_zeros(torch.zeros(size2shape(*size), dtype=dtype, device=device))
+
+    def of_zeros(self, zeros: Tensor) -> Tensor:
+        """The `origin`, of the shape of ``zeros`` and on its memory."""
+        raise NotImplementedError(f"{self.name} has no origin")
+
+    # -- geoopt's own checks, from the two defects ---------------------------------------------
+    def fits(self, shape: tuple[int, ...]) -> bool:
+        """Whether the last ``ndim`` sizes are those of a point; see ``form``."""
+        del shape
+        return True
+
+    def _check_shape(self, shape: tuple[int, ...], name: str) -> tuple[bool, str | None]:
+        is_ok = len(shape) >= self.ndim and self.fits(shape[-self.ndim :])
+        return is_ok, f"Expected {name} of shape {self.form}, got {tuple(shape)}"
+
+    def _check_point_on_manifold(
+        self, x: Tensor, *, atol: float = 1e-5, rtol: float = 1e-5
+    ) -> tuple[bool, str | None]:
+        return _verdict("membership_defect", self.membership_defect(x), atol + rtol)
+
+    def _check_vector_on_tangent(
+        self, x: Tensor, u: Tensor, *, atol: float = 1e-5, rtol: float = 1e-5
+    ) -> tuple[bool, str | None]:
+        return _verdict("tangency_defect", self.tangency_defect(x, u), atol + rtol)
 
 
-class FrobeniusManifold(Manifold):
-    """A set of matrices with the metric tr(u^T v), the one that it has in its ambient space."""
+class Submanifold(Manifold):
+    """A set in a space of vectors or matrices with the metric tr(u^T v) of that space."""
 
-    ndim = 2
-    reversible = False
+    reach = 1.0
 
     def egrad2rgrad(self, x: Tensor, u: Tensor) -> Tensor:
         """The orthogonal projection of the Euclidean gradient u."""
         return self.proju(x, u)
 
-    def inner(
-        self, x: Tensor, u: Tensor, v: Tensor | None = None, *, keepdim: bool = False
-    ) -> Tensor:
-        """tr(u^T v), shape ``(...)`` (or ``(..., 1, 1)`` with ``keepdim``)."""
-        return (u * (u if v is None else v)).sum((-2, -1), keepdim=keepdim)
-
-
-# -- points and tangent vectors that know where they lie ------------------------------------------
-class TangentSpace(geoopt.Manifold):
-    """T_xM with the metric at x: a flat manifold, whose points are the tangent vectors at x."""
-
-    name = "TangentSpace"
-    reversible = True
-
-    def __init__(self, base: ManifoldTensor) -> None:
-        """``base`` is x, shape (..., *point), with its manifold."""
-        super().__init__()
-        self.base = base
-        self.ndim = base.manifold.ndim
+    def from_coords(self, x: Tensor, c: Tensor) -> Tensor:
+        """The orthogonal projection of ambient normals c, of the shape of a point."""
+        return self.proju(x, c)
 
     def inner(
         self, x: Tensor, u: Tensor, v: Tensor | None = None, *, keepdim: bool = False
     ) -> Tensor:
-        """The metric at the base; x does not matter."""
-        del x
-        return self.base.manifold.inner(self.base, u, u if v is None else v, keepdim=keepdim)
-
-    def projx(self, x: Tensor) -> Tensor:
-        """The tangent part at the base."""
-        return self.base.manifold.proju(self.base, x)
-
-    def proju(self, x: Tensor, u: Tensor) -> Tensor:
-        """The tangent part at the base; x does not matter."""
-        return self.projx(u)
-
-    def egrad2rgrad(self, x: Tensor, u: Tensor) -> Tensor:
-        """The gradient in the metric at the base."""
-        return self.base.manifold.egrad2rgrad(self.base, u)
-
-    def expmap(self, x: Tensor, u: Tensor) -> Tensor:
-        """A straight line."""
-        return x + u
-
-    retr = expmap
-
-    def logmap(self, x: Tensor, y: Tensor) -> Tensor:
-        """A straight line."""
-        return y - x
-
-    def transp(self, x: Tensor, y: Tensor, v: Tensor) -> Tensor:
-        """Nothing turns."""
-        return v
-
-    def dist(self, x: Tensor, y: Tensor, *, keepdim: bool = False) -> Tensor:
-        """Norm of the difference in the metric at the base."""
-        return self.inner(x, y - x, keepdim=keepdim).clamp_min(0.0).sqrt()
-
-    def _check_point_on_manifold(
-        self, x: Tensor, *, atol: float = 1e-5, rtol: float = 1e-5
-    ) -> tuple[bool, str | None]:
-        manifold: Any = self.base.manifold
-        return manifold._check_vector_on_tangent(self.base, x, atol=atol, rtol=rtol)
-
-    def _check_vector_on_tangent(
-        self, x: Tensor, u: Tensor, *, atol: float = 1e-5, rtol: float = 1e-5
-    ) -> tuple[bool, str | None]:
-        return self._check_point_on_manifold(u, atol=atol, rtol=rtol)
-
-
-class TangentTensor(ManifoldTensor):
-    """A tangent vector; its `TangentSpace` is made when it is asked for, because most never are."""
-
-    at: ManifoldTensor
-    """The point."""
-
-    @cached_property
-    def manifold(self) -> TangentSpace:  # pyright: ignore[reportIncompatibleVariableOverride]  lazy
-        """Where it lies."""
-        return TangentSpace(self.at)
-
-
-def _lie_between(norms: Tensor, low: float, high: float) -> bool:
-    """Whether all norms do; False where one is NaN."""
-    if norms.numel() == 0:
-        return True
-    least, most = torch.aminmax(norms)
-    return low < float(least) and float(most) < high
+        """tr(u^T v), shape ``(...)``."""
+        return (u * (u if v is None else v)).sum(self.point_dims(), keepdim=keepdim)
 
 
 def as_point(x: Tensor, manifold: Manifold) -> ManifoldTensor:
     """The tensor x (..., *point), known to lie on ``manifold``, with that manifold."""
     placed: Any = Tensor._make_subclass(ManifoldTensor, x)  # detached; what geoopt itself calls
     placed.manifold = manifold
-    return placed
-
-
-def as_tangent(u: Tensor, base: ManifoldTensor) -> ManifoldTensor:
-    """The tensor u (..., *point), known to be tangent at ``base``: a point of `TangentSpace`."""
-    placed: Any = Tensor._make_subclass(TangentTensor, u)
-    placed.at = base
     return placed
 
 
@@ -445,6 +398,6 @@ def safe_sqrt(squared: Tensor) -> Tensor:
     return torch.where(is_positive, root, 0.0)
 
 
-def verdict(is_ok: bool, reason: str) -> tuple[bool, str | None]:
-    """The answer of geoopt's ``_check_*`` methods: the reason only where the check fails."""
-    return is_ok, None if is_ok else reason
+def _verdict(name: str, defect: Tensor, bound: float) -> tuple[bool, str | None]:
+    worst = float(defect.max()) if defect.numel() else 0.0
+    return worst <= bound, f"Expected {name} <= {bound:.3g}, got {worst:.3g}"

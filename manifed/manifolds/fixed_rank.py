@@ -1,10 +1,8 @@
 r"""Matrices of fixed rank r, as an embedded submanifold of R^(m x n), in one packed tensor.
 
 Vandereycken: Low-Rank Matrix Completion by Riemannian Optimization (2013); Absil and Malick:
-Projection-like Retractions on Matrix Manifolds (2012); Feppon and Lermusiaux: A Geometric Approach
-to Dynamical Model Order Reduction (2018), for the derivative of the truncation. Metric: tr(v^T w)
-of the ambient matrices. dim = (m + n - r) r. There is no closed-form exponential, logarithm or
-distance.
+Projection-like Retractions on Matrix Manifolds (2012). Metric: tr(v^T w) of the ambient matrices.
+dim = (m + n - r) r. There is no closed-form exponential, logarithm or distance.
 
 Storage, points and tangents alike a tensor of shape ``(..., m + n + r, r)``:
 
@@ -17,23 +15,31 @@ by entry, and the metric is the Frobenius product of the packed tensors. (U, S, 
 """
 
 import math
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import torch
-from geoopt.utils import size2shape
 from torch import Tensor
 
-from manifed.manifolds.base import Manifold, verdict
+from manifed.manifolds.base import Submanifold
 from manifed.manifolds.defects import gram_defect
-from manifed.manifolds.linalg import identity_like, polar, standard_normal
+from manifed.manifolds.linalg import identity_like, polar
 
 
-class FixedRank(Manifold):
+def _not_available(name: str, instead: str) -> Callable[..., NoReturn]:
+    """A method that this manifold has no closed form for."""
+
+    def method(*tensors: object, **options: object) -> NoReturn:
+        raise NotImplementedError(f"FixedRank has no closed-form {name}; {instead}")
+
+    return method
+
+
+class FixedRank(Submanifold):
     """``rows`` x ``columns`` matrices of rank ``rank``; packed points ``(..., m + n + r, r)``."""
 
     name = "FixedRank"
     ndim = 2
-    reversible = False
     has_logmap = False
     is_transp_isometric = False
     is_transp_parallel = False
@@ -46,6 +52,7 @@ class FixedRank(Manifold):
         if not 1 <= rank <= min(rows, columns):
             raise ValueError(f"Expected 1 <= rank <= min({rows}, {columns}), got {rank}")
         self.rows, self.columns, self.rank = rows, columns, rank
+        self.form = f"(..., *{self.point_shape})"
 
     @property
     def point_shape(self) -> tuple[int, int]:
@@ -59,6 +66,10 @@ class FixedRank(Manifold):
     def dim(self, shape: tuple[int, ...]) -> int:
         """(m + n - r) r."""
         return (self.rows + self.columns - self.rank) * self.rank
+
+    def fits(self, shape: tuple[int, ...]) -> bool:
+        """Whether the packing is that of these matrices."""
+        return tuple(shape) == self.point_shape
 
     # -- packing -----------------------------------------------------------------------------
     def pack(self, left: Tensor, right: Tensor, core: Tensor) -> Tensor:
@@ -87,13 +98,8 @@ class FixedRank(Manifold):
 
     ambient, ambient_vector, nearest, from_ambient = dense, embed, from_dense, from_dense
 
-    def project_ambient(self, x: Tensor, matrix: Tensor) -> Tensor:
-        """P_x of an ambient ``matrix`` (..., m, n), packed."""
-        left, right, _ = self.unpack(x)
-        return self._tangent(x, matrix @ right, matrix.mT @ left)
-
     def _tangent(self, x: Tensor, image: Tensor, coimage: Tensor) -> Tensor:
-        """P_x(A) from A V and A^T U."""
+        """P_x(A), packed, of an ambient matrix A given as A V and A^T U."""
         left, right, _ = self.unpack(x)
         middle = left.mT @ image
         return self.pack(image - left @ middle, coimage - right @ (right.mT @ coimage), middle)
@@ -136,55 +142,17 @@ class FixedRank(Manifold):
         parts = torch.cat([left.mT @ left_u, right.mT @ right_u], dim=-2)
         return torch.linalg.vector_norm(parts, dim=(-2, -1))
 
-    def _check_shape(self, shape: tuple[int, ...], name: str) -> tuple[bool, str | None]:
-        is_ok = tuple(shape[-2:]) == self.point_shape
-        return verdict(is_ok, f"Expected {name} of shape (..., *{self.point_shape}), got {shape}")
-
-    def _check_point_on_manifold(
-        self, x: Tensor, *, atol: float = 1e-5, rtol: float = 1e-5
-    ) -> tuple[bool, str | None]:
-        left, right, core = self.unpack(x)
-        error = max(float((q.mT @ q - identity_like(core)).abs().max()) for q in (left, right))
-        if error > atol:
-            return False, f"Expected orthonormal factors within {atol}, got an error of {error}"
-        smallest = float(torch.linalg.svdvals(core).min())
-        return verdict(smallest > 0, f"Expected smallest singular value > 0, got {smallest}")
-
-    def _check_vector_on_tangent(
-        self, x: Tensor, u: Tensor, *, atol: float = 1e-5, rtol: float = 1e-5
-    ) -> tuple[bool, str | None]:
-        error, bound = float((self.proju(x, u) - u).abs().max()), atol + rtol * float(u.abs().max())
-        return verdict(error <= bound, f"Expected U^T Up = V^T Vp = 0 within {bound}, got {error}")
-
-    # -- metric ------------------------------------------------------------------------------
-    def inner(
-        self, x: Tensor, u: Tensor, v: Tensor | None = None, *, keepdim: bool = False
-    ) -> Tensor:
-        """tr(u^T v) of the ambient matrices = the Frobenius product of the packed tensors."""
-        return (u * (u if v is None else v)).sum((-2, -1), keepdim=keepdim)
-
-    def expmap(self, x: Tensor, u: Tensor) -> NoReturn:
-        """Not available in closed form; use ``retr``."""
-        raise NotImplementedError("FixedRank has no closed-form expmap; use retr")
-
-    def logmap(self, x: Tensor, y: Tensor) -> NoReturn:
-        """Not available in closed form; use ``invretr``."""
-        raise NotImplementedError("FixedRank has no closed-form logmap; use invretr")
-
-    def dist(self, x: Tensor, y: Tensor, *, keepdim: bool = False) -> NoReturn:
-        """Not available in closed form; use the norm of ``dense(x) - dense(y)``."""
-        raise NotImplementedError("FixedRank has no closed-form dist; compare dense(x), dense(y)")
+    expmap = _not_available("expmap", "use retr")
+    logmap = _not_available("logmap", "use invretr")
+    dist = _not_available("dist", "compare dense(x), dense(y)")
 
     # -- retractions -------------------------------------------------------------------------
     def retr(self, x: Tensor, u: Tensor) -> Tensor:
         """The best rank-r approximation of x + u (second order), bases nearest to those of x.
 
-        One SVD of 2r x 2r; of m x n where a gradient is asked for.
+        One SVD of 2r x 2r; not differentiable where singular values coincide.
         """
         left, right, core = self.unpack(x)
-        if x.requires_grad or u.requires_grad:
-            factors = truncate(self.dense(x) + self.embed(x, u), self.rank)
-            return self.pack(*turned_towards(factors, left, right))
         left_u, right_u, middle = self.unpack(u)
         q_left, r_left = torch.linalg.qr(left_u)
         q_right, r_right = torch.linalg.qr(right_u)
@@ -209,22 +177,6 @@ class FixedRank(Manifold):
         middle = torch.linalg.solve(a, b @ core_y - right_u.mT @ right_y, left=False)
         return self.pack(left_u, right_u, middle - core)
 
-    def retr_orthographic(self, x: Tensor, u: Tensor) -> Tensor:
-        """(U B + Up) B^-1 (B V^T + Vp^T) with B = S + M invertible (second order)."""
-        left, right, core = self.unpack(x)
-        left_u, right_u, middle = self.unpack(u)
-        b = core + middle
-        image = left + torch.linalg.solve(b, left_u, left=False)
-        return self.projx(self.pack(image, right @ b.mT + right_u, identity_like(b).expand_as(b)))
-
-    def invretr_orthographic(self, x: Tensor, y: Tensor) -> Tensor:
-        """P_x(y - x), the inverse of ``retr_orthographic``."""
-        left, right, core = self.unpack(x)
-        left_y, right_y, core_y = self.unpack(y)
-        image = left_y @ (core_y @ (right_y.mT @ right)) - left @ core
-        coimage = right_y @ (core_y.mT @ (left_y.mT @ left)) - right @ core.mT
-        return self._tangent(x, image, coimage)
-
     def transp(self, x: Tensor, y: Tensor, v: Tensor) -> Tensor:
         """The orthogonal projection of v on T_y (not isometric), without forming m x n."""
         left, right, _ = self.unpack(x)
@@ -237,36 +189,15 @@ class FixedRank(Manifold):
 
     projected = transp  # packed tangents have another basis at every point
 
-    # -- privacy and averaging ---------------------------------------------------------------
-    def from_coords(self, x: Tensor, c: Tensor) -> Tensor:
-        """M = c1, Up = (I - U U^T) c2, Vp = (I - V V^T) c3, packed."""
-        return self.proju(x, c)
-
-    def frechet_mean(
-        self,
-        points: Tensor,
-        weights: Tensor | None = None,
-        *,
-        max_iterations: int = 100,
-        tolerance: float = 1e-12,
-    ) -> Tensor:
+    def frechet_mean(self, points: Tensor, weights: Tensor | None = None, **how: Any) -> Tensor:
         """The minimiser of sum_i w_i |y - p_i|_F^2: the mean matrix, truncated to rank r."""
         if weights is None:
             weights = points.new_ones(points.shape[0])
         share = weights / weights.sum()
         return self.from_dense(torch.tensordot(share, self.dense(points), dims=1))
 
-    def random(
-        self,
-        *size: Any,
-        dtype: torch.dtype = torch.float64,
-        device: Any = None,
-        generator: torch.Generator | None = None,
-        **kwargs: Any,
-    ) -> Tensor:
+    def of_normals(self, z: Tensor) -> Tensor:
         """A B^T / sqrt(r) with Gaussian factors, packed, shape ``(..., m + n + r, r)``."""
-        self._assert_check_shape(size2shape(*size), "size")
-        z = standard_normal(size2shape(*size), generator, dtype, device)
         left, right, core = self.unpack(z)
         scale = identity_like(core).expand_as(core) / self.rank**0.5
         return self.projx(self.pack(left, right, scale))
@@ -277,56 +208,10 @@ Factors = tuple[Tensor, Tensor, Tensor]
 """(left, right, core): left (..., m, r) and right (..., n, r) orthonormal, core (..., r, r)."""
 
 
-class _Truncate(torch.autograd.Function):
-    """U_r s_r V_r^T, whose differential is symmetric and so its own adjoint.
-
-    It exists while the r-th singular value exceeds the next one, whatever the multiplicities inside
-    the two groups, where torch's svd gradient is NaN. With z = U^T G V it is P_T(G) plus, for
-    i <= r < j, at (i, j) of U . V^T the entry (s_j^2 z_ij + s_i s_j z_ji) / (s_i^2 - s_j^2), and at
-    (j, i) the same with z transposed.
-    """
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(matrix: Tensor, rank: int) -> Factors:
-        u, s, vt = torch.linalg.svd(matrix, full_matrices=False)
-        return (u[..., :rank] * s[..., None, :rank]) @ vt[..., :rank, :], u, vt
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Factors) -> None:
-        ctx.rank = inputs[1]
-        ctx.mark_non_differentiable(output[1], output[2])
-        ctx.save_for_backward(inputs[0], output[1], output[2])
-
-    @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None]:
-        matrix, u, vt = ctx.saved_tensors
-        rank, gradient = ctx.rank, grad_outputs[0]
-        s = ((u.mT @ matrix) * vt).sum(-1)
-        kept, dropped = s[..., :rank, None], s[..., None, rank:]
-        gap = kept.square() - dropped.square()
-        z = u.mT @ gradient @ vt.mT
-        upper, lower = z[..., :rank, rank:], z[..., rank:, :rank].mT
-        above = (dropped.square() * upper + kept * dropped * lower) / gap
-        below = (dropped.square() * lower + kept * dropped * upper) / gap
-        left, right = u[..., :rank], vt[..., :rank, :].mT
-        along = gradient @ right
-        tangent = along @ right.mT + left @ (left.mT @ (gradient - along @ right.mT))
-        across = left @ above @ vt[..., rank:, :] + u[..., rank:] @ below.mT @ right.mT
-        return tangent + across, None
-
-
 def truncate(matrix: Tensor, rank: int) -> Factors:
     """(left, right, core) with left core right^T the rank-r matrix nearest to ``matrix``."""
-    if not matrix.requires_grad:
-        u, s, vt = torch.linalg.svd(matrix, full_matrices=False)
-        return u[..., :rank], vt[..., :rank, :].mT, torch.diag_embed(s[..., :rank])
-    found: Any = _Truncate.apply(matrix, rank)
-    nearest, u, vt = found
-    left = polar(nearest @ vt[..., :rank, :].mT)
-    right = polar(nearest.mT @ u[..., :rank])
-    return left, right, left.mT @ nearest @ right
+    u, s, vt = torch.linalg.svd(matrix, full_matrices=False)
+    return u[..., :rank], vt[..., :rank, :].mT, torch.diag_embed(s[..., :rank])
 
 
 def turned_towards(factors: Factors, left: Tensor, right: Tensor) -> Factors:

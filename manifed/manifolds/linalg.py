@@ -2,9 +2,7 @@
 
 Symmetric matrix functions differentiate by the Daleckii–Krein formula with closed divided
 differences, so their gradients are finite and exact at repeated eigenvalues, where torch's eigh
-gradient is NaN. The polar factor takes the cheapest route that keeps the digits of an SVD: stacks
-of frames near orthonormal, as after a step of a projected method, a binomial series of their Gram
-matrices; other well-conditioned stacks an eigendecomposition of them; everything else an SVD.
+gradient is NaN. The polar factor takes the cheapest route that keeps the digits of an SVD.
 """
 
 import math
@@ -12,25 +10,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.autograd import forward_ad
 from torch.overrides import has_torch_function_variadic
 
 TINY = {torch.float64: 1e-150, torch.float32: 1e-18}
 """Lower bound of a divisor whose quotient (sin t / t, ...) is exact there, with a normal square."""
-
-MANY_NUMBERS = 10_000
-"""Entries of a stack of tall frames from which s^T x^T, turned round, takes less time than x s."""
-FEWEST_ENTRIES, MOST_ENTRIES = 1024, 2**18
-"""Entries of a stack between which numpy's shorter calls pay for the way there and back."""
-MOST_MULTIPLIED = 50_000
-"""Products of one matrix up to which numpy's BLAS starts no threads of its own."""
-_TENSOR: Any = Tensor
-_DISPATCH = _TENSOR.__torch_dispatch__
-"""What a class that computes by itself, such as a fake tensor, replaces."""
 
 
 def standard_normal(
@@ -55,12 +41,23 @@ def above_zero(t: Tensor, power: int = 1) -> Tensor:
     return t.clamp_min(TINY[t.dtype] ** power)
 
 
+def dot(u: Tensor, v: Tensor, dim: int = -1) -> Tensor:
+    """U . v over one dimension, which is kept."""
+    return (u * v).sum(dim, keepdim=True)
+
+
+def length(u: Tensor, dim: int = -1) -> Tensor:
+    """|u| over one dimension, which is kept."""
+    return torch.linalg.vector_norm(u, dim=dim, keepdim=True)
+
+
 def are_plain(*tensors: Tensor) -> bool:
     """Whether numpy or Python may compute: numbers of one type on the CPU, whose calls none watch.
 
     Autograd, forward differentiation, torch.func, traces, modes and classes of their own do. Memory
     that holds the numbers with the other sign is torch's, too (``z.conj().imag``).
     """
+    own: Any = Tensor  # whose dispatch a class that computes by itself, a fake tensor, replaces
     first = tensors[0].dtype
     for t in tensors:
         kind: Any = type(t)
@@ -69,7 +66,7 @@ def are_plain(*tensors: Tensor) -> bool:
             or not t.is_cpu
             or t.requires_grad
             or t.is_neg()
-            or kind.__torch_dispatch__ is not _DISPATCH
+            or kind.__torch_dispatch__ is not own.__torch_dispatch__
         ):
             return False
     return not (
@@ -81,27 +78,6 @@ def are_plain(*tensors: Tensor) -> bool:
         or has_torch_function_variadic(*tensors)
         or torch.compiler.is_compiling()
     )
-
-
-def as_arrays(*tensors: Tensor) -> list[NDArray[Any]] | None:
-    """Views by numpy of stacks of matrices; None where torch has to compute.
-
-    numpy's products of small matrices take half the time of torch's. Torch keeps what is not
-    `are_plain`, what is large, and single matrices, of which the way there and back takes longer.
-    """
-    first = tensors[0]
-    is_right_size = first.dim() >= 3 and FEWEST_ENTRIES <= first.numel() <= MOST_ENTRIES
-    if not (is_right_size and are_plain(*tensors)):
-        return None
-    arrays = [t.numpy() for t in tensors]
-    is_alike = all(a.shape[:-2] == arrays[0].shape[:-2] for a in arrays[1:])
-    return arrays if is_alike and is_light(arrays[0]) else None
-
-
-def is_light(x: Any) -> bool:
-    """Whether numpy's BLAS multiplies x (..., n, k) in one thread, so that the last bits stay."""
-    *_, n, k = x.shape
-    return n * k * (k + 1) <= MOST_MULTIPLIED
 
 
 def sym(a: Tensor) -> Tensor:
@@ -117,68 +93,6 @@ def skew(a: Tensor) -> Tensor:
 def identity_like(a: Tensor) -> Tensor:
     """The k x k identity with the dtype and device of ``a`` (..., k, k)."""
     return torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
-
-
-def minus_product(c: Any, x: Any, s: Any, scale: float = 1.0) -> Any:
-    """The difference c - scale x s, shape (..., n, k) of x s, stored in the order of ``c``."""
-    if isinstance(x, np.ndarray):
-        return c - x @ (s * scale)
-    if (arrays := as_arrays(c, x, s)) is not None:
-        return _less(c, arrays[0], arrays[1], arrays[2] * scale)
-    if c.dim() == s.dim() == x.dim() == 2:
-        return torch.addmm(c, x, s, alpha=-scale)
-    if c.dim() == s.dim() == x.dim() == 3 and len(c) == len(s) == len(x):
-        if c.stride(-2) == 1:
-            found = torch.baddbmm(c.mT, s.mT, x.mT, alpha=-scale).mT
-        elif x.numel() < MANY_NUMBERS:
-            found = torch.baddbmm(c, x, s, alpha=-scale)
-        else:
-            found = torch.sub(c, torch.bmm(s.mT, x.mT).mT, alpha=scale)
-        return found
-    return (x @ (s * -scale)).add_(c)
-
-
-def minus_along(u: Tensor, x: Tensor, part: Callable[[Any], Any], scale: float = 1.0) -> Tensor:
-    """The difference u - scale x part(x^T u), shape (..., n, k): a projection to tangent vectors.
-
-    ``part`` is written in operators that tensors and arrays share.
-    """
-    if (arrays := as_arrays(u, x)) is not None:
-        b, a = arrays
-        return _less(u, b, a, part(a.mT @ b) * scale)
-    return minus_product(u, x, part(x.mT @ u), scale)
-
-
-def _less(c: Tensor, c_array: NDArray[Any], x: NDArray[Any], s: NDArray[Any]) -> Tensor:
-    """The tensor c - x s by numpy.
-
-    It lies in torch's memory: the last bits of MKL's products depend on where a matrix begins.
-    """
-    found = torch.empty_like(c)
-    end = found.numpy()
-    np.matmul(x, s, out=end)
-    np.subtract(c_array, end, out=end)
-    return found
-
-
-def by_small(x: Any, s: Any) -> Any:
-    """The product x s of tall frames (..., n, k) and small matrices, its rows contiguous."""
-    if isinstance(x, np.ndarray):
-        return x @ s
-    if (arrays := as_arrays(x, s)) is not None:
-        found = torch.empty_like(x, memory_format=torch.contiguous_format)
-        np.matmul(*arrays, out=found.numpy())
-        return found
-    if s.dim() == x.dim() == 3 and len(s) == len(x) and x.numel() >= MANY_NUMBERS:
-        return torch.bmm(s.mT, x.mT).mT.contiguous()
-    return x @ s
-
-
-def plus_gram(c: Tensor, h: Tensor, scale: float) -> Tensor:
-    """The sum c + scale h^T h, shape (..., k, k)."""
-    if c.dim() == h.dim() == 2:
-        return torch.addmm(c, h.mT, h, alpha=scale)
-    return c + h.mT @ h * scale
 
 
 def quotient(numerator: Callable[[Tensor], Tensor], t: Tensor) -> Tensor:
@@ -330,38 +244,8 @@ def logm_rotation(r: Tensor) -> Tensor:
 
 
 # -- polar factor ------------------------------------------------------------------------------
-class _Polar(torch.autograd.Function):
-    """Polar factor P = U V^T; backward by the Lyapunov equation of its differential.
-
-    dP = P V (2 skew(V^T P^T dX V) / (s_i + s_j)) V^T + (I - P P^T) dX H^{-1}, H = V s V^T.
-    """
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        u, s, vt = torch.linalg.svd(x, full_matrices=False)
-        return u @ vt, s, vt
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        ctx.mark_non_differentiable(output[1], output[2])
-        ctx.save_for_backward(*output)
-
-    @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> Tensor:
-        p, s, vt = ctx.saved_tensors
-        gradient = grad_outputs[0]
-        along = p.mT @ gradient
-        turn = 2 * skew(vt @ along @ vt.mT) / (s.unsqueeze(-1) + s.unsqueeze(-2))
-        across = (gradient - p @ along) @ (vt.mT / s.unsqueeze(-2)) @ vt
-        return p @ (vt.mT @ turn @ vt) + across
-
-
 _GRAM_CONDITION = 4.0
 """Largest condition number of x^T x for which its error is not seen beside rounding."""
-_LONGEST_SERIES = 8
-"""Degree from which an eigendecomposition is cheaper."""
 
 
 def polar(x: Tensor) -> Tensor:
@@ -369,65 +253,14 @@ def polar(x: Tensor) -> Tensor:
 
     Accurate to rounding whatever the condition number. Stacks of well-conditioned frames go through
     their Gram matrices, x (x^T x)^{-1/2}, whose error is eps * condition^2; all others through an
-    SVD. Differentiable where x has rank k.
+    SVD. Differentiable where x has rank k, with that error in the gradient.
     """
     if x.requires_grad:
-        found: Any = _Polar.apply(x)
-        return found[0]
-    if x.dim() > 2 and x.numel() and _may_be_mild(x[(0,) * (x.dim() - 2)]):
-        factor = _inverse_root(x.mT @ x)
-        if factor is not None:
-            return by_small(x, factor)
+        smooth = x @ sym_function(x.mT @ x, RSQRT)
+        return smooth + (polar(x.detach()) - smooth).detach()
+    if x.dim() > 2 and x.numel():
+        w, v = torch.linalg.eigh(x.mT @ x)
+        if bool((w[..., 0] * _GRAM_CONDITION > w[..., -1]).all()):
+            return x @ ((v * w.rsqrt().unsqueeze(-2)) @ v.mT)
     u, _, vt = torch.linalg.svd(x, full_matrices=False)
     return u @ vt
-
-
-def _inverse_root(gram: Tensor) -> Tensor | None:
-    """G^{-1/2} of a stack (..., k, k) of conditions below `_GRAM_CONDITION`, else None.
-
-    Near the identity by the series of (I + E)^{-1/2}, to where its remainder is below rounding.
-    """
-    eye = identity_like(gram)
-    excess = gram - eye
-    degree = _degree(float(torch.linalg.matrix_norm(excess).max()))
-    if degree is not None:
-        root = excess * _BINOMIALS[degree]
-        for coefficient in reversed(_BINOMIALS[1:degree]):
-            root = (root + eye * coefficient) @ excess
-        return root + eye
-    w, v = torch.linalg.eigh(gram)
-    if bool((w[..., 0] * _GRAM_CONDITION > w[..., -1]).all()):
-        return (v * w.rsqrt().unsqueeze(-2)) @ v.mT
-    return None
-
-
-def _binomials(count: int) -> tuple[float, ...]:
-    """The coefficients of (1 + e)^{-1/2}: 1, -1/2, 3/8, ..."""
-    found = [1.0]
-    for j in range(1, count):
-        found.append(found[-1] * (0.5 - j) / j)
-    return tuple(found)
-
-
-_BINOMIALS = _binomials(_LONGEST_SERIES + 2)
-
-
-def _degree(size: float) -> int | None:
-    """The degree whose remainder, at most |c_{n+1}| e^{n+1} / (1 - e), is below eps / 4."""
-    if not size < 0.5:
-        return None
-    for n in range(1, _LONGEST_SERIES + 1):
-        if abs(_BINOMIALS[n + 1]) * size ** (n + 1) < math.ldexp(1 - size, -54):
-            return n
-    return None
-
-
-def _may_be_mild(x: Tensor) -> bool:
-    """False if the Gram matrix of ``x`` (n, k) surely has a condition above `_GRAM_CONDITION`.
-
-    Eigenvalues of mean m within [a, 4 a] have variance <= (4 a - m)(m - a) <= 9/16 m^2 (Bhatia and
-    Davis 2000). One frame speaks for its stack, so that hopeless stacks do not pay for a try.
-    """
-    gram = x.mT @ x
-    entries = gram.flatten()
-    return float(entries.dot(entries)) * x.shape[-1] <= (1 + 9 / 16) * float(gram.trace()) ** 2

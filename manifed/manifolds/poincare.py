@@ -12,26 +12,17 @@ their digits near the boundary, om(x) = (1 - |x|)(1 + |x|) and n = |y - x|:
     PT x->y = om(y)/om(x) H_w H_p                      (two Householder reflections,
               w = (y - x)/n,  p = direction of (-x) + y at x)
 
-Points are kept at |x| <= 1 - 1e-15 (distance 35.2 from the origin; in float32 1 - 1e-6); the error
-of a point at distance r from the origin is eps e^r, as it is for the stored coordinates themselves.
+Points are kept at |x| <= 1 - 1e-15 (distance 35.2 from the origin; in float32 1 - 1e-6, distance
+14.5); the error of a point at distance r from the origin is eps e^r, as it is for the stored
+coordinates themselves.
 """
-
-import math
-from typing import Any
 
 import numpy as np
 import torch
-from geoopt.utils import size2shape
 from torch import Tensor
 
-from manifed.manifolds.arrays import at_least, dot, length, measured, of, on_arrays, plus, tiny
-from manifed.manifolds.base import Manifold, verdict
-from manifed.manifolds.linalg import standard_normal
-
-BOUNDARY = 1e-15
-"""Smallest 1 - |x| of a stored point in float64."""
-BOUNDARY_OF_SHORTER = 1e-6
-"""The same in float32, at distance 14.5 from the origin."""
+from manifed.manifolds.base import Manifold
+from manifed.manifolds.linalg import above_zero, dot, length
 
 
 class PoincareBall(Manifold):
@@ -39,17 +30,15 @@ class PoincareBall(Manifold):
 
     name = "PoincareBall"
     looks_at_all_pairs = False
-    ndim = 1
-    reversible = False
 
     def dim(self, shape: tuple[int, ...]) -> int:
         """``d`` for points of shape ``(d,)``."""
         return shape[-1]
 
-    # -- sets and projections ----------------------------------------------------------------
     def projx(self, x: Tensor) -> Tensor:
         """x, or the point of radius 1 - 1e-15 (1 - 1e-6 in float32) on its ray, if x is beyond."""
-        return on_arrays(_pulled_in, x)
+        largest = 1 - _boundary(x)
+        return x * (largest / length(x).clamp_min(largest))
 
     def proju(self, x: Tensor, u: Tensor) -> Tensor:
         """u: every vector of R^d is tangent."""
@@ -57,32 +46,23 @@ class PoincareBall(Manifold):
 
     def egrad2rgrad(self, x: Tensor, u: Tensor) -> Tensor:
         """The Riemannian gradient (om(x)/2)^2 u."""
-        return on_arrays(_scaled, x, u)
+        half = conformal_gap(x) / 2
+        return u * (half * half)
 
-    def _off_manifold(self, x: Tensor) -> Tensor:
-        """Zero inside, infinite on the boundary and beyond: an open set has no tolerance."""
-        return torch.where(torch.linalg.vector_norm(x, dim=-1) < 1, 0.0, torch.inf).to(x)
+    def from_coords(self, x: Tensor, c: Tensor) -> Tensor:
+        """The vector c om(x)/2, shape ``(..., d)``.
 
-    def _normal_part(self, x: Tensor, u: Tensor) -> Tensor:
-        return u.new_zeros(np.broadcast_shapes(x.shape, u.shape)[:-1])
+        Utpala et al. 2023, Algorithm 6 with a/2: the printed a/4 halves the noise.
+        """
+        return c * (conformal_gap(x) / 2)
 
-    def _check_point_on_manifold(
-        self, x: Tensor, *, atol: float = 1e-5, rtol: float = 1e-5
-    ) -> tuple[bool, str | None]:
-        largest = float(torch.linalg.vector_norm(x, dim=-1).max())
-        return verdict(largest < 1, f"Expected |x| < 1, got {largest}; call projx")
-
-    def _check_vector_on_tangent(
-        self, x: Tensor, u: Tensor, *, atol: float = 1e-5, rtol: float = 1e-5
-    ) -> tuple[bool, str | None]:
-        return True, None
-
-    # -- metric ------------------------------------------------------------------------------
     def inner(
         self, x: Tensor, u: Tensor, v: Tensor | None = None, *, keepdim: bool = False
     ) -> Tensor:
         """4 u·v / om(x)^2, shape ``(...)`` (or ``(..., 1)`` with ``keepdim``)."""
-        return measured(_product, x, u, u if v is None else v, keepdim=keepdim)
+        half = conformal_gap(x) / 2
+        product = dot(u / half, (u if v is None else v) / half)
+        return product if keepdim else product.squeeze(-1)
 
     def norm_slack(self, x: Tensor) -> Tensor:
         """The ratio om / (om - 8 eps), less 1: rounding of |x|, infinite on the boundary."""
@@ -92,127 +72,62 @@ class PoincareBall(Manifold):
 
     def dist(self, x: Tensor, y: Tensor, *, keepdim: bool = False) -> Tensor:
         """2 asinh(|y - x| / sqrt(om(x) om(y))), shape ``(...)``."""
-        return measured(_distance, x, y, keepdim=keepdim)
+        product = conformal_gap(x) * conformal_gap(y)
+        found = 2 * (length(y - x) / product.sqrt()).asinh()
+        return found if keepdim else found.squeeze(-1)
 
-    # -- geodesics ---------------------------------------------------------------------------
     def expmap(self, x: Tensor, u: Tensor) -> Tensor:
-        """The point x + tanh(t) u/|u| with t = |u|/om(x) (Möbius addition), shape ``(..., d)``."""
-        return on_arrays(_shot, x, u)
+        """The Möbius sum of x and tanh(t) u/|u| with t = |u|/om(x), kept inside."""
+        om_x, size = conformal_gap(x), above_zero(length(u))
+        t = size / om_x
+        total = torch.addcmul(x, t.tanh() / size, u)
+        reach, cosh = length(total), t.cosh()
+        square = reach * reach
+        divisor = square + om_x / (cosh * cosh)
+        return self.projx(torch.addcmul((square / divisor) * x, om_x / divisor, total))
 
     def logmap(self, x: Tensor, y: Tensor) -> Tensor:
         """The tangent vector at x of the geodesic to y, shape ``(..., d)``."""
-        return on_arrays(_logarithm, x, y)
+        w, om_x = y - x, conformal_gap(x)
+        n, product = above_zero(length(w)), om_x * conformal_gap(y)
+        square = n * n
+        half_dist = (n / product.sqrt()).asinh()
+        scale = om_x * half_dist / (n * (square + product).sqrt())
+        return torch.addcmul((scale * om_x) * w, scale * square, x, value=-1.0)
 
     def transp(self, x: Tensor, y: Tensor, v: Tensor) -> Tensor:
-        """Parallel transport of v from x to y along their geodesic (isometric)."""
-        return on_arrays(_carried, x, y, v)
+        """Parallel transport of v: two reflections, and the ratio of the conformal factors."""
+        om_x, apart = conformal_gap(x), y - x
+        n = length(apart)
+        w = apart / above_zero(n)
+        p = om_x * w - n * x
+        p = p / above_zero(length(p))
+        for unit in (p, w):  # a mirror; nothing happens where unit is zero
+            v = torch.addcmul(v, 2 * dot(unit, v), unit, value=-1.0)
+        return conformal_gap(y) / om_x * v
 
-    def retr(self, x: Tensor, u: Tensor) -> Tensor:
-        """The exponential map (a straight step can leave the ball)."""
-        return self.expmap(x, u)
-
-    def invretr(self, x: Tensor, y: Tensor) -> Tensor:
-        """The logarithm."""
-        return self.logmap(x, y)
-
-    # -- privacy -----------------------------------------------------------------------------
-    def from_coords(self, x: Tensor, c: Tensor) -> Tensor:
-        """The vector c om(x)/2, shape ``(..., d)``.
-
-        Utpala et al. 2023, Algorithm 6 with a/2: the printed a/4 halves the noise.
-        """
-        return on_arrays(_of_coords, x, c)
-
-    def random(
-        self,
-        *size: Any,
-        dtype: torch.dtype = torch.float64,
-        device: Any = None,
-        generator: torch.Generator | None = None,
-        **kwargs: Any,
-    ) -> Tensor:
-        """exp_0 of a Gaussian tangent vector of root mean square length 1, shape ``size``."""
-        z = standard_normal(size2shape(*size), generator, dtype, device)
+    def of_normals(self, z: Tensor) -> Tensor:
+        """exp_0 of a Gaussian tangent vector of root mean square length 1."""
         return self.expmap(torch.zeros_like(z), z / (2 * z.shape[-1] ** 0.5))
 
-    def origin(
-        self,
-        *size: Any,
-        dtype: torch.dtype = torch.float64,
-        device: Any = None,
-        seed: int | None = 42,
-    ) -> Tensor:
-        """The centre of the ball, shape ``size``."""
-        return torch.zeros(size2shape(*size), dtype=dtype, device=device)
+    def of_zeros(self, zeros: Tensor) -> Tensor:
+        """The centre of the ball."""
+        return zeros
+
+    def _off_manifold(self, x: Tensor) -> Tensor:
+        """Zero inside, infinite on the boundary and beyond: an open set has no tolerance."""
+        return torch.where(torch.linalg.vector_norm(x, dim=-1) < 1, 0.0, torch.inf).to(x)
+
+    def _normal_part(self, x: Tensor, u: Tensor) -> Tensor:
+        return u.new_zeros(np.broadcast_shapes(x.shape, u.shape)[:-1])
 
 
-def conformal_gap(x: Any) -> Any:
-    """om(x) = 1 - |x|^2 = 2/lambda(x), never below the boundary's, in the shape of `dot`."""
+def conformal_gap(x: Tensor) -> Tensor:
+    """om(x) = 1 - |x|^2 = 2/lambda(x), never below the boundary's, shape ``(..., 1)``."""
     radius = length(x)
-    return at_least((1 - radius) * (1 + radius), _boundary(x))
+    return ((1 - radius) * (1 + radius)).clamp_min(_boundary(x))
 
 
-def _boundary(x: Any) -> float:
-    return BOUNDARY if x.itemsize == 8 else BOUNDARY_OF_SHORTER
-
-
-def _pulled_in(x: Any) -> Any:
-    """x, or where it is beyond the largest radius the point of that radius."""
-    largest = 1 - _boundary(x)
-    return x * (largest / at_least(length(x), largest))
-
-
-def _scaled(x: Any, u: Any) -> Any:
-    half = conformal_gap(x) / 2
-    return u * (half * half)
-
-
-def _of_coords(x: Any, c: Any) -> Any:
-    return c * (conformal_gap(x) / 2)
-
-
-def _product(x: Any, u: Any, v: Any) -> Any:
-    half = conformal_gap(x) / 2
-    return dot(u / half, v / half)
-
-
-def _distance(x: Any, y: Any) -> Any:
-    product = conformal_gap(x) * conformal_gap(y)
-    take = of(product)
-    return 2 * take.asinh(length(y - x) / take.sqrt(product))
-
-
-def _shot(x: Any, u: Any) -> Any:
-    """The Möbius sum of x and tanh(t) u / |u|, kept inside."""
-    om_x, size = conformal_gap(x), at_least(length(u), tiny(x))
-    take, t = of(size), size / om_x
-    total = plus(x, take.tanh(t) / size, u)
-    # beyond, Python refuses a cosh whose square has long overflowed
-    reach, cosh = length(total), take.cosh(min(t, 350.0) if take is math else t)
-    square = reach * reach
-    divisor = square + om_x / (cosh * cosh)
-    return _pulled_in(plus((square / divisor) * x, om_x / divisor, total))
-
-
-def _logarithm(x: Any, y: Any) -> Any:
-    w, om_x = y - x, conformal_gap(x)
-    n, product = at_least(length(w), tiny(x)), om_x * conformal_gap(y)
-    take, square = of(n), n * n
-    half_dist = take.asinh(n / take.sqrt(product))
-    scale = om_x * half_dist / (n * take.sqrt(square + product))
-    return plus((scale * om_x) * w, scale * square, x, minus=True)
-
-
-def _carried(x: Any, y: Any, v: Any) -> Any:
-    """V turned by two reflections, scaled by the conformal factors."""
-    om_x, apart = conformal_gap(x), y - x
-    n = length(apart)
-    w = apart / at_least(n, tiny(x))
-    p = om_x * w - n * x
-    p = p / at_least(length(p), tiny(x))
-    return conformal_gap(y) / om_x * _reflect(w, _reflect(p, v))
-
-
-def _reflect(unit: Any, v: Any) -> Any:
-    """V mirrored in the hyperplane orthogonal to ``unit``; v itself where unit is zero."""
-    return plus(v, 2 * dot(unit, v), unit, minus=True)
+def _boundary(x: Tensor) -> float:
+    """The smallest 1 - |x| of a stored point."""
+    return 1e-15 if x.dtype == torch.float64 else 1e-6

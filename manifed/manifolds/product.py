@@ -1,12 +1,10 @@
-"""Riemannian products of named factors, packed into one trailing dimension.
+"""Manifolds made of others: a product of named factors, a power, and a change of scale.
 
-A point of ``Product({"basis": (Grassmann(), (20, 3)), "mean": (Euclidean(), (5,))})`` is a
-vector of length 65: the factors' points, flattened and joined in order, so a product travels,
-averages and clips as one tensor. The metric is the sum of the factors' metrics; every other
-operation is the factors' own, block by block. The capability flags hold where they hold for
-every factor.
+All three hand every movement on to what they are made of (`Composed`); what differs is how points
+are stored and what becomes of the metric.
 """
 
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import prod
@@ -14,12 +12,95 @@ from typing import Any
 
 import numpy as np
 import torch
-from geoopt.utils import size2shape
 from torch import Tensor
 
-from manifed.manifolds.base import Manifold, verdict
+from manifed.manifolds.base import Manifold
+
+Part = Callable[..., Tensor]
+"""A manifold's operation on the parts of points and vectors that lie on it: (manifold, *parts)."""
 
 
+def _part_by_part(name: str) -> Callable[..., Tensor]:
+    """The method ``name`` of every part, on what tensors (..., *point) hold of that part."""
+
+    def method(self: "Composed", *tensors: Tensor) -> Tensor:
+        return self.joined(lambda manifold, *parts: getattr(manifold, name)(*parts), *tensors)
+
+    return method
+
+
+class Composed(Manifold):
+    """A manifold whose points are points of others, moved there one by one."""
+
+    def __init__(self, parts: list[Manifold]) -> None:
+        super().__init__()
+        self.has_logmap = all(m.has_logmap for m in parts)
+        self.is_transp_isometric = all(m.is_transp_isometric for m in parts)
+        self.is_transp_parallel = all(m.is_transp_parallel for m in parts)
+        self.looks_at_all_pairs = any(m.looks_at_all_pairs for m in parts)
+
+    @abstractmethod
+    def joined(self, operation: Part, *tensors: Tensor) -> Tensor:
+        """``operation`` on every part, in the shape of a point."""
+
+    @abstractmethod
+    def measured(self, operation: Part, *tensors: Tensor) -> Tensor:
+        """``operation``, of one number a part, on every part: shape (..., parts)."""
+
+    projx = _part_by_part("projx")
+    proju = _part_by_part("proju")
+    egrad2rgrad = _part_by_part("egrad2rgrad")
+    retr = _part_by_part("retr")
+    invretr = _part_by_part("invretr")
+    expmap = _part_by_part("expmap")
+    logmap = _part_by_part("logmap")
+    transp = _part_by_part("transp")
+    projected = _part_by_part("projected")
+    tangent_part = _part_by_part("tangent_part")
+    coordinate_squares = _part_by_part("coordinate_squares")
+
+    # -- the sum of the metrics ---------------------------------------------------------------
+    def inner(
+        self, x: Tensor, u: Tensor, v: Tensor | None = None, *, keepdim: bool = False
+    ) -> Tensor:
+        """The sum of the parts' inner products, shape ``(...)``."""
+        tensors = (x, u) if v is None else (x, u, v)
+        total = self.measured(lambda m, *a: m.inner(*a), *tensors).sum(-1)
+        return self.expand_scalar(total) if keepdim else total
+
+    def dist(self, x: Tensor, y: Tensor, *, keepdim: bool = False) -> Tensor:
+        """The root of the sum of the parts' squared distances, shape ``(...)``."""
+        distances = self.measured(lambda m, a, b: m.dist(a, b), x, y)
+        total = torch.linalg.vector_norm(distances, dim=-1)
+        return self.expand_scalar(total) if keepdim else total
+
+    def norm_slack(self, x: Tensor) -> Tensor:
+        """The largest of the parts', shape ``(...)``."""
+        return self.measured(_slack, x).amax(-1)
+
+    # -- checks ------------------------------------------------------------------------------
+    def membership_defect(self, x: Tensor) -> Tensor:
+        """The parts' largest, shape (...,)."""
+        return self.measured(lambda m, a: m.membership_defect(a), x).amax(-1)
+
+    def tangency_defect(self, x: Tensor, u: Tensor) -> Tensor:
+        """The parts' largest, shape (...,)."""
+        return self.measured(lambda m, a, b: m.tangency_defect(a, b), x, u).amax(-1)
+
+    def _off_manifold(self, x: Tensor) -> Tensor:
+        return self.membership_defect(x)
+
+    def _normal_part(self, x: Tensor, u: Tensor) -> Tensor:
+        raise NotImplementedError("Expected the parts' own normal parts: call tangency_defect")
+
+
+def _slack(manifold: Manifold, x: Tensor) -> Tensor:
+    """The manifold's `norm_slack` as a tensor, shape (...)."""
+    shape = x.shape[: x.dim() - manifold.ndim]
+    return torch.as_tensor(manifold.norm_slack(x), dtype=x.dtype, device=x.device).expand(shape)
+
+
+# -- a product ---------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Factor:
     """One factor: its name, its manifold and the shape of one of its points."""
@@ -38,43 +119,35 @@ class Factor:
         """Number of normals that one draw of noise consumes."""
         return prod(self.manifold.coords_shape(self.shape))
 
-    def check(self) -> None:
-        """Refuse a shape that no single point of the manifold has.
 
-        Raises:
-            ValueError: naming the factor, the dimensions and the shape.
-        """
-        manifold = self.manifold
-        if len(self.shape) != manifold.ndim:
-            raise ValueError(
-                f"Expected factor {self.name!r} of {manifold.ndim} dimensions ({manifold.name}), "
-                f"got shape {self.shape}; give the shape of one point, without leading dimensions"
-            )
-        shape: Any = self.shape  # geoopt declares a tuple of one number
-        checked: Any = manifold._check_shape(shape, "shape")
-        if not checked[0]:
-            raise ValueError(f"factor {self.name!r}: {checked[1]}")
+class Product(Composed):
+    """M_1 x ... x M_k with the sum of the metrics; points have shape ``(..., total size)``.
 
-
-class Product(Manifold):
-    """M_1 x ... x M_k with the sum of the metrics; points have shape ``(..., total size)``."""
+    A point of ``Product({"basis": (Grassmann(), (20, 3)), "mean": (Euclidean(), (5,))})`` is a
+    vector of length 65: the factors' points, flattened and joined in order, so a product travels,
+    averages and clips as one tensor.
+    """
 
     name = "Product"
-    ndim = 1
-    reversible = False
 
     def __init__(self, factors: Mapping[str, tuple[Manifold, tuple[int, ...]]]) -> None:
-        super().__init__()
         if not factors:
             raise ValueError("Expected at least one factor, got none")
+        super().__init__([manifold for manifold, _ in factors.values()])
         self.factors = tuple(Factor(key, m, tuple(shape)) for key, (m, shape) in factors.items())
         for f in self.factors:
-            f.check()
-        self.has_logmap = all(f.manifold.has_logmap for f in self.factors)
-        self.is_transp_isometric = all(f.manifold.is_transp_isometric for f in self.factors)
-        self.is_transp_parallel = all(f.manifold.is_transp_parallel for f in self.factors)
-        self.looks_at_all_pairs = any(f.manifold.looks_at_all_pairs for f in self.factors)
+            if len(f.shape) != f.manifold.ndim:
+                raise ValueError(
+                    f"Expected factor {f.name!r} of {f.manifold.ndim} dimensions "
+                    f"({f.manifold.name}), got shape {f.shape}; give the shape of one point, "
+                    "without leading dimensions"
+                )
+            if not f.manifold.fits(f.shape):
+                raise ValueError(
+                    f"factor {f.name!r}: Expected points of shape {f.manifold.form}, got {f.shape}"
+                )
         self.is_whole_space = all(f.manifold.is_whole_space for f in self.factors)
+        self.form = f"(..., {self.point_shape[0]})"
 
     def settings(self) -> tuple[object, ...]:
         """The factors."""
@@ -86,30 +159,40 @@ class Product(Manifold):
         """The shape of one packed point."""
         return (sum(f.size for f in self.factors),)
 
+    def fits(self, shape: tuple[int, ...]) -> bool:
+        """Whether all factors are there."""
+        return tuple(shape) == self.point_shape
+
     def pack(self, parts: Mapping[str, Tensor]) -> Tensor:
         """One vector ``(..., total size)`` from named points (or tangents) of the factors."""
         names = {f.name for f in self.factors}
         if set(parts) != names:
             raise ValueError(f"Expected the factors {sorted(names)}, got {sorted(parts)}")
-        return _join([parts[f.name] for f in self.factors], [f.manifold.ndim for f in self.factors])
+        return self._join([parts[f.name] for f in self.factors])
 
     def unpack(self, x: Tensor) -> dict[str, Tensor]:
         """The named points (or tangents) of the factors, shapes ``(..., *factor shape)``."""
-        return {f.name: part for f, part in zip(self.factors, self._split(x), strict=True)}
-
-    def _split(self, x: Tensor) -> list[Tensor]:
         parts = x.split([f.size for f in self.factors], dim=-1)
         zipped = zip(self.factors, parts, strict=True)
-        return [part.reshape(*part.shape[:-1], *f.shape) for f, part in zipped]
+        return {f.name: part.reshape(*part.shape[:-1], *f.shape) for f, part in zipped}
 
-    def _each(self, method: Callable[..., Tensor], *tensors: Tensor) -> list[Tensor]:
-        """``method(manifold, *parts)`` on every factor."""
-        parts = zip(*[self._split(tensor) for tensor in tensors], strict=True)
+    def _join(self, parts: list[Tensor]) -> Tensor:
         zipped = zip(self.factors, parts, strict=True)
-        return [method(f.manifold, *part) for f, part in zipped]
+        flat = [part.flatten(-f.manifold.ndim) for f, part in zipped]
+        lead = np.broadcast_shapes(*[part.shape[:-1] for part in flat])
+        return torch.cat([part.expand(*lead, -1) for part in flat], dim=-1)
 
-    def _packed(self, method: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
-        return _join(self._each(method, *tensors), [f.manifold.ndim for f in self.factors])
+    def _each(self, operation: Part, *tensors: Tensor) -> list[Tensor]:
+        parts = [self.unpack(tensor) for tensor in tensors]
+        return [operation(f.manifold, *(part[f.name] for part in parts)) for f in self.factors]
+
+    def joined(self, operation: Part, *tensors: Tensor) -> Tensor:
+        """``operation`` on every factor, packed."""
+        return self._join(self._each(operation, *tensors))
+
+    def measured(self, operation: Part, *tensors: Tensor) -> Tensor:
+        """``operation`` on every factor, shape (..., factors)."""
+        return torch.stack(self._each(operation, *tensors)).movedim(0, -1)
 
     # -- sizes -------------------------------------------------------------------------------
     def dim(self, shape: tuple[int, ...]) -> int:
@@ -120,157 +203,152 @@ class Product(Manifold):
         """One vector: the factors' coordinates, joined."""
         return (sum(f.num_coords for f in self.factors),)
 
-    # -- the factors' operations -------------------------------------------------------------
-    def projx(self, x: Tensor) -> Tensor:
-        """``projx`` on every factor."""
-        return self._packed(lambda m, a: m.projx(a), x)
-
-    def proju(self, x: Tensor, u: Tensor) -> Tensor:
-        """``proju`` on every factor."""
-        return self._packed(lambda m, a, b: m.proju(a, b), x, u)
-
-    def egrad2rgrad(self, x: Tensor, u: Tensor) -> Tensor:
-        """``egrad2rgrad`` on every factor."""
-        return self._packed(lambda m, a, b: m.egrad2rgrad(a, b), x, u)
-
-    def retr(self, x: Tensor, u: Tensor) -> Tensor:
-        """``retr`` on every factor."""
-        return self._packed(lambda m, a, b: m.retr(a, b), x, u)
-
-    def invretr(self, x: Tensor, y: Tensor) -> Tensor:
-        """``invretr`` on every factor."""
-        return self._packed(lambda m, a, b: m.invretr(a, b), x, y)
-
-    def expmap(self, x: Tensor, u: Tensor) -> Tensor:
-        """``expmap`` on every factor."""
-        return self._packed(lambda m, a, b: m.expmap(a, b), x, u)
-
-    def logmap(self, x: Tensor, y: Tensor) -> Tensor:
-        """``logmap`` on every factor."""
-        return self._packed(lambda m, a, b: m.logmap(a, b), x, y)
-
-    def transp(self, x: Tensor, y: Tensor, v: Tensor) -> Tensor:
-        """``transp`` on every factor."""
-        return self._packed(lambda m, a, b, c: m.transp(a, b, c), x, y, v)
-
-    def projected(self, x: Tensor, y: Tensor, v: Tensor) -> Tensor:
-        """``projected`` on every factor."""
-        return self._packed(lambda m, a, b, c: m.projected(a, b, c), x, y, v)
+    def _split(self, c: Tensor) -> list[Tensor]:
+        """Every factor's coordinates out of the joined ones."""
+        parts = c.split([f.num_coords for f in self.factors], dim=-1)
+        zipped = zip(self.factors, parts, strict=True)
+        return [part.unflatten(-1, f.manifold.coords_shape(f.shape)) for f, part in zipped]
 
     def from_coords(self, x: Tensor, c: Tensor) -> Tensor:
         """``from_coords`` on every factor, with independent coordinates."""
-        parts = c.split([f.num_coords for f in self.factors], dim=-1)
-        tangents = [
-            f.manifold.from_coords(
-                point, part.reshape(*part.shape[:-1], *f.manifold.coords_shape(f.shape))
-            )
-            for f, point, part in zip(self.factors, self._split(x), parts, strict=True)
-        ]
-        return _join(tangents, [f.manifold.ndim for f in self.factors])
+        zipped = zip(self.factors, self.unpack(x).values(), self._split(c), strict=True)
+        return self._join([f.manifold.from_coords(point, own) for f, point, own in zipped])
 
-    # -- metric ------------------------------------------------------------------------------
-    def inner(
-        self, x: Tensor, u: Tensor, v: Tensor | None = None, *, keepdim: bool = False
-    ) -> Tensor:
-        """The sum of the factors' inner products, shape ``(...)``."""
-        tensors = (x, u) if v is None else (x, u, v)
-        values = self._each(lambda m, *a: m.inner(*a), *tensors)
-        total = torch.stack(values).sum(0)
-        return total.unsqueeze(-1) if keepdim else total
+    def of_normals(self, z: Tensor) -> Tensor:
+        """Independent random points of the factors."""
+        zipped = zip(self.factors, self._split(z), strict=True)
+        return self._join([f.manifold.of_normals(own) for f, own in zipped])
 
-    def norm_slack(self, x: Tensor) -> Tensor:
-        """The largest of the factors', shape ``(...)``."""
-        slacks = [
-            torch.as_tensor(f.manifold.norm_slack(part), dtype=x.dtype, device=x.device)
-            for f, part in zip(self.factors, self._split(x), strict=True)
-        ]
-        return torch.stack(torch.broadcast_tensors(*slacks)).amax(0)
-
-    def tangent_part(self, x: Tensor, u: Tensor) -> Tensor:
-        """``tangent_part`` on every factor."""
-        return self._packed(lambda m, a, b: m.tangent_part(a, b), x, u)
-
-    def coordinate_squares(self, x: Tensor, u: Tensor) -> Tensor:
-        """``coordinate_squares`` on every factor."""
-        return self._packed(lambda m, a, b: m.coordinate_squares(a, b), x, u)
-
-    def dist(self, x: Tensor, y: Tensor, *, keepdim: bool = False) -> Tensor:
-        """The root of the sum of the factors' squared distances, shape ``(...)``."""
-        values = torch.stack(self._each(lambda m, a, b: m.dist(a, b), x, y))
-        total = torch.linalg.vector_norm(values, dim=0)
-        return total.unsqueeze(-1) if keepdim else total
-
-    def frechet_mean(
-        self,
-        points: Tensor,
-        weights: Tensor | None = None,
-        *,
-        max_iterations: int = 100,
-        tolerance: float = 1e-12,
-    ) -> Tensor:
+    def frechet_mean(self, points: Tensor, weights: Tensor | None = None, **how: Any) -> Tensor:
         """The factors' Fréchet means: the sum of squared distances splits."""
-        options: dict[str, Any] = {"max_iterations": max_iterations, "tolerance": tolerance}
-        return self._packed(lambda m, a: m.frechet_mean(a, weights, **options), points)
-
-    def random(
-        self,
-        *size: Any,
-        dtype: torch.dtype = torch.float64,
-        device: Any = None,
-        generator: torch.Generator | None = None,
-        **kwargs: Any,
-    ) -> Tensor:
-        """Independent random points of the factors, shape ``(..., total size)``."""
-        *lead, total = size2shape(*size)
-        if total != self.point_shape[0]:
-            raise ValueError(f"Expected points of size {self.point_shape[0]}, got {total}")
-        draws = [
-            f.manifold.random(*lead, *f.shape, dtype=dtype, device=device, generator=generator)
-            for f in self.factors
-        ]
-        return _join(draws, [f.manifold.ndim for f in self.factors])
-
-    # -- checks ------------------------------------------------------------------------------
-    def membership_defect(self, x: Tensor) -> Tensor:
-        """The factors' largest, shape (...,)."""
-        return torch.stack(self._each(lambda m, a: m.membership_defect(a), x)).amax(0)
-
-    def tangency_defect(self, x: Tensor, u: Tensor) -> Tensor:
-        """The factors' largest, shape (...,)."""
-        return torch.stack(self._each(lambda m, a, b: m.tangency_defect(a, b), x, u)).amax(0)
-
-    def _off_manifold(self, x: Tensor) -> Tensor:
-        return self.membership_defect(x)
-
-    def _normal_part(self, x: Tensor, u: Tensor) -> Tensor:
-        raise NotImplementedError("Expected the factors' own normal parts: call tangency_defect")
-
-    def _check_shape(self, shape: tuple[int, ...], name: str) -> tuple[bool, str | None]:
-        expected = self.point_shape[0]
-        is_ok = len(shape) >= 1 and shape[-1] == expected
-        return verdict(is_ok, f"Expected {name} of shape (..., {expected}), got {tuple(shape)}")
-
-    def _check_point_on_manifold(
-        self, x: Tensor, *, atol: float = 1e-5, rtol: float = 1e-5
-    ) -> tuple[bool, str | None]:
-        for f, part in zip(self.factors, self._split(x), strict=True):
-            checked: Any = f.manifold._check_point_on_manifold(part, atol=atol, rtol=rtol)
-            if not checked[0]:
-                return False, f"{f.name}: {checked[1]}"
-        return True, None
-
-    def _check_vector_on_tangent(
-        self, x: Tensor, u: Tensor, *, atol: float = 1e-5, rtol: float = 1e-5
-    ) -> tuple[bool, str | None]:
-        for f, part, vector in zip(self.factors, self._split(x), self._split(u), strict=True):
-            checked: Any = f.manifold._check_vector_on_tangent(part, vector, atol=atol, rtol=rtol)
-            if not checked[0]:
-                return False, f"{f.name}: {checked[1]}"
-        return True, None
+        return self.joined(lambda m, a: m.frechet_mean(a, weights, **how), points)
 
 
-def _join(parts: list[Tensor], ndims: list[int]) -> Tensor:
-    """The parts, each flattened over its own trailing dimensions, joined along the last."""
-    flat = [part.flatten(-ndim) for part, ndim in zip(parts, ndims, strict=True)]
-    lead = np.broadcast_shapes(*[part.shape[:-1] for part in flat])
-    return torch.cat([part.expand(*lead, -1) for part in flat], dim=-1)
+# -- one manifold, many times or in another scale ------------------------------------------------
+class OverBase(Composed):
+    """Another manifold's points and geodesics; sizes and metric are those of a subclass."""
+
+    def __init__(self, base: Manifold) -> None:
+        super().__init__([base])
+        self.base = base
+        self.form = base.form
+
+    def joined(self, operation: Part, *tensors: Tensor) -> Tensor:
+        """The base's."""
+        return operation(self.base, *tensors)
+
+    def fits(self, shape: tuple[int, ...]) -> bool:
+        """Whether the base's points have that shape."""
+        return self.base.fits(shape[-self.base.ndim :])
+
+    def dim(self, shape: tuple[int, ...]) -> int:
+        """The base's."""
+        return self.base.dim(shape)
+
+    def coords_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The base's."""
+        return self.base.coords_shape(shape)
+
+    from_coords = _part_by_part("from_coords")
+    of_normals = _part_by_part("of_normals")
+    of_zeros = _part_by_part("of_zeros")
+
+
+class Power(OverBase):
+    """M^k for any k, with the sum of the metrics; points ``(..., k, *point of M)``.
+
+    Unlike `Product` it needs no shapes to be built.
+    """
+
+    name = "Power"
+
+    def __init__(self, base: Manifold) -> None:
+        super().__init__(base)
+        self.ndim = base.ndim + 1
+
+    def settings(self) -> tuple[object, ...]:
+        """The base."""
+        return (self.base,)
+
+    def dim(self, shape: tuple[int, ...]) -> int:
+        """K times the base's dimension."""
+        return shape[0] * self.base.dim(shape[1:])
+
+    def coords_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """K of the base's coordinates."""
+        return (shape[0], *self.base.coords_shape(shape[1:]))
+
+    def measured(self, operation: Part, *tensors: Tensor) -> Tensor:
+        """The base's, shape (..., k)."""
+        return operation(self.base, *tensors)
+
+    def norm(self, x: Tensor, u: Tensor, *, keepdim: bool = False) -> Tensor:
+        """The root of the sum of the base's squared norms, shape ``(...)``."""
+        total = torch.linalg.vector_norm(self.base.norm(x, u), dim=-1)
+        return self.expand_scalar(total) if keepdim else total
+
+
+def _times_scale(name: str, power: int) -> Callable[..., Tensor]:
+    """c^power times the base's method ``name``."""
+
+    def method(self: "Scaled", *tensors: Tensor | None, keepdim: bool = False) -> Tensor:
+        options = {"keepdim": True} if keepdim else {}
+        return self.scale**power * getattr(self.base, name)(*tensors, **options)
+
+    return method
+
+
+def _over_scale(name: str, power: int) -> Callable[..., Tensor]:
+    """The base's method ``name`` over c^power."""
+
+    def method(self: "Scaled", *tensors: Tensor) -> Tensor:
+        return getattr(self.base, name)(*tensors) / self.scale**power
+
+    return method
+
+
+class Scaled(OverBase):
+    """M with distances ``scale`` times as long; points and tangent vectors as in M.
+
+    With g' = c^2 g the Christoffel symbols are those of g, so geodesics, logarithms and transports
+    stay as they are. What changes follows from <u, v>' = c^2 <u, v>:
+
+        |u|' = c |u|,    dist' = c dist,    grad' f = grad f / c^2,    |grad' f|' = |grad f| / c,
+
+    and an orthonormal basis is 1/c times one of g, so N'_x(0, 1) = N_x(0, 1) / c. A clip to C keeps
+    gradients of |grad f| <= c C, and a step of the same size moves 1 / c^2 as far. geoopt's
+    `Scaled` stores the vectors c u in the place of u, and leaves gradients as they are: its steps
+    are c times these.
+    """
+
+    name = "Scaled"
+
+    def __init__(self, base: Manifold, scale: float) -> None:
+        """``scale`` > 0.
+
+        Raises:
+            ValueError: another scale, or one far from 1: squares of short vectors vanish before
+                they are scaled.
+        """
+        super().__init__(base)
+        if not 1e-10 <= scale <= 1e10:
+            raise ValueError(f"scale: expected a number from 1e-10 to 1e10, got {scale}")
+        self.scale = float(scale)
+        self.ndim = base.ndim
+        self.is_whole_space = base.is_whole_space
+
+    def settings(self) -> tuple[object, ...]:
+        """Base and scale."""
+        return (self.base, self.scale)
+
+    def measured(self, operation: Part, *tensors: Tensor) -> Tensor:
+        """The base's, shape (..., 1)."""
+        return operation(self.base, *tensors).unsqueeze(-1)
+
+    inner = _times_scale("inner", 2)
+    coordinate_squares = _times_scale("coordinate_squares", 2)
+    norm = _times_scale("norm", 1)
+    norm_bound = _times_scale("norm_bound", 1)  # the base knows where its own squares vanish
+    dist = _times_scale("dist", 1)
+    from_coords = _over_scale("from_coords", 1)
+    egrad2rgrad = _over_scale("egrad2rgrad", 2)

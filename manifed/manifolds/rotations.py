@@ -7,13 +7,10 @@ logarithm is x log(x^T y) and parallel transport is v -> x e^(A/2) (x^T v) e^(A/
 logarithm is unique while every rotation angle of x^T y is below pi.
 """
 
-from typing import Any
-
 import torch
-from geoopt.utils import size2shape
 from torch import Tensor
 
-from manifed.manifolds.base import FrobeniusManifold, verdict
+from manifed.manifolds.base import Submanifold
 from manifed.manifolds.defects import gram_defect
 from manifed.manifolds.linalg import (
     above_zero,
@@ -22,23 +19,26 @@ from manifed.manifolds.linalg import (
     logm_rotation,
     polar,
     skew,
-    standard_normal,
     sym,
 )
 
 
-class SpecialOrthogonal(FrobeniusManifold):
+class SpecialOrthogonal(Submanifold):
     """Rotations of R^n; points have shape ``(..., n, n)``."""
 
     name = "SpecialOrthogonal"
+    ndim = 2
+    form = "(..., n, n)"
     looks_at_all_pairs = False
-    reach = 1.0
 
     def dim(self, shape: tuple[int, ...]) -> int:
         """n(n-1)/2 for points of shape ``(n, n)``."""
         return shape[-1] * (shape[-1] - 1) // 2
 
-    # -- sets and projections ----------------------------------------------------------------
+    def fits(self, shape: tuple[int, ...]) -> bool:
+        """Whether matrices are square."""
+        return shape[-1] == shape[-2]
+
     def projx(self, x: Tensor) -> Tensor:
         """The nearest rotation: U diag(1, .., 1, det(U V^T)) V^T of the SVD of x."""
         if bool((torch.linalg.det(x) > 0).all()):
@@ -52,9 +52,9 @@ class SpecialOrthogonal(FrobeniusManifold):
         """The projection x skew(x^T u)."""
         return x @ skew(x.mT @ u)
 
-    def _check_shape(self, shape: tuple[int, ...], name: str) -> tuple[bool, str | None]:
-        is_square = len(shape) >= 2 and shape[-1] == shape[-2]
-        return verdict(is_square, f"Expected {name} of shape (..., n, n), got {tuple(shape)}")
+    def from_coords(self, x: Tensor, c: Tensor) -> Tensor:
+        """The vector x skew(c) from n x n normals c."""
+        return x @ skew(c)
 
     def _off_manifold(self, x: Tensor) -> Tensor:
         """A reflection is as far as a point can be that is orthogonal: 1."""
@@ -63,36 +63,18 @@ class SpecialOrthogonal(FrobeniusManifold):
     def _normal_part(self, x: Tensor, u: Tensor) -> Tensor:
         return torch.linalg.vector_norm(sym(x.mT @ u), dim=(-2, -1))
 
-    def _check_point_on_manifold(
-        self, x: Tensor, *, atol: float = 1e-5, rtol: float = 1e-5
-    ) -> tuple[bool, str | None]:
-        error = float((x.mT @ x - identity_like(x)).abs().max())
-        if error > atol + rtol:
-            return False, f"Expected x^T x = I within {atol}, got {error}; call projx"
-        smallest = float(torch.linalg.det(x).min())
-        return verdict(smallest > 0, f"Expected det x = 1, got {smallest}: a reflection")
-
-    def _check_vector_on_tangent(
-        self, x: Tensor, u: Tensor, *, atol: float = 1e-5, rtol: float = 1e-5
-    ) -> tuple[bool, str | None]:
-        turn = x.mT @ u
-        error, bound = float((turn + turn.mT).abs().max()), atol + rtol * float(u.abs().max())
-        return verdict(error <= bound, f"Expected x^T u skew within {bound}, got {error}")
-
-    # -- metric ------------------------------------------------------------------------------
     def dist(self, x: Tensor, y: Tensor, *, keepdim: bool = False) -> Tensor:
         """|log(x^T y)|_F, shape ``(...)``: sqrt(2) times the norm of the rotation angles."""
         with torch.no_grad():
             turn = logm_rotation(x.mT @ y)
-            length = torch.linalg.vector_norm(turn, dim=(-2, -1), keepdim=True)
-        result = length if keepdim else length[..., 0, 0]
+            size = torch.linalg.vector_norm(turn, dim=(-2, -1), keepdim=True)
+        result = size if keepdim else size[..., 0, 0]
         if not _needs_gradient(x, y):
             return result
-        unit = turn / above_zero(length)
+        unit = turn / above_zero(size)
         change = y.detach() @ unit * (y - y.detach()) - x.detach() @ unit * (x - x.detach())
         return result + change.sum((-2, -1), keepdim=keepdim)
 
-    # -- geodesics ---------------------------------------------------------------------------
     def expmap(self, x: Tensor, u: Tensor) -> Tensor:
         """The rotation x exp(x^T u)."""
         return x @ expm(skew(x.mT @ u))
@@ -124,32 +106,9 @@ class SpecialOrthogonal(FrobeniusManifold):
         eye = identity_like(turn)
         return x @ skew(2 * torch.linalg.solve(turn + eye, turn - eye))
 
-    # -- privacy -----------------------------------------------------------------------------
-    def from_coords(self, x: Tensor, c: Tensor) -> Tensor:
-        """The vector x skew(c) from n x n normals c."""
-        return x @ skew(c)
-
-    def random(
-        self,
-        *size: Any,
-        dtype: torch.dtype = torch.float64,
-        device: Any = None,
-        generator: torch.Generator | None = None,
-        **kwargs: Any,
-    ) -> Tensor:
-        """Uniform rotations (Haar), shape ``(..., n, n)``."""
-        return self.projx(standard_normal(size2shape(*size), generator, dtype, device))
-
-    def origin(
-        self,
-        *size: Any,
-        dtype: torch.dtype = torch.float64,
-        device: Any = None,
-        seed: int | None = 42,
-    ) -> Tensor:
-        """The identity, repeated to shape ``size``."""
-        point = torch.zeros(size2shape(*size), dtype=dtype, device=device)
-        return point + identity_like(point)
+    def of_zeros(self, zeros: Tensor) -> Tensor:
+        """The identity."""
+        return zeros + identity_like(zeros)
 
 
 def _needs_gradient(x: Tensor, y: Tensor) -> bool:

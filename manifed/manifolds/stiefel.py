@@ -4,10 +4,10 @@ Edelman, Arias and Smith (SIMAX 1998). A tangent vector u = x A + x_perp B has t
 beta |A|^2 + |B|^2: beta = 1 is the Euclidean metric, beta = 1/2 the canonical one (Hüper, Markina
 and Silva Leite's family). n = k is the orthogonal group.
 
-Retractions: Absil and Malick (SIOPT 2012) for polar and QR, Wen and Yin (2013) for Cayley; their
-inverses: Kaneko, Fiori and Tanaka (2013), Siegel (2021). Logarithms: Zimmermann and Hüper (SIMAX
-2022, arXiv 2103.12046), batched iterations on 2k x 2k matrices: Algorithm 4 for the canonical
-metric, p-shooting in the reduced problem for the Euclidean one.
+Retraction: polar, Absil and Malick (SIOPT 2012); its inverse: Kaneko, Fiori and Tanaka (2013).
+Transport: the rotation of the inverse Cayley transform, Siegel (2021). Logarithms: Zimmermann and
+Hüper (SIMAX 2022, arXiv 2103.12046), batched iterations on 2k x 2k matrices: Algorithm 4 for the
+canonical metric, p-shooting in the reduced problem for the Euclidean one.
 
 Symbols: A = x^T u, G = u^T u, M = x^T y, beta metric weight of the skew part. In the logarithms:
 target = blocks of y in the frame (x, Q), V completed, Phi rotation, A, B, C blocks of log V, Gamma
@@ -15,98 +15,32 @@ the Sylvester update.
 """
 
 import math
-from typing import Any, Literal
+from typing import Literal
 
 import torch
-from geoopt.utils import size2shape
 from torch import Tensor
 
-from manifed.manifolds.base import Manifold, safe_sqrt, verdict
+from manifed.manifolds.base import Manifold, safe_sqrt
 from manifed.manifolds.defects import gram_defect
 from manifed.manifolds.linalg import (
     RSQRT,
     above_zero,
-    by_small,
     expm,
     identity_like,
     logm_rotation,
-    minus_along,
-    minus_product,
     polar,
     positive_qr,
     skew,
-    standard_normal,
     sym,
     sym_function,
 )
 
 Metric = Literal["euclidean", "canonical"]
-RetractionName = Literal["polar", "qr", "cayley"]
 
 TOLERANCE = 4e-15
 RESIDUAL = 1e-10
 """Largest distance of the end of a logarithm's geodesic from its target."""
 MAX_ITERATIONS = 300
-GEODESIC_STEPS = 3
-
-
-# -- retractions and their inverses: (x, ·) -> (..., n, k), by k x k matrices ------------------
-def polar_retraction(x: Tensor, u: Tensor) -> Tensor:
-    """(x + u)(I + G)^{-1/2}, of second order for the Euclidean metric."""
-    y = u + x  # u first: its rows are contiguous, those of a QR factor x are not
-    return by_small(y, sym_function(y.mT @ y, RSQRT))
-
-
-def inverse_polar_retraction(x: Tensor, y: Tensor) -> Tensor:
-    """Y S - x with symmetric S from the Lyapunov equation M S + S M^T = 2 I (k^2 unknowns)."""
-    m = x.mT @ y
-    k, eye = m.shape[-1], identity_like(m)
-    kronecker = torch.einsum("...ij,kl->...ikjl", m, eye) + torch.einsum(
-        "ij,...kl->...ikjl", eye, m
-    )
-    system = kronecker.reshape(*m.shape[:-2], k * k, k * k)
-    s = torch.linalg.solve(system, 2 * eye.reshape(k * k)).reshape(m.shape)
-    return y @ s - x
-
-
-def qr_retraction(x: Tensor, u: Tensor) -> Tensor:
-    """The Q factor of x + u, by Cholesky (its Gram matrix is at least I); of first order."""
-    y = u + x
-    factor = torch.linalg.cholesky_ex(y.mT @ y)[0]
-    return torch.linalg.solve_triangular(factor, y.mT, upper=False).mT
-
-
-def inverse_qr_retraction(x: Tensor, y: Tensor) -> Tensor:
-    """Y R - x with upper triangular R, column by column from tangency (M R + R^T M^T = 2 I)."""
-    m = x.mT @ y
-    k = m.shape[-1]
-    columns: list[Tensor] = []
-    for j in range(k):
-        known = [-(m[..., j, :] * column).sum(-1) for column in columns]
-        right = torch.stack([*known, torch.ones_like(m[..., 0, 0])], -1)
-        head = torch.linalg.solve(m[..., : j + 1, : j + 1], right)
-        columns.append(torch.nn.functional.pad(head, (0, k - j - 1)))
-    return y @ torch.stack(columns, -1) - x
-
-
-def cayley_retraction(x: Tensor, u: Tensor) -> Tensor:
-    """Cayley transform of W = P u x^T - x u^T P, P = I - x x^T / 2, times x.
-
-    The Woodbury system of 2k unknowns reduces to Z = (I - Om / 2 + (G + Om^2) / 4)^{-1}:
-    y = u Z + x ((2 I - Om) Z - I). Of second order for the canonical metric.
-    """
-    om, g = x.mT @ u, u.mT @ u
-    eye = identity_like(om)
-    z = torch.linalg.inv(eye - om / 2 + (g + om @ om) / 4)
-    return u @ z + x @ ((2 * eye - om) @ z - eye)
-
-
-def inverse_cayley_retraction(x: Tensor, y: Tensor) -> Tensor:
-    """2 y (I + M)^{-1} + 2 x (I + M^T)^{-1} - 2 x."""
-    m = x.mT @ y
-    eye = identity_like(m)
-    half = torch.linalg.inv(eye + m)
-    return 2 * (y @ half + x @ (half.mT - eye))
 
 
 # -- logarithms --------------------------------------------------------------------------------
@@ -129,7 +63,9 @@ def tangent_of_logarithm(x: Tensor, y: Tensor, beta: float) -> Tensor:
     q = torch.linalg.qr(torch.cat((x, y - x @ m), -1))[0][..., k : k + across]
     target = torch.cat((m, q.mT @ y), -2)
     if across == 0:
-        a, b = logm_rotation(_same_component(m)), target[..., k:, :]
+        if bool((torch.linalg.det(m) < 0).any()):  # in the other component of O(n)
+            raise ArithmeticError("No Stiefel logarithm: Expected det(x^T y) = 1, got -1 (n = k)")
+        a, b = logm_rotation(m), target[..., k:, :]
     elif beta == 0.5:
         a, b = _zimmermann_hueper(target)
     else:
@@ -149,26 +85,16 @@ def reduced_geodesic(a: Tensor, b: Tensor, beta: float, steps: int) -> list[Tens
     rows = (torch.cat((2 * beta * a, -b.mT), -1), torch.cat((b, corner), -1))
     step = expm(torch.cat(rows, -2) / steps)
     points = [step[..., : a.shape[-1]]]
+    for _ in range(steps - 1):
+        points.append(step @ points[-1])
     if beta == 0.5:
-        for _ in range(steps - 1):
-            points.append(step @ points[-1])
         return points
     twist = expm((1 - 2 * beta) * a / steps)
-    points[0] = points[0] @ twist
-    for _ in range(steps - 1):
-        points.append(step @ points[-1] @ twist)
-    return points
-
-
-def _same_component(m: Tensor) -> Tensor:
-    """Square ``m`` itself, where it is a rotation.
-
-    Raises:
-        ArithmeticError: determinant -1 (the other component of O(n)).
-    """
-    if bool((torch.linalg.det(m) < 0).any()):
-        raise ArithmeticError("No Stiefel logarithm: Expected det(x^T y) = 1, got -1 (n = k)")
-    return m
+    turn, turned = twist, [points[0] @ twist]
+    for point in points[1:]:
+        turn = turn @ twist
+        turned.append(point @ turn)
+    return turned
 
 
 def _completion(target: Tensor) -> Tensor:
@@ -212,7 +138,7 @@ def _shoot(target: Tensor, beta: float) -> tuple[Tensor, Tensor]:
     a, b = skew(target[..., :k, :]), target[..., k:, :]
     best = (a, b)
     for _ in range(MAX_ITERATIONS):
-        points = reduced_geodesic(a, b, beta, GEODESIC_STEPS)
+        points = reduced_geodesic(a, b, beta, 3)
         miss = points[-1] - target
         size = torch.linalg.matrix_norm(miss, keepdim=True)
         worst = float(size.max())
@@ -235,14 +161,6 @@ def _largest_norm(a: Tensor) -> float:
 
 
 # -- the manifold ------------------------------------------------------------------------------
-_BETA = {"euclidean": 1.0, "canonical": 0.5}
-_RETRACTIONS = {
-    "polar": (polar_retraction, inverse_polar_retraction),
-    "qr": (qr_retraction, inverse_qr_retraction),
-    "cayley": (cayley_retraction, inverse_cayley_retraction),
-}
-
-
 class Stiefel(Manifold):
     """Orthonormal k-frames of R^n; dimension n k - k (k + 1) / 2.
 
@@ -250,41 +168,41 @@ class Stiefel(Manifold):
 
     Args:
         metric: "euclidean" (of the ambient matrices) or "canonical".
-        retraction: "polar", "qr" or "cayley".
     """
 
     name = "Stiefel"
     ndim = 2
-    reversible = False
+    form = "(..., n, k), n >= k"
     is_transp_parallel = False
 
-    def __init__(self, metric: Metric = "euclidean", retraction: RetractionName = "polar") -> None:
+    def __init__(self, metric: Metric = "euclidean") -> None:
         super().__init__()
-        if metric not in _BETA:
-            raise ValueError(f"Expected a metric of {sorted(_BETA)}, got {metric!r}")
-        if retraction not in _RETRACTIONS:
-            raise ValueError(f"Expected a retraction of {sorted(_RETRACTIONS)}, got {retraction!r}")
+        betas = {"euclidean": 1.0, "canonical": 0.5}
+        if metric not in betas:
+            raise ValueError(f"Expected a metric of {sorted(betas)}, got {metric!r}")
         self.metric: Metric = metric
-        self.retraction: RetractionName = retraction
+        self._beta = betas[metric]
         self.reach = 1.0 if metric == "euclidean" else None
-        self._beta = _BETA[metric]
-        self._turn = 0.5 / math.sqrt(self._beta)  # S + (1 - beta^{-1/2}) K as one lerp
-        self._retract, self._invert = _RETRACTIONS[retraction]
 
     def settings(self) -> tuple[object, ...]:
-        """The metric and the retraction."""
-        return (self.metric, self.retraction)
+        """The metric."""
+        return (self.metric,)
 
     def dim(self, shape: tuple[int, ...]) -> int:
         """Dimension n k - k (k + 1) / 2 of points (n, k)."""
         n, k = shape[-2:]
         return n * k - k * (k + 1) // 2
 
+    def fits(self, shape: tuple[int, ...]) -> bool:
+        """Whether matrices are tall or square."""
+        return shape[-2] >= shape[-1]
+
     def from_coords(self, x: Tensor, c: Tensor) -> Tensor:
         """The projection of n k ambient coordinates, its skew part over sqrt(beta)."""
         if self._beta == 1:
             return self.proju(x, c)
-        return minus_along(c, x, lambda xtc: xtc + (xtc.mT - xtc) * self._turn)
+        along = x.mT @ c
+        return c - x @ (along - math.sqrt(2.0) * skew(along))
 
     def projx(self, x: Tensor) -> Tensor:
         """The polar factor, the nearest orthonormal matrix."""
@@ -292,13 +210,13 @@ class Stiefel(Manifold):
 
     def proju(self, x: Tensor, u: Tensor) -> Tensor:
         """The vector u - x sym(x^T u), the orthogonal projection in both metrics."""
-        return minus_along(u, x, lambda xtu: xtu + xtu.mT, 0.5)
+        return u - x @ sym(x.mT @ u)
 
     def egrad2rgrad(self, x: Tensor, u: Tensor) -> Tensor:
         """The vector g - x sym(x^T g) (Euclidean), g - x g^T x (canonical)."""
         if self._beta == 1:
             return self.proju(x, u)
-        return minus_along(u, x, lambda xtu: xtu.mT)
+        return u - x @ (x.mT @ u).mT
 
     def inner(
         self, x: Tensor, u: Tensor, v: Tensor | None = None, *, keepdim: bool = False
@@ -319,12 +237,19 @@ class Stiefel(Manifold):
         return safe_sqrt(self.inner(x, u, keepdim=keepdim))
 
     def retr(self, x: Tensor, u: Tensor) -> Tensor:
-        """The chosen retraction; orthonormal to rounding times 1 + |u|^2."""
-        return self._retract(x, u)
+        """(x + u)(I + u^T u)^{-1/2}, of second order for the Euclidean metric."""
+        y = u + x
+        return y @ sym_function(y.mT @ y, RSQRT)
 
     def invretr(self, x: Tensor, y: Tensor) -> Tensor:
-        """The inverse of the chosen retraction, for y near x (x^T y + y^T x positive)."""
-        return self._invert(x, y)
+        """Y S - x with symmetric S from M S + S M^T = 2 I, of k^2 unknowns, for y near x."""
+        m = x.mT @ y
+        k, eye = m.shape[-1], identity_like(m)
+        left = torch.einsum("...ij,kl->...ikjl", m, eye)
+        right = torch.einsum("ij,...kl->...ikjl", eye, m)
+        system = (left + right).reshape(*m.shape[:-2], k * k, k * k)
+        s = torch.linalg.solve(system, 2 * eye.reshape(k * k)).reshape(m.shape)
+        return y @ s - x
 
     def expmap(self, x: Tensor, u: Tensor) -> Tensor:
         """The geodesic [x K] exp([[2 beta A, -K^T K], [I, 0]]) [I; 0] exp((1 - 2 beta) A).
@@ -338,15 +263,11 @@ class Stiefel(Manifold):
         top = torch.cat((2 * self._beta * a, -(g + a @ a) / s), -1)
         bottom = s * torch.eye(k, 2 * k, dtype=u.dtype, device=u.device)
         block = torch.cat((top, bottom), -2)
-        if self._beta != 1:
-            turned = expm(block)[..., :k]
-        elif a.dim() == 2:  # one point: a second call costs more than a larger matrix
-            both = expm(torch.stack((block, torch.nn.functional.pad(-a, (0, k, 0, k)))))
-            turned = both[0, :, :k] @ both[1, :k, :k]
-        else:
-            turned = expm(block)[..., :k] @ expm(-a)
+        turned = expm(block)[..., :k]
+        if self._beta == 1:
+            turned = turned @ expm(-a)
         along, across = turned[..., :k, :], turned[..., k:, :] / s
-        return minus_product(by_small(u, across), x, a @ across - along)
+        return u @ across + x @ (along - a @ across)
 
     def logmap(self, x: Tensor, y: Tensor) -> Tensor:
         """The tangent vector u with expmap(x, u) = y, by iteration.
@@ -387,57 +308,19 @@ class Stiefel(Manifold):
         along = x.mT @ v
         m = y.mT @ x
         c = torch.linalg.solve(identity_like(m) + m, along + y.mT @ v)
-        return minus_product(v, x, c) + y @ (2 * along - c)
+        return v - x @ c + y @ (2 * along - c)
 
-    def random(
-        self,
-        *size: Any,
-        dtype: torch.dtype = torch.float64,
-        device: Any = None,
-        generator: torch.Generator | None = None,
-        **kwargs: Any,
-    ) -> Tensor:
-        """Haar-distributed points (QR with a positive diagonal)."""
-        shape = self._valid(size2shape(*size))
-        return positive_qr(standard_normal(shape, generator, dtype, device))[0].contiguous()
+    def of_normals(self, z: Tensor) -> Tensor:
+        """A Haar-distributed point (QR with a positive diagonal)."""
+        return positive_qr(z)[0].contiguous()
 
-    def origin(
-        self,
-        *size: Any,
-        dtype: torch.dtype = torch.float64,
-        device: Any = None,
-        seed: int | None = None,
-    ) -> Tensor:
+    def of_zeros(self, zeros: Tensor) -> Tensor:
         """The first k columns of the identity."""
-        shape = self._valid(size2shape(*size))
-        return torch.eye(*shape[-2:], dtype=dtype, device=device).expand(shape).clone()
-
-    def _valid(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        ok, reason = self._check_shape(shape, "x")
-        if not ok:
-            raise ValueError(reason)
-        return shape
-
-    def _check_shape(self, shape: tuple[int, ...], name: str) -> tuple[bool, str | None]:
-        is_ok = len(shape) >= 2 and shape[-2] >= shape[-1]
-        return verdict(is_ok, f"Expected {name} of shape (..., n, k), n >= k, got {tuple(shape)}")
+        zeros.diagonal(dim1=-2, dim2=-1).fill_(1.0)
+        return zeros
 
     def _off_manifold(self, x: Tensor) -> Tensor:
         return gram_defect(x)
 
     def _normal_part(self, x: Tensor, u: Tensor) -> Tensor:
         return torch.linalg.vector_norm(sym(x.mT @ u), dim=(-2, -1))
-
-    def _check_point_on_manifold(
-        self, x: Tensor, *, atol: float = 1e-5, rtol: float = 1e-5
-    ) -> tuple[bool, str | None]:
-        gap = float((x.mT @ x - identity_like(x)).abs().max())
-        return verdict(gap <= atol + rtol, f"max|x^T x - I| = {gap:.3g} > {atol + rtol:.3g}")
-
-    def _check_vector_on_tangent(
-        self, x: Tensor, u: Tensor, *, atol: float = 1e-5, rtol: float = 1e-5
-    ) -> tuple[bool, str | None]:
-        gap = sym(x.mT @ u).abs().amax((-2, -1))
-        bound = atol + rtol * torch.linalg.vector_norm(u, dim=(-2, -1))
-        worst = float(gap.max())
-        return verdict(bool((gap <= bound).all()), f"max|sym(x^T u)| = {worst:.3g}, expected 0")

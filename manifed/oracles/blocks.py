@@ -18,7 +18,6 @@ are, how many they are, in which order they stand, and whether one of them fails
 """
 
 from collections.abc import Callable, Hashable, Iterator
-from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import product
 from typing import Any
@@ -30,8 +29,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from manifed.manifolds.linalg import standard_normal
-from manifed.problems.base import Examples, Problem
-from manifed.problems.linear import FEWEST
+from manifed.problems.examples import Examples
+from manifed.problems.problem import Problem
+from manifed.problems.rows import FEWEST
 
 SIZES = (FEWEST, *(FEWEST * k for k in (2, 3, 4, 6, 8, 12, 16, 24, 32)))
 """Examples of a block; few sizes, because each is tried out before it is used."""
@@ -50,115 +50,83 @@ _found: "WeakKeyDictionary[Problem, dict[Hashable, bool]]" = WeakKeyDictionary()
 """Whether a size keeps examples apart, by problem, and by what is computed, shapes and threads."""
 
 
-@dataclass(frozen=True)
-class Blocks:
-    """The blocks in which one computation over examples of one client is done."""
+def blocks(
+    problem: Problem,
+    compute: Compute,
+    name: Hashable,
+    points: Points,
+    examples: Examples,
+    rows: Tensor,
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """The positions ``rows`` (b,) of one client's examples, in shares for one block each.
 
-    problem: Problem
-    compute: Compute
-    name: Hashable
-    """What else the computation depends on, beside the problem and the examples' shapes."""
-    points: Points
-    """At which it is done."""
-    like: Examples
-    """Examples of the shapes that are computed."""
-    most: int
-    """Examples that fit."""
+    With each share the positions of its block: its own, and copies of the last up to a size that
+    keeps examples apart. ``name`` is what a computation depends on beside the problem, the points'
+    and the examples' shapes.
+    """
+    problem.point_shape(examples)  # a module says only then what an example holds
+    x, features = points[0], examples.feature_ndim
+    held = max(1.0, problem.points_per_example * x.numel())
+    most = max(1, int(NUMBERS_AT_ONCE / held))
+    least, known = min(FEWEST, most), _found.setdefault(problem, {})
+    shapes = [(k, t.shape[t.dim() - features[k] :], t.dtype) for k, t in examples.tensors.items()]
 
-    @staticmethod
-    def of(
-        problem: Problem, compute: Compute, name: Hashable, points: Points, like: Examples
-    ) -> "Blocks":
-        """Those of a computation at ``points``."""
-        x = points[0]
-        problem.point_shape(like)  # a module says only then what an example holds
-        held = max(1.0, problem.points_per_example * x.numel())
-        fits = max(1, int(NUMBERS_AT_ONCE / held))
-        name = (name, tuple(x.shape), x.dtype)
-        return Blocks(problem, compute, name, points, like, fits)
+    def keeps_apart(size: int) -> bool:
+        key = (name, x.shape, x.dtype, *shapes, size, torch.get_num_threads())
+        if size > 1 and key not in known:
+            known[key] = _are_alike(problem, compute, points, examples, least, size)
+        return size == 1 or known[key]
 
-    def cut(self, rows: Tensor) -> Iterator[tuple[Tensor, int]]:
-        """The positions ``rows`` (b,) in shares, each with the size of the block that takes it."""
-        done, smallest = 0, self._smallest
-        while done < len(rows):
-            size = 1 if smallest == 1 else self._nearest(len(rows) - done)
-            if not self._keeps_apart(size):
-                size = smallest
-            yield rows[done : done + size], size
-            done += size
+    smallest = 1 if problem.looks_at_all_rows or not keeps_apart(least) else least
+    while len(rows):  # a size that the rest fills to three quarters
+        fit = [size for size in SIZES if size <= most and 0.75 * size <= len(rows)]
+        size = smallest if smallest == 1 else max(fit, default=least)
+        if not keeps_apart(size):
+            size = smallest
+        share, rows = rows[:size], rows[size:]
+        yield share, torch.cat([share, share[-1:].expand(size - len(share))])
 
-    def _nearest(self, left: int) -> int:
-        """The largest size that ``left`` examples fill to three quarters."""
-        fit = [size for size in SIZES if size <= self.most and 0.75 * size <= left]
-        return max(fit, default=self._least)
 
-    @property
-    def _smallest(self) -> int:
-        if self.problem.looks_at_all_rows or not self._keeps_apart(self._least):
-            return 1
-        return self._least
+def _are_alike(
+    problem: Problem, compute: Compute, points: Points, like: Examples, least: int, size: int
+) -> bool:
+    """Whether an example gives the same bits at each place of a block of that size.
 
-    @property
-    def _least(self) -> int:
-        return min(FEWEST, self.most)
+    And the same as in the smallest block, so that sizes may be mixed.
+    """
+    generator, manifold = torch.Generator().manual_seed(0), problem.manifold
+    made = problem.made_up(like, _TRIED, generator)
 
-    def _keeps_apart(self, size: int) -> bool:
-        """Whether an example gives the same bits at each place of a block of that size.
-
-        And the same as in the smallest block, so that sizes may be mixed.
-        """
-        if size == 1:
-            return True
-        shapes = tuple(
-            (key, tuple(t.shape[t.dim() - self.like.feature_ndim[key] :]), t.dtype)
-            for key, t in self.like.tensors.items()
-        )
-        known = _found.setdefault(self.problem, {})
-        key = (self.name, shapes, size, torch.get_num_threads())
-        if key not in known:
-            known[key] = self._try(size)
-        return known[key]
-
-    def _try(self, size: int) -> bool:
-        generator = torch.Generator().manual_seed(0)
-        made, least = self.problem.made_up(self.like, _TRIED, generator), self._least
-        points = tuple(self._moved(x, generator) for x in self.points)
-        try:
-            ways = [self._on_the_way(points, made, n) for n in (least, size)]
-            if ways[0] is None or ways[0] != ways[1]:
-                return False
-            copies = [made.take(torch.full((least,), i)) for i in range(_TRIED)]
-            alone = [self.compute(points, each)(0) for each in copies]
-            of = self.compute(points, made.take(torch.arange(size) % _TRIED))
-            step = max(1, size // _PLACES)
-            places = {*range(0, size, step), *range(max(0, size - 8), size)}
-            return all(torch.equal(of(p), alone[p % _TRIED]) for p in places)  # NaN equals nothing
-        except (torch.linalg.LinAlgError, ArithmeticError):  # pyright: ignore[reportPrivateImportUsage]
-            return False
-
-    def _moved(self, x: Tensor, generator: torch.Generator) -> Tensor:
-        """A point near ``x``, where many numbers may be zero."""
-        manifold = self.problem.manifold
+    def moved(x: Tensor) -> Tensor:  # to a point near it, where many numbers may be zero
         drawn = standard_normal(manifold.coords_shape(tuple(x.shape)), generator)
         return manifold.retr(x, 0.1 * manifold.from_coords(x, drawn.to(x.dtype)))
 
-    def _on_the_way(self, points: Points, made: Examples, size: int) -> list[bytes] | None:
-        """The numbers of two examples in blocks of copies; None: they depend on the place."""
-        ways: list[list[tuple[bytes, bool]]] = []
-        for i in range(2):
-            with _Way(size) as way:
-                self.compute(points, made.take(torch.full((size,), i)))
-            ways.append(way.seen)
-        if len(ways[0]) != len(ways[1]):
-            return None
-        found: list[bytes] = []
-        for (one, is_share), (other, _) in zip(*ways, strict=True):
-            if one == other:  # of no example
-                continue
-            if not is_share:
-                return None
-            found += [one, other]
-        return found
+    near = tuple(moved(x) for x in points)
+    try:
+        ways = [_on_the_way(compute, near, made, n) for n in (least, size)]
+        if ways[0] is None or ways[0] != ways[1]:
+            return False
+        alone = [compute(near, made.take(torch.full((least,), i)))(0) for i in range(_TRIED)]
+        of = compute(near, made.take(torch.arange(size) % _TRIED))
+        places = {*range(0, size, max(1, size // _PLACES)), *range(max(0, size - 8), size)}
+        return all(torch.equal(of(p), alone[p % _TRIED]) for p in places)  # NaN equals nothing
+    except (torch.linalg.LinAlgError, ArithmeticError):  # pyright: ignore[reportPrivateImportUsage]
+        return False
+
+
+def _on_the_way(compute: Compute, points: Points, made: Examples, size: int) -> list[bytes] | None:
+    """The numbers of two examples in blocks of copies; None: they depend on the place."""
+    ways: list[list[tuple[bytes, bool]]] = []
+    for i in range(2):
+        with _Way(size) as way:
+            compute(points, made.take(torch.full((size,), i)))
+        ways.append(way.seen)
+    if len(ways[0]) != len(ways[1]):
+        return None
+    both = [(a, b) for a, b in zip(*ways, strict=True) if a[0] != b[0]]  # of some example
+    if not all(is_share for (_, is_share), _ in both):
+        return None
+    return [digest for pair in both for digest, _ in pair]
 
 
 class _Way(TorchDispatchMode):
@@ -189,21 +157,13 @@ class _Way(TorchDispatchMode):
 
     def _look(self, result: Tensor) -> None:
         axes = [axis for axis, count in enumerate(result.shape) if count % self.size == 0]
-        if not axes:  # of all copies together, or of none
-            return
+        shown, is_share = result, False
         for axis, is_inner in product(axes, (False, True)):
             parts = result.unflatten(axis, (-1, self.size) if is_inner else (self.size, -1))
             one = parts.narrow(axis + is_inner, 0, 1)
             if torch.equal(one.expand_as(parts), parts):
-                self.seen.append((_digest(one), True))
-                return
-        self.seen.append((_digest(result), False))
-
-
-def _digest(tensor: Tensor) -> bytes:
-    return blake2b(tensor.contiguous().numpy().tobytes(), digest_size=16).digest()
-
-
-def padded(rows: Tensor, size: int) -> Tensor:
-    """The positions ``rows`` with copies of the last one, ``size`` in all."""
-    return torch.cat([rows, rows[-1:].expand(size - len(rows))])
+                shown, is_share = one, True
+                break
+        if axes:  # else it is of all copies together, or of none
+            digest = blake2b(shown.contiguous().numpy().tobytes(), digest_size=16).digest()
+            self.seen.append((digest, is_share))

@@ -97,16 +97,8 @@ def rows_of_least(words: Array, present: Array, size: int) -> tuple[Array, Array
     """Positions (..., size), ascending, of the least of i.i.d. words (..., n), and weights.
 
     A uniform subset of the rows that are ``present``; where those are fewer, all of them and others
-    with weight 0. Of one client only words near enough to zero are looked at: about ``size`` with
-    eight standard deviations, and all of them where that was too few.
+    with weight 0.
     """
     keys = np.where(present, words >> np.uint64(1), np.uint64(1 << 63))
-    positions = None
-    if keys.ndim == 1 and 4 * (near := size + 8 * (size**0.5 + 1)) < len(keys):
-        few = np.flatnonzero(keys < np.uint64(near / len(keys) * 2.0**63))
-        if len(few) >= size:
-            positions = few[np.argpartition(keys[few], size - 1)[:size]]
-    if positions is None:
-        positions = np.argpartition(keys, size - 1, axis=-1)[..., :size]
-    positions = np.sort(positions, axis=-1)
+    positions = np.sort(np.argpartition(keys, size - 1, axis=-1)[..., :size], axis=-1)
     return positions, np.take_along_axis(present, positions, axis=-1).astype(np.float64)

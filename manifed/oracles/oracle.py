@@ -1,52 +1,45 @@
-"""The gradient oracle of a client: batch, clip, sum and noise behind two calls.
+"""The gradient oracle of a client: batch, clip, sum, noise and count behind one door.
 
-A client update sees nothing else. It declares its queries (`query.py`), asks ``gradient(x)`` or
-``correction(x, anchor)``, and gets what may leave the client: clipped per example in the metric at
-x, averaged over the expected batch, with N_x(0, stddev^2) added by ``manifold.from_coords``. Every
-call draws a fresh batch and fresh noise at its own address, and is counted in ``queries`` so that a
-test can tie what was drawn to what was charged.
+A client update sees nothing else. It declares its queries (`query.py`) and gets what may leave the
+client: clipped per example in the metric at x, averaged over the expected batch, with
+N_x(0, stddev^2) added by ``manifold.from_coords``. `Oracle.answer` does all of it; what updates
+call (`Oracle.gradient`, `Oracle.correction`, ...) are names of it. Every call draws a fresh batch
+and fresh noise at its own address, and is counted in ``queries`` so that a test can tie what was
+drawn to what was charged.
 
 Everything here serves one client and a stacked cohort, with a leading dimension C.
 """
 
-import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from manifed.manifolds.base import Manifold
 from manifed.oracles.minibatch import Array, rows_of, rows_of_least
 from manifed.oracles.query import UNNOISED, Query, WrongSize
 from manifed.oracles.sums import (
-    Rule,
     clip_each,
     correction_sum,
     gradient_sum,
     narrowed,
     sum_of_good,
 )
-from manifed.privacy import laplace
-from manifed.privacy.noise import NoiseSource, Stream
-from manifed.problems.base import KEY, Examples, Problem, Quadratic
-from manifed.problems.linear import steps_at_once
+from manifed.privacy.noise import NoiseSource, Stream, laplace_of_normals, laplace_of_uniforms
+from manifed.problems.examples import KEY, Examples
+from manifed.problems.problem import Problem
 
 LARGEST_BESIDE_NOISE = 1e9
 """An entry this many standard deviations long is rounded by 1e-7 of one."""
-Walk = tuple[str, float, int, torch.dtype]
-"""Label, step size, number of steps, and the type of the points."""
-POINTS_AT_ONCE = 6
-"""H, the step and its powers with their temporaries, in matrices of d points."""
-_NUMBERS_AHEAD = 1 << 18
-"""Normals that an oracle draws in one call for steps to come: 2 MiB."""
 STEPS_PER_PHASE = 1 << 20
 """Oracle queries that one phase of one update may ask."""
 
 Batch = tuple[Tensor | None, Tensor]
 """Positions (..., b) or None for the whole shard; weights (..., b) of 0 and 1, padding has 0."""
+Each = float | Tensor
+"""A number of every client: one for all, or (C,) where they differ."""
 
 
 @dataclass(frozen=True)
@@ -65,79 +58,41 @@ class Draws:
     phase_index: int = 0
     device: str = "cpu"
 
-    def _step(self, step: int) -> int:
+    def _at(self, stream: Stream, step: int) -> dict[str, Any]:
         if not 0 <= step < STEPS_PER_PHASE:
             raise ValueError(
                 f"Expected 0 <= step < {STEPS_PER_PHASE}, got {step}; use fewer local steps"
             )
-        return self.phase_index * STEPS_PER_PHASE + step
+        return {
+            "stream": stream,
+            "partition": self.partition,
+            "server_round": self.server_round,
+            "attempt": self.attempt,
+            "step": self.phase_index * STEPS_PER_PHASE + step,
+        }
 
-    def normals(self, shape: Sequence[int], stream: Stream, step: int | range) -> Tensor:
-        """Standard normals, ``shape`` or ``(C, *shape)``, float64; a range of steps is in front."""
-        size, who, count = tuple(shape), self.partition, math.prod(shape)
-        if isinstance(step, int):
-            at = self._step(step)
-        else:
-            at, count = range(self._step(step[0]), self._step(step[-1]) + 1), len(step) * count
-
-        def draw(rounds: int | range) -> Tensor:
-            return self.source.normals(
-                size,
-                stream=stream,
-                partition=who,
-                server_round=rounds,
-                attempt=self.attempt,
-                step=at,
-            )
-
-        if isinstance(who, int):
-            return draw(self.server_round).to(self.device)
-        what = (size, stream, who, self.attempt, at)
-        found = self.source.in_turn(what, self.server_round, len(who) * count, draw)
-        return found.to(self.device)
+    def normals(self, shape: Sequence[int], stream: Stream, step: int) -> Tensor:
+        """Standard normals, ``shape`` or ``(C, *shape)``, float64."""
+        return self.source.normals(tuple(shape), **self._at(stream, step)).to(self.device)
 
     def uniforms(self, shape: Sequence[int], stream: Stream, step: int) -> Tensor:
         """Uniforms in (0, 1) with 53 bits, shape ``shape`` or ``(C, *shape)``."""
-        return self.source.uniforms(
-            tuple(shape),
-            stream=stream,
-            partition=self.partition,
-            server_round=self.server_round,
-            attempt=self.attempt,
-            step=self._step(step),
-        ).to(self.device)
+        return self.source.uniforms(tuple(shape), **self._at(stream, step)).to(self.device)
 
-    def coins(self, count: int, rate: float | Tensor, step: int) -> Tensor:
-        """Which rows a Poisson batch takes, bool, shape ``(count,)`` or ``(C, count)``, on the CPU.
-
-        ``rate`` is a number or (C, 1).
-        """
-        return self.source.coins(
-            count,
-            rate.numpy(force=True) if isinstance(rate, Tensor) else rate,
-            stream=Stream.MINIBATCH,
-            partition=self.partition,
-            server_round=self.server_round,
-            attempt=self.attempt,
-            step=self._step(step),
-        )
+    def coins(self, count: int, rate: Each, step: int) -> Tensor:
+        """Which rows a Poisson batch takes, bool, shape (count,) or (C, count), on the CPU."""
+        chance = rate.numpy(force=True)[:, None] if isinstance(rate, Tensor) else rate
+        return self.source.coins(count, chance, **self._at(Stream.MINIBATCH, step))
 
     def words(self, count: int, step: int) -> Array:
-        """The keys of a subset, uint64, of the same shapes."""
-        return self.source.words(
-            count,
-            stream=Stream.MINIBATCH,
-            partition=self.partition,
-            server_round=self.server_round,
-            attempt=self.attempt,
-            step=self._step(step),
-        )
+        """The keys of a subset, uint64, shape (count,) or (C, count)."""
+        return self.source.words(count, **self._at(Stream.MINIBATCH, step))
 
     def laplaces(self, shape: Sequence[int], stream: Stream, step: int) -> Tensor:
         """Laplace draws of scale 1, shape ``shape`` or ``(C, *shape)``, float64."""
         if self.source.precision == "summed":
-            return laplace.of_normals(self.normals((4, *shape), stream, step), -1 - len(shape))
-        return laplace.of_uniforms(self.uniforms(shape, stream, step))
+            return laplace_of_normals(self.normals((4, *shape), stream, step), -1 - len(shape))
+        return laplace_of_uniforms(self.uniforms(shape, stream, step))
 
     def index(self, count: int, step: int = 0) -> Tensor:
         """A uniform index in 0..count-1, shape () or (C,): Option 2 of Algorithms 2 and 3."""
@@ -147,112 +102,64 @@ class Draws:
 
 @dataclass(frozen=True)
 class Asked:
-    """A query as the oracle answers it: numbers of one client, or columns of a cohort."""
+    """One query of all clients of an update, with what differs between them in columns."""
 
     query: Query
-    """Of the first client; what differs between clients stands below."""
-    size: float | Tensor
-    """The normaliser, a number or, where clients differ, (C, 1)."""
-    rate: float | Tensor
-    """Of a Poisson batch, a number or, where clients differ, (C, 1)."""
+    """Of the first client."""
+    size: Each
+    """The normaliser."""
+    rate: Each
+    """Of a Poisson batch."""
     subset: int
     """Examples of the largest subset of fixed size."""
-    stddev: float | Tensor | None
-    """A number or (C, 1, ...), to multiply points, as above; None: nothing is added."""
-    charged: float | Tensor
-    """What is charged, in the same shape."""
+    stddev: Each | None
+    """What is added to an answer; None: nothing."""
+    charged: Each
+    """What is charged."""
 
     @staticmethod
-    def of(queries: Sequence[Query], ndim: int, draws: Draws) -> "Asked":
-        """One query of all clients, whose public sizes may differ."""
+    def of(queries: Sequence[Query], draws: Draws) -> "Asked":
+        """The query of all clients, whose public sizes may differ."""
 
-        def column(values: list[float], dims: int) -> float | Tensor:
+        def column(values: list[float]) -> Each:
             if isinstance(draws.partition, int) or values.count(values[0]) == len(values):
                 return values[0]
-            stacked = torch.tensor(values, dtype=torch.float64, device=draws.device)
-            return stacked.reshape(-1, *[1] * dims)
+            return torch.tensor(values, dtype=torch.float64, device=draws.device)
 
         schemes = [query.sampling for query in queries]
         drawn = [query.drawn or 0.0 for query in queries]
         return Asked(
             queries[0],
-            column([query.expected_size for query in queries], 1),
-            column([s.sampling_probability if s.kind == "poisson" else 1.0 for s in schemes], 1),
+            column([query.expected_size for query in queries]),
+            column([s.sampling_probability if s.kind == "poisson" else 1.0 for s in schemes]),
             max(s.sample_size if s.kind == "without-replacement" else 0 for s in schemes),
-            column(drawn, ndim) if any(drawn) else None,
-            column([query.stddev for query in queries], ndim),
+            column(drawn) if any(drawn) else None,
+            column([query.stddev for query in queries]),
         )
 
-    def stddev_for(self, ndim: int) -> float | Tensor:
-        """What multiplies points of that many dimensions."""
-        stddev = 0.0 if self.stddev is None else self.stddev
-        if not isinstance(stddev, Tensor) or stddev.dim() == 1 + ndim:
-            return stddev
-        return stddev.reshape(-1, *[1] * ndim)
+    def batch(self, rows: Tensor, longest: int, draws: Draws, step: int, lap: int = 0) -> Batch:
+        """A batch as it is charged, from shards of ``rows`` (...) padded to ``longest``.
 
-    def in_order(self, rows: Tensor, lap: int = 0) -> Batch:
-        """The rows from the query's first on, of shards of ``rows`` (...), each at most once.
-
-        ``lap``: of a stream, how many times as many rows were set aside for earlier attempts.
+        A query in order takes the rows from its first on, each at most once; ``lap`` says how many
+        times as many rows of a stream were set aside for earlier attempts.
         """
-        assert self.query.first is not None
-        steps, count = torch.arange(self.subset, device=rows.device), rows.unsqueeze(-1)
-        positions = (self.query.first + steps) % count.clamp_min(1) + lap * count
-        return positions, (steps < count).to(torch.float64)
-
-    def batch(self, present: Tensor, draws: Draws, step: int) -> Batch:
-        """A batch drawn as it is charged; ``present`` (..., n) holds for what is no padding."""
-        longest, scheme = present.shape[-1], self.query.sampling.kind
+        if self.query.first is not None:
+            steps, count = torch.arange(self.subset, device=rows.device), rows.unsqueeze(-1)
+            positions = (self.query.first + steps) % count.clamp_min(1) + lap * count
+            return positions, (steps < count).to(torch.float64)
+        scheme, present = self.query.sampling.kind, all_present(rows, longest)
         if scheme == "unsampled":
             return None, present.to(torch.float64)
         if scheme == "poisson":
             chosen = draws.coins(longest, self.rate, step) & present.cpu()
-            rows = rows_of(chosen.numpy())
-            if rows is None:
+            found = rows_of(chosen.numpy())
+            if found is None:
                 return None, chosen.to(draws.device, torch.float64)
         else:
             words = draws.words(longest, step)
-            rows = rows_of_least(words, present.numpy(force=True), self.subset)
-        positions, weights = rows
-        return (
-            torch.as_tensor(positions, device=draws.device),
-            torch.as_tensor(weights, device=draws.device),
-        )
-
-
-@dataclass(frozen=True)
-class Answers:
-    """What an oracle knows before it is asked: nothing of a round, so it may serve in many."""
-
-    rows: Tensor
-    """How many rows are no padding, (...)."""
-    longest: int
-    """Rows with padding."""
-    asked: Mapping[str, Asked]
-    """By label."""
-    whole: dict[str, Batch]
-    """By label, where nothing is drawn: all rows, once they were asked for."""
-    walks: "dict[Walk, tuple[Tensor, Tensor] | None]"
-    """T and v with x_K - x = T x + v, one client's below the other's, of the steps that were asked
-    for; None: no such map."""
-
-    @staticmethod
-    def of(
-        problem: Problem, examples: Examples, queries: Sequence[Sequence[Query]], draws: Draws
-    ) -> "Answers":
-        """For the queries of each client, in the order of the cohort.
-
-        Raises:
-            WrongSize: as `Oracle`.
-        """
-        rows, each = _rows(examples, queries, draws), zip(*queries, strict=True)
-        asked = {one[0].label: Asked.of(one, problem.manifold.ndim, draws) for one in each}
-        return Answers(rows, examples.size, asked, {}, {})
-
-    @cached_property
-    def present(self) -> Tensor:
-        """Which rows are no padding, (..., n); made when a batch is drawn from all of them."""
-        return torch.arange(self.longest, device=self.rows.device) < self.rows.unsqueeze(-1)
+            found = rows_of_least(words, present.numpy(force=True), self.subset)
+        positions, weights = (torch.as_tensor(each, device=draws.device) for each in found)
+        return positions, weights
 
 
 class Oracle:
@@ -262,10 +169,10 @@ class Oracle:
         self,
         problem: Problem,
         examples: Examples,
-        queries: "Sequence[Sequence[Query]] | Answers",
+        queries: Sequence[Sequence[Query]],
         draws: Draws,
     ) -> None:
-        """``queries`` are those of each client, in the order of the cohort, or their `Answers`.
+        """``queries`` are those of each client, in the order of the cohort.
 
         Rates, normalisers and noise are theirs, from public sizes. How many rows there really are
         decides what can be drawn, and nothing else.
@@ -276,29 +183,71 @@ class Oracle:
         self.problem = problem
         self.manifold = problem.manifold
         self.queries: Counter[str] = Counter()
-        self._examples = examples
-        if not isinstance(queries, Answers):
-            queries = Answers.of(problem, examples, queries, draws)
-        self._known, self._asked, self._whole = queries, queries.asked, queries.whole
-        self._draws = draws
-        self._step = 0
-        self._held: tuple[tuple[int, ...], range, Sequence[Tensor]] = (), range(0), ()
-        """Normals of some steps: shape of one, which, and they."""
+        """How often each label was answered; un-noised answers have a label of their own."""
+        self._examples, self._draws, self._step = examples, draws, 0
+        self._rows = _rows(examples, queries, draws)
+        self._asked = {one[0].label: Asked.of(one, draws) for one in zip(*queries, strict=True)}
 
-    def gradient(
-        self, x: Tensor, label: str = "gradient", *, masks: Tensor | None = None
+    def answer(
+        self,
+        label: str,
+        *points: Tensor,
+        problem: Problem | None = None,
+        normals: Tensor | None = None,
+        masks: Tensor | None = None,
+        steps: int = 1,
+        step_size: float = 0.0,
     ) -> Tensor:
-        """(1/b) sum_j clip(grad f_j(x)) + N_x(0, stddev^2), shape ``(..., *point)``.
+        """(1/b) sum_j clip(v_j) + N_x(0, stddev^2) of a fresh batch, shape ``(..., *point)``.
 
-        ``masks`` are coordinates, of unit deviation a pair; the query says what they are multiplied
-        by before they are added at x. Where a client is the unit, the whole mean is clipped.
+        v_j is grad f_j(x) at one point x, or a correction at two. ``normals`` are those of the
+        noise; None draws fresh ones. ``masks`` are coordinates, of unit deviation a pair; the query
+        says what they are multiplied by before they are added at x. Where a client is the unit, the
+        whole mean is clipped, or the sum of the means along so many ``steps`` from x.
 
         Guarantees, with a clip: what one example adds to the un-noised value is tangent at x, and
         exactly zero or of metric norm at most clip (1 + 1e-9) / b, whatever the example holds; one
         whose gradient fails or is not finite adds zero and changes nobody else's. A query that is
-        charged as masked is not answered without masks.
+        charged as masked is not answered without masks. The answer is counted.
         """
-        return self._answer(gradient_sum, label, x.detach(), masks=masks)
+        asked, problem = self._asked[label], problem or self.problem
+        query, manifold, x = asked.query, problem.manifold, points[0]
+        mean = self._mean(asked, points, problem)
+        for _ in range(steps - 1):
+            here = (x - step_size * mean).to(x.dtype)
+            mean = mean + self._mean(asked, (here,), problem)
+        if query.whole_clip is not None:
+            mean = clip_each(manifold, x.to(torch.float64), mean, query.whole_clip)
+        if masks is not None:
+            mean = mean + self.masking(x, masks, label)
+        elif query.mask_stddev > 0:
+            raise ValueError(
+                f"Expected masks with the answer {label!r}, which is charged as masked with "
+                f"{query.mask_stddev:g}, got none"
+            )
+        self.queries[label if query.drawn is not None else label + UNNOISED] += 1
+        if asked.stddev is None:
+            return narrowed(mean, x.dtype)
+        noise = self._noise(asked, x, problem, normals)
+        if isinstance(asked.stddev, Tensor):
+            stddev = manifold.expand_scalar(asked.stddev)
+            return torch.addcmul(mean, stddev, noise).to(x.dtype)
+        return torch.add(mean, noise, alpha=asked.stddev).to(x.dtype)
+
+    # -- names of an answer ------------------------------------------------------------------
+    def gradient(
+        self, x: Tensor, label: str = "gradient", *, masks: Tensor | None = None
+    ) -> Tensor:
+        """The mean gradient at x, as `answer`."""
+        return self.answer(label, x.detach(), masks=masks)
+
+    def correction(self, x: Tensor, anchor: Tensor, label: str = "correction") -> Tensor:
+        """(1/b) sum_j [grad f_j(x) - transp grad f_j(anchor)], clipped, plus noise at x.
+
+        Either each of the two gradients is clipped (Algorithm 3, line 8; an example moves the sum
+        by two bounds) or their difference is, as one vector (spec 000 §7.3 iii; by one bound).
+        """
+        return self.answer(label, x.detach(), anchor.detach())
 
     def correlated(
         self, x: Tensor, past: Tensor, label: str = "gradient", *, masks: Tensor | None = None
@@ -308,13 +257,11 @@ class Oracle:
         ``past`` (..., *coords), float64, is a combination of normals of earlier rounds. They and z
         never leave the client. z is zero where no noise is added.
         """
-        base = x.detach()
-        if self._asked[label].stddev is None:
-            return self._answer(gradient_sum, label, base, masks=masks), torch.zeros_like(past)
-        shape = tuple(x.shape[x.dim() - self.manifold.ndim :])
-        coords = self.manifold.coords_shape(shape)
-        z = self._draws.normals(coords, Stream.GRADIENT_NOISE, self._step)
-        return self._answer(gradient_sum, label, base, normals=z + past, masks=masks), z
+        base, z = x.detach(), torch.zeros_like(past)
+        if self._asked[label].stddev is not None:
+            coords = self.manifold.coords_shape(tuple(x.shape[x.dim() - self.manifold.ndim :]))
+            z = self._draws.normals(coords, Stream.GRADIENT_NOISE, self._step)
+        return self.answer(label, base, normals=z + past, masks=masks), z
 
     def along(
         self, x: Tensor, step_size: float, steps: int, label: str = "gradient", *, masks: Tensor
@@ -322,81 +269,22 @@ class Oracle:
         """clip(g_1 + ... + g_steps) + masks + noise, g_k the gradients along so many steps from x.
 
         None of them leaves: the whole sum is clipped, so replacing a client moves it by two bounds
-        whatever its steps were. Of one step it is `gradient`. Guarantees as `gradient`.
+        whatever its steps were. Of one step it is `gradient`.
 
         Raises:
             ValueError: where no client is the unit, or on a curved manifold.
         """
-        asked = self._asked[label]
-        if asked.query.whole_clip is None or not self.manifold.is_whole_space:
+        if self._asked[label].query.whole_clip is None or not self.manifold.is_whole_space:
             raise ValueError(
                 f"Expected a query {label!r} of whole clients on R^d for several steps under one "
                 f"clip, got one of examples or on {self.manifold.name}"
             )
-        base = x.detach()
-        total = self._mean(gradient_sum, asked, (base,), self.problem)
-        for _ in range(steps - 1):
-            here = (base - step_size * total).to(base.dtype)
-            total = total + self._mean(gradient_sum, asked, (here,), self.problem)
-        return self._released(asked, base, total, self.problem.manifold, masks, None)
-
-    def descended(
-        self, x: Tensor, step_size: float, steps: int, label: str = "gradient"
-    ) -> Tensor | None:
-        """x_K - x after K = ``steps`` steps x - step_size gradient(x), at once, (..., *point).
-
-        None: step by step. Of a run that protects nobody, where the mean gradient of a whole shard
-        is affine and has no more dimensions than make that cheaper. It counts as K answers.
-        """
-        walk, known = (label, step_size, steps, x.dtype), self._known.walks
-        found = known.get(walk)
-        if found is None and walk not in known:
-            found = known[walk] = self._at_once(walk, x.shape[-1])
-        if found is None:
-            return None
-        self._step += steps
-        self.queries[label + UNNOISED] += steps
-        turn, shift = found
-        if x.dim() == 1:
-            return torch.addmv(shift, turn, x)
-        if x.stride(0) == 0:  # all start from one point, and their maps are one long matrix
-            return torch.addmv(shift, turn, x.select(0, 0)).view_as(x)
-        stacked = turn.view(*x.shape, -1), shift.view(*x.shape, 1)
-        return torch.baddbmm(stacked[1], stacked[0], x.unsqueeze(-1)).squeeze(-1)
-
-    def _at_once(self, walk: Walk, dimension: int) -> tuple[Tensor, Tensor] | None:
-        label, step_size, steps, dtype = walk
-        asked, problem, examples = self._asked[label], self.problem, self._examples
-        is_bare = asked.query.mechanism.l2_norm_clip is None and asked.query.first is None
-        is_whole = asked.query.sampling.kind == "unsampled" and examples.stream is None
-        if not (is_bare and is_whole and isinstance(problem, Quadratic)):
-            return None
-        if not pays_at_once(dimension, steps, len(examples)):
-            return None
-        _, weights = self._batch(asked)
-        equations = problem.normal_equations(examples, weights.to(dtype))
-        if equations is None:
-            return None
-        turn, shift = steps_at_once(*equations, step_size, steps)
-        return turn.view(-1, dimension), shift.view(-1)
-
-    def masking(self, x: Tensor, masks: Tensor, label: str = "gradient") -> Tensor:
-        """What `gradient` adds for these masks, as a vector at x; of no record."""
-        placed = self.manifold.from_coords(x.to(masks.dtype), masks)
-        return (self._asked[label].query.mask_stddev * placed).to(x.dtype)
-
-    def correction(self, x: Tensor, anchor: Tensor, label: str = "correction") -> Tensor:
-        """(1/b) sum_j [grad f_j(x) - transp grad f_j(anchor)], clipped, plus noise at x.
-
-        Either each of the two gradients is clipped (Algorithm 3, line 8; an example moves the sum
-        by two bounds) or their difference is, as one vector (spec 000 §7.3 iii; by one bound).
-        """
-        return self._answer(correction_sum, label, x.detach(), anchor.detach())
+        return self.answer(label, x.detach(), masks=masks, steps=steps, step_size=step_size)
 
     def statistic(self, origin: Tensor, label: str, kind: type[Problem]) -> Tensor:
         """(1/b) sum_j clip(s_j) + N(0, stddev^2 I_m) of the problem's sufficient statistic.
 
-        ``origin`` is zero, shape ``(..., m)``. Guarantees as `gradient`, in the norm of R^m.
+        ``origin`` is zero, shape ``(..., m)``. Guarantees as `answer`, in the norm of R^m.
         ``kind`` is the statistic that the query is priced for: how far apart two clipped ones can
         be is a property of it.
 
@@ -404,12 +292,18 @@ class Oracle:
             ValueError: the problem has no such statistic.
         """
         problem = self.problem.sufficient_statistic
-        if problem is None or not problem.is_priced_as(kind):
+        if not isinstance(problem, kind):
             raise ValueError(
                 f"Expected a problem with the sufficient statistic {kind.__name__}, got "
                 f"{type(self.problem).__name__} with {type(problem).__name__}"
             )
-        return self._answer(gradient_sum, label, origin, problem=problem)
+        return self.answer(label, origin, problem=problem)
+
+    # -- what goes with answers --------------------------------------------------------------
+    def masking(self, x: Tensor, masks: Tensor, label: str = "gradient") -> Tensor:
+        """What an answer adds for these masks, as a vector at x; of no record."""
+        placed = self.manifold.from_coords(x.to(masks.dtype), masks)
+        return self._asked[label].query.mask_stddev * placed
 
     def shown(self, x: Tensor, seen: Tensor, label: str = "gradient") -> Tensor:
         """The model x + N_x(0, stddev^2), which was computed from un-noised answers of that query.
@@ -422,23 +316,28 @@ class Oracle:
             ValueError: ``seen`` is so large that float64 would round the noise away beside it, or x
                 is in a shorter type, which rounds it by more than its sensitivity holds.
         """
-        asked = self._asked[label]
-        if asked.query.drawn is not None:
+        asked, query, seen = self._asked[label], self._asked[label].query, seen.detach()
+        if query.drawn is not None:
             raise ValueError(f"Expected a query {label!r} whose answers are not noised themselves")
         self._step += 1
-        if asked.query.clip is None:
+        if query.clip is None:
             return x
         if x.dtype != torch.float64:
             raise ValueError(f"Expected a model that nobody sees in float64, got {x.dtype}")
-        largest = float(seen.detach().abs().max())
-        least = self._least_noise(asked, seen.detach())
+        charged = torch.as_tensor(asked.charged, dtype=x.dtype, device=x.device)
+        unit = x.new_ones(())
+        if query.mechanism.l1_norm_clip is None:  # a metric of long distances has small entries
+            coords = self.manifold.coords_shape(tuple(x.shape[x.dim() - self.manifold.ndim :]))
+            unit = self.manifold.from_coords(seen.to(x), seen.new_ones(coords).to(x))
+        charged = self.manifold.expand_scalar(charged)
+        largest, least = float(seen.abs().max()), float((charged * unit).abs().min())
         if not largest <= LARGEST_BESIDE_NOISE * least:
             raise ValueError(
                 f"Expected a broadcast point of entries up to {LARGEST_BESIDE_NOISE:g} times the "
                 f"noise {least:.3g}, got {largest:.3g}: float64 would round the noise away"
             )
         self.queries[label] += 1
-        return (x + asked.charged * self._noise(asked, x, self.manifold)).to(x.dtype)
+        return x + charged * self._noise(asked, x, self.problem)
 
     def carried(self, anchor: Tensor, x: Tensor, mean: Tensor, label: str = "reference") -> Tensor:
         """The answer of a query at the anchor, transported to x.
@@ -450,155 +349,55 @@ class Oracle:
         plus that; points are public or noised before, so that the divisor says nothing about an
         example.
         """
-        asked = self._asked[label]
-        if asked.query.drawn is not None or asked.query.clip is None:
-            return self.manifold.transp(anchor, x, mean)
+        query, manifold = self._asked[label].query, self.manifold
+        if query.drawn is not None or query.clip is None:
+            return manifold.transp(anchor, x, mean)
         start, end = anchor.to(torch.float64), x.to(torch.float64)
-        moved = self.manifold.transp(start, end, mean.to(torch.float64))
-        here = torch.as_tensor(self.manifold.norm_slack(end), dtype=end.dtype, device=x.device)
-        there = torch.as_tensor(self.manifold.norm_slack(start), dtype=end.dtype, device=x.device)
-        slack = self.manifold.expand_scalar(torch.maximum(here, there))
+        moved = manifold.transp(start, end, mean.to(torch.float64))
+        here, there = (
+            torch.as_tensor(manifold.norm_slack(p), dtype=end.dtype, device=end.device)
+            for p in (end, start)
+        )
+        slack = manifold.expand_scalar(torch.maximum(here, there))
         return narrowed(torch.where(slack <= 1.0, moved / (1 + slack), 0.0), x.dtype)
 
     # -- the parts ---------------------------------------------------------------------------
-    def _batch(self, asked: Asked) -> Batch:
-        """The batch of the next answer, its weights over the expected size.
-
-        All of them are what they were in the first step, where all examples are.
-        """
-        is_drawn = asked.query.sampling.kind != "unsampled"
-        whole = None if is_drawn else self._whole.get(asked.query.label)
-        if whole is None:
-            positions, chosen = self._drawn(asked)
-            whole = positions, chosen / asked.size
-            if not is_drawn:
-                self._whole[asked.query.label] = whole
-        return whole
-
-    def _drawn(self, asked: Asked) -> Batch:
-        if asked.query.first is None:
-            return asked.batch(self._known.present, self._draws, self._step)
-        is_stream = self._examples.stream is not None
-        return asked.in_order(self._known.rows, self._draws.attempt if is_stream else 0)
-
-    def _answer(
-        self,
-        rule: Rule,
-        label: str,
-        *points: Tensor,
-        problem: Problem | None = None,
-        normals: Tensor | None = None,
-        masks: Tensor | None = None,
-    ) -> Tensor:
-        """A fresh batch, its mean over the expected size at the first point, and noise there.
-
-        ``normals`` are those of the noise; None draws fresh ones.
-        """
-        asked, problem = self._asked[label], problem or self.problem
-        mean = self._mean(rule, asked, points, problem)
-        return self._released(asked, points[0], mean, problem.manifold, masks, normals)
-
-    def _mean(
-        self, rule: Rule, asked: Asked, points: tuple[Tensor, ...], problem: Problem
-    ) -> Tensor:
-        """Of a fresh batch, before noise and before a whole mean is clipped."""
-        positions, weights = self._batch(asked)
+    def _mean(self, asked: Asked, points: tuple[Tensor, ...], problem: Problem) -> Tensor:
+        """Of a fresh batch over the expected size, before noise and a clip of the whole."""
+        examples, query = self._examples, asked.query
+        lap = 0 if examples.stream is None else self._draws.attempt
+        positions, chosen = asked.batch(self._rows, examples.size, self._draws, self._step, lap)
+        size = asked.size.unsqueeze(-1) if isinstance(asked.size, Tensor) else asked.size
+        weights = chosen / size
+        if problem.needs_keys:  # a fresh uniform for each place in the shard
+            uniforms = self._draws.uniforms((len(examples),), Stream.DROPOUT, self._step)
+            examples = examples.beside(KEY, uniforms)
         self._step += 1
-        whole = self._keyed() if problem.needs_keys else self._examples
-        examples = whole if positions is None else whole.take(positions)
-        if asked.query.clip is None and asked.query.whole_clip is None:
-            vectors = rule(problem, asked.query, points, examples)
+        if positions is not None:
+            examples = examples.take(positions)
+        rule = gradient_sum if len(points) == 1 else correction_sum
+        if query.clip is None and query.whole_clip is None:
+            vectors = rule(problem, query, points, examples)
             return vectors.sum(weights.to(points[0].dtype))
-        return sum_of_good(rule, problem, asked.query, points, examples, weights)
-
-    def _released(
-        self,
-        asked: Asked,
-        x: Tensor,
-        mean: Tensor,
-        manifold: Manifold,
-        masks: Tensor | None,
-        normals: Tensor | None,
-    ) -> Tensor:
-        """The mean at x, clipped where a client is the unit, with its masks and its noise."""
-        if asked.query.whole_clip is not None:
-            mean = clip_each(manifold, x.to(torch.float64), mean, asked.query.whole_clip)
-        if masks is None and asked.query.mask_stddev > 0:
-            raise ValueError(
-                f"Expected masks with the answer {asked.query.label!r}, which is charged as masked "
-                f"with {asked.query.mask_stddev:g}, got none"
-            )
-        if masks is not None:
-            masking = manifold.from_coords(x.to(masks.dtype), masks)
-            mean = mean + asked.query.mask_stddev * masking
-        return self._noised(x, mean, asked, manifold, normals)
-
-    def _keyed(self) -> Examples:
-        """The examples with a fresh uniform each, by its place in the shard and by the step."""
-        uniforms = self._draws.uniforms((len(self._examples),), Stream.DROPOUT, self._step - 1)
-        return self._examples.beside(KEY, uniforms)
-
-    def _noised(
-        self, x: Tensor, mean: Tensor, asked: Asked, manifold: Manifold, normals: Tensor | None
-    ) -> Tensor:
-        is_noised = asked.query.drawn is not None
-        self.queries[asked.query.label + ("" if is_noised else UNNOISED)] += 1
-        if asked.stddev is None:
-            return narrowed(mean, x.dtype)
-        noise = self._noise(asked, x, manifold, normals)
-        stddev = asked.stddev_for(manifold.ndim)
-        if isinstance(stddev, Tensor):
-            return torch.addcmul(mean, stddev, noise).to(x.dtype)
-        return torch.add(mean, noise, alpha=stddev).to(x.dtype)
-
-    def _least_noise(self, asked: Asked, x: Tensor) -> float:
-        """The least deviation of an entry of what is added at x, in flat space.
-
-        A metric of distances that are c times as long has entries of 1/c.
-        """
-        if asked.query.mechanism.l1_norm_clip is not None:
-            return float(torch.as_tensor(asked.charged).min())
-        shape = self.manifold.coords_shape(tuple(x.shape[x.dim() - self.manifold.ndim :]))
-        ones = x.new_ones(shape, dtype=torch.float64)
-        unit = self.manifold.from_coords(x.to(torch.float64), ones)
-        return float((asked.charged * unit).abs().min())
+        return sum_of_good(rule, problem, query, points, examples, weights)
 
     def _noise(
-        self, asked: Asked, x: Tensor, manifold: Manifold, normals: Tensor | None = None
+        self, asked: Asked, x: Tensor, problem: Problem, normals: Tensor | None = None
     ) -> Tensor:
         """N_x(0, 1), or Laplace noise of scale 1: that of ``normals``, else of the last step."""
+        manifold = problem.manifold
         shape = tuple(x.shape[x.dim() - manifold.ndim :])
         if asked.query.mechanism.l1_norm_clip is not None:
             return self._draws.laplaces(shape, Stream.GRADIENT_NOISE, self._step - 1)
         if normals is None:
-            normals = self._normals(asked.query, manifold.coords_shape(shape), self._step - 1)
+            coords = manifold.coords_shape(shape)
+            normals = self._draws.normals(coords, Stream.GRADIENT_NOISE, self._step - 1)
         return manifold.from_coords(x.to(normals.dtype), normals)
 
-    def _normals(self, query: Query, coords: tuple[int, ...], step: int) -> Tensor:
-        """Standard normals of a step, drawn with those of further steps that the query pays for.
 
-        A number depends on its address alone, so they are the same. A source with a recorder, which
-        hears of what is used, is asked for each step; and so is any where some steps use none.
-        """
-        shape, held, normals = self._held
-        if shape != coords or step not in held:
-            count = 1 if isinstance(self._draws.partition, int) else len(self._draws.partition)
-            most = min(STEPS_PER_PHASE - step, _NUMBERS_AHEAD // max(1, count * math.prod(coords)))
-            left = query.count - self.queries[query.label] + 1
-            uses_all = all(asked.query.drawn is not None for asked in self._asked.values())
-            is_ahead = uses_all and self._draws.source.recorder is None
-            held = range(step, step + (max(1, min(left, most)) if is_ahead else 1))
-            normals = self._draws.normals(coords, Stream.GRADIENT_NOISE, held).unbind(0)
-            self._held = coords, held, normals
-        return normals[step - held.start]
-
-
-def pays_at_once(dimension: int, steps: int, num_examples: int) -> bool:
-    """Whether H of d x d costs no more than the steps that it replaces, and is no larger than rows.
-
-    Building it holds a few such matrices a client: `POINTS_AT_ONCE` d points.
-    """
-    return dimension <= min(2 * steps, num_examples)
+def all_present(rows: Tensor, longest: int) -> Tensor:
+    """Which of ``longest`` rows are no padding, bool (..., longest), where each has ``rows``."""
+    return torch.arange(longest, device=rows.device) < rows.unsqueeze(-1)
 
 
 def _rows(examples: Examples, queries: Sequence[Sequence[Query]], draws: Draws) -> Tensor:
@@ -607,13 +406,12 @@ def _rows(examples: Examples, queries: Sequence[Sequence[Query]], draws: Draws) 
     rows = torch.tensor(examples.size) if examples.counts is None else examples.counts
     rows = rows.to(draws.device).expand(lead)
     if any(query.needs_exact_size for each in queries[:1] for query in each):
-        public = [each[0].num_examples for each in queries]
-        for declared, found in zip(public, rows.reshape(-1).tolist(), strict=True):
-            if declared != found:
+        for each, found in zip(queries, rows.reshape(-1).tolist(), strict=True):
+            if each[0].num_examples != found:
                 raise WrongSize(
-                    f"num_examples: expected the declared {declared} rows, got {found}; "
-                    "'replace-one' and batches without replacement are priced for exactly that "
-                    "many: declare what is there, or use 'add-or-remove' with full or Poisson "
-                    "batches"
+                    f"num_examples: expected the declared {each[0].num_examples} rows, got "
+                    f"{found}; 'replace-one' and batches without replacement are priced for "
+                    "exactly that many: declare what is there, or use 'add-or-remove' with full or "
+                    "Poisson batches"
                 )
     return rows

@@ -1,10 +1,10 @@
 """What a client update asks its oracle: the batch, the bound of an example, noise and charge."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
-from manifed.oracles.minibatch import Minibatch
-from manifed.privacy.events import Event, Sampling, Unsampled
+from manifed.oracles.minibatch import Full, Minibatch
+from manifed.privacy.events import Release, Sampling, Unsampled
 from manifed.privacy.masked import MaskedMechanism
 from manifed.privacy.mechanism import ExampleMechanism
 
@@ -18,6 +18,17 @@ its correction with each of the two gradients clipped (so that it moves the mean
 
 class WrongSize(ValueError):
     """A shard whose number of rows is not its public size, where the price needs that it is."""
+
+
+class Ask(NamedTuple):
+    """One kind of question in one round: how often, over which batch, and what an example adds."""
+
+    batch: Minibatch = Full()
+    count: int = 1
+    label: str = "gradient"
+    form: Form = "gradient"
+    apart: float = 2.0
+    """How many clip norms the vectors of two examples are apart at most."""
 
 
 @dataclass(frozen=True)
@@ -59,61 +70,33 @@ class Query:
     """What masks of unit deviation are multiplied by before they are added to an answer."""
 
     @staticmethod
-    def of(
-        mechanism: ExampleMechanism,
-        minibatch: Minibatch,
-        num_examples: int,
-        *,
-        label: str = "gradient",
-        form: Form = "gradient",
-        count: int = 1,
-        apart: float = 2.0,
-    ) -> "Query":
-        """The query that the mechanism noises by its own rule, for a shard of that size.
+    def of(mechanism: ExampleMechanism, ask: Ask, num_examples: int) -> "Query":
+        """The question that the mechanism noises by its own rule, for a shard of that size.
 
-        ``apart``: how many clip norms the vectors of two examples are apart at most.
+        Where a client is the unit of masked noise its batch amplifies nothing: the whole mean is
+        clipped.
         """
-        clip = mechanism.l2_norm_clip if form == "gradient" else mechanism.correction_clip
-        size = minibatch.expected_size(num_examples)
-        is_clipped = mechanism.l2_norm_clip is not None
-        is_replaced = is_clipped and mechanism.neighboring_relation == "replace-one"
+        clip = mechanism.l2_norm_clip if ask.form == "gradient" else mechanism.correction_clip
+        size, is_clipped = ask.batch.expected_size(num_examples), mechanism.l2_norm_clip is not None
+        masked = mechanism if isinstance(mechanism, MaskedMechanism) else None
+        is_client = masked is not None and masked.unit == "client"
+        is_replaced = is_clipped and masked is None
+        is_replaced = is_replaced and mechanism.neighboring_relation == "replace-one"
         sensitivity = stddev = 0.0
         if clip is not None:
-            terms = 2 if form == "each" else 1
-            sensitivity = mechanism.sensitivity(clip, size, terms=terms, apart=apart)
+            terms = 2 if ask.form == "each" else 1
+            sensitivity = mechanism.sensitivity(clip, size, terms=terms, apart=ask.apart)
             stddev = mechanism.stddev(sensitivity, num_examples)
         return Query(
-            label, mechanism, num_examples, minibatch.sampling(num_examples), form, size, clip,
-            sensitivity, stddev,
-            drawn=stddev if is_clipped else None, count=count,
-            needs_exact_size=is_replaced or minibatch.kind == "without-replacement",
+            ask.label, mechanism, num_examples, ask.batch.sampling(num_examples), ask.form, size,
+            None if is_client else clip, sensitivity, stddev,
+            drawn=stddev if is_clipped else None, count=ask.count,
+            needs_exact_size=is_replaced or ask.batch.kind == "without-replacement",
+            whole_clip=clip if is_client else None,
+            mask_stddev=0.0 if masked is None else masked.mask_stddev,
         )  # fmt: skip
 
-    @staticmethod
-    def masked(
-        mechanism: MaskedMechanism,
-        minibatch: Minibatch,
-        num_examples: int,
-        *,
-        label: str = "gradient",
-    ) -> "Query":
-        """One message a round under own noise and masks.
-
-        Where a client is the unit its batch amplifies nothing: the whole mean is clipped.
-        """
-        clip, size = mechanism.l2_norm_clip, minibatch.expected_size(num_examples)
-        assert clip is not None
-        is_client = mechanism.unit == "client"
-        sensitivity = mechanism.sensitivity(clip, size)
-        stddev = mechanism.stddev(sensitivity, num_examples)
-        return Query(
-            label, mechanism, num_examples, minibatch.sampling(num_examples), "gradient", size,
-            None if is_client else clip, sensitivity, stddev, drawn=stddev, count=1,
-            needs_exact_size=minibatch.kind == "without-replacement",
-            whole_clip=clip if is_client else None, mask_stddev=mechanism.mask_stddev,
-        )  # fmt: skip
-
-    def release(self) -> tuple[Event, ...]:
+    def release(self) -> tuple[Release, ...]:
         """The event that it is charged as; none where nothing is clipped or asked."""
         if self.mechanism.l2_norm_clip is None or self.count == 0:
             return ()

@@ -7,7 +7,6 @@ place, and changes nobody else's.
 """
 
 import logging
-import math
 from collections.abc import Callable
 from functools import cache
 from typing import NamedTuple
@@ -16,12 +15,13 @@ import torch
 from torch import Tensor
 
 from manifed.manifolds.base import Manifold
-from manifed.oracles.blocks import Blocks, Points, padded
+from manifed.oracles.blocks import Points, blocks
 from manifed.oracles.query import Query
-from manifed.privacy.clipping import SMALLEST_CLIP, clip_factors, clipped
-from manifed.problems.base import Examples, Problem
-from manifed.problems.linear import SHARED_AMONG_THREADS, dots
-from manifed.problems.linear_model import LinearModel, Slopes
+from manifed.privacy.clipping import clip_factors, clipped
+from manifed.problems.examples import Examples
+from manifed.problems.linear import LinearModel
+from manifed.problems.problem import Problem
+from manifed.problems.rows import SHARED_AMONG_THREADS, dots
 
 log = logging.getLogger("manifed")
 
@@ -57,11 +57,7 @@ def gradient_sum(problem: Problem, query: Query, points: Points, examples: Examp
             weights = torch.where(problem.curvatures(examples) <= query.lipschitz, weights, 0.0)
         if clip is None:
             return each.sum(weights)
-        found = None
-        if isinstance(each, Slopes) and SMALLEST_CLIP <= clip <= 1 / SMALLEST_CLIP:
-            found = each.clipped_sum(weights, clip)
-        if found is None:
-            found = each.sum(weights * clip_factors(each.norms, clip))
+        found = each.sum(weights * clip_factors(each.norms, clip))
         return problem.manifold.tangent_part(x, found)
 
     def are_finite() -> Tensor:
@@ -72,7 +68,7 @@ def gradient_sum(problem: Problem, query: Query, points: Points, examples: Examp
 
 
 def clipped_in_l1(problem: Problem, clip: float, x: Tensor, examples: Examples) -> Vectors:
-    """The same on R^d with v_j = grad f_j(x) scaled to an L1 norm of at most ``clip``.
+    """Gradients on R^d with v_j = grad f_j(x) scaled to an L1 norm of at most ``clip``.
 
     Rounding shortens a computed sum of d absolute values by less than d ulps of itself.
     """
@@ -157,7 +153,7 @@ def _together(
     """All examples of all clients at once, of a problem that keeps them apart."""
     vectors = rule(problem, query, points, examples)
     total = vectors.sum(weights)
-    if is_finite(total):
+    if bool(torch.isfinite(total).all()):
         return total
     good = vectors.are_finite()
     weights = torch.where(good, weights, 0.0)
@@ -205,32 +201,27 @@ def _in_blocks(
         # torch exports the error from C, out of the sight of pyright
         except (torch.linalg.LinAlgError, ArithmeticError):  # pyright: ignore[reportPrivateImportUsage]
             return None
-        return found if is_finite(found) else None
+        return found if bool(torch.isfinite(found).all()) else None
 
     counted, alive = weights.nonzero().squeeze(-1), False
     name = (rule, query.form, query.clip is None, query.mechanism.l1_norm_clip is None)
-    for rows, size in Blocks.of(problem, compute, name, points, examples).cut(counted):
-        each = torch.zeros(size, dtype=weights.dtype)
+    for rows, block in blocks(problem, compute, name, points, examples, counted):
+        each = torch.zeros(len(block), dtype=weights.dtype)
         each[: len(rows)] = weights[rows]
-        found = attempt(padded(rows, size), each)
-        if found is None and size > 1:
+        found = attempt(block, each)
+        if found is None and len(block) > 1:
             first = torch.zeros_like(each)
             first[0] = 1.0
-            good = [row for row in rows if attempt(row.expand(size), first) is not None]
+            good = [row for row in rows if attempt(row.expand(len(block)), first) is not None]
             if good:
-                is_good = torch.isin(rows, torch.stack(good))
-                each[: len(rows)] = torch.where(is_good, weights[rows], 0.0)
-                found = attempt(padded(torch.where(is_good, rows, good[0]), size), each)
+                is_good = torch.isin(block, torch.stack(good))
+                each = torch.where(is_good, each, 0.0)
+                found = attempt(torch.where(is_good, block, good[0]), each)
         if found is not None:
             total, alive = total + found, True
     if len(counted) and not alive:
         say_that_nothing_counts(type(problem).__name__)
     return total
-
-
-def is_finite(total: Tensor) -> bool:
-    """Whether all entries are: a finite sum of them says so at once, but may also overflow."""
-    return math.isfinite(float(total.sum())) or bool(torch.isfinite(total).all())
 
 
 @cache

@@ -14,8 +14,8 @@ without replacement       replace-one           Rényi (Wang, Balle, Kasiviswana
 anything else             --                    refused: `NoValidBound`
 ========================= ===================== ================================================
 
->>> from manifed.privacy.events import GaussianRelease, PoissonSampled, Unsampled
->>> step = GaussianRelease(
+>>> from manifed.privacy.events import PoissonSampled, Release, Unsampled
+>>> step = Release(
 ...     unit="example", neighboring_relation="add-or-remove", noise_multiplier=1.0,
 ...     sampling=PoissonSampled(sampling_probability=0.01), count=1000)
 >>> round(epsilon([step], 1e-5), 3)
@@ -30,17 +30,19 @@ multiplier 0 for an infinite epsilon, and nothing released for 0.
 import math
 from collections.abc import Iterable
 from functools import lru_cache
-from typing import Any, Final
+from typing import Final, Literal
 
 from manifed.privacy import gaussian, rare, renyi
 from manifed.privacy.composition import Composition, NoValidBound, compose, grid_interval
-from manifed.privacy.events import Event, LaplaceRelease, PoissonSampled, SampledWithoutReplacement
-from manifed.privacy.loss_distribution import Loss
+from manifed.privacy.events import Release
+from manifed.privacy.loss import Loss
 
-__all__ = ["NoValidBound", "delta", "epsilon", "epsilon_of", "to_dp_event"]
+__all__ = ["NoValidBound", "delta", "epsilon"]
+_MOST_LAPLACE: Final = 32
+"""Different Laplace releases that are put on a grid; more are priced by their Rényi divergences."""
 
 
-def epsilon(releases: Iterable[Event], delta: float) -> float:
+def epsilon(releases: Iterable[Release], delta: float) -> float:
     """The least epsilon known to hold at ``delta`` for all releases together.
 
     Raises:
@@ -49,93 +51,49 @@ def epsilon(releases: Iterable[Event], delta: float) -> float:
     """
     if not 0 <= delta <= 1:
         raise ValueError(f"Expected 0 <= delta <= 1, got {delta}")
-    return epsilon_of(compose(releases), delta)
+    return _price(compose(releases), "epsilon", delta)
 
 
-def delta(releases: Iterable[Event], epsilon: float) -> float:
+def delta(releases: Iterable[Release], epsilon: float) -> float:
     """The least delta known to hold at ``epsilon``; errors as `epsilon`."""
     if not epsilon >= 0:
         raise ValueError(f"Expected epsilon >= 0, got {epsilon}")
-    return _delta(compose(releases), epsilon)
+    return _price(compose(releases), "delta", epsilon)
 
 
-def to_dp_event(releases: Iterable[Event]) -> Any:
-    """The releases as a ``dp_accounting.DpEvent``, for its accountants and ledgers."""
-    import dp_accounting
-
-    events: list[Any] = []
-    for release in releases:
-        event: Any = dp_accounting.GaussianDpEvent(release.noise_multiplier)
-        if isinstance(release, LaplaceRelease):
-            event = dp_accounting.LaplaceDpEvent(release.noise_multiplier)
-        sampling = release.sampling
-        if isinstance(sampling, PoissonSampled):
-            event = dp_accounting.PoissonSampledDpEvent(sampling.sampling_probability, event)
-        elif isinstance(sampling, SampledWithoutReplacement):
-            event = dp_accounting.SampledWithoutReplacementDpEvent(
-                sampling.population, sampling.sample_size, event
-            )
-        events.append(dp_accounting.SelfComposedDpEvent(event, release.count))
-    return dp_accounting.ComposedDpEvent(events)
+_Wanted = Literal["epsilon", "delta"]
+"""Which of the two is wanted at a value of the other; bounds have a function of either name."""
 
 
 @lru_cache(maxsize=1 << 14)
-def epsilon_of(total: Composition, delta: float) -> float:
-    """`epsilon` of releases already composed."""
+def _price(total: Composition, wanted: _Wanted, at: float) -> float:
     if total.is_gaussian:
-        return gaussian.epsilon(delta, mu=total.mu)
-    if delta == 1:
+        return getattr(gaussian, wanted)(at, mu=total.mu)
+    if wanted == "epsilon" and at in (0, 1):
+        return 0.0 if at == 1 else total.pure_epsilon
+    if wanted == "delta" and at >= total.pure_epsilon:
         return 0.0
-    if total.mu == math.inf or delta == 0:
-        return total.pure_epsilon
-    if total.without_replacement:
-        most = epsilon_of(total.everybody, delta)
-        return min(renyi.epsilon(renyi.curve(total), delta), most)
-    return min(_rounded_epsilon(total, delta), total.pure_epsilon)
-
-
-_MOST_LAPLACE: Final = 32
-"""Different Laplace releases that are put on a grid; more are priced by their Rényi divergences."""
-
-
-def _rounded_epsilon(total: Composition, delta: float) -> float:
-    if len(total.laplace) > _MOST_LAPLACE:
-        return renyi.epsilon(renyi.curve(total), delta)
-    if rare.is_rare(total.poisson):
-        if total.laplace:  # no closed form, and a grid for such rates would be too long
-            return renyi.epsilon(renyi.curve(total), delta)
-        return rare.epsilon(total.poisson, total.mu, delta)
-    loss, is_fine = _loss(total)
-    found = loss.epsilon(delta)
-    if math.isfinite(found) and is_fine:
-        return found
-    return min(found, renyi.epsilon(renyi.curve(total), delta))
-
-
-@lru_cache(maxsize=1 << 14)
-def _delta(total: Composition, epsilon: float) -> float:
-    if total.is_gaussian:
-        return gaussian.delta(epsilon, mu=total.mu)
     if total.mu == math.inf:
-        return 1.0
-    if epsilon >= total.pure_epsilon:
-        return 0.0
+        return math.inf if wanted == "epsilon" else 1.0
     if total.without_replacement:
-        most = _delta(total.everybody, epsilon)
-        return min(renyi.delta(renyi.curve(total), epsilon), most)
-    return _rounded_delta(total, epsilon)
+        return min(_by_renyi(total, wanted, at), _price(total.everybody, wanted, at))
+    found = _rounded(total, wanted, at)
+    return min(found, total.pure_epsilon) if wanted == "epsilon" else found
 
 
-def _rounded_delta(total: Composition, epsilon: float) -> float:
-    if len(total.laplace) > _MOST_LAPLACE:
-        return renyi.delta(renyi.curve(total), epsilon)
-    if rare.is_rare(total.poisson):
-        if total.laplace:
-            return renyi.delta(renyi.curve(total), epsilon)
-        return rare.delta(total.poisson, total.mu, epsilon)
+def _rounded(total: Composition, wanted: _Wanted, at: float) -> float:
+    is_rare = rare.is_rare(total.poisson)
+    if len(total.laplace) > _MOST_LAPLACE or (is_rare and total.laplace):
+        return _by_renyi(total, wanted, at)  # a grid would be too long, and has no closed form
+    if is_rare:
+        return getattr(rare, wanted)(total.poisson, total.mu, at)
     loss, is_fine = _loss(total)
-    found = loss.delta(epsilon)
-    return found if is_fine else min(found, renyi.delta(renyi.curve(total), epsilon))
+    found = getattr(loss, wanted)(at)
+    return found if math.isfinite(found) and is_fine else min(found, _by_renyi(total, wanted, at))
+
+
+def _by_renyi(total: Composition, wanted: _Wanted, at: float) -> float:
+    return getattr(renyi, wanted)(renyi.curve(total), at)
 
 
 @lru_cache(maxsize=8)

@@ -54,7 +54,7 @@ CLIENT_LEVEL: Final = Adversary(
     sees_cohorts=False,
 )
 ADVERSARIES: Final = (SERVER, EXTERNAL, CLIENT_LEVEL)
-"""Those of a star: all that configs and ledgers can name."""
+"""Adversaries of a star: all that configs and ledgers can name."""
 
 ONE_NODE: Final = Adversary(
     "one-node",
@@ -78,7 +78,7 @@ EVERYBODY: Final = Adversary(
     knows="everything",
 )
 OF_MASKS: Final = (SERVER, ONE_NODE, COALITION, EVERYBODY)
-"""Those of messages under pairwise masks; with masks the server is the eavesdropper."""
+"""Adversaries of messages under pairwise masks; with masks the server is the eavesdropper."""
 
 
 def named(name: AdversaryName | MaskAdversaryName) -> Adversary:

@@ -1,10 +1,11 @@
 """The least noise that meets a privacy target, found by bisection that ends on the private side.
 
->>> from manifed.privacy.events import GaussianRelease
->>> def releases(multiplier):
-...     return [GaussianRelease(unit="example", neighboring_relation="add-or-remove",
-...                             noise_multiplier=multiplier, count=100)]
->>> round(noise_multiplier(releases, target_epsilon=1.0, target_delta=1e-5), 2)
+>>> from manifed.privacy.events import Release
+>>> def cost(multiplier):
+...     step = Release(unit="example", neighboring_relation="add-or-remove",
+...                    noise_multiplier=multiplier, count=100)
+...     return accountant.epsilon([step], 1e-5)
+>>> round(least_multiplier(cost, 1.0), 2)
 37.36
 
 Guarantee: the price at the returned multiplier is at most the target, and at least 99.8 % of it
@@ -12,34 +13,15 @@ unless the price jumps there.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Final
 
 from manifed.errors import ConfigError
 from manifed.privacy import accountant
-from manifed.privacy.events import Event, GaussianRelease, PoissonSampled, Unsampled
+from manifed.privacy.events import PoissonSampled, Release
 
 _WASTE: Final = 0.002
 _LARGEST: Final = 2.0**40
-
-Releases = Sequence[Event]
-
-
-def noise_multiplier(
-    make_releases: Callable[[float], Releases],
-    *,
-    target_epsilon: float,
-    target_delta: float,
-    price: Callable[[Releases, float], float] = accountant.epsilon,
-) -> float:
-    """The least noise multiplier, from above, with ``price(releases, target_delta)`` on target.
-
-    ``make_releases`` says what a run releases at a multiplier; ``price`` must fall with it. Errors
-    as `least_multiplier`.
-    """
-    if not 0 < target_delta < 1:
-        raise ValueError(f"Expected 0 < target_delta < 1, got {target_delta}")
-    return least_multiplier(lambda z: price(make_releases(z), target_delta), target_epsilon)
 
 
 def least_multiplier(cost: Callable[[float], float], target_epsilon: float) -> float:
@@ -68,25 +50,21 @@ def for_steps(
         ConfigError: for an impossible target.
     """
 
-    def releases(multiplier: float) -> Releases:
-        is_sampled = sampling_probability != 1.0
-        release = GaussianRelease(
+    def cost(multiplier: float) -> float:
+        release = Release(
             unit="example",
             neighboring_relation="add-or-remove",
             noise_multiplier=multiplier,
-            sampling=PoissonSampled(sampling_probability=sampling_probability)
-            if is_sampled
-            else Unsampled(),
+            sampling=PoissonSampled(sampling_probability=sampling_probability),
             count=steps,
         )
-        return (release,)
+        return accountant.epsilon([release], target_delta)
 
     try:
-        found = noise_multiplier(releases, target_epsilon=target_epsilon, target_delta=target_delta)
+        found = least_multiplier(cost, target_epsilon)
     except ValueError as error:
         raise ConfigError(f"calibrate: {error}".replace("\n", " ")) from None
-    epsilon = accountant.epsilon(releases(found), target_delta)
-    return {"noise_multiplier": found, "epsilon": epsilon, "delta": target_delta}
+    return {"noise_multiplier": found, "epsilon": cost(found), "delta": target_delta}
 
 
 def _bracket(

@@ -4,14 +4,12 @@ Abadi et al. (2016) scale a gradient by min(1, C / norm); on a manifold the norm
 the point (Han et al. 2024), so these functions take norms and know no geometry.
 """
 
-import math
-
 import torch
 from torch import Tensor
 
-SMALLEST_CLIP = 1e-140
+_SMALLEST_CLIP = 1e-140
 """A bound below this lets nothing through: products of what it leaves would round as denormals."""
-SMALLEST_FACTOR = 1e-308
+_SMALLEST_FACTOR = 1e-308
 """A factor below this is zero: a denormal factor has no relative accuracy."""
 
 
@@ -28,18 +26,13 @@ def clip_factors(norms: Tensor, l2_norm_clip: float | Tensor) -> Tensor:
     Raises:
         ValueError: unless l2_norm_clip > 0 (infinity clips nothing, NaN is refused).
     """
-    _check_bound(l2_norm_clip)
+    bound = torch.as_tensor(l2_norm_clip, dtype=torch.float64)
+    if not bool((bound > 0).all()):
+        raise ValueError(f"Expected l2_norm_clip > 0, got {l2_norm_clip}")
     if norms.dtype != torch.float64:
         return _narrow_factors(norms.to(torch.float64), l2_norm_clip, norms.dtype)
     factors = (norms.reciprocal() * l2_norm_clip).clamp_max_(1.0)
-    is_usual = isinstance(l2_norm_clip, float) and l2_norm_clip >= SMALLEST_CLIP
-    if is_usual and factors.numel() and float(factors.amin()) >= SMALLEST_FACTOR:
-        return factors  # the least is NaN where one is
-    is_kept = factors >= SMALLEST_FACTOR  # False for NaN
-    if isinstance(l2_norm_clip, Tensor):
-        is_kept = is_kept & (l2_norm_clip >= SMALLEST_CLIP)
-    elif l2_norm_clip < SMALLEST_CLIP:
-        return torch.zeros_like(norms)
+    is_kept = (factors >= _SMALLEST_FACTOR) & (bound >= _SMALLEST_CLIP)  # False for NaN
     return torch.where(is_kept, factors, 0.0)
 
 
@@ -62,16 +55,5 @@ def clipped(vectors: Tensor, norms: Tensor, l2_norm_clip: float | Tensor) -> Ten
     in. A vector whose norm is NaN or infinite becomes exactly zero, whatever it contains.
     """
     factors = clip_factors(norms.to(vectors.dtype), l2_norm_clip)
-    is_all_kept = factors.numel() > 0 and float(factors.amin()) > 0
     factors = factors.reshape(*factors.shape, *[1] * (vectors.dim() - factors.dim()))
-    scaled = factors * vectors
-    return scaled if is_all_kept else torch.where(factors > 0, scaled, 0.0)
-
-
-def _check_bound(l2_norm_clip: float | Tensor) -> None:
-    if isinstance(l2_norm_clip, Tensor):
-        is_valid = bool((l2_norm_clip > 0).all())
-    else:
-        is_valid = l2_norm_clip > 0 and not math.isnan(l2_norm_clip)
-    if not is_valid:
-        raise ValueError(f"Expected l2_norm_clip > 0, got {l2_norm_clip}")
+    return torch.where(factors > 0, factors * vectors, 0.0)

@@ -8,15 +8,11 @@ import base64
 import binascii
 import re
 from collections.abc import Iterable
-from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 Members = NDArray[np.int64]
-
-_BITS: Final = "b:"
-_RANGES: Final = re.compile(r"\d{1,9}(?:-\d{1,9})?(?:,\d{1,9}(?:-\d{1,9})?)*")
 
 
 def members(partitions: Iterable[int]) -> Members:
@@ -25,9 +21,7 @@ def members(partitions: Iterable[int]) -> Members:
     Raises:
         ValueError: for a negative one.
     """
-    found = np.fromiter(partitions, dtype=np.int64)
-    if not (found[1:] > found[:-1]).all():  # a cohort is drawn in order
-        found = np.unique(found)
+    found = np.unique(np.fromiter(partitions, dtype=np.int64))
     if found.size and found[0] < 0:
         raise ValueError(f"Expected clients >= 0 in a cohort, got {found[0]}")
     return found
@@ -37,14 +31,17 @@ def encode(cohort: Members) -> str:
     """The shorter text of sorted, distinct members."""
     if not cohort.size:
         return ""
+    bits = np.zeros(int(cohort[-1]) + 1, dtype=np.uint8)
+    bits[cohort] = 1
+    packed = np.packbits(bits, bitorder="little").tobytes()
+    bitset = "b:" + base64.b64encode(packed).decode("ascii")
     breaks = np.flatnonzero(np.diff(cohort) != 1)
+    if 2 * breaks.size + 1 > len(bitset):
+        return bitset
     firsts = cohort[np.concatenate(([0], breaks + 1))].tolist()
     lasts = cohort[np.concatenate((breaks, [cohort.size - 1]))].tolist()
-    num_bytes = int(cohort[-1]) // 8 + 1
-    if 2 * len(firsts) - 1 > len(_BITS) + 4 * ((num_bytes + 2) // 3):
-        return _bitset(cohort)
     ranges = ",".join(str(a) if a == b else f"{a}-{b}" for a, b in zip(firsts, lasts, strict=True))
-    return min(ranges, _bitset(cohort), key=len)
+    return min(ranges, bitset, key=len)
 
 
 def decode(text: str, population: int) -> Members:
@@ -53,40 +50,28 @@ def decode(text: str, population: int) -> Members:
     Raises:
         ValueError: for text that `encode` does not write, or a client outside the population.
     """
-    if text == "":
-        return np.zeros(0, dtype=np.int64)
-    if text.startswith(_BITS):
-        return _of_bits(text, population)
-    if not _RANGES.fullmatch(text):
+    pieces = [np.zeros(0, dtype=np.int64)]
+    if text.startswith("b:"):
+        try:
+            data = base64.b64decode(text[2:], validate=True)
+        except binascii.Error:
+            raise ValueError(f"Expected a cohort in base64, got {text[:40]!r}") from None
+        bits = np.unpackbits(np.frombuffer(data, dtype=np.uint8), bitorder="little")
+        pieces.append(np.flatnonzero(bits).astype(np.int64))
+    elif text and not re.fullmatch(r"\d{1,9}(?:-\d{1,9})?(?:,\d{1,9}(?:-\d{1,9})?)*", text):
         raise ValueError(f"Expected a cohort like '0-4,7', got {text[:40]!r}")
-    pieces: list[Members] = []
-    before = -1
-    for piece in text.split(","):
-        first, _, last = piece.partition("-")
-        low, high = int(first), int(last or first)
-        if not before < low <= high < population:
-            raise ValueError(
-                f"Expected a cohort in order and below {population} clients, got {text[:40]!r}"
-            )
-        pieces.append(np.arange(low, high + 1, dtype=np.int64))
-        before = high
-    return np.concatenate(pieces)
-
-
-def _bitset(cohort: Members) -> str:
-    bits = np.zeros(int(cohort[-1]) + 1, dtype=np.uint8)
-    bits[cohort] = 1
-    packed = np.packbits(bits, bitorder="little").tobytes()
-    return _BITS + base64.b64encode(packed).decode("ascii")
-
-
-def _of_bits(text: str, population: int) -> Members:
-    try:
-        data = base64.b64decode(text[len(_BITS) :], validate=True)
-    except binascii.Error:
-        raise ValueError(f"Expected a cohort in base64, got {text[:40]!r}") from None
-    bits = np.unpackbits(np.frombuffer(data, dtype=np.uint8), bitorder="little")
-    found = np.flatnonzero(bits).astype(np.int64)
+    elif text:
+        before = -1
+        for piece in text.split(","):
+            first, _, last = piece.partition("-")
+            low, high = int(first), int(last or first)
+            if not before < low <= high < population:
+                raise ValueError(
+                    f"Expected a cohort in order and of clients < {population}, got {text[:40]!r}"
+                )
+            pieces.append(np.arange(low, high + 1, dtype=np.int64))
+            before = high
+    found = np.concatenate(pieces)
     if found.size and found[-1] >= population:
-        raise ValueError(f"Expected a cohort below {population} clients, got {found[-1]}")
+        raise ValueError(f"Expected clients < {population} in a cohort, got {found[-1]}")
     return found

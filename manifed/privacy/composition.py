@@ -9,20 +9,12 @@ import math
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, reduce
 from typing import Final
 
-from manifed.privacy.events import (
-    Event,
-    LaplaceRelease,
-    NeighboringRelation,
-    PoissonSampled,
-    PrivacyUnit,
-    SampledWithoutReplacement,
-)
+from manifed.privacy.events import PoissonSampled, Release, SampledWithoutReplacement
 from manifed.privacy.gaussian import composed_mu
-from manifed.privacy.loss_distribution import Loss
-from manifed.privacy.loss_grid import gaussian_loss, laplace_loss
+from manifed.privacy.loss import Loss, gaussian_loss, laplace_loss
 
 _CELLS_PER_STDDEV: Final = 50
 _COARSEST: Final = 0.01
@@ -38,17 +30,30 @@ _MOST_LAPLACE: Final = 1e9
 """Above this one it counts as this one: less noise, so still a bound."""
 
 
+_PROVED: Final = {
+    "poisson": (
+        "add-or-remove",
+        "Poisson sampling is priced under add-or-remove, got {!r}; use neighboring_relation "
+        "'add-or-remove', or sampling 'unsampled' or 'without-replacement'",
+    ),
+    "without-replacement": (
+        "replace-one",
+        "Sampling without replacement is priced under replace-one, got {!r}; use "
+        "neighboring_relation 'replace-one', or sampling 'unsampled' or 'poisson'",
+    ),
+}
+"""Under which relation the amplification of a sampling is proved, and what is said elsewhere."""
+
+
 class NoValidBound(ValueError):
     """No proved bound covers this combination of releases; the text says which and what to do."""
 
 
 @dataclass(frozen=True)
 class Composition:
-    """Releases about one unit under one relation; hashable, so prices can be cached."""
+    """Releases about one unit under one relation, hashable; without arguments nothing."""
 
-    unit: PrivacyUnit
-    neighboring_relation: NeighboringRelation
-    mu: float
+    mu: float = 0.0
     """Of all unsampled Gaussians together; infinite when anything was released without noise."""
     poisson: tuple[tuple[float, float, int], ...] = ()
     """(noise multiplier, sampling probability, count)."""
@@ -56,11 +61,6 @@ class Composition:
     """(noise multiplier, sample size, population, count)."""
     laplace: tuple[tuple[float, int], ...] = ()
     """(noise multiplier, count)."""
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether nothing was released."""
-        return self.mu == 0 and not (self.poisson or self.without_replacement or self.laplace)
 
     @property
     def is_gaussian(self) -> bool:
@@ -73,19 +73,6 @@ class Composition:
         if self.mu > 0 or self.poisson or self.without_replacement:
             return math.inf
         return math.fsum(count / z for z, count in self.laplace) * (1 + 1e-12)
-
-    def times(self, count: int) -> "Composition":
-        """Everything ``count`` times over."""
-        return replace(
-            self,
-            mu=self.mu * math.sqrt(count),
-            poisson=tuple((z, q, n * count) for z, q, n in self.poisson),
-            without_replacement=tuple(
-                (z, size, population, n * count)
-                for z, size, population, n in self.without_replacement
-            ),
-            laplace=tuple((z, n * count) for z, n in self.laplace),
-        )
 
     @property
     def everybody(self) -> "Composition":
@@ -134,10 +121,7 @@ class Composition:
         parts = [loss.composed(n) for loss, n in self._losses(interval)]
         if self.mu > 0:
             parts.append(gaussian_loss(1 / self.mu, 1.0, interval))
-        total = parts[0]
-        for part in parts[1:]:
-            total = total.convolved(part)
-        return total
+        return reduce(Loss.convolved, parts)
 
     def _losses(self, interval: float) -> list[tuple[Loss, int]]:
         """Each loss that a grid rounds, and its count."""
@@ -164,7 +148,7 @@ def grid_interval(parts: Iterable[tuple[Composition, float]]) -> tuple[float, bo
     return interval, interval <= wanted
 
 
-def compose(releases: Iterable[Event]) -> Composition:
+def compose(releases: Iterable[Release]) -> Composition:
     """The normal form of the releases; what has count 0 is not there.
 
     Raises:
@@ -172,9 +156,6 @@ def compose(releases: Iterable[Event]) -> Composition:
             is not proved under its relation.
     """
     present = [release for release in releases if release.count > 0]
-    if not present:
-        return Composition("example", "add-or-remove", 0.0)
-    unit, relation = present[0].unit, present[0].neighboring_relation
     _refuse_mixtures(present)
     unsampled: list[tuple[float, int]] = []
     poisson = Counter[tuple[float, float]]()
@@ -182,7 +163,7 @@ def compose(releases: Iterable[Event]) -> Composition:
     laplace = Counter[float]()
     for release in present:
         z, count, sampling = release.noise_multiplier, release.count, release.sampling
-        if isinstance(release, LaplaceRelease):
+        if release.kind == "laplace":
             if z < _LEAST_LAPLACE:
                 unsampled.append((0.0, count))
             else:
@@ -193,10 +174,10 @@ def compose(releases: Iterable[Event]) -> Composition:
             subsets[z, sampling.sample_size, sampling.population] += count
         else:
             unsampled.append((z, count))
-    _refuse_schemes(relation, has_poisson=bool(poisson), has_subsets=bool(subsets))
+    for scheme, found in (("poisson", poisson), ("without-replacement", subsets)):
+        if found and present[0].neighboring_relation != _PROVED[scheme][0]:
+            raise NoValidBound(_PROVED[scheme][1].format(present[0].neighboring_relation))
     return Composition(
-        unit,
-        relation,
         composed_mu(unsampled),
         tuple(sorted((*key, count) for key, count in poisson.items())),
         tuple(sorted((*key, count) for key, count in subsets.items())),
@@ -204,31 +185,16 @@ def compose(releases: Iterable[Event]) -> Composition:
     )
 
 
-def _refuse_mixtures(present: list[Event]) -> None:
-    units = sorted({release.unit for release in present})
-    if len(units) > 1:
-        raise NoValidBound(
-            f"One bound covers one privacy unit, got {units}; price each unit's releases alone"
-        )
-    relations = sorted({release.neighboring_relation for release in present})
-    if len(relations) > 1:
-        raise NoValidBound(
-            f"One bound covers one neighbouring relation, got {relations}; state the noise "
-            "multipliers of all releases under the same one"
-        )
-
-
-def _refuse_schemes(relation: NeighboringRelation, *, has_poisson: bool, has_subsets: bool) -> None:
-    if has_poisson and relation != "add-or-remove":
-        raise NoValidBound(
-            f"Poisson sampling is priced under add-or-remove, got {relation!r}; use "
-            "neighboring_relation 'add-or-remove', or sampling 'unsampled' or 'without-replacement'"
-        )
-    if has_subsets and relation != "replace-one":
-        raise NoValidBound(
-            f"Sampling without replacement is priced under replace-one, got {relation!r}; use "
-            "neighboring_relation 'replace-one', or sampling 'unsampled' or 'poisson'"
-        )
+def _refuse_mixtures(present: list[Release]) -> None:
+    for name, found in (
+        ("privacy unit", {release.unit for release in present}),
+        ("neighbouring relation", {release.neighboring_relation for release in present}),
+    ):
+        if len(found) > 1:
+            raise NoValidBound(
+                f"One bound covers one {name}, got {sorted(found)}; price the releases of each "
+                "alone, or state all noise multipliers under the same one"
+            )
 
 
 def _rate(sampling: PoissonSampled, z: float) -> float:

@@ -14,12 +14,13 @@ Guarantee: ``delta``, ``epsilon`` and ``largest_mu`` err on the private side, ro
 
 import math
 from collections.abc import Callable, Iterable
-from typing import Final
+from typing import Any, Final
 
-from manifed.privacy.normal_law import log_cdf
+from scipy import special
 
 _ULPS: Final = 2.0**-49
 """Relative error allowed to each logarithm of a normal tail (a few roundings)."""
+_log_cdf: Any = special.log_ndtr  # scipy ships no stubs
 
 
 def composed_mu(releases: Iterable[tuple[float, int]]) -> float:
@@ -38,8 +39,8 @@ def delta(epsilon: float, *, mu: float) -> float:
         return 0.0
     if mu == math.inf:
         return 1.0
-    upper = log_cdf(mu / 2 - epsilon / mu)
-    lower = epsilon + log_cdf(-mu / 2 - epsilon / mu)
+    upper = float(_log_cdf(mu / 2 - epsilon / mu))
+    lower = epsilon + float(_log_cdf(-mu / 2 - epsilon / mu))
     value = -math.expm1(min(lower - upper, 0.0))
     rounding = _ULPS * (1.0 + epsilon + abs(upper) + abs(lower - epsilon))
     return min(1.0, math.exp(upper) * (value + rounding))
@@ -57,7 +58,7 @@ def epsilon(delta_: float, *, mu: float) -> float:
     )  # tail of the loss N(mu^2/2, mu^2)
     while delta(high, mu=mu) > delta_:
         high *= 1.0 + 2.0**-20
-    return _bisect_down(0.0, high, lambda eps: delta(eps, mu=mu) <= delta_)
+    return least_private(0.0, high, lambda eps: delta(eps, mu=mu) <= delta_)
 
 
 def largest_mu(epsilon: float, delta_: float) -> float:
@@ -67,11 +68,11 @@ def largest_mu(epsilon: float, delta_: float) -> float:
     low, high = 0.0, 1.0
     while delta(epsilon, mu=high) <= delta_:
         low, high = high, 2 * high
-    return -_bisect_down(-high, -low, lambda negative: delta(epsilon, mu=-negative) <= delta_)
+    return -least_private(-high, -low, lambda negative: delta(epsilon, mu=-negative) <= delta_)
 
 
-def _bisect_down(low: float, high: float, is_private: Callable[[float], bool]) -> float:
-    """The private end of the last bracket: low is not private, high is."""
+def least_private(low: float, high: float, is_private: Callable[[float], bool]) -> float:
+    """The private end of the last bracket of a bisection: low is not private, high is."""
     for _ in range(200):
         middle = (low + high) / 2
         if not low < middle < high or high - low <= 1e-13 * abs(high):

@@ -1,19 +1,27 @@
 """The ledger: what was charged, one JSON line each, chained by hashes and on disk before use.
 
-Line n holds ``sequence`` n - 1, ``kind``, ``body``, ``previous`` (the SHA-256 of line n - 1) and
-``sha256`` (of the line without it); a keyed ledger adds ``tag`` (privacy/chain.py). Beside the
-ledger lies ``<name>.head``, the number of lines that have been acknowledged and the last hash: a
-chain alone cannot tell that its end was cut off. The header names the format, a random run
-identifier and the key's name.
+Every line is an `Entry`. It may *reserve* rounds, one line for one round or for a block of them: a
+reservation stands on disk before any message of its rounds leaves, and its cohort bounds who takes
+part in *each* of them. It may *settle* the reservation before it: its rounds up to r were run, with
+the cohorts that are named, and unless it stays open the others never will be. Rule: a reservation
+counts whole, every client of its cohort in every round, until an entry settles it. A crash leaves
+none behind, so it counts the worst case for ever. At most one reservation is open. An entry may
+also bring new terms, more rounds, and whatever is said without a price.
+
+Line n is bound to line n - 1 by the SHA-256 of that line; a keyed ledger adds to each line a tag,
+the HMAC-SHA256 of its hash. The hashes detect accidents; only the tags detect somebody who rewrites
+the file, because everybody can recompute a hash. Beside the ledger lies ``<name>.head``, the number
+of lines that have been acknowledged and the last hash: a chain alone cannot tell that its end was
+cut off. The first line names the format, a random run identifier and the key's name.
 
 Guarantees: ``append`` returns only after the line and the head are on disk (fsync of the file and
 of its directory), so whatever is released after it is in the ledger for ever. A line that a crash
-tore was never acknowledged; a missing or changed one is found by `Ledger.open`, which says where.
+tore was never acknowledged; a missing or changed one is found by `Ledger.verify`, which says where.
 One process at a time holds a ledger (flock; the kernel lets go when the process dies, also by
 kill -9). A ledger that was moved, cut, replaced or written by others while it is open takes nothing
 more: before every line, the file in its place must be the one that is held, as long as it was left,
 with the last line and the head that were written. Memory does not grow with the lines: they are
-verified and handed on one at a time.
+verified and handed on one at a time. A ledger or head of another format is refused by name.
 
 Who can write the folder can rewrite an unkeyed ledger and its head consistently, and can put back
 an older copy of both, keyed or not: the first needs a key to detect, the second an anchor, a
@@ -21,62 +29,143 @@ an older copy of both, keyed or not: the first needs a key to detect, the second
 """
 
 import fcntl
+import hashlib
 import hmac
 import json
 import os
 import re
 import secrets
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Final, Literal, Self
+from typing import Any, BinaryIO, Final, Literal, Self
 
-from manifed.durable import append_durably, create_atomically, sync_folder, write_atomically
-from manifed.privacy import chain
-from manifed.privacy.chain import (
-    FORMAT,
-    GENESIS,
-    HEADER,
-    LONGEST_END,
-    RECOVERED,
-    RESTORE,
-    Entry,
-    LedgerDamaged,
-    LedgerLocked,
-    LedgerTorn,
-    read_key,
-)
+from pydantic import Field, model_validator
 
-__all__ = [
-    "RECOVERED",
-    "RESTORE",
-    "Entry",
-    "Head",
-    "Ledger",
-    "LedgerDamaged",
-    "LedgerLocked",
-    "LedgerTorn",
-    "Verified",
-    "head_file",
-    "read_head",
-    "read_key",
-    "torn_file",
-    "write_head",
-]
+from manifed.durable import append_durably, create_atomically, write_atomically
+from manifed.privacy.events import Frozen
+from manifed.privacy.tariff import Terms
+
+FORMAT: Final = 3
+GENESIS: Final = "0" * 64
+"""The hash that the first line is bound to."""
+RESTORE: Final = "restore it from a backup; without it nobody can say what was spent"
+MOST_ROUNDS: Final = 10**9
+_LONGEST_END: Final = 160
+"""Bytes; what follows the content of a line, its hash among it, is shorter."""
+
+
+class LedgerDamaged(ValueError):
+    """The ledger cannot be trusted from ``line`` on; the text says what to do."""
+
+    def __init__(self, path: Path, line: int, what: str, remedy: str = RESTORE) -> None:
+        super().__init__(f"{path}, line {line}: {what}; {remedy}")
+        self.line = line
+
+
+class LedgerLocked(LedgerDamaged):
+    """Another process holds the ledger."""
+
+
+# -- entries -----------------------------------------------------------------------------------
+class Reserves(Frozen):
+    """One attempt of each of the rounds ``first`` to ``last``, as paid before their messages."""
+
+    first: int = Field(ge=0)
+    last: int = Field(le=MOST_ROUNDS)
+    attempt: int = Field(default=0, ge=0)
+    cohort: str
+    """Who may be sent a message in each of them (manifed/privacy/cohorts.py)."""
+
+    @model_validator(mode="after")
+    def _in_order(self) -> "Reserves":
+        if self.last < self.first:
+            raise ValueError(f"Expected rounds first <= last, got {self.first} and {self.last}")
+        return self
+
+
+class Settles(Frozen):
+    """Which rounds of the last reservation were run."""
+
+    upto: int
+    """The last of them; one less than the first reserved when none was."""
+    cohorts: tuple[str, ...] | None = None
+    """Who took part in each round since the last settlement; None: all who were reserved."""
+    is_open: bool = False
+    """Whether the other rounds stay reserved."""
+
+
+class Amendment(Frozen):
+    """More rounds than a run began with; nothing else about it changes, and nothing is released."""
+
+    amends: str
+    """SHA-256 of the config that was in force."""
+    config_sha256: str
+    """Of the config that is in force from here on."""
+    num_rounds: tuple[int, int]
+    """Before and now."""
+    planned_draws: int = Field(default=0, ge=0)
+    """As `Terms.planned_draws`, which it replaces."""
+    noise_multiplier: float | None = Field(default=None, gt=0)
+    """What a target's noise was found to be; it is kept. None: the config says it."""
+
+    @model_validator(mode="after")
+    def _adds_rounds(self) -> "Amendment":
+        before, now = self.num_rounds
+        if not 1 <= before < now <= MOST_ROUNDS:
+            raise ValueError(
+                f"Expected more rounds than before, at most {MOST_ROUNDS}, got {before} and {now}"
+            )
+        return self
+
+
+class Entry(Frozen):
+    """One line: what it settles, then what it reserves, and under which terms from here on."""
+
+    settles: Settles | None = None
+    terms: Terms | None = None
+    planned: tuple[Terms, ...] | None = None
+    """All terms under which the run may draw cohorts, each with its ``planned_draws``, where they
+    differ from round to round and an outsider sees no cohorts; None: as said before."""
+    reserves: Reserves | None = None
+    amends: Amendment | None = None
+    said: Mapping[str, Any] = {}
+    """What costs nothing: of the first line format, run and key; where noise came from; the place
+    of a site's answer; bytes of a line that a crash tore."""
+    sequence: int = Field(default=0, ge=0)
+    previous: str = GENESIS
+    sha256: str = ""
+    tag: str | None = None
+
+    def content(self) -> bytes:
+        """What is hashed: one way to write it as JSON."""
+        hidden = {"sha256", "tag", "said"}
+        found = self.model_dump(mode="json", exclude_none=True, exclude=hidden)
+        found |= {"said": dict(self.said)} if self.said else {}
+        text = json.dumps(found, sort_keys=True, separators=(",", ":"), allow_nan=False)
+        return text.encode("ascii")
+
+    def after(self, before: "Head | None", key: bytes | None = None) -> tuple["Entry", bytes]:
+        """The entry as the line after ``before``, and that line.
+
+        Raises:
+            ValueError, TypeError: ``said`` is no JSON (NaN included).
+        """
+        place: dict[str, Any] = {}
+        if before is not None:
+            place = {"sequence": before.sequence + 1, "previous": before.sha256}
+        content = self.model_copy(update=place).content()
+        sha256 = hashlib.sha256(content).hexdigest()
+        tag = mac(key, "line", sha256) if key else None
+        end = f',"sha256":"{sha256}"' + ("" if tag is None else f',"tag":"{tag}"') + "}\n"
+        said = json.loads(content).get("said", {})
+        entry = self.model_copy(update={**place, "said": said, "sha256": sha256, "tag": tag})
+        return entry, content[:-1] + end.encode()
+
 
 Feed = Callable[[Entry], None]
 """What is handed every entry in order as it is verified; an error after it voids what it got."""
-Body = Mapping[str, Any]
-
-_NO_CHARGE: Final = (
-    ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError, MemoryError
-)  # fmt: skip
-"""What a body that no run wrote may raise where it is counted."""
-_RECOVER: Final = "resume the run, or call Ledger.recover with the charge it was writing"
-_RESERVED_NAMES: Final = {"format", "run_id", "key_id"}
-_LONGEST_HEAD: Final = 4096
-"""Bytes; a head has about 200."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +198,8 @@ class Head:
 class Verified:
     """What the verification of a ledger found."""
 
-    header: Body
+    header: Mapping[str, Any]
+    """What its first line says."""
     head: Head
     """Of the last whole line."""
     length: int
@@ -119,20 +209,9 @@ class Verified:
     authenticity: Literal["unkeyed", "not checked", "verified"]
     """What the tags say: there are none, no key was given, or all are by the key."""
 
-    def torn_error(self, path: str | Path) -> LedgerTorn:
-        """What to raise where a torn line is no news."""
-        return LedgerTorn(
-            Path(path), self.head.sequence + 2, "was never finished (a crash?)", _RECOVER
-        )
-
-    @property
-    def format(self) -> int:
-        """The format's number; 1 has no reservations, run identifier or key."""
-        return int(self.header.get("format", 1))
-
     @property
     def run_id(self) -> str | None:
-        """The run that the ledger belongs to; None in format 1."""
+        """The run that the ledger belongs to."""
         return self.header.get("run_id")
 
     @property
@@ -145,70 +224,94 @@ class Ledger:
     """An open, locked ledger; use it as a context manager or call `close`."""
 
     def __init__(self, path: Path, descriptor: int, found: Verified, key: bytes | None) -> None:
-        """Use `create`, `open` or `recover`."""
-        self._path, self._descriptor, self._key = path, descriptor, key
-        self._header, self._head, self._run_id = found.header, found.head, found.run_id
-        self._length = found.length
-        self._is_broken = False
+        """Use `create` or `recover`."""
+        self.path, self.head, self.run_id = path, found.head, found.run_id
+        self.is_broken = False
+        """Whether a write failed, so that nothing more is taken."""
+        self._descriptor, self._key, self._length = descriptor, key, found.length
 
     @classmethod
-    def create(cls, path: str | Path, header: Body, *, key: bytes | None = None) -> "Ledger":
-        """A new ledger whose first line is ``header`` and format, run identifier, key's name.
+    def create(
+        cls, path: str | Path, header: Mapping[str, Any], *, key: bytes | None = None
+    ) -> "Ledger":
+        """A new ledger whose first line says ``header`` and format, run identifier, key's name.
 
         Raises:
             FileExistsError: a ledger is never overwritten.
-            LedgerDamaged: when only the head of an earlier, longer ledger is left there.
-            ValueError: for a short key, or a header with a reserved name.
+            LedgerDamaged: when only the head of an earlier ledger is left there.
+            ValueError: for a short key.
         """
         path = Path(path)
-        if taken := _RESERVED_NAMES & set(header):
-            raise ValueError(f"Expected a header without {sorted(taken)}, which the ledger sets")
         own = {
             "format": FORMAT,
             "run_id": secrets.token_hex(16),
-            "key_id": None if key is None else chain.key_id_of(chain.checked_key(key)),
+            "key_id": None if key is None else key_id_of(checked_key(key)),
         }
-        first, line = chain.written(0, HEADER, {**own, **header}, GENESIS, key)
+        first, line = Entry(said={**own, **header}).after(None, key)
         if path.exists():
             raise FileExistsError(f"{path} exists; resume that run, or choose another folder")
-        if (left := read_head(path)) is not None and left[0].sequence > 0:
-            raise LedgerDamaged(path, 1, "the ledger is gone and only its head is left", RESTORE)
+        left = read_head(path)
+        if os.path.lexists(head_file(path)) and (left is None or left[0].sequence > 0):
+            raise LedgerDamaged(path, 1, "the ledger is gone and only its head is left")
         head = Head(0, first.sha256)
-        write_head(path, head, _head_tag(key, head))
+        write_head(path, head, key)
         create_atomically(path, line)
-        authenticity = "unkeyed" if key is None else "verified"
-        found = Verified(first.body, head, len(line), is_torn=False, authenticity=authenticity)
+        found = Verified(first.said, head, len(line), is_torn=False, authenticity="verified")
         return cls(path, _locked(path), found, key)
 
     @classmethod
-    def open(
+    def recover(
         cls,
         path: str | Path,
         *,
+        pays: Callable[[], Entry] | None = None,
         key: bytes | None = None,
         anchors: Iterable[Head] = (),
         feed: Feed | None = None,
     ) -> "Ledger":
         """The ledger at ``path``, its whole chain verified, locked for this process.
 
+        A last line that a crash tore is replaced by what it may have covered: ``pays`` is asked
+        for it after the other lines were fed, and it counts as spent although its messages cannot
+        have left. Torn bytes that are seen to reserve nothing are dropped. Damage anywhere else is
+        not repaired. Interrupted itself, it can be called again.
+
         Raises:
             FileNotFoundError: when there is none.
-            LedgerDamaged: with the line at which trust ends (`LedgerTorn`: the last one was never
-                finished; `LedgerLocked`: another process writes it), when an anchor is not in the
-                chain, and for a wrong or missing key.
+            LedgerDamaged: with the line at which trust ends (`LedgerLocked`: another process
+                writes it), when an anchor is not in the chain, and for a wrong or missing key.
         """
         path = Path(path)
         descriptor = _locked(path)
         try:
             found = cls.verify(path, key=key, anchors=anchors, feed=feed)
-            if found.is_torn:
-                raise found.torn_error(path)
-            _refuse_without_key(path, found)
-            write_head(path, found.head, _head_tag(key, found.head))
+            if found.authenticity == "not checked":
+                what = f"is keyed with key {found.key_id} and no key was given"
+                raise LedgerDamaged(path, 1, what, "give the run's key")
+            ledger = cls(path, descriptor, found, key)
+            size = os.fstat(descriptor).st_size - found.length
+            torn = os.pread(descriptor, size, found.length)
+            entry = pays() if torn and pays is not None and not _FREE.match(torn) else None
+            end = b""
+            if entry is not None:
+                said = {**entry.said, "torn": torn.hex()}
+                paid = entry.model_copy(update={"said": said})
+                entry, end = paid.after(found.head, key)
+            if torn:  # the new end over the old one first, so that a crash still leaves a torn line
+                os.pwrite(descriptor, end, found.length)
+                os.fsync(descriptor)
+                os.ftruncate(descriptor, found.length + len(end))
+                os.fsync(descriptor)
+                ledger._length += len(end)
+            if entry is not None:
+                ledger.head = Head(entry.sequence, entry.sha256)
+                if feed is not None:
+                    feed(entry)
+            write_head(path, ledger.head, key)
         except BaseException:
             os.close(descriptor)
             raise
-        return cls(path, descriptor, found, key)
+        return ledger
 
     @staticmethod
     def verify(
@@ -225,154 +328,60 @@ class Ledger:
 
         Raises:
             FileNotFoundError: when there is no ledger.
-            LedgerDamaged: as `open`; a keyed ledger without the key is read, its tags unchecked.
+            LedgerDamaged: as `recover`; a keyed ledger without the key is read, its tags unchecked.
         """
         path = Path(path)
         acknowledged = read_head(path)  # before the lines: a running ledger only grows
         wanted = [(anchor, "an anchor") for anchor in anchors]
         if acknowledged is not None:
             wanted.append((acknowledged[0], "its head"))
-        header, last, length = None, None, 0
+        last, length = None, 0
         if path.exists() and not path.is_file():
-            raise LedgerDamaged(path, 1, "is no regular file", RESTORE)
+            raise LedgerDamaged(path, 1, "is no regular file")
+        header: Mapping[str, Any] = {}
         with path.open("rb") as file:
-            for line in chain.lines(path, file, key):
-                entry = last = line.entry
-                header = entry.body if header is None else header
-                length += line.length
+            for entry, size in _lines(path, file, key):
+                header, last, length = header or entry.said, entry, length + size
                 for head, name in wanted:
                     if head.sequence == entry.sequence and head.sha256 != entry.sha256:
-                        raise LedgerDamaged(
-                            path,
-                            entry.sequence + 1,
-                            f"is not the line that was written ({name} says so)",
-                            RESTORE,
-                        )
+                        what = f"is not the line that was written ({name} says so)"
+                        raise LedgerDamaged(path, entry.sequence + 1, what)
                 if feed is not None:
-                    _fed(feed, path, entry)
+                    with _counting(path, entry.sequence + 1):
+                        feed(entry)
             is_torn = os.fstat(file.fileno()).st_size > length
-        assert header is not None
-        assert last is not None
+        if last is None:
+            raise LedgerDamaged(path, 1, "the header is missing")
         head = Head(last.sequence, last.sha256)
         _check_head(path, head, header, acknowledged, key)
         for anchor, _ in wanted:
             if anchor.sequence > head.sequence:
-                raise LedgerDamaged(
-                    path,
-                    head.sequence + 2,
-                    f"is missing: {anchor.sequence + 1} lines were written (rolled back?)",
-                    RESTORE,
-                )
-        try:
-            is_torn |= _check_torn(path)
-        except ValueError as error:
-            raise LedgerDamaged(path, head.sequence + 2, str(error), RESTORE) from None
+                what = f"is missing: {anchor.sequence + 1} lines were written (rolled back?)"
+                raise LedgerDamaged(path, head.sequence + 2, what)
         authenticity = "verified" if key is not None else "not checked"
         if header.get("key_id") is None:
             authenticity = "unkeyed"
         return Verified(header, head, length, is_torn, authenticity)
 
-    @staticmethod
-    def read(path: str | Path, *, key: bytes | None = None) -> tuple[Entry, ...]:
-        """All entries at once, verified, without taking the lock; errors as `open`."""
-        entries: list[Entry] = []
-        found = Ledger.verify(path, key=key, feed=entries.append)
-        if found.is_torn:
-            raise found.torn_error(path)
-        return tuple(entries)
-
-    @classmethod
-    def recover(
-        cls,
-        path: str | Path,
-        *,
-        charge: Body | Callable[[], Body],
-        key: bytes | None = None,
-        anchors: Iterable[Head] = (),
-        feed: Feed | None = None,
-    ) -> "Ledger":
-        """Opens a ledger whose last line is torn, paying for what that line may have covered.
-
-        ``charge`` is the body of the charge that was being written (a run knows it: it is its
-        next one; a function is asked after the other lines were fed). It goes into the entry
-        "recovered" with the torn bytes and counts as spent, although its messages cannot have
-        left. Torn bytes that are seen to begin something that costs nothing (a note) are dropped.
-        A sound ledger is opened as it is; damage anywhere else is not repaired. Interrupted
-        itself, it can be called again.
-
-        Raises:
-            LedgerDamaged: when anything but the last, unfinished line is wrong.
-        """
-        path = Path(path)
-        descriptor = _locked(path)
-        try:
-            found = cls.verify(path, key=key, anchors=anchors, feed=feed)
-            _refuse_without_key(path, found)
-            with path.open("rb") as file:
-                file.seek(found.length)
-                torn = Torn(found.head.sequence + 2, file.read())
-            kept = _set_aside(path, descriptor, found.length, torn)
-            write_head(path, found.head, _head_tag(key, found.head))
-            ledger = cls(path, descriptor, found, key)
-            if kept is not None:
-                is_lost = kept.line > found.head.sequence + 1
-                if is_lost and _may_be_charge(kept.data):
-                    body = charge() if callable(charge) else charge
-                    entry = ledger.append(RECOVERED, {"torn": kept.data.hex(), "charge": body})
-                    if feed is not None:
-                        feed(entry)
-                _forget_torn(path)
-        except BaseException:
-            os.close(descriptor)
-            raise
-        return ledger
-
-    @property
-    def entries(self) -> tuple[Entry, ...]:
-        """Everything that was ever appended, the header first, read from disk."""
-        return Ledger.read(self._path, key=self._key)
-
-    @property
-    def path(self) -> Path:
-        """Where it lies."""
-        return self._path
-
-    @property
-    def header(self) -> Body:
-        """The first line's body."""
-        return self._header
-
-    @property
-    def run_id(self) -> str | None:
-        """The run that it belongs to; None in format 1."""
-        return self._run_id
-
-    @property
-    def head(self) -> Head:
-        """The last line that is on disk; kept elsewhere, it is an anchor."""
-        return self._head
-
-    def append(self, kind: str, body: Body) -> Entry:
+    def append(self, entry: Entry) -> Entry:
         """Add one line; returns it when it is on disk.
 
         Raises:
-            ValueError: for a body that is no JSON (NaN included).
+            ValueError, TypeError: for what is no JSON (NaN included).
             OSError: when the disk refuses; the ledger then takes nothing more until reopened.
             LedgerDamaged: it is not as it was left, or an earlier write failed; the same holds.
         """
-        if self._is_broken:
-            raise LedgerDamaged(
-                self._path, self._head.sequence + 2, "an earlier write failed", "reopen the ledger"
-            )
-        before = self._head
-        entry, line = chain.written(before.sequence + 1, kind, body, before.sha256, self._key)
-        head = Head(entry.sequence, entry.sha256)
-        self._is_broken = True
+        if self.is_broken:
+            what = "an earlier write failed"
+            raise LedgerDamaged(self.path, self.head.sequence + 2, what, "reopen the ledger")
+        entry, line = entry.after(self.head, self._key)
+        self.is_broken = True
         self._check_place()
+        os.lseek(self._descriptor, self._length, os.SEEK_SET)
         append_durably(self._descriptor, line)
-        write_head(self._path, head, _head_tag(self._key, head))
-        self._head, self._length = head, self._length + len(line)
-        self._is_broken = False
+        self.head, self._length = Head(entry.sequence, entry.sha256), self._length + len(line)
+        write_head(self.path, self.head, self._key)
+        self.is_broken = False
         return entry
 
     def _check_place(self) -> None:
@@ -383,24 +392,19 @@ class Ledger:
         """
         mine, what = os.fstat(self._descriptor), None
         try:
-            is_there = os.path.samestat(mine, os.stat(self._path))
+            is_there = os.path.samestat(mine, os.stat(self.path))
         except OSError:
             is_there = False
-        end = os.pread(self._descriptor, LONGEST_END, max(0, mine.st_size - LONGEST_END))
-        last = f',"sha256":"{self._head.sha256}"'.encode()
+        end = os.pread(self._descriptor, _LONGEST_END, max(0, mine.st_size - _LONGEST_END))
+        last = f',"sha256":"{self.head.sha256}"'.encode()
         if not is_there:
             what = "the file was moved, removed or replaced while this process held it"
         elif mine.st_size != self._length or last not in end or not end.endswith(b"}\n"):
             what = "the file was cut, overwritten or written by others while this process held it"
-        elif read_head(self._path) != (self._head, _head_tag(self._key, self._head)):
-            what = f"its head {head_file(self._path).name} was changed while this process held it"
+        elif read_head(self.path) != (self.head, _head_tag(self._key, self.head)):
+            what = f"its head {head_file(self.path).name} was changed while this process held it"
         if what is not None:
-            raise LedgerDamaged(self._path, self._head.sequence + 2, what, RESTORE)
-
-    @property
-    def is_broken(self) -> bool:
-        """Whether a write failed, so that nothing more is taken."""
-        return self._is_broken
+            raise LedgerDamaged(self.path, self.head.sequence + 2, what)
 
     def close(self) -> None:
         """Let go of the lock; closing twice is fine."""
@@ -411,81 +415,115 @@ class Ledger:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
+# -- the chain ---------------------------------------------------------------------------------
+_END: Final = re.compile(rb',"sha256":"([0-9a-f]{64})"(?:,"tag":"([0-9a-f]{64})")?\}\n\Z')
+_FREE: Final = re.compile(rb'\{"(?:amends|previous":"[0-9a-f]{64}","s)')
+"""How a line begins that is seen to reserve nothing: its keys are in alphabetical order."""
+
+
+def _lines(path: Path, file: BinaryIO, key: bytes | None) -> Iterator[tuple[Entry, int]]:
+    """The verified entries of an open ledger and their lengths; a torn last line is left.
+
+    Raises:
+        LedgerDamaged: with the first line that is not what `Ledger.append` wrote, for another
+            format, a wrong key, and a key where the ledger has none.
+    """
+    previous, is_keyed = GENESIS, False
+    for number, raw in enumerate(file, 1):
+        if not raw.endswith(b"\n"):
+            return
+        end = _END.search(raw, max(0, len(raw) - _LONGEST_END))
+        content = b"" if end is None else raw[: end.start()] + b"}"
+        sha256 = hashlib.sha256(content).hexdigest()
+        try:
+            found = json.loads(content) if end is not None and sha256 == end[1].decode() else None
+        except (ValueError, RecursionError):
+            found = None
+        if not isinstance(found, dict) or (
+            (found.get("sequence"), found.get("previous")) != (number - 1, previous)
+        ):
+            raise LedgerDamaged(path, number, "was changed, or one before it removed")
+        if number == 1:
+            is_keyed = _check_header(path, found, key)
+        tag = None if end is None or end[2] is None else end[2].decode()
+        if (tag is not None) != is_keyed:
+            what = f"has {'no' if is_keyed else 'a'} tag, unlike its header says"
+            raise LedgerDamaged(path, number, what)
+        if tag and key and not hmac.compare_digest(tag, mac(key, "line", sha256)):
+            raise LedgerDamaged(path, number, "was rewritten by somebody without the key")
+        with _counting(path, number):
+            entry = Entry.model_validate({**found, "sha256": sha256, "tag": tag})
+        yield entry, len(raw)
+        previous = sha256
+
+
+@contextmanager
+def _counting(path: Path, line: int) -> Generator[None, None, None]:
+    """Turn what a line raises that no run wrote into LedgerDamaged."""
+    try:
+        yield
+    except Exception as error:
+        said = str(error) if isinstance(error, ValueError) else repr(error)
+        what = f"is no charge that can be counted: {' '.join(said.split())[:300]}"
+        raise LedgerDamaged(path, line, what) from error
+
+
+def _check_header(path: Path, found: Mapping[str, Any], key: bytes | None) -> bool:
+    """Whether a ledger is keyed, by its first line; refuses another format and another key."""
+    said = found.get("said", found.get("body"))
+    header: Mapping[str, Any] = said if isinstance(said, dict) else {}
+    if (known := header.get("format", 1)) != FORMAT:
+        what = f"has format {repr(known)[:40]}, this version reads and writes format {FORMAT} alone"
+        remedy = "go on with the version of manifed that wrote it, or begin anew elsewhere"
+        raise LedgerDamaged(path, 1, what, remedy)
+    key_id = header.get("key_id")
+    if key is not None and key_id is None:
+        what = "a key was given and this ledger is not keyed (a rewrite may have dropped its tags)"
+        raise LedgerDamaged(path, 1, what, "give no key if it never had one")
+    if key is not None and key_id != key_id_of(key):
+        what = f"was keyed with key {key_id}, got key {key_id_of(key)}"
+        raise LedgerDamaged(path, 1, what, "give the run's key")
+    return key_id is not None
+
+
 def _locked(path: Path) -> int:
-    descriptor = os.open(path, os.O_RDWR | os.O_APPEND)
+    descriptor = os.open(path, os.O_RDWR)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         os.close(descriptor)
-        raise LedgerLocked(
-            path, 1, "another process holds this ledger", "wait for that run, or stop it"
-        ) from None
+        what = "another process holds this ledger"
+        raise LedgerLocked(path, 1, what, "wait for that run, or stop it") from None
     return descriptor
 
 
-def _fed(feed: Feed, path: Path, entry: Entry) -> None:
-    try:
-        feed(entry)
-    except _NO_CHARGE as error:
-        said = str(error) if isinstance(error, ValueError) else repr(error)
-        what = " ".join(said.split())[:300]
-        raise LedgerDamaged(
-            path, entry.sequence + 1, f"is no charge that can be counted: {what}", RESTORE
-        ) from error
+# -- keys --------------------------------------------------------------------------------------
+def checked_key(key: bytes, name: str = "the ledger's key") -> bytes:
+    """``key`` itself.
 
-
-_FIRST_KEY: Final = re.compile(rb'{"body":{"([a-z_]+)"')
-_FREE: Final = (b"amends", b"cohorts", b"is_open", b"upto", b"noise_origins")
-"""First keys of what costs nothing: amendments, consumptions, notes of where noise came from."""
-
-
-def _may_be_charge(torn: bytes) -> bool:
-    """Whether a torn line may have reserved or charged something; only a seen key says no."""
-    seen = _FIRST_KEY.match(torn)
-    return seen is None or seen.group(1) not in _FREE
-
-
-def _refuse_without_key(path: Path, found: Verified) -> None:
-    if found.authenticity == "not checked":
-        raise LedgerDamaged(
-            path, 1, f"is keyed with key {found.key_id} and no key was given", "give the run's key"
+    Raises:
+        ValueError: for less than 16 bytes.
+    """
+    if len(key) < 16:
+        raise ValueError(
+            f"Expected at least 16 bytes in {name}, got {len(key)}; "
+            "make one with: openssl rand -hex 32"
         )
+    return key
 
 
-def _check_head(
-    path: Path,
-    last: Head,
-    header: Body,
-    acknowledged: tuple[Head, str | None] | None,
-    key: bytes | None,
-) -> None:
-    """Refuse a missing head, and one that was not signed by the key."""
-    name = head_file(path).name
-    if acknowledged is None:
-        is_there = os.path.lexists(head_file(path))
-        what = "no head that a run writes" if is_there else "missing"
-        raise LedgerDamaged(path, last.sequence + 1, f"its head {name} is {what}", RESTORE)
-    head, tag = acknowledged
-    if (tag is not None) != (header.get("key_id") is not None):
-        raise LedgerDamaged(
-            path,
-            last.sequence + 1,
-            f"its head {name} has a tag where the header has no key, or none where it has one",
-            RESTORE,
-        )
-    if key is not None and not hmac.compare_digest(str(tag), str(_head_tag(key, head))):
-        raise LedgerDamaged(
-            path, last.sequence + 1, f"its head {name} was rewritten without the key", RESTORE
-        )
+def key_id_of(key: bytes) -> str:
+    """A name for a key that tells nothing about it, 16 hex digits."""
+    return mac(key, "id", "")[:16]
+
+
+def mac(key: bytes, purpose: str, text: str) -> str:
+    """HMAC-SHA256 of ``text``, 64 hex digits; tags of different purposes never meet."""
+    return hmac.new(key, f"manifed ledger {purpose}\0{text}".encode(), hashlib.sha256).hexdigest()
 
 
 # -- the head beside it -----------------------------------------------------------------------
@@ -495,12 +533,14 @@ def head_file(path: Path) -> Path:
 
 
 def read_head(path: Path) -> tuple[Head, str | None] | None:
-    """The head of the ledger at ``path`` and its tag; None when none is there or can be read."""
+    """The head of the ledger at ``path`` and its tag; None unless one of this format is there."""
     try:
         file = head_file(path)
-        if not file.is_file() or file.stat().st_size > _LONGEST_HEAD:
+        if not file.is_file() or file.stat().st_size > 4096:  # a head has about 200 bytes
             return None
         found = json.loads(file.read_bytes())
+        if found["format"] != FORMAT:
+            return None
         tag = found.get("tag")
         head = Head.parse(f"{found['sequence']}:{found['sha256']}")
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
@@ -508,73 +548,36 @@ def read_head(path: Path) -> tuple[Head, str | None] | None:
     return head, None if tag is None else str(tag)
 
 
-def write_head(path: Path, head: Head, tag: str | None = None) -> None:
-    """Replace the head, atomically; ``tag`` signs it."""
-    found: dict[str, int | str] = {"sequence": head.sequence, "sha256": head.sha256}
-    if tag is not None:
+def write_head(path: Path, head: Head, key: bytes | None = None) -> None:
+    """Replace the head, atomically; ``key`` signs it."""
+    found = {"format": FORMAT, "sequence": head.sequence, "sha256": head.sha256}
+    if (tag := _head_tag(key, head)) is not None:
         found["tag"] = tag
     write_atomically(head_file(path), json.dumps(found).encode("ascii") + b"\n")
 
 
 def _head_tag(key: bytes | None, head: Head) -> str | None:
     """What signs a head; None without a key."""
-    return None if key is None else chain.mac(key, "head", str(head))
+    return mac(key, "head", str(head)) if key else None
 
 
-# -- the end that a crash tore ----------------------------------------------------------------
-@dataclass(frozen=True)
-class Torn:
-    """The bytes of a line that a crash left unfinished."""
-
-    line: int
-    data: bytes
-
-
-def torn_file(path: Path) -> Path:
-    """Where a recovery keeps the torn end of the ledger until it is paid for."""
-    return path.with_name(f"{path.name}.torn")
-
-
-def _set_aside(path: Path, descriptor: int, length: int, torn: Torn) -> Torn | None:
-    """Cut the file to ``length``, its torn end safe in `torn_file` first.
-
-    Returns what lies in `torn_file`, from this call or an interrupted one; None when nothing does.
-    """
-    earlier = _read_torn(path)
-    if torn.data:
-        if earlier is not None and earlier.line == torn.line:
-            torn = Torn(torn.line, earlier.data + torn.data)
-        write_atomically(torn_file(path), b"%d\n" % torn.line + torn.data)
-        os.ftruncate(descriptor, length)
-        os.fsync(descriptor)
-        return torn
-    return earlier
-
-
-def _read_torn(path: Path) -> Torn | None:
-    """What an interrupted `_set_aside` kept.
-
-    Raises:
-        ValueError: it is not what that wrote.
-    """
-    try:
-        line, _, data = torn_file(path).read_bytes().partition(b"\n")
-    except FileNotFoundError:
-        return None
-    if re.fullmatch(rb"[0-9]{1,18}", line) is None:
-        raise ValueError(f"Expected a line's number in {torn_file(path)}, got {line[:40]!r}")
-    return Torn(int(line), data)
-
-
-def _check_torn(path: Path) -> bool:
-    """Whether an interrupted recovery left something; errors as `_read_torn`."""
-    try:
-        return _read_torn(path) is not None
-    except OSError as error:
-        raise ValueError(f"Expected bytes in {torn_file(path)}, got {error.strerror}") from None
-
-
-def _forget_torn(path: Path) -> None:
-    """Remove what `_set_aside` kept."""
-    torn_file(path).unlink()
-    sync_folder(path.parent)
+def _check_head(
+    path: Path,
+    last: Head,
+    header: Mapping[str, Any],
+    acknowledged: tuple[Head, str | None] | None,
+    key: bytes | None,
+) -> None:
+    """Refuse a missing head, one of another format, and one that was not signed by the key."""
+    name, what = head_file(path).name, None
+    if acknowledged is None:
+        is_there = os.path.lexists(head_file(path))
+        what = f"is no head of format {FORMAT}" if is_there else "is missing"
+    elif (acknowledged[1] is not None) != (header.get("key_id") is not None):
+        what = "has a tag where the header has no key, or none where it has one"
+    elif key is not None and not hmac.compare_digest(
+        str(acknowledged[1]), str(_head_tag(key, acknowledged[0]))
+    ):
+        what = "was rewritten without the key"
+    if what is not None:
+        raise LedgerDamaged(path, last.sequence + 1, f"its head {name} {what}")

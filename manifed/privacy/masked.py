@@ -9,20 +9,15 @@ looks (`manifed.privacy.secldp`): the mechanism scales the noise and states that
 Source: Allouah et al. (DECOR), Algorithm 1 and Theorem 6; the exact price is spec 004 §3.5.
 """
 
-import math
 from collections.abc import Sequence
 
 from pydantic import Field
 
 from manifed.graphs.graph import Graph
-from manifed.privacy import stationary
-from manifed.privacy.events import Frozen, MaskedRelease, PrivacyUnit, Sampling
+from manifed.privacy.events import Frozen, PrivacyUnit, Release, Sampling
 from manifed.privacy.mechanism import ExampleMechanism
 from manifed.privacy.secldp import Correlated, against, worst
-from manifed.privacy.stationary import StationaryNoise
 
-_MOST_LOOKED_AT = 128
-"""Coalitions, each of which takes inverses at many frequencies."""
 _DOWN = 1 - 2.0**-50
 """Against the rounding of a quotient: a noise multiplier is stated no larger than it is."""
 
@@ -57,30 +52,8 @@ class Hidden(Frozen):
         )
 
     @classmethod
-    def of_streams(
-        cls, noise: StationaryNoise, collusion: int, coalition: Sequence[int] = ()
-    ) -> "Hidden":
-        """Of one round under streams, each as if it were fresh (docs/decor-beyond.md, Theorem 1).
-
-        Where coalitions are more than can be looked at, what is hidden from all others counts.
-        """
-        most = noise.graph.num_nodes - 1
-        alone = float(noise.floors.min()) ** 0.5 * _DOWN
-        three = alone
-        if coalition:
-            three = stationary.against(noise, coalition).stddev * _DOWN
-        elif math.comb(most + 1, min(collusion, most)) <= _MOST_LOOKED_AT:
-            three = stationary.worst(noise, min(collusion, most)).stddev * _DOWN
-        return cls(
-            from_server=stationary.worst(noise, 0).stddev * _DOWN,
-            from_one=stationary.worst(noise, min(1, most)).stddev * _DOWN,
-            from_coalition=max(three, alone),
-            from_all=alone,
-        )
-
-    @classmethod
     def uniform(cls, stddev: float) -> "Hidden":
-        """The same against everybody."""
+        """What hides the same from every adversary: noise of one deviation."""
         return cls(from_server=stddev, from_one=stddev, from_coalition=stddev, from_all=stddev)
 
     def more_than(self, before: "Hidden") -> "Hidden":
@@ -93,12 +66,8 @@ class Hidden(Frozen):
             paid = was**-2
             return max(after**-2 * (1 + 1e-9) - paid, 1e-12 * paid) ** -0.5
 
-        return Hidden(
-            from_server=left(self.from_server, before.from_server),
-            from_one=left(self.from_one, before.from_one),
-            from_coalition=left(self.from_coalition, before.from_coalition),
-            from_all=left(self.from_all, before.from_all),
-        )
+        names = Hidden.model_fields
+        return Hidden(**{name: left(getattr(self, name), getattr(before, name)) for name in names})
 
 
 class MaskedMechanism(ExampleMechanism):
@@ -131,11 +100,11 @@ class MaskedMechanism(ExampleMechanism):
 
     def release(
         self, *, label: str, count: int, stddev: float, sensitivity: float, sampling: Sampling
-    ) -> MaskedRelease:
+    ) -> Release:
         """The event of so many messages of the worst node."""
         del stddev
         hidden = self.hidden
-        return MaskedRelease(
+        return Release(
             unit=self.unit,
             neighboring_relation=self.neighboring_relation,
             noise_multiplier=hidden.from_all / sensitivity * _DOWN,

@@ -15,7 +15,7 @@ takes a new ``attempt`` for every retry.
 Source: Allouah et al. (DECOR), Algorithm 1 line 3; Bonawitz et al. 2017 for the agreement.
 """
 
-import binascii
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -192,11 +192,6 @@ class Agreement:
         return NoiseSource(key, is_release=True, precision=precision)
 
 
-def seeded_source(source: NoiseSource, i: int, j: int) -> NoiseSource:
-    """The stand-in of a seeded run: anybody can compute these masks, so they hide nothing."""
-    return source.derive(_SEEDED + _ends(i, j))
-
-
 def seeded_pairs(source: NoiseSource) -> NoiseSource:
     """The stand-in of a seeded run for all pairs at once: an address names the pair."""
     return source.derive(_SEEDED)
@@ -241,16 +236,21 @@ def read_pinned(path: Path, num_nodes: int) -> dict[int, bytes]:
         raise ValueError(f"{path}: cannot be read ({error})") from None
     found: dict[int, bytes] = {}
     for number, line in enumerate(lines, 1):
-        words = line.split("#")[0].split()
-        if not words:
-            continue
-        node, key = _pin(words)
-        if node is None or key is None or node >= num_nodes or node in found:
-            raise ValueError(
-                f"{path}, line {number}: expected 'node key', a node of 0..{num_nodes - 1} that is "
-                "not there yet and 64 hexadecimal digits"
-            )
-        found[node] = key
+        match line.split("#")[0].split():
+            case []:
+                continue
+            case [node, key] if (
+                node.isdecimal()
+                and int(node) in range(num_nodes)
+                and int(node) not in found
+                and (raw := _key(key)) is not None
+            ):
+                found[int(node)] = raw
+            case _:
+                raise ValueError(
+                    f"{path}, line {number}: expected 'node key', a node of 0..{num_nodes - 1} "
+                    "that is not there yet and 64 hexadecimal digits"
+                )
     if missing := sorted(set(range(num_nodes)) - set(found)):
         raise ValueError(f"{path}: expected a line for every node, missing {missing[:10]}")
     return found
@@ -264,10 +264,10 @@ def read_signing(path: Path) -> bytes:
     """
     try:
         is_open = bool(path.stat().st_mode & 0o077)
-        found = binascii.unhexlify(read_regular(path, _LONGEST_FILE).decode("ascii").strip())
-    except (OSError, UnicodeDecodeError, binascii.Error, ValueError) as error:
+        found = _key(read_regular(path, _LONGEST_FILE).decode("ascii").strip())
+    except (OSError, ValueError) as error:
         raise ValueError(f"{path}: no signing key ({type(error).__name__})") from None
-    if is_open or len(found) != KEY_BYTES:
+    if is_open or found is None:
         raise ValueError(
             f"{path}: expected 64 hexadecimal digits in a file that its owner alone can read "
             "(chmod 600)"
@@ -275,10 +275,5 @@ def read_signing(path: Path) -> bytes:
     return found
 
 
-def _pin(words: Sequence[str]) -> tuple[int | None, bytes | None]:
-    if len(words) != 2 or not words[0].isdigit() or len(words[1]) != 2 * KEY_BYTES:
-        return None, None
-    try:
-        return int(words[0]), binascii.unhexlify(words[1])
-    except (binascii.Error, ValueError):
-        return None, None
+def _key(digits: str) -> bytes | None:
+    return bytes.fromhex(digits) if re.fullmatch("[0-9a-fA-F]{64}", digits) else None

@@ -10,7 +10,7 @@ drift apart.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Final, Literal
+from typing import Final
 
 import torch
 from pydantic import Field, model_validator
@@ -19,14 +19,7 @@ from torch import Tensor
 from manifed.manifolds.base import Manifold
 from manifed.manifolds.euclidean import Euclidean
 from manifed.privacy.clipping import clipped
-from manifed.privacy.events import (
-    Frozen,
-    GaussianRelease,
-    LaplaceRelease,
-    NeighboringRelation,
-    Sampling,
-    Unsampled,
-)
+from manifed.privacy.events import Frozen, NeighboringRelation, Release, Sampling, Unsampled
 
 LARGEST_CLIP: Final = 1e100
 """An adapted clip norm stays between 1e-100 and 1e100, the sizes that a config may name."""
@@ -36,58 +29,25 @@ Normals = Callable[[tuple[int, ...], int], Tensor]
 """``normals(shape, step)``: standard normals of one address; another ``step`` is another draw."""
 
 
-class RelativeNoise(Frozen):
-    """Noise of ``multiplier`` times the sensitivity of whatever is released."""
+class Noise(Frozen):
+    """How large the noise of a release is: each of three ways to say it, added up."""
 
-    kind: Literal["relative"] = "relative"
-    multiplier: float = Field(ge=0)
-
-    def stddev(self, sensitivity: float, num_examples: int) -> float:
-        """Standard deviation per orthonormal coordinate."""
-        return self.multiplier * sensitivity
-
-    def scaled(self, factor: float) -> "RelativeNoise":
-        """``factor`` times as much."""
-        return RelativeNoise(multiplier=self.multiplier * factor)
-
-
-class PublishedNoise(Frozen):
-    r"""The papers' calibration, sigma_i = coefficient / N_i (spec 000 §3.3), whatever is released.
-
-    coefficient = tau * sqrt(o * K * log(1/delta)) / epsilon for DP-RSGD, and sqrt(m) times that for
-    DP-RSVRG.
-    It is *not* relative to the sensitivity; the accountant prices what it really buys.
-    """
-
-    kind: Literal["published"] = "published"
-    coefficient: float = Field(gt=0)
+    multiplier: float = Field(default=0.0, ge=0)
+    """Times the sensitivity of whatever is released."""
+    coefficient: float = Field(default=0.0, ge=0)
+    """Over N_i, whatever is released: the papers' calibration (spec 000 §3.3), tau *
+    sqrt(o * K * log(1/delta)) / epsilon for DP-RSGD, and sqrt(m) times that for DP-RSVRG. It is
+    *not* relative to the sensitivity; the accountant prices what it really buys."""
+    value: float = Field(default=0.0, ge=0)
+    """A standard deviation of its own, whatever is released."""
 
     def stddev(self, sensitivity: float, num_examples: int) -> float:
         """Standard deviation per orthonormal coordinate."""
-        return self.coefficient / num_examples
+        return self.multiplier * sensitivity + self.coefficient / num_examples + self.value
 
-    def scaled(self, factor: float) -> "PublishedNoise":
+    def scaled(self, factor: float) -> "Noise":
         """``factor`` times as much."""
-        return PublishedNoise(coefficient=self.coefficient * factor)
-
-
-class AbsoluteNoise(Frozen):
-    """Noise of a standard deviation of its own, whatever is released."""
-
-    kind: Literal["absolute"] = "absolute"
-    value: float = Field(gt=0)
-
-    def stddev(self, sensitivity: float, num_examples: int) -> float:
-        """Standard deviation per orthonormal coordinate."""
-        del sensitivity, num_examples
-        return self.value
-
-    def scaled(self, factor: float) -> "AbsoluteNoise":
-        """``factor`` times as much."""
-        return AbsoluteNoise(value=self.value * factor)
-
-
-Noise = Annotated[RelativeNoise | PublishedNoise | AbsoluteNoise, Field(discriminator="kind")]
+        return Noise(**{name: factor * size for name, size in self.model_dump().items()})
 
 
 class ExampleMechanism(Frozen):
@@ -104,7 +64,7 @@ class ExampleMechanism(Frozen):
     l1_norm_clip: float | None = Field(default=None, gt=0)
     """Bound of one example's gradient in L1, on R^d, under Laplace noise; also its L2 bound."""
     neighboring_relation: NeighboringRelation = "add-or-remove"
-    noise: Noise = RelativeNoise(multiplier=0.0)
+    noise: Noise = Noise()
 
     @model_validator(mode="after")
     def _is_one_ball(self) -> "ExampleMechanism":
@@ -152,24 +112,17 @@ class ExampleMechanism(Frozen):
         stddev: float,
         sensitivity: float,
         sampling: Sampling,
-    ) -> GaussianRelease | LaplaceRelease:
+    ) -> Release:
         """The event that a query of that sensitivity, noised with ``stddev``, is charged as.
 
         Of Laplace noise no sampling is counted on.
         """
-        if self.is_laplace:
-            return LaplaceRelease(
-                unit="example",
-                neighboring_relation=self.neighboring_relation,
-                noise_multiplier=stddev / sensitivity,
-                count=count,
-                label=label,
-            )
-        return GaussianRelease(
+        return Release(
+            kind="laplace" if self.is_laplace else "gaussian",
             unit="example",
             neighboring_relation=self.neighboring_relation,
             noise_multiplier=stddev / sensitivity,
-            sampling=sampling,
+            sampling=Unsampled() if self.is_laplace else sampling,
             count=count,
             label=label,
         )
@@ -248,9 +201,9 @@ class ClientMechanism(Frozen):
             return 0.0
         return self.adaptive.quantile_noise_multiplier * self.change * 0.5 / expected_cohort
 
-    def release(self, *, count: int = 1, sampling: Sampling | None = None) -> GaussianRelease:
+    def release(self, *, count: int = 1, sampling: Sampling | None = None) -> Release:
         """The event of ``count`` noised averages."""
-        return GaussianRelease(
+        return Release(
             unit="client",
             neighboring_relation=self.neighboring_relation,
             noise_multiplier=self.noise_multiplier,

@@ -18,6 +18,8 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
+import numpy as np
+
 from manifed.privacy import gaussian
 
 RARE: Final = 1e-6
@@ -62,28 +64,16 @@ def epsilon(groups: Sequence[Group], mu: float, delta_: float) -> float:
         low, high = high, 2 * high
         if high > 1e12:
             return math.inf
-    for _ in range(60):
-        middle = 0.5 * (low + high)
-        if delta(groups, mu, middle) <= delta_:
-            high = middle
-        else:
-            low = middle
-        if high - low <= 1e-12 * high:
-            break
-    return high
+    return gaussian.least_private(low, high, lambda at: delta(groups, mu, at) <= delta_)
 
 
 def _participations(groups: Sequence[Group]) -> tuple[list[float], float]:
     """P(K = k) for k = 0, 1, ..., K the participations in all groups, and the mass beyond them."""
-    masses, beyond = [1.0], 0.0
+    masses, beyond = np.ones(1), 0.0
     for _, q, n in groups:
         mine, tail = _binomial(n, q)
-        both = [0.0] * (len(masses) + len(mine) - 1)
-        for i, a in enumerate(masses):
-            for j, b in enumerate(mine):
-                both[i + j] += a * b
-        masses, beyond = both, beyond + tail
-    return masses, beyond
+        masses, beyond = np.convolve(masses, mine), beyond + tail
+    return masses.tolist(), beyond
 
 
 def _binomial(n: int, q: float) -> tuple[list[float], float]:

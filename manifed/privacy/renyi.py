@@ -1,19 +1,39 @@
-"""Rényi bounds: for sampling without replacement, and where a grid ends (by dp-accounting).
+r"""Rényi bounds: for sampling without replacement, and where a grid ends (by dp-accounting).
 
-Mironov (2017); Wang, Balle, Kasiviswanathan (2019), Theorem 27, for uniform subsets under
-replace-one (manifed/privacy/subset_divergence.py); conversion by Canonne, Kamath, Steinke (2020),
-Proposition 12.
+Mironov (2017); conversion by Canonne, Kamath, Steinke (2020), Proposition 12. For uniform subsets
+under replace-one: Wang, Balle, Kasiviswanathan (2019), "Subsampled Rényi differential privacy and
+analytical moments accountant", Theorem 27. With q the share of the subset, z the noise multiplier
+and r the likelihood ratio of N(1, z^2) to N(0, z^2), the order a costs
+
+    (a - 1) D(a) = log(1 + sum_{j=2}^{a} C(a, j) q^j T_j),
+    T_2 = min(4 (e^{1/z^2} - 1), 2 e^{1/z^2}),
+    T_j = min(4 sqrt(B(2 floor(j/2)) B(2 ceil(j/2))), 2 e^{j (j - 1) / (2 z^2)}),
+
+with B(l) = E|r - 1|^l. dp-accounting evaluates B by differences of order l, one order at a time;
+here B is an integral of two log-concave peaks, which the trapezoid rule takes to 1e-7 (a margin
+that is added). log B(l) and (a - 1) D(a) are convex: between the powers and orders that are
+computed they are interpolated, upwards.
 """
 
-from collections.abc import Callable
+import math
 from functools import lru_cache
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
+from scipy import special
 
 from manifed.privacy.composition import Composition
-from manifed.privacy.normal_law import Array
-from manifed.privacy.subset_divergence import subset_divergences
+from manifed.privacy.loss import Array
+
+_special: Any = special
+_STEP: Final = 0.25
+_REACH: Final = 9.0
+_MARGIN: Final = 1e-7
+_OFFSETS: Final = np.arange(-_REACH, _REACH + _STEP, _STEP)
+_LARGEST: Final = 1e100
+"""Noise beyond this is priced as this, so that its square is finite."""
+_EVERY: Final = 64
+"""Up to this power every even one is computed, beyond it one in fifty."""
 
 
 def curve(releases: Composition) -> Array:
@@ -31,14 +51,14 @@ def curve(releases: Composition) -> Array:
 
 
 def laplace(z: float) -> Array:
-    """Those of one Laplace release (Mironov 2017, Proposition 6)."""
+    """Divergences of one Laplace release (Mironov 2017, Proposition 6)."""
     a = orders()
     one, other = (a - 1) / z + np.log(a / (2 * a - 1)), np.log((a - 1) / (2 * a - 1)) - a / z
     return np.minimum(np.logaddexp(one, other) / (a - 1), 1 / z)
 
 
 def mixed(divergences: Array, probability: float) -> Array:
-    """Those of the release made with ``probability``, its happening revealed.
+    """Divergences of a release made with ``probability``, its happening revealed.
 
     The Rényi moment of the pair (coin, output) is the average 1 - p + p exp((a - 1) D).
     """
@@ -82,24 +102,7 @@ def _finite(divergences: Array) -> tuple[Array, Array]:
 
 @lru_cache(maxsize=256)
 def _poisson(z: float, q: float) -> Array:
-    import dp_accounting
-
-    return _priced(
-        z,
-        lambda gaussian: dp_accounting.PoissonSampledDpEvent(q, gaussian),
-        dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE,
-    )
-
-
-@lru_cache(maxsize=256)
-def _without_replacement(z: float, sample_size: int, population: int) -> Array:
-    """The divergences of a Gaussian over subsets, at most those of the Gaussian itself."""
-    subset = subset_divergences(z, sample_size, population, orders())
-    return np.minimum(subset, orders() / (2 * z * z))
-
-
-def _priced(z: float, sampled: Callable[[Any], Any], relation: Any) -> Array:
-    """The divergences of one sampled Gaussian, at most those of the Gaussian itself.
+    """Divergences of one Poisson-sampled Gaussian, at most those of the Gaussian itself.
 
     Sampling never adds divergence (quasi-convexity). A failure, or a divergence that is negative
     or NaN, is numerical and gives no bound of its own.
@@ -107,19 +110,110 @@ def _priced(z: float, sampled: Callable[[Any], Any], relation: Any) -> Array:
     import dp_accounting
 
     unsampled = orders() / (2 * z * z)
+    relation = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
     accountant = _dp_rdp().RdpAccountant(orders(), relation)
     try:
-        accountant.compose(sampled(dp_accounting.GaussianDpEvent(z)))
+        accountant.compose(dp_accounting.PoissonSampledDpEvent(q, dp_accounting.GaussianDpEvent(z)))
     except (ValueError, OverflowError):
         return unsampled
     found = np.asarray(accountant.rdp, dtype=np.float64)
     return np.minimum(np.where(found > 0, found, np.inf), unsampled)
 
 
+@lru_cache(maxsize=256)
+def _without_replacement(z: float, sample_size: int, population: int) -> Array:
+    """Divergences of a Gaussian over subsets, at most those of the Gaussian itself."""
+    subset = subset_divergences(z, sample_size, population, orders())
+    return np.minimum(subset, orders() / (2 * z * z))
+
+
 def _dp_rdp() -> Any:
     """dp-accounting's Rényi module, imported when first needed (start-up time)."""
-    from dp_accounting.rdp import (
-        rdp_privacy_accountant as accountant,
-    )
+    from dp_accounting.rdp import rdp_privacy_accountant as accountant
 
     return accountant
+
+
+# -- uniform subsets -----------------------------------------------------------------------------
+def subset_divergences(z: float, sample_size: int, population: int, orders: Array) -> Array:
+    """D(a) for every order a > 1, shape of ``orders``: an upper bound, infinite where it overflows.
+
+    z > 0 is the noise multiplier; 1 <= sample_size <= population.
+    """
+    z = min(z, _LARGEST)
+    if sample_size == population:
+        return orders / (2 * z**2)
+    below, above = np.floor(orders), np.ceil(orders)
+    needed = np.unique(np.concatenate([below, above]))
+    moments = _log_moments(z, sample_size / population, needed)
+    low, high = (moments[np.searchsorted(needed, side)] for side in (below, above))
+    return (low + (orders - below) * (high - low)) / (orders - 1)
+
+
+def _log_moments(z: float, q: float, orders: Array) -> Array:
+    """(a - 1) D(a) = log(1 + sum_j C(a, j) q^j T_j) at integers a >= 1, increasing."""
+    largest = max(int(orders[-1]), 2)
+    a, j = orders[:, None], np.arange(2, largest + 1, dtype=np.float64)
+    with np.errstate(invalid="ignore"):
+        left = _special.gammaln(np.maximum(a - j, 0.0) + 1)
+        binomials: Array = _special.gammaln(a + 1) - _special.gammaln(j + 1) - left
+    total = np.where(j <= a, binomials, -np.inf) + (j * math.log(q) + _log_terms(z, largest))
+    top = np.maximum(total.max(1), 0.0)
+    rest: Array = np.exp(total - top[:, None]).sum(1)
+    return np.where(top > 0, top + np.log(rest + np.exp(-top)), np.log1p(rest)) * (1 + _MARGIN)
+
+
+def _log_terms(z: float, largest: int) -> Array:
+    """Log T_j for j = 2..largest."""
+    j = np.arange(2, largest + 1, dtype=np.float64)
+    simple = math.log(2) + j * (j - 1) / (2 * z**2)
+    even = _log_even_moments(z, largest // 2 + 1)
+    lower, upper = np.floor(j / 2).astype(np.int64), np.ceil(j / 2).astype(np.int64)
+    differences = math.log(4) + (even[lower - 1] + even[upper - 1]) / 2
+    return np.minimum(simple, differences)
+
+
+def _log_even_moments(z: float, count: int) -> Array:
+    """Log B(2) = log(e^(1/z^2) - 1), log B(4), ..., log B(2 count)."""
+    second = z**-2 + math.log(-math.expm1(-(z**-2)))
+    powers = _nodes(count)
+    above = _log_peak(z, powers, _place(z, powers, is_above=True), is_above=True)
+    below = _log_peak(z, powers, _place(z, powers, is_above=False), is_above=False)
+    found = np.concatenate([[second], np.logaddexp(above, below)]) + _MARGIN
+    wanted = 2.0 * np.arange(1, count + 1)
+    return np.interp(wanted, np.concatenate([[2.0], powers]), found)
+
+
+def _nodes(count: int) -> Array:
+    """The powers 4, 6, ... at which B is computed; the last is 2 count or more."""
+    last = max(2 * count, 4)
+    fine = np.arange(4, min(last, _EVERY) + 1, 2)
+    coarse = 2 * np.ceil(np.geomspace(_EVERY, max(last, _EVERY), 200) / 2)
+    return np.unique(np.concatenate([fine, coarse[coarse <= last + 1], [last]])).astype(np.float64)
+
+
+def _place(z: float, powers: Array, *, is_above: bool) -> Array:
+    """Where phi(y) |r(y) - 1|^l is largest, on one side of r = 1, by bisection."""
+    if is_above:
+        low = np.full_like(powers, 0.5 / z)
+        high = 2 * powers / z + 2 * np.sqrt(powers) + 1 / z
+    else:
+        low, high = -np.sqrt(powers) - 1.0, np.zeros_like(powers)
+    for _ in range(25):
+        y = (low + high) / 2
+        loss = y / z - 0.5 / z**2
+        slope = powers / z / -np.expm1(-loss) - y  # of log phi + l log|r - 1|
+        low, high = np.where(slope > 0, y, low), np.where(slope > 0, high, y)
+    return (low + high) / 2
+
+
+def _log_peak(z: float, powers: Array, peak: Array, *, is_above: bool) -> Array:
+    """Log of the integral of phi(y) |r(y) - 1|^l over one side of r = 1."""
+    y = peak[:, None] + _OFFSETS
+    loss = y / z - 0.5 / z**2
+    is_inside = loss > 0 if is_above else loss < 0
+    size = np.where(is_inside, np.abs(loss), 1.0)
+    log_change = np.log(-np.expm1(-size)) + (size if is_above else 0.0)
+    value = np.where(is_inside, powers[:, None] * log_change - y**2 / 2, -np.inf)
+    top = value.max(1)
+    return top + np.log(np.exp(value - top[:, None]).sum(1) * _STEP / math.sqrt(2 * math.pi))

@@ -18,34 +18,23 @@ Algorithms 2 and 3, Theorems 1 and 6.
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Final, Literal
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from manifed.graphs.graph import MOST_SUBSETS, Graph, Matrix, connectivity_bound
 from manifed.privacy import accountant
-from manifed.privacy.events import GaussianRelease, PoissonSampled, Unsampled
+from manifed.privacy.events import PoissonSampled, Release, Unsampled
 
-SecLDPAdversary = Literal["I", "II", "III", "IV"]
-TEXT: Final[dict[SecLDPAdversary, str]] = {
-    "I": "an eavesdropper, or the relaying server: sees every message, holds no secret",
-    "II": "one node that is curious and honest: sees every message and its own masks",
-    "III": "nodes that collude, with the server if they like: every message and all their masks",
-    "IV": "everybody but the victim colludes: correlated noise hides nothing (LDP)",
-}
 _UNIT_ROUNDOFF: Final = 2.0**-53
 _DIRECT: Final = 100
 """Up to so many nodes each leaves a matrix that is inverted by itself."""
 MOST_EXACT: Final = 4096
 """Nodes of the largest graph whose whole covariance is inverted; of larger ones see `_around`."""
-_AROUND: Final = 128
-"""Nodes of the balls around each node of a larger graph, whose covariances are inverted."""
-_MOST_BALLS: Final = 64
-"""Different balls that are; with more of them trees alone bound the price."""
 _TREE: Final = 256
 """Nodes of the trees around each node of a larger graph."""
 _MOST_LOST: Final = 1e-2
@@ -199,12 +188,8 @@ def _lost_by_updates(graph: Graph, noise: Correlated) -> float:
 
 def _updated(graph: Graph, noise: Correlated, lost: float, *, is_exact: bool) -> Worst:
     """The worst node against each other one, from one inverse; ``lost`` is added."""
-    root = _inverse_root(np.eye(graph.num_nodes) + noise.ratio * graph.laplacian)
-    inverse = root.T @ root
     best = Worst(0.0, None, None, is_exact)
-    for v in range(graph.num_nodes):
-        diagonal = _without(inverse, v, list(graph.neighbors[v]), noise.ratio)
-        diagonal[v] = 0.0
+    for v, diagonal in enumerate(_each_gone(graph, noise)):
         node = int(diagonal.argmax())
         bounded = min(float(diagonal[node]) + lost, 1.0) / noise.sigma_cdp**2
         if bounded > best.precision:
@@ -212,64 +197,39 @@ def _updated(graph: Graph, noise: Correlated, lost: float, *, is_exact: bool) ->
     return best
 
 
-def _around(graph: Graph, noise: Correlated, collusion: int) -> float:
-    """A bound of the worst node's precision, at any size.
-
-    L(G) is a sum over edges of positive semidefinite matrices, so edges that are left out only
-    lower S and raise [S^-1]_ii: those of a tree around i bound it (`_hidden_by_trees`), and those
-    within a ball. Against one who colludes: outside of the ball he takes none of its edges; in it
-    he leaves less than the ball, and the worst of them counts. Far edges hide little, so of a ring
-    or a grid the bound is close.
-    """
-    trees, balls = _near(graph, _TREE, _AROUND)
-    found = _hidden_by_trees(trees, noise, collusion)
-    if collusion > 1 or not balls:
-        return found
-    return min(found, max(_hidden_within(ball, noise, collusion) for ball in balls))
-
-
 @lru_cache(maxsize=4)
-def _near(graph: Graph, in_tree: int, in_ball: int) -> tuple[NDArray[np.int16], tuple[Graph, ...]]:
-    """The nodes nearest to each node, which becomes node 0, by how they are found from it.
+def _trees(graph: Graph, size: int) -> NDArray[np.int16]:
+    """The nodes nearest to each node, which becomes node 0, by the parent of each: (n, size).
 
-    As trees, by the parent of each of their nodes (-1: none), shape (n, in_tree); and with all
-    edges between the first of them, alike balls once, or none where they are more than
-    `_MOST_BALLS`.
+    -1: there is none.
     """
-    neighbors, balls = graph.neighbors, dict[tuple[tuple[int, int], ...], int]()
-    trees = np.full((graph.num_nodes, in_tree), -1, dtype=np.int16)
+    trees = np.full((graph.num_nodes, size), -1, dtype=np.int16)
     for center in range(graph.num_nodes):
-        place, order, parents = {center: 0}, [center], [-1]
+        seen, order, parents = {center}, [center], [-1]
         for k, node in enumerate(order):
-            for other in neighbors[node]:
-                if other not in place and len(order) < in_tree:
-                    place[other] = len(order)
+            for other in graph.neighbors[node]:
+                if other not in seen and len(order) < size:
+                    seen.add(other)
                     order.append(other)
                     parents.append(k)
-            if len(order) == in_tree:
+            if len(order) == size:
                 break
         trees[center, : len(parents)] = parents
-        if len(balls) <= _MOST_BALLS:
-            edges = tuple(
-                (k, place[other])
-                for k, node in enumerate(order[:in_ball])
-                for other in neighbors[node]
-                if k < place.get(other, -1) < in_ball
-            )
-            balls[edges] = min(len(order), in_ball)
-    if len(balls) > _MOST_BALLS:
-        return trees, ()
-    return trees, tuple(Graph.of(size, edges) for edges, size in balls.items())
+    return trees
 
 
-def _hidden_by_trees(trees: NDArray[np.int16], noise: Correlated, collusion: int) -> float:
-    """The worst precision of the roots of trees, against so many who collude in each.
+def _around(graph: Graph, noise: Correlated, collusion: int) -> float:
+    """A bound of the worst node's precision, at any size, against so many who collude.
 
-    With the branches at children c eliminated (Schur), sigma_cdp^2 [S^-1]_ii = 1 / t_i, where
+    L(G) is a sum over edges of positive semidefinite matrices, so edges that are left out only
+    lower S and raise [S^-1]_ii: those of a tree of the nodes nearest to i bound it. With the
+    branches at children c eliminated (Schur), sigma_cdp^2 [S^-1]_ii = 1 / t_i, where
     t_i = 1 + sum_c r t_c / (t_c + r) and t_c likewise, r = (sigma_cor / sigma_cdp)^2. One who
     colludes takes at most the term of the branch he is in, so the largest q terms are left out. All
-    terms are positive: the relative error is below 8 nodes 2^-53.
+    terms are positive: the relative error is below 8 nodes 2^-53. Far edges hide little, so of a
+    ring the bound is close.
     """
+    trees = _trees(graph, _TREE)
     roots, size = np.arange(len(trees)), trees.shape[1]
     hides, terms = np.ones(trees.shape), np.zeros(trees.shape)
     for k in range(size - 1, 0, -1):
@@ -282,36 +242,24 @@ def _hidden_by_trees(trees: NDArray[np.int16], noise: Correlated, collusion: int
     return min((1 + 8 * size * _UNIT_ROUNDOFF) / least, 1.0) / noise.sigma_cdp**2
 
 
-def _hidden_within(ball: Graph, noise: Correlated, collusion: int) -> float:
-    """The precision of node 0 of a graph, against the worst other node where one colludes."""
-    if collusion == 0 or ball.num_nodes == 1:
-        return float(precisions(ball, noise)[0])
-    local, lost = 1.0 / noise.sigma_cdp**2, _lost_by_updates(ball, noise)
-    if lost > _MOST_LOST or noise.ratio == 0:
-        return local
-    root = _inverse_root(np.eye(ball.num_nodes) + noise.ratio * ball.laplacian)
-    inverse = root.T @ root
-    others = range(1, ball.num_nodes)
-    near = (list(ball.neighbors[v]) for v in others)
-    each = (
-        _without(inverse, v, rest, noise.ratio)[0] for v, rest in zip(others, near, strict=True)
-    )
-    return min(float(max(each)) + lost, 1.0) * local
-
-
-def _without(inverse: Matrix, v: int, near: list[int], ratio: float) -> Matrix:
-    """The diagonal of (S / sigma_cdp^2)^-1 when v has left and what it shared is known, (n,).
+def _each_gone(graph: Graph, noise: Correlated) -> Iterator[Matrix]:
+    """The diagonal of (S / sigma_cdp^2)^-1 as each node has left and what it shared is known, (n,).
 
     S without v is the principal submatrix, whose inverse is a Schur complement, less sigma_cor^2 at
-    v's neighbours: an update of rank deg(v).
+    v's neighbours: an update of rank deg(v). Of v itself stands 0.
     """
-    column = inverse[:, v] / math.sqrt(inverse[v, v])
-    diagonal = np.diag(inverse) - column**2
-    if near and ratio > 0:
-        wide = inverse[:, near] - np.outer(column, column[near])
-        core = np.eye(len(near)) / ratio - wide[near]
-        diagonal = diagonal + (wide * np.linalg.solve(core, wide.T).T).sum(1)
-    return diagonal
+    root = _inverse_root(np.eye(graph.num_nodes) + noise.ratio * graph.laplacian)
+    inverse = root.T @ root
+    for v in range(graph.num_nodes):
+        near = list(graph.neighbors[v])
+        column = inverse[:, v] / math.sqrt(inverse[v, v])
+        diagonal = np.diag(inverse) - column**2
+        if near and noise.ratio > 0:
+            wide = inverse[:, near] - np.outer(column, column[near])
+            core = np.eye(len(near)) / noise.ratio - wide[near]
+            diagonal = diagonal + (wide * np.linalg.solve(core, wide.T).T).sum(1)
+        diagonal[v] = 0.0
+        yield diagonal
 
 
 def precision_bound(honest: int, connectivity: float, noise: Correlated) -> float:
@@ -341,24 +289,16 @@ class Rounds:
     sampling_rate: float | None = None
     """None: user level, replace-one. Else example level, add-or-remove, Poisson."""
 
-    def release(self, noise_multiplier: float) -> GaussianRelease:
+    def release(self, noise_multiplier: float) -> Release:
         """The event of all rounds for a node with this effective noise."""
-        if self.sampling_rate is None:
-            return GaussianRelease(
-                unit="client",
-                neighboring_relation="replace-one",
-                noise_multiplier=noise_multiplier,
-                count=self.count,
-                label="message",
-            )
-        is_sampled = self.sampling_rate < 1
-        return GaussianRelease(
-            unit="example",
-            neighboring_relation="add-or-remove",
+        rate = self.sampling_rate
+        return Release(
+            unit="client" if rate is None else "example",
+            neighboring_relation="replace-one" if rate is None else "add-or-remove",
             noise_multiplier=noise_multiplier,
-            sampling=PoissonSampled(sampling_probability=self.sampling_rate)
-            if is_sampled
-            else Unsampled(),
+            sampling=Unsampled()
+            if rate is None or rate >= 1
+            else PoissonSampled(sampling_probability=rate),
             count=self.count,
             label="message",
         )
@@ -367,38 +307,6 @@ class Rounds:
         """What the run costs that node."""
         release = self.release(found.noise_multiplier(self.sensitivity))
         return accountant.epsilon([release], delta)
-
-
-def paper_total(slope: float, rounds: int, delta: float) -> float:
-    """Epsilon of a Renyi slope after T rounds as the paper converts it: T e + 2 sqrt(T e log 1/d).
-
-    An upper bound of the exact price; figures 1 and 2 report it.
-    """
-    whole = rounds * slope
-    return whole + 2 * math.sqrt(whole * math.log(1 / delta))
-
-
-def paper_slope(epsilon: float, rounds: int, delta: float) -> float:
-    """The Renyi slope a round may have, the inverse of `paper_total`."""
-    log = math.log(1 / delta)
-    # (sqrt(log + eps) - sqrt(log))^2 without cancellation
-    return (epsilon / (math.sqrt(log + epsilon) + math.sqrt(log))) ** 2 / rounds
-
-
-def public_code_epsilon(slope: float, sampling_rate: float) -> float:
-    """What the authors' code reports at example level: one step, at order 2, with no delta.
-
-    It is neither composed over rounds nor converted to (epsilon, delta) (spec 004 §7-D3).
-    """
-    twice = min(2 * slope, 700.0)
-    return math.log1p(sampling_rate**2 * min(4 * math.expm1(twice), 2 * math.exp(twice)))
-
-
-def adversary_of(graph: Graph, collusion: int) -> SecLDPAdversary:
-    """The paper's name for so many colluding nodes."""
-    if collusion == graph.num_nodes - 1:
-        return "IV"
-    return "I" if collusion == 0 else "II" if collusion == 1 else "III"
 
 
 # -- calibration -----------------------------------------------------------------------------
@@ -431,16 +339,3 @@ def calibrate_masks(
         else:
             low = middle
     return Correlated(sigma_cdp, high)
-
-
-def pairs(
-    graph: Graph, collusion: int, is_met: Callable[[Worst], bool], grid: Sequence[float]
-) -> tuple[Correlated, ...]:
-    """For every sigma_cdp of ``grid`` that allows it, the least sigma_cor on budget."""
-    found: list[Correlated] = []
-    for sigma_cdp in grid:
-        try:
-            found.append(calibrate_masks(graph, sigma_cdp, collusion, is_met))
-        except ValueError:
-            continue
-    return tuple(found)

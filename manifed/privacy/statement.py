@@ -1,82 +1,76 @@
-"""What a run promises whom: its terms, adversaries and budget, and the numbers from an odometer.
+"""What a run promises whom: its tariff, adversaries and budget, and the numbers from an odometer.
 
 Guarantee: every epsilon is an upper bound and comes from charges alone; a planned run is priced as
-one that reserved all its rounds for everybody.
+one that reserved all its rounds for everybody. A budget refuses a cohort draw before it is made, by
+the price of what is planned (`manifed.privacy.tariff`).
 """
 
-from bisect import bisect_left
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import accumulate
+from itertools import zip_longest
+from operator import le
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
-from manifed.errors import ConfigError
+from manifed.errors import BudgetExhausted, ConfigError
 from manifed.privacy.adversaries import Adversary
-from manifed.privacy.charges import Reservation, Terms
+from manifed.privacy.cohorts import encode
 from manifed.privacy.composition import NoValidBound
-from manifed.privacy.filter import Filter, Made, Schedule, a_priori
 from manifed.privacy.label import label_of
-from manifed.privacy.ledger import Head, Ledger
-from manifed.privacy.odometer import Odometer
+from manifed.privacy.ledger import Entry, Head, Ledger, LedgerDamaged, Reserves
+from manifed.privacy.odometer import LIMITS, Odometer
 from manifed.privacy.published import Claim
+from manifed.privacy.tariff import Made, Tariff, Terms
 
-PUBLIC = "shard sizes, the config and the number of rounds are public"
-ORACLE = (
+PUBLIC: Final = "shard sizes, the config and the number of rounds are public"
+ORACLE: Final = (
     "cost, gap and gradient norm were computed on all data without noise (a simulation oracle): "
     "they are no part of the release, and whoever shows them voids this guarantee"
 )
 
 
-AfterDropout = Callable[[tuple[int, ...]], Terms]
-"""What everybody releases besides when masks of these clients are disclosed in a round."""
+@dataclass(frozen=True)
+class Budget:
+    """What may be spent: epsilon at delta against one adversary."""
+
+    epsilon: float
+    delta: float
+    adversary: Adversary
+    field: str = "budget"
+    """Where it is said, for messages."""
+    remedy: str = "raise the budget"
+    """What may allow more, for messages."""
 
 
 @dataclass(frozen=True)
 class Promise:
     """What is promised, as data; without adversaries nothing is, and nothing is charged."""
 
-    terms: Terms
-    """Of round 1, and of every round without a ``schedule``."""
-    filter: Filter
+    tariff: Tariff
+    most_draws: int
+    """What the rounds can need, retries included, no crash counted; of several lines the rounds."""
     adversaries: tuple[Adversary, ...] = ()
     """The one of the headline first."""
     delta: float | None = None
     """At which epsilon is stated; given with adversaries."""
+    budget: Budget | None = None
+    """None pays every draw."""
+    target: Budget | None = None
+    """What the noise was calibrated to, if it was."""
+    calibrated: int = 0
+    """For how many draws, or rounds, it was: they cost at most the target by construction."""
     facts: Mapping[str, str | None] = field(default_factory=dict[str, str | None])
     """Kind, unit, relation, mechanism: what the statement says beside numbers."""
     has_oracle: bool = False
     """Whether the run prints numbers computed on all data."""
     claim: Claim | None = None
     """What a paper prints for it; shown and labelled."""
-    schedule: tuple[Terms, ...] = ()
-    """The terms of rounds 1, 2, ... where they differ; the last ones hold on."""
-    lengths: tuple[int, ...] = ()
-    """How many rounds each terms of the schedule are of; () for one each."""
-    attempts: int = 1
-    """The most of one round of a schedule, crashes aside."""
-    after_dropout: AfterDropout | None = None
-    """None: no masks are ever disclosed."""
-    plan: tuple[Terms, ...] = ()
-    """All terms of a schedule whose cohorts are drawn; an outsider is priced for what they plan."""
-
-    def terms_of(self, server_round: int) -> Terms:
-        """Who releases what in a round."""
-        if not self.schedule:
-            return self.terms
-        if self.lengths:
-            stretch = bisect_left(self._ends, server_round)
-            return self.schedule[min(stretch, len(self.schedule) - 1)]
-        return self.schedule[min(server_round, len(self.schedule)) - 1]
-
-    @cached_property
-    def _ends(self) -> tuple[int, ...]:
-        """The last round of each stretch."""
-        return tuple(accumulate(self.lengths))
+    after_dropout: Callable[[tuple[int, ...]], Terms] | None = None
+    """What everybody releases besides when masks of these clients are disclosed in a round; None:
+    none ever are."""
 
     def __post_init__(self) -> None:
         """Refuse terms that say nothing, or speak of another unit or relation than the promise.
@@ -86,38 +80,114 @@ class Promise:
         """
         if not self.adversaries:
             return
-        stated = [self.terms, *(self.schedule or ())]
-        releases = [r for t in stated for one in t.updates for r in one.releases]
-        releases += [r for t in stated for r in t.aggregate]
+        lines = self.tariff.lines
+        releases = [r for terms in lines for one in terms.updates for r in one.releases]
+        releases += [r for terms in lines for r in terms.aggregate]
         if not releases:
             raise ConfigError(
                 "privacy: expected an algorithm that states what it releases, got one that states "
                 "nothing; give its client update releases"
             )
         for release in releases:
-            for name in ("unit", "neighboring_relation"):
-                said, own = self.facts.get(name), release.model_dump()[name]
-                if said is not None and said != own:
+            own = {"unit": release.unit, "neighboring_relation": release.neighboring_relation}
+            for name, found in own.items():
+                said = self.facts.get(name)
+                if said is not None and said != found:
                     raise ConfigError(
                         f"privacy: expected releases with {name} = {said!r}, got {release.label!r} "
-                        f"with {own!r}"
+                        f"with {found!r}"
                     )
 
+    @property
+    def terms(self) -> Terms:
+        """Of round 1, and of every round where all are alike."""
+        return self.tariff.lines[0]
+
+    # -- the budget --------------------------------------------------------------------------
+    def made(self, odometer: Odometer) -> Made:
+        """The draws that an odometer counts, by line of the tariff."""
+        if not self.tariff.is_by_round:
+            return (odometer.rounds_counted,)
+        return self.tariff.counted(odometer.ranges)
+
+    def each_once(self, draws: int) -> Made:
+        """So many draws, or the rounds 1 to this one drawn once each."""
+        return self.tariff.counted([(1, draws, 1)])
+
+    def pays(self, made: Made) -> bool:
+        """Whether the budget pays these draws."""
+        return self.budget is None or self._is_within(self.budget, made)
+
+    def cost(self, budget: Budget, made: Made) -> float:
+        """Epsilon of these draws, at a budget's delta and against its adversary."""
+        return self.tariff.ahead(budget.adversary, made, budget.delta)
+
+    @cached_property
+    def planned_draws(self) -> int:
+        """K: what the rounds can need, or the most that the budget pays, whichever is less.
+
+        Of a tariff with several lines it is a number of rounds.
+        """
+        low, high = 0, self.most_draws
+        if self.pays(self.each_once(high)):
+            return high
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self.pays(self.each_once(middle)) else (low, middle)
+        return low
+
+    def check(self, made: Made, server_round: int) -> None:
+        """Refuse the last of these draws if the budget does not pay it, whoever is in it.
+
+        Raises:
+            BudgetExhausted: with what it costs and what may allow more.
+        """
+        budget = self.budget
+        if budget is not None and not self._is_within(budget, made):
+            raise BudgetExhausted(
+                f"{budget.field}: round {server_round} would be cohort draw {sum(made)}, which "
+                f"costs epsilon {self.cost(budget, made):.4g} against the {budget.adversary.name} "
+                f"adversary whoever is drawn, the budget is {budget.epsilon:g}; the model of the "
+                f"last paid round is kept, and {budget.remedy}"
+            )
+
+    def passed_target(self, made: Made) -> str | None:
+        """One line about draws that cost more than the target; None while they do not."""
+        target = self.target
+        if target is None or self._is_within(target, made):
+            return None
+        return (
+            f"the target epsilon {target.epsilon:g} is passed: {sum(made)} cohort draws cost "
+            f"{self.cost(target, made):.4g} against the {target.adversary.name} adversary, which "
+            "privacy.max_epsilon allows"
+        )
+
+    @cached_property
+    def _calibrated(self) -> Made:
+        """How often each line counts in the draws that the noise was calibrated for."""
+        assert self.target is not None
+        return self.tariff.slots(self.target.adversary, self.each_once(self.calibrated))
+
+    def _is_within(self, budget: Budget, made: Made) -> bool:
+        known = self.target
+        if known and budget.delta >= known.delta and budget.epsilon >= known.epsilon:
+            mine, meant = self.tariff.slots(known.adversary, made), self._calibrated
+            if len(mine) <= len(meant) and all(map(le, mine, meant)):
+                return True
+        return self.cost(budget, made) <= budget.epsilon
+
+    # -- what an odometer says of it ---------------------------------------------------------
     def odometer(self, rounds: int = 0) -> Odometer:
-        """Nothing spent under these terms, or so many rounds reserved for everybody."""
-        odometer = Odometer()
+        """Nothing spent under this tariff, or so many rounds reserved for everybody."""
+        odometer, first = Odometer(), 1
         odometer.declare(self.terms)
-        odometer.plan(self.plan)
-        everybody = np.arange(self.terms.population)
-        if not self.schedule and rounds:
-            odometer.reserve(Reservation(1, rounds, 0, everybody))
-        r = 1
-        while self.schedule and r <= rounds:
-            last = r
-            if self.lengths and r <= self._ends[-1]:
-                last = min(self._ends[bisect_left(self._ends, r)], rounds)
-            odometer.reserve(Reservation(r, last, 0, everybody, terms=self.terms_of(r)))
-            r = last + 1
+        odometer.feed(Entry(planned=self.tariff.plan))
+        everybody = encode(np.arange(self.terms.population))
+        for terms, end in zip(self.tariff.lines, (*self.tariff.ends[:-1], rounds), strict=True):
+            if first <= (last := min(end, rounds)):
+                reserves = Reserves(first=first, last=last, cohort=everybody)
+                odometer.feed(Entry(terms=terms, reserves=reserves))
+            first = end + 1
         return odometer
 
     def headline(self, odometer: Odometer) -> float | None:
@@ -125,21 +195,6 @@ class Promise:
         if self.delta is None or not self.adversaries:
             return None
         return odometer.epsilon(self.adversaries[0], self.delta)
-
-    def spent(self, odometer: Odometer, *, is_planned: bool = False) -> list[dict[str, Any]]:
-        """Name, text, epsilon, delta and remark of every adversary, the headline first.
-
-        ``is_planned``: what ``odometer`` counts is still to come.
-        """
-        if self.delta is None:
-            return []
-        rows: list[dict[str, Any]] = []
-        for adversary in self.adversaries:
-            epsilon = odometer.epsilon(adversary, self.delta)
-            rows.append(row(adversary.name, adversary.text, epsilon, self.delta))
-            if remark := self._remark(adversary, odometer, is_planned=is_planned):
-                rows[-1]["remark"] = remark
-        return rows
 
     def _remark(self, adversary: Adversary, odometer: Odometer, *, is_planned: bool) -> str | None:
         if adversary.sees_cohorts:
@@ -154,7 +209,7 @@ class Promise:
             )
         if adversary.releases == "aggregate" or not self.terms.is_drawn:
             return None
-        planned = sum(terms.planned_draws for terms in self.plan) or self.terms.planned_draws
+        planned = sum(terms.planned_draws for terms in self.tariff.plan or (self.terms,))
         planned = max(planned, odometer.rounds_counted)
         return f"for all {planned} cohort draws that were planned"
 
@@ -171,15 +226,20 @@ class Promise:
 
         ``noise_origins``: where the keys of noise came from; ``has_oracle`` None: as promised;
         ``is_declared``: whether clients in other processes said where their noise came from.
-        ``is_planned``: see `spent`.
+        ``is_planned``: what ``odometer`` counts is still to come.
         """
-        rows, notes = self.spent(odometer, is_planned=is_planned), list[str]()
+        rows, notes = list[dict[str, Any]](), list[str]()
+        if (delta := self.delta) is not None:
+            for one in self.adversaries:
+                rows.append(row(one.name, one.text, odometer.epsilon(one, delta), delta))
+                if remark := self._remark(one, odometer, is_planned=is_planned):
+                    rows[-1]["remark"] = remark
         if self.claim is not None:
             remark = {"remark": "Theorem 4.2 as printed: UNSOUND at record level"}
             claimed = self.claim.after(max(odometer.rounds_counted, 1))
             rows.append(row("published", "nobody in particular", *claimed) | remark)
         if self.adversaries:
-            passed = self.filter.passed_target(self.filter.made(odometer))
+            passed = self.passed_target(self.made(odometer))
             is_shown = self.has_oracle if has_oracle is None else has_oracle
             notes = [PUBLIC, *([passed] if passed else []), *([ORACLE] if is_shown else [])]
         origins, is_charged = frozenset(noise_origins), odometer.rounds_counted > 0
@@ -203,19 +263,8 @@ class Promise:
         return plan.statement(plan.odometer(rounds), is_planned=True)
 
     def for_draws(self, draws: int) -> "Promise":
-        """The same promise, planned for so many draws; of a schedule, for so many of its rounds."""
-        new = {"planned_draws": draws}
-        if not self.terms.is_drawn or not self.schedule:
-            schedule = tuple(terms.model_copy(update=new) for terms in self.schedule)
-            return replace(self, terms=self.terms.model_copy(update=new), schedule=schedule)
-        bare = [terms.model_copy(update={"planned_draws": 0}) for terms in self.schedule]
-        rounds = Counter(bare[:draws])
-        schedule = tuple(
-            terms.model_copy(update={"planned_draws": self.attempts * rounds[terms]})
-            for terms in bare
-        )
-        plan = tuple(dict.fromkeys(terms for terms in schedule if terms.planned_draws))
-        return replace(self, terms=schedule[0], schedule=schedule, plan=plan)
+        """The same promise, planned for so many draws; of several lines, for so many rounds."""
+        return replace(self, tariff=self.tariff.planned(draws))
 
     def check_ledger(self, odometer: Odometer) -> None:
         """Refuse a ledger that was charged more for its draws than these terms price them.
@@ -223,32 +272,25 @@ class Promise:
         Raises:
             ConfigError: with both prices.
         """
-        draws = odometer.rounds_counted
+        draws, made = odometer.rounds_counted, self.made(odometer)
         for adversary in self.adversaries:
             if adversary.sees_cohorts or self.delta is None or draws == 0:
                 continue
+            reckoned = made
+            if adversary.releases == "updates":
+                planned = [self.terms.planned_draws]
+                if self.tariff.is_by_round:
+                    planned = [int(terms in self.tariff.plan) for terms in self.tariff.lines]
+                both = zip_longest(made, planned, fillvalue=0)
+                reckoned = tuple(max(pair) for pair in both)
             counted = odometer.epsilon(adversary, self.delta)
-            is_drawn = adversary.releases == "updates"
-            planned: Made = max(draws, self.terms.planned_draws) if is_drawn else draws
-            if self.schedule:
-                planned = self._reckoned(odometer)
-            priced = a_priori(self.filter.draw, adversary, planned, self.delta)
+            priced = self.tariff.ahead(adversary, reckoned, self.delta)
             if counted > priced * (1 + 1e-6):
                 raise ConfigError(
                     f"output.resume: expected a ledger whose {draws} draws cost at most "
                     f"{priced:.4g} against the {adversary.name} adversary, got {counted:.4g}: it "
                     "was charged under other terms than this config's; start a new run instead"
                 )
-
-    def _reckoned(self, odometer: Odometer) -> tuple[int, ...]:
-        """How often each round of the schedule counts to an outsider: as planned, or as made."""
-        if isinstance(self.filter.draw, Schedule) and self.lengths:
-            return self.filter.draw.made(odometer)
-        made = odometer.attempts_by_round()
-        planned = [int(terms in self.plan) for terms in self.schedule]
-        length = max(len(made), len(planned) if self.plan else 0)
-        made, planned = (*made, *[0] * length), [*planned, *[0] * length]
-        return tuple(max(pair) for pair in zip(made[:length], planned[:length], strict=True))
 
 
 def row(name: str, text: str, epsilon: float, delta: float) -> dict[str, Any]:
@@ -257,19 +299,30 @@ def row(name: str, text: str, epsilon: float, delta: float) -> dict[str, Any]:
 
 
 def audit_ledger(
-    path: Path, delta: float, *, key: bytes | None = None, anchors: Iterable[Head] = ()
+    path: Path, delta: float | None, *, key: bytes | None = None, anchors: Iterable[Head] = ()
 ) -> dict[str, Any]:
     """What a ledger proves on its own, read once in a stream.
+
+    ``delta`` None: that of the limits that a site's ledger says were last in force.
 
     Raises:
         LedgerDamaged: for a broken chain, a torn last line, a wrong key, or an anchor (a head that
             was kept elsewhere) that is not in the chain.
-        ConfigError: for charges that no theorem prices.
+        ConfigError: for charges that no theorem prices, and without any delta.
     """
-    odometer = Odometer()
-    found = Ledger.verify(path, key=key, anchors=anchors, feed=odometer.feed)
+    odometer, limits = Odometer(), dict[str, float]()
+
+    def feed(entry: Entry) -> None:
+        odometer.feed(entry)
+        limits.update(entry.said.get(LIMITS, {}))
+
+    found = Ledger.verify(path, key=key, anchors=anchors, feed=feed)
     if found.is_torn:
-        raise found.torn_error(path)
+        what = "was never finished (a crash?)"
+        raise LedgerDamaged(path, found.head.sequence + 2, what, "resume the run")
+    if delta is None and not limits:
+        raise ConfigError("--delta: required for the ledger of a run, but not given")
+    delta = limits["delta"] if delta is None else delta
     try:
         spent = odometer.spent(delta)
     except NoValidBound as refusal:
@@ -277,7 +330,7 @@ def audit_ledger(
     return {
         "label": label_of(None, odometer.noise_origins),
         "noise_origins": sorted(odometer.noise_origins),
-        "format": found.format,
+        "format": found.header["format"],
         "run_id": found.run_id,
         "head": str(found.head),
         "key_id": found.key_id,
@@ -295,4 +348,4 @@ def audit_ledger(
             }
             for one in spent
         ],
-    }
+    } | ({"limits": limits} if limits else {})

@@ -12,21 +12,51 @@ once a class. The predicted class of z is the nearest of X_1, ..., X_k.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from manifed.manifolds.base import Manifold
-from manifed.manifolds.power import Power
-from manifed.problems.base import Examples
-from manifed.problems.finite_sum import FiniteSum, Optimum
-from manifed.problems.geometric_median import directions
-from manifed.problems.records import check_points, class_numbers, is_class, require
+from manifed.manifolds.product import Power
+from manifed.problems.data import ExampleKind
+from manifed.problems.examples import Examples
+from manifed.problems.frechet import MANIFOLDS, directions
+from manifed.problems.problem import (
+    Optimum,
+    OriginStart,
+    Problem,
+    ProblemSource,
+    Start,
+    check_classes,
+    check_points,
+    class_numbers,
+    is_class,
+)
 
 
-class ClassMeans(FiniteSum):
+class NearestMean(ProblemSource):
+    """Classification of covariance matrices by the nearest Fréchet mean (or geometric median)."""
+
+    kind: Literal["nearest-mean"] = "nearest-mean"
+    needs: ClassVar[ExampleKind] = "labelled-spd-matrices"
+    start: Start = OriginStart()
+    manifold: Literal["spd", "spd-log-euclidean", "spd-log-cholesky"] = "spd"
+    """Which metric measures between covariance matrices."""
+    num_classes: int = Field(ge=2, le=1000)
+    """Classes of the labels, which are 0, 1, ... ."""
+    center: Literal["mean", "median"] = "mean"
+    """Fréchet mean, or geometric median, of each class."""
+
+    def build(self) -> "ClassMeans":
+        """The problem on the product of one ``manifold`` a class."""
+        is_median = self.center == "median"
+        return ClassMeans(MANIFOLDS[self.manifold], self.num_classes, is_median=is_median)
+
+
+class ClassMeans(Problem):
     """Examples ``z`` (..., n, *point) and ``label`` (..., n), a class number from 0 to k - 1."""
 
     def __init__(self, base: Manifold, num_classes: int, *, is_median: bool = False) -> None:
@@ -49,11 +79,7 @@ class ClassMeans(FiniteSum):
 
     def check_records(self, examples: Examples) -> None:
         """Points of the base, and class numbers."""
-        require(
-            examples["label"],
-            is_class(examples["label"], self.num_classes),
-            f"a class number from 0 to {self.num_classes - 1}",
-        )
+        check_classes(examples, self.num_classes)
         check_points(self.base, examples["z"])
 
     def losses(self, x: Tensor, examples: Examples) -> Tensor:

@@ -1,46 +1,32 @@
-"""What is written in a file of one's own: numbers, labels and where each example stands.
+"""Reads a file of one's own: numbers, labels, and where in the file each example stands.
 
-csv by the standard library, arrays by numpy and safetensors, parquet by pyarrow (an extra). Nothing
-is unpickled, no size in a header is believed before it is compared with the file's, and no error
-quotes a value: an error may be read by others than the owner of the data.
+csv by the standard library, arrays by numpy and safetensors, parquet by pyarrow (an extra),
+anything else by a function of one's own. Nothing is unpickled, and no error quotes a value: an
+error may be read by others than the owner of the data.
 """
 
 import csv
 import importlib
-import lzma
 import math
-import struct
-import zipfile
-import zlib
+import traceback
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
 from pathlib import Path
-from typing import IO, Any, Literal, cast
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
+from torch.utils.data import default_collate
 
-from manifed.errors import short
+from manifed.problems.data import DataSource
+from manifed.problems.sources import named
 from manifed.regular import check_regular
 
 Array = NDArray[np.float64]
 Format = Literal["csv", "npy", "npz", "parquet", "safetensors"]
-
-SUFFIXES: Mapping[str, Format] = {
-    ".csv": "csv", ".npy": "npy", ".npz": "npz", ".parquet": "parquet",
-    ".safetensors": "safetensors",
-}  # fmt: skip
 MOST_BYTES = 1 << 33
-"""Of one array, unpacked: a size in a header beyond it is refused unread."""
-_MOST_SIZES = 8
-"""Of one array: a client's examples have three."""
-_BROKEN_ARCHIVE = (
-    zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error, EOFError, NotImplementedError,
-    RuntimeError, ValueError, OverflowError,
-)  # fmt: skip
-"""What the standard library raises for a damaged, encrypted or strange archive."""
+"""Of the arrays of one file, unpacked: what says that it holds more is refused unread."""
 
 
 class BadFile(ValueError):
@@ -52,409 +38,308 @@ class BadFile(ValueError):
     def __init__(
         self, path: Path, what: str, *, place: str | None = None, column: str | None = None
     ) -> None:
-        where = [
-            str(path),
-            *([place] if place else []),
-            *([f"column {column!r}"] if column else []),
-        ]
-        super().__init__(f"{', '.join(where)}: {what}")
-
-
-@dataclass(frozen=True)
-class Layout:
-    """What is looked for in a file: the config's words, without the rules for values."""
-
-    shape: tuple[int, ...]
-    """Of one example."""
-    columns: tuple[str, ...] = ()
-    """Of a csv or parquet table, in this order the entries of one example."""
-    array: str = "x"
-    """Of an npz or safetensors file, or of what a source returns."""
-    label: str | None = None
-    mask: str | None = None
-    features: tuple[str, ...] = ()
-    delimiter: str = ","
-    dtype: str | None = None
-    has_gaps: bool = False
-    """Whether an empty cell, a null or NaN is an entry that was not seen."""
-    has_text_labels: bool = False
+        where = [place] if place else []
+        where += [f"column {column!r}"] if column else []
+        super().__init__(f"{', '.join([str(path), *where])}: {what}")
 
 
 @dataclass(frozen=True)
 class Raw:
     """One file as read: n examples, nothing checked but that they are numbers of this shape."""
 
+    path: Path
     values: Array
-    """(n, *shape); NaN where an entry was not seen, and only with ``has_gaps``."""
+    """(n, *shape); NaN where an entry was not seen, and only in columns that are completed."""
     label: NDArray[Any] | None
     """(n,) text or numbers."""
-    features: Array | None
+    features: Array
     """(n, number of feature columns)."""
     place: Callable[[int], str]
     """"line 17" of example 15."""
 
 
-def read(path: Path, layout: Layout, file_format: Format | None = None) -> Raw:
-    """The examples of a file, by ``file_format`` or its suffix.
+class Layout(DataSource):
+    """What is looked for in a file, without the rules for values."""
 
-    Raises:
-        BadFile: for whatever else the file holds.
-    """
-    kind = file_format or SUFFIXES.get(path.suffix.lower())
-    if kind is None:
-        raise BadFile(
-            path,
-            f"expected a suffix of {sorted(SUFFIXES)}, got {path.suffix!r}; set data.format",
-        )
-    try:
-        check_regular(path)
-        match kind:
-            case "csv":
-                return _read_csv(path, layout)
-            case "parquet":
-                return _read_parquet(path, layout)
-            case "npy":
-                with path.open("rb") as file:
-                    found = {layout.array: _read_npy(path, file, path.stat().st_size)}
-                return of_arrays(path, found, layout)
-            case "npz":
-                return of_arrays(path, _read_npz(path, layout), layout)
-            case "safetensors":
-                return of_arrays(path, _read_safetensors(path, layout), layout)
-    except OSError as error:
-        raise BadFile(
-            path, f"expected a readable file, got {error.strerror or type(error).__name__!r}"
-        ) from None
-    except MemoryError:
-        raise BadFile(path, "expected a file that fits into memory") from None
+    columns: tuple[str, ...] = ()
+    """Of a csv or parquet table: the entries of one example, in this order."""
+    shape: tuple[int, ...] = ()
+    """Of one example; as many entries as ``columns`` where nothing is given."""
+    array: str = "x"
+    """The array of an npz or safetensors file that holds the examples, number first."""
+    label: str | None = None
+    """Column or array of the labels."""
+    classes: tuple[int | str, ...] = ()
+    """Public: the labels that there can be. Of two, logistic regression takes the second for +1."""
+    features: tuple[str, ...] = ()
+    """Columns of the features of hyperbolic points, for hyperbolic prediction."""
+    format: Format | None = None
+    """None: by the file's suffix."""
+    delimiter: Literal[",", ";", "\t", "|"] = ","
+    """Of a csv file."""
+    source: str | None = None
+    """``package.module:function`` that reads a file instead, of a package of one's own: it takes a
+    path and returns a tensor, tensors by name, or a ``torch.utils.data.Dataset``."""
 
+    @property
+    def one_shape(self) -> tuple[int, ...]:
+        """Shape of one example in the file."""
+        return self.shape or (len(self.columns),)
 
-# -- tables ---------------------------------------------------------------------------------------
-def _read_csv(path: Path, layout: Layout) -> Raw:
-    wanted, label = (*layout.columns, *layout.features), layout.label
-    values, lines, labels = array("d"), array("q"), list[Any]()
-    with path.open(newline="", encoding="utf-8-sig") as file:
-        reader = csv.reader(file, delimiter=layout.delimiter, strict=True)
+    @property
+    def has_gaps(self) -> bool:
+        """Whether an empty cell, a null or NaN is an entry that was not seen."""
+        raise NotImplementedError
+
+    def _is_text(self, name: str) -> bool:
+        """Whether a column or array holds text: labels, where the classes are text."""
+        return name == self.label and bool(self.classes) and isinstance(self.classes[0], str)
+
+    def raw(self, path: Path) -> Raw:
+        """The examples of a file, by ``source``, ``format`` or its suffix.
+
+        Raises:
+            BadFile: for whatever else the file holds.
+        """
+        if self.source is not None:
+            return self._of_arrays(path, _of_function(path, self.source, self))
+        kind = self.format or path.suffix.lower().removeprefix(".")
+        if kind not in get_args(Format):
+            known = [f".{one}" for one in get_args(Format)]
+            raise BadFile(
+                path, f"expected a suffix of {known}, got {path.suffix!r}; set data.format"
+            )
+        readers = {"csv": self._of_csv, "parquet": self._of_parquet}
         try:
-            header = _header(path, next(reader, None), (*wanted, *([label] if label else [])))
-            width = len(header)
-            take = itemgetter(*[header.index(name) for name in wanted])
-            at = header.index(label) if label else None
-            is_one = len(wanted) == 1
-            for row in reader:
-                if not row:
-                    continue
-                if len(row) != width:
-                    raise BadFile(
-                        path,
-                        f"expected {width} cells as in the header, got {len(row)}; quote cells "
-                        "that hold the separator",
-                        place=f"line {reader.line_num}",
-                    )
-                cells = (take(row),) if is_one else take(row)
-                try:
-                    _check_plain("".join(cells))
-                    values.extend(map(float, cells))
-                except ValueError:
-                    place = f"line {reader.line_num}"
-                    values = values[: len(lines) * len(wanted)]
-                    values.extend(_numbers(path, cells, wanted, place, layout))
-                lines.append(reader.line_num)
-                if at is not None:
-                    labels.append(row[at].strip())
-        except csv.Error as error:
+            check_regular(path)
+            if kind in readers:
+                return readers[kind](path)
+            return self._of_arrays(path, _arrays(path, kind, self._arrays_wanted()))
+        except BadFile:
+            raise
+        except Exception as error:  # of any kind: these are parsers of bytes nobody vouches for
+            what = (
+                f"expected a whole {kind} file of integers, floats or text, got one that cannot be "
+                "read, is larger than its header says or than memory, or would have to be unpickled"
+            )
+            if said := getattr(error, "strerror", None):
+                what = f"expected a readable file, got {said!r}"
+            raise BadFile(path, what) from None
+
+    # -- tables -----------------------------------------------------------------------------------
+    def _of_csv(self, path: Path) -> Raw:
+        values, lines, labels = array("d"), array("q"), list[str | float]()
+        with path.open(newline="", encoding="utf-8-sig", errors="surrogateescape") as file:
+            reader = csv.reader(file, delimiter=self.delimiter, strict=True)
+            try:
+                header = next(reader, [])
+                places = self._places(path, header)
+                for row in filter(None, reader):
+                    line = reader.line_num
+                    "".join(row).encode()
+                    if len(row) != len(header):
+                        raise BadFile(
+                            path,
+                            f"expected {len(header)} cells as in the header, got {len(row)}; quote "
+                            "cells that hold the separator",
+                            place=f"line {line}",
+                        )
+                    for name in (*self.columns, *self.features):
+                        values.append(self._number(path, row[places[name]], line, name))
+                    if self.label is not None:
+                        cell = row[places[self.label]].strip()
+                        is_text = self._is_text(self.label)
+                        label = cell if is_text else self._number(path, cell, line, self.label)
+                        labels.append(label)
+                    lines.append(line)
+            except (csv.Error, UnicodeEncodeError) as error:
+                what = "expected UTF-8; save it as UTF-8"
+                if isinstance(error, csv.Error):
+                    what = f"expected csv, got {' '.join(str(error).split())}"
+                raise BadFile(path, what, place=f"line {reader.line_num}") from None
+        return self._of_table(path, np.array(values), labels, lambda i: f"line {lines[i]}")
+
+    def _number(self, path: Path, cell: str, line: int, column: str) -> float:
+        """A cell's number: "_" between digits and digits beyond ASCII are none, as in csv."""
+        text = cell.strip()
+        if not text and self.has_gaps and column in self.columns:
+            return math.nan
+        try:
+            return float(text if text.isascii() and "_" not in text else "text")
+        except ValueError:
+            what = "expected a number with a decimal point, got text"
+            if not text:
+                what = "expected a number, got an empty cell; fill it in or remove the row"
+            raise BadFile(path, what, place=f"line {line}", column=column) from None
+
+    def _places(self, path: Path, found: Sequence[str]) -> dict[str, int]:
+        """Where each column stands that is wanted, once each; the file's own are not quoted."""
+        if not found:
             raise BadFile(
-                path, f"expected csv, got {_said(error)}", place=f"line {reader.line_num}"
-            ) from None
-        except UnicodeDecodeError:
-            raise BadFile(
-                path, "expected UTF-8; save it as UTF-8", place=f"line {_not_utf8(path)}"
-            ) from None
-    table = np.frombuffer(values, dtype=np.float64).reshape(len(lines), len(wanted))
-    number_of_line = np.frombuffer(lines, dtype=np.int64)
-    return _of_table(
-        path, table, labels if at is not None else None, layout,
-        lambda i: f"line {number_of_line[i]}",
-    )  # fmt: skip
+                path, "expected a line of column names and rows below it, got an empty file"
+            )
+        names = [name.strip() for name in found]
+        wanted = (*self.columns, *self.features, *([self.label] if self.label else []))
+        for name in wanted:
+            if (count := names.count(name)) != 1:
+                hint = "; is data.delimiter right?" if len(names) == 1 else ""
+                raise BadFile(
+                    path,
+                    f"expected one column of this name, got {count} among {len(names)}; the first "
+                    f"line names the columns{hint}",
+                    column=name,
+                )
+        return {name: names.index(name) for name in wanted}
 
-
-def _check_plain(text: str) -> None:
-    """Refuse what is a number to Python and not to csv: "_" between digits, digits beyond ASCII.
-
-    Raises:
-        ValueError: there is some.
-    """
-    if "_" in text or not text.isascii():
-        raise ValueError
-
-
-def _number(cell: str) -> float:
-    _check_plain(cell)
-    return float(cell)
-
-
-def _said(error: csv.Error) -> str:
-    return " ".join(str(error).split())
-
-
-def _not_utf8(path: Path) -> int:
-    raw = path.read_bytes()
-    try:
-        raw.decode("utf-8")
-    except UnicodeDecodeError as error:
-        return raw.count(b"\n", 0, error.start) + 1
-    return 1
-
-
-def _header(path: Path, found: Sequence[str] | None, wanted: Sequence[str]) -> list[str]:
-    """The names of a table, with each wanted one exactly once; the file's own are not quoted."""
-    if found is None:
-        raise BadFile(path, "expected a line of column names and rows below it, got an empty file")
-    names = [name.strip() for name in found]
-    for name in wanted:
-        if (count := names.count(name)) != 1:
-            hint = "; is data.delimiter right?" if len(names) == 1 else ""
+    def _of_parquet(self, path: Path) -> Raw:
+        try:
+            types: Any = importlib.import_module("pyarrow").types
+            parquet: Any = importlib.import_module("pyarrow.parquet")
+        except ImportError:
             raise BadFile(
                 path,
-                f"expected one column of this name, got {count} among {len(names)}; the first "
-                f"line names the columns{hint}",
-                column=name,
-            )
-    return names
-
-
-def _numbers(
-    path: Path, cells: Sequence[str], names: Sequence[str], place: str, layout: Layout
-) -> list[float]:
-    """The numbers of one row, of which at least one cell is none by itself."""
-    found: list[float] = []
-    for position, (cell, name) in enumerate(zip(cells, names, strict=True)):
-        is_gap = layout.has_gaps and position < len(layout.columns)
-        if not cell.strip():
-            if not is_gap:
-                raise BadFile(
-                    path, "expected a number, got an empty cell; fill it in or remove the row",
-                    place=place, column=name,
-                )  # fmt: skip
-            found.append(math.nan)
-            continue
-        try:
-            found.append(_number(cell))
-        except ValueError:
-            raise BadFile(
-                path, "expected a number with a decimal point, got text", place=place, column=name
+                "parquet needs pyarrow, which is not installed; pip install 'manifed[parquet]'",
             ) from None
-    return found
-
-
-def _of_table(
-    path: Path,
-    table: Array,
-    labels: Sequence[Any] | None,
-    layout: Layout,
-    place: Callable[[int], str],
-) -> Raw:
-    if not len(table):
-        raise BadFile(path, "expected at least one example, got none below the column names")
-    width = len(layout.columns)
-    features = table[:, width:] if layout.features else None
-    label = None
-    if labels is not None:
-        label = np.array(labels, dtype=object)
-        if not layout.has_text_labels:
-            label = _numeric_labels(path, label, cast(str, layout.label), place)
-    return Raw(table[:, :width].reshape(-1, *layout.shape), label, features, place)
-
-
-def _numeric_labels(
-    path: Path, label: NDArray[Any], name: str, place: Callable[[int], str]
-) -> Array:
-    found = np.empty(len(label))
-    for i, cell in enumerate(label):
-        try:
-            found[i] = _number(cell) if isinstance(cell, str) else float(cell)
-        except (TypeError, ValueError):
-            what = "text" if cell not in {"", None} else "an empty cell"
-            raise BadFile(
-                path, f"expected a number, got {what}", place=place(i), column=name
-            ) from None
-    return found
-
-
-def _read_parquet(path: Path, layout: Layout) -> Raw:
-    try:
-        arrow, parquet = (
-            importlib.import_module("pyarrow"),
-            importlib.import_module("pyarrow.parquet"),
-        )
-    except ImportError:
-        raise BadFile(
-            path, "parquet needs pyarrow, which is not installed; pip install 'manifed[parquet]'"
-        ) from None
-    numbers = (*layout.columns, *layout.features)
-    wanted = (*numbers, *([layout.label] if layout.label else []))
-    try:
         with parquet.ParquetFile(path) as file:
-            _header(path, file.schema_arrow.names, wanted)
+            wanted = self._places(path, file.schema_arrow.names)
             if file.metadata.num_rows * 8 * len(wanted) > MOST_BYTES:
                 raise BadFile(path, f"expected at most {MOST_BYTES} bytes of numbers, got more")
             table = file.read(columns=list(wanted))
-    except (arrow.ArrowException, OSError, ValueError) as error:
-        if isinstance(error, BadFile | FileNotFoundError | PermissionError):
-            raise
-        raise BadFile(path, "expected a whole parquet file, got one that cannot be read") from None
-    place = _row
-    by_column = [_numbers_of(path, table.column(name), name, layout) for name in numbers]
-    values = np.stack(by_column, axis=-1) if by_column else np.empty((table.num_rows, 0))
-    labels = _labels_of(path, table.column(layout.label), layout) if layout.label else None
-    return _of_table(path, values, labels, layout, place)
+        for name in wanted:
+            column = table.column(name)
+            is_number = types.is_integer(column.type) or types.is_floating(column.type)
+            if not is_number and not self._is_text(name):
+                raise BadFile(path, f"expected integers or floats, got {column.type}", column=name)
+            if column.null_count and not (self.has_gaps and name in self.columns):
+                raise BadFile(
+                    path,
+                    f"expected a {'label' if name == self.label else 'number'}, got a missing "
+                    "value; fill it in or remove the row",
+                    place=f"row {column.is_null().to_pylist().index(True) + 1}",
+                    column=name,
+                )
+        numbers = [table.column(n).cast("float64", safe=False) for n in wanted if n != self.label]
+        values = np.stack([column.to_numpy() for column in numbers], axis=-1)
+        labels = table.column(self.label).to_pylist() if self.label is not None else []
+        if labels and self._is_text(self.label or ""):
+            labels = [str(label).strip() for label in labels]
+        return self._of_table(path, values, labels, lambda i: f"row {i + 1}")
 
+    def _of_table(
+        self, path: Path, numbers: Array, labels: list[Any], place: Callable[[int], str]
+    ) -> Raw:
+        """The examples of a table's columns and then features, and the labels beside them."""
+        width = len(self.columns)
+        table = numbers.reshape(-1, width + len(self.features))
+        found = dict(zip(self.features, table[:, width:].T, strict=True))
+        if self.label is not None:
+            found[self.label] = np.array(labels)
+        return self._checked(path, table[:, :width].reshape(-1, *self.one_shape), found, place)
 
-def _row(i: int) -> str:
-    return f"row {i + 1}"
+    # -- arrays -----------------------------------------------------------------------------------
+    def _arrays_wanted(self) -> list[str]:
+        named = (self.array, self.label, *self.features)
+        return [name for name in named if name is not None]
 
+    def _of_arrays(self, path: Path, found: Mapping[str, NDArray[Any]]) -> Raw:
+        """The examples of named arrays: their number first, then the shape of one.
 
-def _numbers_of(path: Path, column: Any, name: str, layout: Layout) -> Array:
-    types = importlib.import_module("pyarrow").types
-    is_real = types.is_integer(column.type) or types.is_floating(column.type)
-    if not is_real:
-        raise BadFile(path, f"expected integers or floats, got {column.type}", column=name)
-    if column.null_count and not (layout.has_gaps and name in layout.columns):
-        first = column.is_null().to_pylist().index(True)
-        raise BadFile(
-            path, "expected a number, got a missing value; fill it in or remove the row",
-            place=_row(first), column=name,
-        )  # fmt: skip
-    return np.asarray(column.cast("float64", safe=False).to_numpy(), dtype=np.float64)
+        Raises:
+            BadFile: for an array that is missing, or of another shape or type.
+        """
+        for name in self._arrays_wanted():
+            if name not in found:
+                raise BadFile(path, f"expected an array {name!r}, got none of this name")
+        x = found[self.array]
+        if x.dtype.kind not in "iuf":
+            raise _other_array(path, self.array, "integers or floats", x.dtype.name)
+        if x.ndim != 1 + len(self.one_shape) or x.shape[1:] != self.one_shape:
+            wanted = ", ".join(["n", *map(str, self.one_shape)])
+            raise _other_array(path, self.array, f"shape ({wanted})", tuple(x.shape))
+        return self._checked(path, x, found, lambda i: f"example {i}")
 
-
-def _labels_of(path: Path, column: Any, layout: Layout) -> list[Any]:
-    labels = column.to_pylist()
-    if None in labels:
-        raise BadFile(
-            path, "expected a label, got a missing value; fill it in or remove the row",
-            place=_row(labels.index(None)), column=layout.label,
-        )  # fmt: skip
-    return [label.strip() if isinstance(label, str) else label for label in labels]
-
-
-# -- arrays ---------------------------------------------------------------------------------------
-def _read_npy(path: Path, file: IO[bytes], size: int, name: str = "") -> NDArray[Any]:
-    """The array of an npy stream of ``size`` bytes; its header is compared with them first."""
-    lib, what = np.lib.format, f"array {name!r}: " if name else ""
-    try:
-        version = lib.read_magic(file)
-        head = {(1, 0): lib.read_array_header_1_0, (2, 0): lib.read_array_header_2_0}[version]
-        shape, is_fortran, dtype = head(file)
-    except Exception:
-        # whatever numpy's parser of an untrusted header raises
-        raise BadFile(path, f"{what}expected an npy array, got another header") from None
-    if dtype.hasobject or dtype.fields is not None or dtype.kind not in "iufUb":
-        raise BadFile(path, f"{what}expected numbers or text, got objects that need unpickling")
-    wanted = math.prod(shape) * dtype.itemsize
-    is_plain = all(type(size) is int and 0 <= size <= MOST_BYTES for size in shape)
-    if not (is_plain and dtype.itemsize and len(shape) <= _MOST_SIZES and wanted <= MOST_BYTES):
-        raise BadFile(
-            path,
-            f"{what}expected at most {_MOST_SIZES} sizes from 0 on and {MOST_BYTES} bytes of "
-            f"numbers or text, the header says shape {short(shape)} of {dtype.str!r}",
+    def _checked(
+        self,
+        path: Path,
+        x: NDArray[Any],
+        found: Mapping[str, NDArray[Any]],
+        place: Callable[[int], str],
+    ) -> Raw:
+        """Examples ``x`` with the labels and features among ``found``, one an example."""
+        if not len(x):
+            raise BadFile(path, "expected at least one example, got none")
+        for name in (*self.features, *([self.label] if self.label else [])):
+            one, is_text = found[name], self._is_text(name)
+            if one.shape != (len(x),) or one.dtype.kind not in ("U" if is_text else "iuf"):
+                expected = f"one {'text' if is_text else 'number'} an example, shape ({len(x)},)"
+                got = f"{one.dtype.name} of shape {tuple(one.shape)}"
+                raise _other_array(path, name, expected, got)
+        features = np.array([found[name] for name in self.features], dtype=np.float64)
+        label = found[self.label] if self.label else None
+        return Raw(
+            path, np.array(x, dtype=np.float64), label, features.reshape(-1, len(x)).T, place
         )
-    body = file.read(wanted + 1) if wanted <= size else b""
-    if len(body) != wanted:
-        raise BadFile(path, f"{what}expected {wanted} bytes after the header, got {len(body)}")
-    flat = np.frombuffer(body, dtype=dtype)
-    return flat.reshape(shape, order="F" if is_fortran else "C")
 
 
-def _read_npz(path: Path, layout: Layout) -> dict[str, NDArray[Any]]:
-    found: dict[str, NDArray[Any]] = {}
-    try:
-        with zipfile.ZipFile(path) as archive:
-            names = archive.namelist()
-            for name in _names(layout):
-                if names.count(f"{name}.npy") != 1:
-                    raise BadFile(path, f"expected one array {name!r}, got {names.count(name)}")
-                with archive.open(f"{name}.npy") as file:
-                    size = archive.getinfo(f"{name}.npy").file_size
-                    found[name] = _read_npy(path, file, size, name)
-    except BadFile:
-        raise
-    except _BROKEN_ARCHIVE:
-        raise BadFile(path, "expected a whole npz file, got one that cannot be read") from None
-    return found
+def _other_array(path: Path, name: str, expected: str, got: object) -> BadFile:
+    return BadFile(path, f"array {name!r}: expected {expected}, got {got}")
 
 
-def _names(layout: Layout) -> tuple[str, ...]:
-    """The arrays that are looked for."""
-    named = (layout.array, layout.label, layout.mask, *layout.features)
-    return tuple(name for name in named if name is not None)
+def _arrays(path: Path, kind: str, names: Sequence[str]) -> dict[str, NDArray[Any]]:
+    """The named arrays that a file holds; an npy file holds the first one."""
+    if kind == "safetensors":
+        from safetensors import safe_open
+
+        with safe_open(str(path), framework="np") as tensors:
+            there = set(tensors.keys())
+            return {name: tensors.get_tensor(name) for name in names if name in there}
+    with path.open("rb") as file:
+        found = np.load(file, allow_pickle=False)
+        if kind == "npz":
+            if sum(member.file_size for member in found.zip.infolist()) > MOST_BYTES:
+                raise ValueError("more bytes than are read")
+            return {name: np.asarray(found[name]) for name in names if name in found.files}
+        if file.read(1):
+            raise ValueError("more bytes than the header says")
+        return {names[0]: found}
 
 
-def _read_safetensors(path: Path, layout: Layout) -> dict[str, NDArray[Any]]:
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(str(path), framework="np") as file:
-            there = set(file.keys())
-            if missing := [name for name in _names(layout) if name not in there]:
-                raise BadFile(path, f"expected an array {missing[0]!r}, got none of this name")
-            return {name: file.get_tensor(name) for name in _names(layout)}
-    except SafetensorError:
-        raise BadFile(
-            path, "expected a whole safetensors file, got one that cannot be read"
-        ) from None
-    except (TypeError, AttributeError, KeyError):  # bfloat16 and other types that numpy has not
-        raise BadFile(path, "expected arrays of integers or floats that numpy has") from None
-
-
-def of_arrays(path: Path, found: Mapping[str, NDArray[Any]], layout: Layout) -> Raw:
-    """The examples of named arrays: their number first, then the shape of one.
+# -- a function of one's own ----------------------------------------------------------------------
+def function(name: str) -> Callable[[Path], Any]:
+    """The function that ``package.module:function`` names.
 
     Raises:
-        BadFile: for an array that is missing, or of another shape or type.
+        ValueError: as `sources.named`, or it is no function.
     """
-    for name in _names(layout):
-        if name not in found:
-            raise BadFile(path, f"expected an array {name!r}, got none of this name")
-    x = found[layout.array]
-    if x.dtype.kind not in "iuf" or (layout.dtype is not None and x.dtype.name != layout.dtype):
-        wanted = layout.dtype or "integers or floats"
-        raise BadFile(path, f"array {layout.array!r}: expected {wanted}, got {x.dtype.name}")
-    if x.shape[1:] != layout.shape or x.ndim != 1 + len(layout.shape):
-        wanted = ", ".join(["n", *map(str, layout.shape)])
-        raise BadFile(
-            path, f"array {layout.array!r}: expected shape ({wanted}), got {tuple(x.shape)}"
-        )
-    if not len(x):
-        raise BadFile(path, "expected at least one example, got none")
-    values = np.array(x, dtype=np.float64)
-    if layout.mask is not None:
-        values = _unseen(path, values, found[layout.mask], layout.mask)
-    each = [_one_each(path, found[name], name, len(x), "iuf") for name in layout.features]
-    features = np.stack(each, axis=-1).astype(np.float64) if each else None
-    label = None
-    if layout.label is not None:
-        kinds = "U" if layout.has_text_labels else "iuf"
-        label = _one_each(path, found[layout.label], layout.label, len(x), kinds)
-    return Raw(values, label, features, lambda i: f"example {i}")
-
-
-def _one_each(path: Path, found: NDArray[Any], name: str, count: int, kinds: str) -> NDArray[Any]:
-    if found.shape != (count,) or found.dtype.kind not in kinds:
-        what = "text" if kinds == "U" else "number"
-        raise BadFile(
-            path,
-            f"array {name!r}: expected one {what} an example, shape ({count},), got "
-            f"{found.dtype.name} of shape {tuple(found.shape)}",
-        )
+    found = named(name, "function")
+    if not callable(found) or isinstance(found, type):
+        raise ValueError(f"expected a function, got {name!r}, which is {type(found).__name__}")
     return found
 
 
-def _unseen(path: Path, values: Array, mask: NDArray[Any], name: str) -> Array:
-    if mask.shape != values.shape or mask.dtype.kind not in "iufb":
+def _of_function(path: Path, name: str, layout: Layout) -> dict[str, NDArray[Any]]:
+    """The named arrays that the function ``name`` makes of a file.
+
+    It returns a tensor, a mapping of tensors by name, or a ``torch.utils.data.Dataset`` of
+    examples, of (example, label) pairs or of such mappings. What has no name is the array of the
+    layout, and the second of a pair its label.
+
+    Raises:
+        BadFile: what it returns is none of these, or it raised; what it said is not quoted, because
+            it may hold data.
+    """
+    try:
+        found = function(name)(path)
+        if not isinstance(found, Mapping) and not hasattr(found, "shape"):
+            found = default_collate([found[i] for i in range(len(found))])
+        if isinstance(found, list | tuple):
+            found = dict(zip((layout.array, layout.label or "label"), found, strict=False))
+        by_name = found if isinstance(found, Mapping) else {layout.array: found}
+        return {str(key): np.asarray(value) for key, value in by_name.items()}
+    except Exception as error:
+        at = traceback.extract_tb(error.__traceback__)[-1]
         raise BadFile(
-            path, f"array {name!r}: expected shape {values.shape}, got {tuple(mask.shape)}"
-        )
-    if not np.isin(mask, (0, 1)).all():
-        raise BadFile(path, f"array {name!r}: expected 1 where an entry was seen and 0 elsewhere")
-    return np.where(mask.astype(bool), values, np.nan)
+            path,
+            f"data.source {name!r} raised {type(error).__name__} "
+            f"({Path(at.filename).name}:{at.lineno})",
+        ) from None

@@ -1,213 +1,242 @@
-"""The products of rows that linear models are made of, each row's by itself.
+"""Losses of a linear score on R^d, f_j(x) = l_j(a_j^T x) + ridge/2 |x|^2: least squares, logistic.
 
-A matrix product adds up the last rows of a batch in another order than the others. The last bit of
-a row's score then depends on how many rows are computed with it, and where a loss or a gradient
-jumps, that bit moves as much as a record can. So a score is here a dot product of its own
-(`dots`), and a function of scores is computed in pieces of one shape (`in_pieces`): what a row
-gives has the same bits whatever the other rows are. Sums over rows are matrix products, which may
-round as they like: a bit of a sum moves the sum by a bit.
-
-All of it meets examples of shape ``(..., n, d)`` and needs no ``(n, d)`` temporary.
+A gradient is a multiple of its row, slope_j a_j + ridge x, so a clipped sum needs no gradient of
+its own: two passes over the rows. Both are tasks of DECOR (Allouah, Koloskova, El Firdoussi, Jaggi,
+Guerraoui 2024, section 6).
 """
 
-from collections.abc import Callable
-from functools import cache
-from itertools import product
+# pyright: reportIncompatibleVariableOverride=false
+# (what any problem has as an attribute, the class of a frozen one fixes or computes)
 
-import numpy as np
+import math
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
 import torch
+from pydantic import Field
 from torch import Tensor
-from torch.nn.functional import pad
+from torch.nn.functional import softplus
 
-from manifed.manifolds.linalg import are_plain
-from manifed.problems.base import SQUARED_NORM, Examples
+from manifed.manifolds.base import Manifold
+from manifed.manifolds.euclidean import Euclidean
+from manifed.problems.data import NUM_EXAMPLES, ExampleKind
+from manifed.problems.examples import Examples
+from manifed.problems.problem import (
+    FrozenProblem,
+    Optimum,
+    OriginStart,
+    Problem,
+    Shards,
+    Start,
+    pool,
+    require,
+)
+from manifed.problems.rows import (
+    ROUNDING_SHARE,
+    in_pieces,
+    row_combination,
+    row_lengths,
+    row_products,
+    squared_norms,
+    sum_scaling,
+)
+from manifed.problems.statistics import GramMatrices, LabelledGrams
 
-ROUNDING_SHARE = 2.0**-12
-"""Least norm, relative to its summands, that a gradient counts as where a sum in product form may
-cancel: eps / ROUNDING_SHARE = 1e-12 bounds the rounding of a clipped contribution."""
-SHORTEST = 1e-145
-"""A shorter row counts as this long where its norm is bounded from above."""
-PIECE = 1 << 10
-"""Rows of one number that are computed in one call, of `in_pieces`."""
-SHARED_AMONG_THREADS = 1 << 11
-"""Numbers beyond which torch may cut one call into parts for its threads."""
-MANY = 16
-"""Numbers a row is mapped to from which products of matrices pay."""
-ALIKE = 16
-"""Numbers of a row that fill whole lines of memory, so that all rows of a stack begin alike."""
-LONG = 1 << 20
-"""Numbers that a trial of dot products takes."""
-_TRIED = 4
-"""Rows whose bits are compared."""
-_SHIFTS = (0, 1, 3)
-"""Where they begin in memory, in numbers from where a processor likes them to."""
-FEWEST = 32
-"""Rows that fill the registers of every processor, in float32 and in float64."""
+
+class LinearModel(FrozenProblem):
+    """Examples with rows a_j ``feature`` (..., n, d); what l_j reads is up to the loss."""
+
+    points_per_example = 0.0
+    manifold: ClassVar[Manifold] = Euclidean()
+    steepest_slope: ClassVar[float]
+    """A bound of |l_j''| for every record that there could be."""
+    if TYPE_CHECKING:  # a key of its own
+        ridge: float
+        """Weight of |x|^2 / 2 in the loss."""
+
+    @abstractmethod
+    def slopes(self, x: Tensor, examples: Examples) -> Tensor:
+        """l_j'(a_j^T x), shape ``(..., n)``."""
+        raise NotImplementedError
+
+    def curvatures(self, examples: Examples) -> Tensor:
+        """Bounds of the Lipschitz constant of each gradient in L2, shape ``(..., n)``."""
+        rounding = 1 + 2.0**-40
+        return (self.steepest_slope * squared_norms(examples["feature"]) + self.ridge) * rounding
+
+    def point_shape(self, examples: Examples) -> tuple[int, ...]:
+        """(d,)."""
+        return (examples["feature"].shape[-1],)
+
+    def rgrads(self, x: Tensor, examples: Examples) -> Tensor:
+        """slope_j a_j + ridge x, shape ``(..., n, d)``."""
+        slopes = self.slopes(x, examples).unsqueeze(-1)
+        return slopes * examples["feature"] + self.ridge * x.unsqueeze(-2)
+
+    def gradients(self, x: Tensor, examples: Examples) -> "Slopes":
+        """Gradients of `rgrads`, from the slopes."""
+        return Slopes(x, examples, self.slopes(x, examples), self.ridge)
 
 
-def dots(u: Tensor, v: Tensor) -> Tensor:
-    """<u_j, v_j> over the last dimension, shape ``(...)``, leading dimensions broadcast.
+@dataclass(frozen=True)
+class Slopes:
+    """slope_j a_j + ridge x for rows a_j and slopes (..., n)."""
 
-    Each is a call of its own into the linear algebra that numpy is built with, so its bits depend
-    on these two vectors alone. Where they also depend on the vectors' places in memory, the vectors
-    are copied to places that are alike. Under autograd, `torch.func` or on a device it is torch's
-    own product, which only simulations and references use.
+    x: Tensor
+    examples: Examples
+    slopes: Tensor
+    ridge: float
+
+    @property
+    def norms(self) -> Tensor:
+        """Upper bounds of |grad f_j|, shape ``(..., n)``; without a ridge |slope_j| |a_j|.
+
+        With one: the norm of the vector itself, but at least a share of its summands'. That is
+        `ROUNDING_SHARE` of |slope_j| |a_j| + ridge |x|: the sum adds all slope_j a_j first and the
+        multiples of x afterwards, and where they cancel what rounding leaves must be clipped, too.
+        """
+        lengths = self.slopes.abs() * squared_norms(self.examples["feature"]).sqrt()
+        if not self.ridge:
+            return lengths
+        along = self.slopes.unsqueeze(-1) * self.examples["feature"]
+        gradients = along + self.ridge * self.x.unsqueeze(-2)
+        summands = lengths + self.ridge * row_lengths(self.x).unsqueeze(-1)
+        return torch.maximum(row_lengths(gradients), ROUNDING_SHARE * summands)
+
+    def sum(self, weights: Tensor) -> Tensor:
+        """sum_j weights_j grad f_j, shape ``(..., d)``."""
+        total = row_combination(weights * self.slopes, self.examples["feature"])
+        return total + self.ridge * weights.sum(-1, keepdim=True) * self.x if self.ridge else total
+
+
+class LeastSquares(LinearModel):
+    """Least squares on R^d.
+
+    f_j(x) = 1/2 (a_j^T x - b_j)^2 + ridge/2 |x|^2 of examples ``feature`` (..., n, d) and
+    ``target`` (..., n). DECOR's synthetic task is its instance with A_i = (i / sqrt n) I and a sum
+    over the d rows of client i.
     """
-    if u.dtype is not v.dtype:
-        wide = torch.promote_types(u.dtype, v.dtype)
-        u, v = u.to(wide), v.to(wide)
-    if not are_plain(u, v):
-        return (u * v).sum(-1)
-    size = u.shape[-1]
-    first, second = (t.numpy() if t.stride(-1) == 1 else t.contiguous().numpy() for t in (u, v))
-    if not _dots_alike(size, first.dtype):
-        first, second = (pad(t, (0, -size % ALIKE)).contiguous().numpy() for t in (u, v))
-    with np.errstate(all="ignore"):  # a square may overflow, and nothing warns of it in torch
-        return torch.from_numpy(np.asarray(np.vecdot(first, second)))
+
+    keeps_rows_apart = True
+    needs: ClassVar[ExampleKind] = "regression"
+    steepest_slope: ClassVar[float] = 1.0
+    kind: Literal["least-squares"] = "least-squares"
+    ridge: float = Field(default=0.0, ge=0)
+    """Weight of |x|^2 / 2 in the loss."""
+    scaling: Literal["mean", "sum"] = "mean"
+    """"mean": the loss is a mean over a client's rows; "sum": their sum."""
+
+    def prepare(self, shard: Examples, meta: Mapping[str, Any]) -> Examples:
+        """Rows and targets, scaled."""
+        if self.scaling == "sum":
+            shard = sum_scaling(shard, meta.get(NUM_EXAMPLES), "feature", "target")
+        return shard
+
+    @property
+    def sufficient_statistic(self) -> Problem:
+        """The second moment of rows with their targets."""
+        return GramMatrices()
+
+    def slopes(self, x: Tensor, examples: Examples) -> Tensor:
+        """The residuals a_j^T x - b_j, shape ``(..., n)``."""
+        return row_products(examples["feature"], x) - examples["target"]
+
+    def losses(self, x: Tensor, examples: Examples) -> Tensor:
+        """1/2 (a_j^T x - b_j)^2 + ridge/2 |x|^2, shape ``(..., n)``."""
+        penalty = 0.5 * self.ridge * x.square().sum(-1, keepdim=True)
+        return 0.5 * self.slopes(x, examples).square() + penalty
+
+    def optimum(self, shards: Shards, weights: Tensor | None = None) -> Optimum:
+        """The minimiser (of least norm where it is not unique), by lstsq."""
+        examples, each = pool(shards, weights)
+        root = each.sqrt()
+        design = examples["feature"] * root.unsqueeze(-1)
+        target = examples["target"] * root
+        if self.ridge:
+            d = design.shape[-1]
+            penalty = math.sqrt(self.ridge) * torch.eye(d, dtype=design.dtype)
+            design = torch.cat([design, penalty])
+            target = torch.cat([target, target.new_zeros(d)])
+        x = torch.linalg.lstsq(design, target.unsqueeze(-1), driver="gelsd").solution.squeeze(-1)
+        return self.optimum_at(x, shards, weights)
 
 
-@cache
-def _dots_alike(size: int, dtype: "np.dtype[np.generic]") -> bool:
-    """Whether the same vectors at other places in memory have the same dot products."""
-    generator, count = np.random.default_rng(0), max(2, min(FEWEST, LONG // max(1, size)))
-    rows, points = generator.standard_normal((2, count, size)).astype(dtype)
-    stored = np.empty((2, count * size + FEWEST), dtype)
-    right = np.array([np.vecdot(u, v) for u, v in zip(rows, points, strict=True)])
-    for here, there in product(_SHIFTS, repeat=2):
-        moved = stored[0, here : here + rows.size].reshape(rows.shape)
-        others = stored[1, there : there + rows.size].reshape(rows.shape)
-        moved[:], others[:] = rows, points
-        if not (np.vecdot(moved, others) == right).all():
-            return False
-    return True
+class Logistic(LinearModel):
+    """Logistic regression on R^d.
 
-
-def row_products(rows: Tensor, x: Tensor) -> Tensor:
-    """<rows_j, x> for every row, shape ``(..., n)``; rows ``(..., n, d)``, x ``(..., d)``."""
-    return dots(rows, x.unsqueeze(-2))
-
-
-def row_maps(rows: Tensor, matrix: Tensor) -> Tensor:
-    """M rows_j for every row, shape ``(..., n, k)``; rows ``(..., n, d)``, M ``(..., k, d)``.
-
-    By dot products or, where k is large, by products of matrices of one shape, of `FEWEST` rows.
+    f_j(x) = log(1 + exp(-b_j a_j^T x)) + penalty/2 |x|^2 of examples ``feature`` (..., n, d) and
+    ``label`` (..., n) in {-1, 1}. DECOR's printed loss log(1 + b exp(-x^T a)) vanishes for b = 0;
+    this is the loss its code runs, with penalty = 2 lambda.
     """
-    (k, d), is_plain = matrix.shape[-2:], are_plain(rows, matrix)
-    if k < MANY or not (is_plain and _maps_rows_alike(k, d, rows.dtype, torch.get_num_threads())):
-        return dots(rows.unsqueeze(-2), matrix.unsqueeze(-3))
-    if rows.dim() == 2 == matrix.dim():
-        made = [part @ matrix.mT for part in _filled(rows, FEWEST).split(FEWEST)]
-        return torch.cat(made)[: len(rows)]
-    lead = np.broadcast_shapes(rows.shape[:-2], matrix.shape[:-2])
-    each = zip(
-        rows.expand(*lead, *rows.shape[-2:]).flatten(0, -3),
-        matrix.expand(*lead, *matrix.shape[-2:]).flatten(0, -3),
-        strict=True,
-    )
-    made = torch.stack([row_maps(own, one) for own, one in each])
-    return made.reshape(*lead, *made.shape[1:])
 
+    keeps_rows_apart = True
+    needs: ClassVar[ExampleKind] = "classification"
+    steepest_slope: ClassVar[float] = 0.25
+    kind: Literal["logistic"] = "logistic"
+    start: Start = OriginStart()
+    penalty: float = Field(default=0.0, ge=0)
+    """Weight of |x|^2 / 2 in the loss."""
 
-@cache
-def _maps_rows_alike(k: int, d: int, dtype: torch.dtype, threads: int) -> bool:
-    """Whether a product of `FEWEST` rows with a matrix (k, d) treats each place alike."""
-    del threads  # there are so many now
-    generator = torch.Generator().manual_seed(0)
-    matrix = torch.randn(k, d, generator=generator, dtype=dtype)
-    for row in torch.randn(_TRIED, d, generator=generator, dtype=dtype):
-        rows = row.expand(FEWEST, d)
-        made = [_moved(rows, i) @ _moved(matrix, j).mT for i in _SHIFTS for j in _SHIFTS]
-        if not all(torch.equal(one, made[0][:1].expand_as(one)) for one in made):
-            return False
-    return True
+    @property
+    def ridge(self) -> float:
+        """``penalty``."""
+        return self.penalty
 
+    @property
+    def sufficient_statistic(self) -> Problem:
+        """Of the loss up to second order at the origin: second moments of rows with labels."""
+        return LabelledGrams()
 
-def _moved(values: Tensor, shift: int) -> Tensor:
-    """A copy that begins so many numbers after the begin of its memory."""
-    stored = values.new_empty(values.numel() + shift)[shift:].view(values.shape)
-    return stored.copy_(values)
+    def check_records(self, examples: Examples) -> None:
+        """Labels -1 and 1."""
+        super().check_records(examples)
+        require(examples["label"], examples["label"].abs() == 1, "a label -1 or 1")
 
+    def slopes(self, x: Tensor, examples: Examples) -> Tensor:
+        """-b_j / (1 + exp(b_j a_j^T x)), shape ``(..., n)``."""
+        return -examples["label"] * in_pieces(torch.sigmoid, -self._margins(x, examples))
 
-def in_pieces(function: Callable[[Tensor], Tensor], values: Tensor, ndim: int = 0) -> Tensor:
-    """``function`` of every row of ``values`` (..., *row), where a row has ``ndim`` dimensions.
+    def losses(self, x: Tensor, examples: Examples) -> Tensor:
+        """log(1 + exp(-b_j a_j^T x)) + ridge/2 |x|^2, shape ``(..., n)``."""
+        penalty = 0.5 * self.ridge * x.square().sum(-1, keepdim=True)
+        return in_pieces(softplus, -self._margins(x, examples)) + penalty
 
-    The first and the last numbers of a call may go through other instructions than those between.
-    So all calls have one shape, the rows that are missing are copies, and no call is large enough
-    for torch to share it among threads.
-    """
-    if not are_plain(values):
-        return function(values)
-    shape = values.shape[values.dim() - ndim :]
-    rows = values.reshape(-1, *shape)
-    count, piece = len(rows), PIECE
-    while piece > FEWEST and piece * shape.numel() > SHARED_AMONG_THREADS:
-        piece //= 2
-    if piece * shape.numel() > SHARED_AMONG_THREADS:
-        piece = 1
-    made = torch.cat([function(part) for part in _filled(rows, piece).split(piece)])[:count]
-    return made.reshape(*values.shape[: values.dim() - ndim], *made.shape[1:])
+    def correct(self, x: Tensor, examples: Examples) -> Tensor:
+        """1 where the score a_j^T x has the sign of the label, else 0, shape ``(..., n)``."""
+        return (self._margins(x, examples) > 0).to(x.dtype)
 
+    def optimum(self, shards: Shards, weights: Tensor | None = None) -> Optimum:
+        """The minimiser by damped Newton steps, to a gradient norm of 1e-9.
 
-def _filled(rows: Tensor, piece: int) -> Tensor:
-    """The rows with copies of the first one, or zeros, up to a multiple of ``piece`` above 0."""
-    count = len(rows)
-    missing = -count % piece if count else piece
-    if not missing:
-        return rows
-    blank = rows[:1] if count else rows.new_zeros(1, *rows.shape[1:])
-    return torch.cat([rows, blank.expand(missing, *rows.shape[1:])])
+        The Hessian's null space is left alone. On separable directions (a9a has some) Newton's
+        method is linear and x diverges while f converges.
+        """
+        examples, each = pool(shards, weights)
+        x = torch.zeros(self.point_shape(examples), dtype=torch.float64)
+        value = float((each * self.losses(x, examples)).sum())
+        for _ in range(100):
+            g = self.gradients(x, examples).sum(each)
+            if float(g.norm()) <= 1e-9:
+                break
+            direction = torch.linalg.pinv(self._hessian(x, examples, each), hermitian=True) @ g
+            step, lower = 1.0, value
+            while step > 1e-8:
+                lower = float((each * self.losses(x - step * direction, examples)).sum())
+                if lower <= value - 1e-4 * step * float(g @ direction) + 1e-16:
+                    break
+                step /= 2
+            x, value = x - step * direction, lower
+            if step <= 1e-8:
+                break
+        return self.optimum_at(x, shards, weights)
 
+    def _margins(self, x: Tensor, examples: Examples) -> Tensor:
+        return examples["label"] * row_products(examples["feature"], x)
 
-def row_combination(coefficients: Tensor, rows: Tensor) -> Tensor:
-    """sum_j coefficients_j rows_j, shape ``(..., d)``; coefficients ``(..., n)``."""
-    left = coefficients.unsqueeze(-2)
-    if left.dim() == rows.dim() == 3 and left.shape[0] == rows.shape[0]:
-        return torch.bmm(left, rows).squeeze(-2)
-    return torch.matmul(left, rows).squeeze(-2)
-
-
-def outer_combination(left: Tensor, rows: Tensor) -> Tensor:
-    """sum_j rows_j left_j^T, shape ``(..., d, k)``; left ``(..., n, k)``, rows ``(..., n, d)``.
-
-    Written as (left^T rows)^T, which reads the rows in storage order.
-    """
-    return torch.matmul(left.mT, rows).mT
-
-
-def steps_at_once(
-    hessian: Tensor, constant: Tensor, step_size: float, steps: int
-) -> tuple[Tensor, Tensor]:
-    """T (..., d, d) and v (..., d) with x_steps - x = T x + v for x <- x - step_size (H x - c)."""
-    d = constant.shape[-1]
-    one = torch.zeros(*constant.shape[:-1], d + 1, d + 1, dtype=constant.dtype).to(constant.device)
-    one[..., :d, :d] = -step_size * hessian
-    one[..., :d, d] = step_size * constant
-    one.diagonal(dim1=-2, dim2=-1).add_(1.0)  # a step, with x extended by a one
-    all_steps = torch.linalg.matrix_power(one, steps)
-    all_steps.diagonal(dim1=-2, dim2=-1).sub_(1.0)
-    return all_steps[..., :d, :d].contiguous(), all_steps[..., :d, d].contiguous()
-
-
-def squared_norms(examples: Examples, key: str) -> Tensor:
-    """|rows_j|^2, shape ``(..., n)``: the tensor ``squared_norm`` if ``prepare`` stored it.
-
-    At least 1e-290, also for shorter rows, so that no norm vanishes because its square does;
-    infinite for rows longer than 1e154, whose norm a clip takes for no number.
-    """
-    if SQUARED_NORM in examples.tensors:
-        return examples[SQUARED_NORM]
-    return row_lengths(examples[key]).square()
-
-
-def row_lengths(rows: Tensor) -> Tensor:
-    """max(|rows_j|, 1e-145), shape ``(..., n)``; infinite where the square overflows."""
-    return dots(rows, rows).sqrt().clamp_min(SHORTEST)
-
-
-def with_squared_norms(examples: Examples, key: str) -> Examples:
-    """The same examples with |rows_j|^2 stored once, so that clipping reads the rows less often.
-
-    A column of that name which came with the data is replaced: a clip believes it.
-    """
-    tensors = {**examples.tensors, SQUARED_NORM: row_lengths(examples[key]).square()}
-    return Examples(tensors, {**examples.feature_ndim, SQUARED_NORM: 0})
+    def _hessian(self, x: Tensor, examples: Examples, each: Tensor) -> Tensor:
+        features = examples["feature"]
+        p = torch.sigmoid(row_products(features, x))
+        curvature = features.mT @ ((each * p * (1 - p)).unsqueeze(-1) * features)
+        return curvature + self.ridge * torch.eye(features.shape[-1], dtype=features.dtype)

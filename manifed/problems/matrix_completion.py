@@ -8,31 +8,38 @@ By the envelope theorem grad f_j = r_j v_j^T with r_j the residual on the seen r
 equations X^T r_j = 0 make it tangent (even horizontal) as it stands. f_j depends on the span alone.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
-from manifed.manifolds.grassmann import Grassmann
-from manifed.manifolds.stiefel import Stiefel
-from manifed.problems.base import Examples
-from manifed.problems.finite_sum import FiniteSum, Optimum, Shards
-from manifed.problems.linear import outer_combination, row_lengths
-from manifed.problems.pca import principal_angle
-from manifed.problems.records import require
+from manifed.problems.data import NUM_EXAMPLES, ExampleKind
+from manifed.problems.examples import Examples
+from manifed.problems.pca import OnFrames, principal_angle
+from manifed.problems.problem import Optimum, require
+from manifed.problems.rows import outer_combination, row_lengths, sum_scaling
 
 
-class MatrixCompletion(FiniteSum):
-    """Examples ``column`` (..., n, d), zero where unseen, and ``mask`` (..., n, d) of 0 and 1."""
+class MatrixCompletion(OnFrames):
+    """Low-rank matrix completion on Stiefel or Grassmann (projected FL section 5.2).
+
+    Examples ``column`` (..., n, d), zero where unseen, and ``mask`` (..., n, d) of 0 and 1.
+    """
 
     points_per_example = 0.0
+    needs: ClassVar[ExampleKind] = "columns"
+    kind: Literal["matrix-completion"] = "matrix-completion"
+    rank: int = Field(default=2, ge=1)
+    """Columns of the frame."""
 
-    def __init__(self, rank: int, on: Literal["stiefel", "grassmann"] = "stiefel") -> None:
-        self.rank = rank
-        self.manifold = Stiefel() if on == "stiefel" else Grassmann()
+    def prepare(self, shard: Examples, meta: Mapping[str, Any]) -> Examples:
+        """Columns, scaled."""
+        if self.scaling == "mean":
+            return shard
+        return sum_scaling(shard, meta.get(NUM_EXAMPLES), "column")
 
     def point_shape(self, examples: Examples) -> tuple[int, ...]:
         """(d, rank)."""
@@ -46,6 +53,7 @@ class MatrixCompletion(FiniteSum):
 
     def check_records(self, examples: Examples) -> None:
         """Masks of 0 and 1, and columns that are zero where unseen."""
+        super().check_records(examples)
         mask, column = examples["mask"], examples["column"]
         wrong = ((mask != 0) & (mask != 1)).sum(-1)
         require(wrong, wrong == 0, "0 entries of the mask besides 0 and 1")
@@ -79,17 +87,13 @@ class MatrixCompletion(FiniteSum):
         return residual.unsqueeze(-1) * v.unsqueeze(-2)
 
     def gradients(self, x: Tensor, examples: Examples) -> "Residuals":
-        """The same from one set of coefficients."""
+        """Gradients of `rgrads`, from one set of coefficients."""
         return Residuals(*self._fit(x, examples))
 
     def reference_start(self, examples: Examples, weights: Tensor) -> Tensor:
-        """Leading left singular vectors of the zero-filled matrix."""
+        """Leading left singular vectors of the zero-filled matrix; f is not convex."""
         columns = examples["column"] * weights.sqrt().unsqueeze(-1)
         return torch.linalg.svd(columns.mT, full_matrices=False).U[:, : self.rank].contiguous()
-
-    def optimum(self, shards: Shards, weights: Tensor | None = None) -> Optimum:
-        """A stationary point by steepest descent from the spectral start (f is not convex)."""
-        return super().optimum(shards, weights)
 
     def metrics(self, x: Tensor, optimum: Optimum, meta: Mapping[str, Any]) -> dict[str, float]:
         """Angle to the reference subspace and, where the data set knows it, to the true one."""
@@ -119,12 +123,6 @@ class Residuals:
     def sum(self, weights: Tensor) -> Tensor:
         """sum_j weights_j r_j v_j^T, shape ``(..., d, k)``."""
         return outer_combination(weights.unsqueeze(-1) * self.v, self.residual)
-
-
-def sum_scaling(shard: Examples, num_examples: int | None = None) -> Examples:
-    """The shard with columns times sqrt(p): means over columns become the paper's sums."""
-    scaled = {**shard.tensors, "column": shard["column"] * math.sqrt(num_examples or len(shard))}
-    return Examples(scaled, shard.feature_ndim)
 
 
 def _smallest_pivot(factor: Tensor) -> Tensor:

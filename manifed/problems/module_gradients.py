@@ -28,10 +28,10 @@ from torch import Tensor
 from manifed.manifolds.base import Manifold
 from manifed.manifolds.euclidean import Euclidean
 from manifed.manifolds.linalg import identity_like
-from manifed.manifolds.power import Power
+from manifed.manifolds.product import Power
 from manifed.manifolds.stiefel import Stiefel
-from manifed.problems.base import Vectors
-from manifed.problems.linear import ROUNDING_SHARE, SHORTEST, row_lengths
+from manifed.problems.problem import Vectors
+from manifed.problems.rows import ROUNDING_SHARE, SHORTEST, row_lengths
 
 _EPS = 2.0**-52
 
@@ -140,35 +140,23 @@ class Plain:
 
 @dataclass(frozen=True)
 class Whole:
-    """Gradients G_j in Euclidean space or on a Stiefel manifold, projected once they are summed."""
+    """Gradients in Euclidean space, flat: ``egrads`` (..., n, size)."""
 
-    manifold: Manifold
-    x: Tensor
-    """(..., *point)."""
     egrads: Tensor
-    """G, (..., n, p, q)."""
 
     @property
     def norms(self) -> Tensor:
-        """Upper bounds; at least a share of |G|, beside which a projection may round."""
-        longest = row_lengths(self.egrads.flatten(-2))
-        if isinstance(self.manifold, Euclidean):
-            return longest
-        scaled = self.egrads / longest[..., None, None]
-        square = scaled.square().sum((-1, -2))
-        m = self.x.mT.unsqueeze(-3) @ scaled
-        full, cross = m.square().sum((-1, -2)), (m * m.mT).sum((-1, -2))
-        return _bound(_tangent_square(self.manifold, self.x, square, full, cross), longest)
+        """Their lengths."""
+        return row_lengths(self.egrads)
 
     def sum(self, weights: Tensor) -> Tensor:
-        """A product, and the projection at x, which is linear."""
-        total = weights.unsqueeze(-2) @ self.egrads.flatten(-2)
-        return _projected(self.manifold, self.x, total.squeeze(-2))
+        """One product."""
+        return (weights.unsqueeze(-2) @ self.egrads).squeeze(-2)
 
 
 @dataclass(frozen=True)
 class Outer:
-    """The same of G_j = sum_t l_jt r_jt^T that are never made."""
+    """Gradients G_j = sum_t l_jt r_jt^T in Euclidean space or on a Stiefel manifold, never made."""
 
     manifold: Manifold
     x: Tensor
@@ -182,60 +170,34 @@ class Outer:
     def norms(self) -> Tensor:
         """Upper bounds; at least a share of |l| |r|, beside which a sum may round."""
         height, width = row_lengths(self.left.flatten(-2)), row_lengths(self.right.flatten(-2))
-        longest = height * width
-        if isinstance(self.manifold, Euclidean) and self.left.shape[-2] == 1:
+        longest, is_flat = height * width, isinstance(self.manifold, Euclidean)
+        if is_flat and self.left.shape[-2] == 1:  # |G| = |l| |r|
             return longest
-        rows, columns = _scaled(self.left, height), _scaled(self.right, width)
-        if rows.shape[-2] == 1:  # |G| = |l| |r|
-            square = rows.square().sum((-1, -2)) * columns.square().sum((-1, -2))
-        else:
-            square = ((rows @ rows.mT) * (columns @ columns.mT)).sum((-1, -2))
-        if isinstance(self.manifold, Stiefel):
-            full, cross = self._squares_of_m(rows, columns)
-            square = _tangent_square(self.manifold, self.x, square, full, cross)
-        return _bound(square, longest)
+        # over their lengths, so that squares neither overflow nor vanish
+        rows, columns = self.left / height[..., None, None], self.right / width[..., None, None]
+        square = ((rows @ rows.mT) * (columns @ columns.mT)).sum((-1, -2))
+        if not is_flat:
+            square = square + self._normal_square(rows, columns)
+        return longest * (square + 32 * _EPS).clamp_min(ROUNDING_SHARE**2).sqrt()
+
+    def _normal_square(self, rows: Tensor, columns: Tensor) -> Tensor:
+        """|grad|^2 - |G|^2 from M = X^T G, and what a drifted X may add."""
+        assert isinstance(self.manifold, Stiefel)
+        m = (rows @ self.x.unsqueeze(-3)).mT @ columns
+        full, cross = m.square().sum((-1, -2)), (m * m.mT).sum((-1, -2))
+        gram = self.x.mT @ self.x
+        drift = torch.linalg.matrix_norm(gram - identity_like(gram)).unsqueeze(-1)
+        taken = cross if self.manifold.metric == "canonical" else (full + cross) / 2
+        return 4 * drift * (1 + drift) * full - taken
 
     def sum(self, weights: Tensor) -> Tensor:
         """Two products: of all l with all r, and the projection at x, which is linear."""
         weighted = (weights[..., None, None] * self.left).flatten(-3, -2)
-        total = weighted.mT @ self.right.flatten(-3, -2)
-        return _projected(self.manifold, self.x, total)
+        total = (weighted.mT @ self.right.flatten(-3, -2)).reshape(self._shape(weights))
+        return self.manifold.egrad2rgrad(self.x, total).flatten(-self.manifold.ndim)
 
-    def _squares_of_m(self, rows: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
-        """|M|^2 and <M, M^T> of M = X^T G."""
-        heads = rows @ self.x.unsqueeze(-3)  # X^T l_t
-        if heads.shape[-2] == 1:
-            full = heads.square().sum((-1, -2)) * columns.square().sum((-1, -2))
-            return full, (heads * columns).sum((-1, -2)).square()
-        m = heads.mT @ columns
-        return m.square().sum((-1, -2)), (m * m.mT).sum((-1, -2))
-
-
-def _projected(manifold: Manifold, x: Tensor, total: Tensor) -> Tensor:
-    """The Riemannian gradient of a summed one, flattened."""
-    total = total.reshape(*total.shape[: x.dim() - manifold.ndim], *x.shape[-manifold.ndim :])
-    return manifold.egrad2rgrad(x, total).flatten(-manifold.ndim)
-
-
-def _tangent_square(
-    manifold: Manifold, x: Tensor, square: Tensor, full: Tensor, cross: Tensor
-) -> Tensor:
-    """|grad|^2 from |G|^2, |M|^2 and <M, M^T>, for M = X^T G."""
-    assert isinstance(manifold, Stiefel)
-    gram = x.mT @ x
-    drift = torch.linalg.matrix_norm(gram - identity_like(gram)).unsqueeze(-1)
-    taken = cross if manifold.metric == "canonical" else (full + cross) / 2
-    return square - taken + 4 * drift * (1 + drift) * full
-
-
-def _bound(square: Tensor, longest: Tensor) -> Tensor:
-    """The length from its square over ``longest``'s, and from what the sums may round."""
-    return longest * (square + 32 * _EPS).clamp_min(ROUNDING_SHARE**2).sqrt()
-
-
-def _scaled(vectors: Tensor, lengths: Tensor) -> Tensor:
-    """(..., T, p) over the length (...) of all: squares neither overflow nor vanish."""
-    return vectors / lengths[..., None, None]
+    def _shape(self, weights: Tensor) -> tuple[int, ...]:
+        return (*weights.shape[:-1], *self.x.shape[-self.manifold.ndim :])
 
 
 def _is_cheaper_whole(left: Tensor, right: Tensor) -> bool:
@@ -298,11 +260,12 @@ def outer(
     manifold: Manifold, x: Tensor, left: Tensor, right: Tensor, shape: tuple[int, ...]
 ) -> Part:
     """Gradients sum_t l_jt r_jt^T (..., n, T, *), of a parameter of that shape."""
-    if type(manifold) not in (Euclidean, Stiefel):  # a subclass may have a metric of its own
-        egrads = left.to(x.dtype).mT @ right.to(x.dtype)
+    is_known = type(manifold) in (Euclidean, Stiefel)  # a subclass may have a metric of its own
+    if not is_known or _is_cheaper_whole(left, right):
+        egrads = (left.mT @ right).to(x.dtype)  # in the type of the layer; what it is, is summed
+        if type(manifold) is Euclidean:
+            return Whole(egrads.flatten(-2))
         return plain(manifold, x, egrads.unflatten(-1, shape[1:]))
-    if _is_cheaper_whole(left, right):  # G in the type of the layer; what it is, is summed
-        return Whole(manifold, x, (left.mT @ right).to(x.dtype))
     return Outer(manifold, x, left.to(x.dtype), right.to(x.dtype))
 
 

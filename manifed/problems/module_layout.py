@@ -16,11 +16,8 @@ from manifed.manifolds.base import Manifold
 from manifed.manifolds.euclidean import Euclidean
 from manifed.manifolds.hyperbolic import Lorentz
 from manifed.manifolds.poincare import PoincareBall
-from manifed.manifolds.power import Power
-from manifed.manifolds.product import Product
-from manifed.manifolds.scaled import Scaled
-from manifed.manifolds.spd import SPD
-from manifed.manifolds.spd_flat import SPDLogEuclidean
+from manifed.manifolds.product import Power, Product, Scaled
+from manifed.manifolds.spd import SPD, SPDLogEuclidean
 from manifed.manifolds.sphere import Sphere
 from manifed.manifolds.stiefel import Stiefel
 
@@ -73,7 +70,7 @@ def _counterpart(theirs: geoopt.Manifold, ndim: int) -> Manifold | None:
 
 
 def _with_scale(theirs: geoopt.Manifold, ndim: int) -> Manifold | None:
-    """The same, with the metric of its distances; None also where the scale is learned."""
+    """Our manifold for a geoopt one with its scale; None where the scale is learned."""
     scale, base = 1.0, theirs
     while isinstance(base, geoopt.Scaled):
         if any(True for _ in base.parameters(recurse=False)):

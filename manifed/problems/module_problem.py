@@ -22,12 +22,12 @@ from torch.utils._pytree import tree_map
 from manifed.errors import one_line
 from manifed.layers.dropout import KeyedDropout, keyed
 from manifed.manifolds.linalg import standard_normal
-from manifed.problems.base import KEY, Examples, Gradients
-from manifed.problems.finite_sum import FiniteSum
+from manifed.problems.examples import KEY, Examples
 from manifed.problems.module_checks import NotPrivate, check_forward, check_layers
 from manifed.problems.module_gradients import Groups, ModuleGradients, Part, is_table
 from manifed.problems.module_layout import Layout
 from manifed.problems.module_trace import Call, OwnRows, Read, Trace, assembled
+from manifed.problems.problem import Gradients, Problem
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """(output (1, *), label (1, *)) -> one number."""
@@ -65,7 +65,7 @@ LOSSES: Mapping[str, Loss] = {
 }
 
 
-class ModuleProblem(FiniteSum):
+class ModuleProblem(Problem):
     """Examples ``feature`` (..., n, *feature) and ``label`` (..., n, *label).
 
     Use `module_problem`, which copies the model and refuses what cannot be private.
@@ -145,7 +145,7 @@ class ModuleProblem(FiniteSum):
         return self._over_examples(self._loss, x, examples).to(x.dtype)
 
     def gradients(self, x: Tensor, examples: Examples) -> Gradients:
-        """The same gradients, most parameters' by what their layers saw."""
+        """Gradients of `rgrads`, most parameters' by what their layers saw."""
         self.point_shape(examples)
         read = self._over_examples(self._read, x, examples, self._numbers)
         return ModuleGradients(self._assembled(x, examples, read), self.groups)
@@ -293,12 +293,11 @@ class ModuleProblem(FiniteSum):
                 f"loss: expected one number an example, got gradients of {tuple(gradients.shape)}"
             )
         self._forget_what_differs(one)
-        calls = self._calls(one["feature"][0])
-        others = sum(
-            shape.numel() for n, shape in self.layout.shapes.items() if n not in self._trace.roles
-        )
-        self._numbers = max(self._numbers, 4 * (others + sum(call.numbers for call in calls)))
-        held = 4 * (others + sum(call.numbers_read for call in calls))
+        plain = [n for n in self.layout.shapes if n not in self._trace.roles]
+        others = sum(self.layout.shapes[n].numel() for n in plain)
+        calls = [(others, others), *(call.numbers for call in self._calls(one["feature"][0]))]
+        computed, held = (4 * sum(each) for each in zip(*calls, strict=True))
+        self._numbers = max(self._numbers, computed)
         self.points_per_example = max(self._numbers, held) / gradients.shape[-1]
 
     # -- what the layers saw ---------------------------------------------------------------------

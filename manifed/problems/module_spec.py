@@ -8,13 +8,11 @@ import torch
 from pydantic import Field, field_validator
 from torch import Tensor, nn
 
-from manifed.problems import sources
-from manifed.problems.base import Examples
-from manifed.problems.dataset import ExampleKind
-from manifed.problems.finite_sum import FiniteSum
+from manifed.problems import file_formats, sources
+from manifed.problems.data import ExampleKind
+from manifed.problems.examples import Examples
 from manifed.problems.module_problem import LOSSES, ModuleProblem, module_problem
-from manifed.problems.problem_specs import ProblemSource
-from manifed.problems.starts import ModelStart, Start
+from manifed.problems.problem import ModelStart, Problem, ProblemSource, Start
 
 T = TypeVar("T")
 
@@ -55,7 +53,7 @@ class ModuleSpec(ProblemSource):
     def _is_loss(cls, loss: str) -> str:
         if loss not in LOSSES:
             try:
-                sources.function(loss)
+                file_formats.function(loss)
             except ValueError as error:
                 raise ValueError(f"expected one of {sorted(LOSSES)}, or: {error}") from None
         return loss
@@ -75,7 +73,7 @@ class ModuleSpec(ProblemSource):
         return _built(self.model, self.loss, self.model_seed, self.compute == "float32", shares)
 
     def first_point(
-        self, problem: FiniteSum, shape: tuple[int, ...], generator: torch.Generator
+        self, problem: Problem, shape: tuple[int, ...], generator: torch.Generator
     ) -> Tensor:
         """The parameters that the factory made; another start of the config where one is given."""
         if self.start.kind == "model":

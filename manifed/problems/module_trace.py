@@ -6,7 +6,7 @@ and back that computes no gradient of W (Goodfellow, "Efficient per-example grad
 autograd and goes through `torch.func`, example by example: examples cannot meet.
 """
 
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from manifed.layers import LorentzEmbedding, OrthogonalLinear, PoincareEmbedding
-from manifed.manifolds.product import Factor, Product
+from manifed.manifolds.product import Product
 from manifed.problems.module_checks import NotPrivate, met_by
 from manifed.problems.module_gradients import Part, outer, plain, table
 
@@ -57,17 +57,10 @@ class Call:
         return self.given == 1 and self.input.dim() >= least
 
     @property
-    def numbers(self) -> int:
-        """How many it reads and gives."""
-        return self.input.numel() + self.output.numel()
-
-    @property
-    def numbers_read(self) -> int:
-        """How many are read off it, the patches of a convolution written out."""
-        layer, seen = self.watched.layer, self.input.numel()
-        if isinstance(layer, nn.Conv2d):
-            seen *= prod(layer.kernel_size)
-        return seen + self.output.numel()
+    def numbers(self) -> tuple[int, int]:
+        """How many it reads and gives, and with the patches of a convolution written out."""
+        seen, made = self.input.numel(), self.output.numel()
+        return seen + made, seen * prod(getattr(self.watched.layer, "kernel_size", ())) + made
 
 
 class Read(TypedDict):
@@ -91,11 +84,11 @@ class Trace:
         mixed: set[str] = set()
         found: list[Watched] = []
         for layer in model.modules():
-            own = {names[id(p)]: key for key, p in _parameters(layer) if id(p) in names}
+            own = layer.named_parameters(recurse=False, remove_duplicate=False)
             roles: dict[str, Kind] = {}
-            for name, key in own.items():
-                if (kind := _role(layer, key)) is not None:
-                    roles[name] = kind
+            for key, parameter in own:
+                if (kind := _role(layer, key)) is not None and id(parameter) in names:
+                    roles[names[id(parameter)]] = kind
             mixed |= {n for n, kind in roles.items() if self.roles.setdefault(n, kind) != kind}
             found.append(Watched(layer, roles))
         self.forget(mixed)
@@ -212,81 +205,62 @@ def _wide_linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> T
     return made if bias is None else made + bias
 
 
-def _parameters(layer: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    return layer.named_parameters(recurse=False, remove_duplicate=False)
-
-
 def _role(layer: nn.Module, key: str) -> Kind | None:
     """How the parameter follows from a call; None: it must be differentiated by.
 
     Of these very classes: a class that inherits may compute something else, and so may hooks.
     """
-    kind = type(layer)
     if layer._forward_hooks or layer._forward_pre_hooks or "forward" in vars(layer):
         return None
+    kind = type(layer)
     if kind in (nn.Linear, nn.Conv2d, OrthogonalLinear) and key == "bias":
         return "rows"
-    if isinstance(layer, nn.Linear):
-        return "linear" if kind is nn.Linear else None
-    if isinstance(layer, OrthogonalLinear) and kind is OrthogonalLinear:
-        return "transposed" if layer.in_features >= layer.out_features else "linear"
-    if isinstance(layer, nn.Conv2d):
-        is_plain = layer.groups == 1 and layer.padding_mode == "zeros" and kind is nn.Conv2d
+    if kind in (nn.Linear, OrthogonalLinear):
+        turned = isinstance(layer, OrthogonalLinear) and layer.in_features >= layer.out_features
+        return "transposed" if turned else "linear"
+    if isinstance(layer, nn.Conv2d) and kind is nn.Conv2d:
+        is_plain = layer.groups == 1 and layer.padding_mode == "zeros"
         return "convolution" if is_plain and not isinstance(layer.padding, str) else None
-    return "table" if kind in _TABLES and _is_plain_table(layer) else None
-
-
-def _is_plain_table(layer: nn.Module) -> bool:
-    """Whether what is read is the row itself, and its gradient is that of what is read."""
-    if not isinstance(layer, nn.Embedding):
-        return True
-    return layer.max_norm is None and layer.padding_idx is None and not layer.scale_grad_by_freq
-
-
-def patches(layer: nn.Conv2d, images: Tensor) -> Tensor:
-    """What the filters meet, (N, positions, channels * height * width) of images (N, C, H, W)."""
-    assert not isinstance(layer.padding, str)
-    return nn.functional.unfold(
-        images,
-        layer.kernel_size,
-        dilation=layer.dilation,
-        padding=layer.padding,
-        stride=layer.stride,
-    ).mT
+    if isinstance(layer, nn.Embedding) and kind is nn.Embedding:
+        is_plain = layer.max_norm is None and layer.padding_idx is None
+        return "table" if is_plain and not layer.scale_grad_by_freq else None
+    return "table" if kind in _TABLES else None
 
 
 def assembled(manifold: Product, x: Tensor, calls: Sequence[Call], read: Read) -> list[Part]:
     """The gradients at x (..., P), from what was read, one part a factor."""
     x = x.detach()
-    points, parts = manifold.unpack(x), list[Part]()
+    points, lead = manifold.unpack(x), x.dim()  # (..., n) has as many dimensions as (..., P)
+    parts = list[Part]()
     for factor in manifold.factors:
-        point = points[factor.name]
-        if factor.name in read["plain"]:
-            egrads = read["plain"][factor.name].to(x.dtype)
-            parts.append(plain(factor.manifold, point, _shaped(egrads, factor, x)))
-        else:
-            parts.append(_part(factor, point, x, calls, read))
+        of, point, egrads = factor.manifold, points[factor.name], read["plain"].get(factor.name)
+        if egrads is None:
+            kind: Kind = next(
+                r[factor.name] for c in calls if factor.name in (r := c.watched.roles)
+            )
+            met = list[tuple[Tensor, Tensor]]()
+            for call, seen, error in zip(calls, read["inputs"], read["errors"], strict=True):
+                if factor.name in call.watched.roles:
+                    met.append(_matched(call.watched.layer, kind, seen, error, lead))
+            inputs, errors = [one for one, _ in met], _joined([error for _, error in met])
+            if kind == "table":
+                parts.append(table(of, point, torch.cat(inputs, -1), errors.to(x.dtype)))
+                continue
+            if kind != "rows":
+                left, right = errors, _joined(inputs)
+                if kind == "transposed":
+                    left, right = right, left
+                parts.append(outer(of, point, left, right, factor.shape))
+                continue
+            egrads = errors.sum(-2)
+        egrads = egrads.to(x.dtype).reshape(*egrads.shape[:lead], *factor.shape)
+        parts.append(plain(of, point, egrads))
     return parts
 
 
-def _part(factor: Factor, point: Tensor, x: Tensor, calls: Sequence[Call], read: Read) -> Part:
-    """The gradients with respect to one parameter, of all calls that use it."""
-    lead = x.dim()  # (..., n), as many as x (..., P)
-    left, right = list[Tensor](), list[Tensor]()
-    kind: Kind = "rows"
-    for call, seen, error in zip(calls, read["inputs"], read["errors"], strict=True):
-        if factor.name in call.watched.roles:
-            kind = call.watched.roles[factor.name]
-            inputs, errors = _matched(call.watched.layer, kind, seen, error, lead)
-            left.append(inputs if kind in ("transposed", "table") else errors)
-            right.append(errors if kind in ("transposed", "table") else inputs)
-    if kind == "table":
-        index, errors = torch.cat(left, -1), torch.cat(right, -2).to(x.dtype)
-        return table(factor.manifold, point, index, errors)
-    lefts = _joined(left)
-    if kind == "rows":
-        return plain(factor.manifold, point, _shaped(lefts.sum(-2).to(x.dtype), factor, x))
-    return outer(factor.manifold, point, lefts, _joined(right), factor.shape)
+def _joined(tensors: list[Tensor]) -> Tensor:
+    """Along the positions."""
+    return tensors[0] if len(tensors) == 1 else torch.cat(tensors, -2)
 
 
 def _matched(
@@ -298,15 +272,9 @@ def _matched(
     if isinstance(layer, nn.Conv2d):  # a linear layer of patches
         error = error.flatten(-2).mT
         if kind == "convolution":
-            seen = patches(layer, seen.flatten(0, lead)).unflatten(0, seen.shape[: lead + 1])
+            assert not isinstance(layer.padding, str)
+            met = nn.Unfold(layer.kernel_size, layer.dilation, layer.padding, layer.stride)(
+                seen.flatten(0, lead)
+            )
+            seen = met.mT.unflatten(0, seen.shape[: lead + 1])
     return seen.flatten(lead, -2), error.flatten(lead, -2)
-
-
-def _joined(tensors: list[Tensor]) -> Tensor:
-    """Along the positions."""
-    return tensors[0] if len(tensors) == 1 else torch.cat(tensors, -2)
-
-
-def _shaped(egrads: Tensor, factor: Factor, x: Tensor) -> Tensor:
-    """(..., n, *point of the factor)."""
-    return egrads.reshape(*egrads.shape[: x.dim()], *factor.shape)

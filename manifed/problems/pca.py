@@ -19,20 +19,26 @@ angle eta of the span of X is so clipped as if it were at that angle: a bias onl
 |z|^2 > C / eta, of a gradient that is by then rounding for the most part.
 """
 
+# pyright: reportIncompatibleVariableOverride=false
+# (what any problem has as an attribute, the class of a frozen one fixes or computes)
+
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
+from manifed.manifolds.base import Manifold
 from manifed.manifolds.grassmann import Grassmann
 from manifed.manifolds.sphere import Sphere
 from manifed.manifolds.stiefel import Stiefel
-from manifed.problems.base import Examples, Problem
-from manifed.problems.finite_sum import Constant, FiniteSum, Optimum, Shards, client_weights
-from manifed.problems.linear import (
+from manifed.problems.data import NUM_EXAMPLES, ExampleKind
+from manifed.problems.examples import Examples
+from manifed.problems.problem import FrozenProblem, Optimum, Problem, Shards, client_weights
+from manifed.problems.rows import (
     ROUNDING_SHARE,
     SHORTEST,
     dots,
@@ -40,8 +46,9 @@ from manifed.problems.linear import (
     row_maps,
     row_products,
     squared_norms,
+    sum_scaling,
 )
-from manifed.problems.second_moments import SecondMoments
+from manifed.problems.statistics import SecondMoments
 
 _EPS = torch.finfo(torch.float64).eps
 
@@ -51,11 +58,6 @@ def second_moment(shards: Shards, weights: Tensor | None = None) -> Tensor:
     share = client_weights(shards, weights)
     moments = [s["z"].mT @ s["z"] * (p / len(s)) for p, s in zip(share, shards, strict=True)]
     return torch.stack(moments).sum(0)
-
-
-def largest_squared_norm(shards: Shards) -> float:
-    """Theta = max_ij |z_ij|^2, read off the data."""
-    return max(float(squared_norms(shard, "z").max()) for shard in shards)
 
 
 def principal_angle(x: Tensor, y: Tensor) -> Tensor:
@@ -69,14 +71,34 @@ def principal_angle(x: Tensor, y: Tensor) -> Tensor:
     return torch.atan2(sine, cosine)
 
 
-class PrincipalEigenvector(FiniteSum):
-    """f_j(x) = -(z_j^T x)^2 on the sphere of R^d; examples ``z`` of shape (..., n, d)."""
+class OnFrames(FrozenProblem):
+    """A problem over orthonormal frames, or over the subspaces that they span."""
+
+    on: Literal["stiefel", "grassmann"] = "stiefel"
+    """Frames with orthonormal columns, or the subspaces that they span."""
+    scaling: Literal["mean", "sum"] = "sum"
+    """"sum": f_i as in the paper, KPCA's -1/2 tr(X^T A_i^T A_i X); "mean": that over p."""
+
+    @property
+    def manifold(self) -> Manifold:
+        """``on``."""
+        return _FRAMES[self.on]
+
+
+_FRAMES: Mapping[str, Manifold] = {"stiefel": Stiefel(), "grassmann": Grassmann()}
+
+
+class PrincipalEigenvector(FrozenProblem):
+    """The leading eigenvector on the sphere (PriRFed section 6.1).
+
+    f_j(x) = -(z_j^T x)^2 on the sphere of R^d; examples ``z`` of shape (..., n, d).
+    """
 
     points_per_example = 0.0
     keeps_rows_apart = True
-
-    def __init__(self) -> None:
-        self.manifold = Sphere()
+    manifold: ClassVar[Manifold] = Sphere()
+    needs: ClassVar[ExampleKind] = "rows"
+    kind: Literal["principal-eigenvector"] = "principal-eigenvector"
 
     @property
     def sufficient_statistic(self) -> Problem:
@@ -97,31 +119,20 @@ class PrincipalEigenvector(FiniteSum):
         return -2 * s * (examples["z"] - s * x.unsqueeze(-2))
 
     def gradients(self, x: Tensor, examples: Examples) -> "AlongX":
-        """The same by one product with the rows, and a sum of them by another."""
+        """Gradients of `rgrads`: one product with the rows gives them, another their sum."""
         return AlongX(x, examples, row_products(examples.tensors["z"], x))
 
     def optimum(self, shards: Shards, weights: Tensor | None = None) -> Optimum:
         """The leading eigenvector of the pooled second moment, by eigh, largest entry positive."""
-        moment = second_moment(shards, weights)
-        _, vectors = torch.linalg.eigh(moment)
+        _, vectors = torch.linalg.eigh(second_moment(shards, weights))
         x = vectors[:, -1]
-        x = x * torch.sign(x[x.abs().argmax()])
-        value = float(self.objective(x, shards, weights))
-        return Optimum(x, value, float(self.gradient_norm(x, shards, weights)))
+        return self.optimum_at(x * torch.sign(x[x.abs().argmax()]), shards, weights)
 
     def metrics(self, x: Tensor, optimum: Optimum, meta: Mapping[str, Any]) -> dict[str, float]:
         """The angle to the optimum, up to sign."""
         del meta
         angle = principal_angle(x.unsqueeze(-1), optimum.x.unsqueeze(-1))
         return {"principal_angle": float(angle)}
-
-    def lipschitz(self, shards: Shards) -> Constant:
-        """theta: |grad f_j| = |z|^2 |sin 2 angle| (sharper than the paper's 2 theta)."""
-        return Constant(largest_squared_norm(shards), "PriRFed section 6.1, sharpened by 2")
-
-    def smoothness(self, shards: Shards) -> Constant:
-        """2 theta."""
-        return Constant(2 * largest_squared_norm(shards), "PriRFed section 6.1")
 
 
 @dataclass(frozen=True)
@@ -137,7 +148,9 @@ class AlongX:
         """2 |s_j| times the bound of |z_j - s_j x|, shape ``(..., n)``."""
         drift = (torch.linalg.vecdot(self.x, self.x) - 1).abs().unsqueeze(-1)
         slack = drift + 4 * self.x.shape[-1] * _EPS
-        return 2 * self.s.abs() * _residual(_squared_norms(self.examples), self.s.square(), slack)
+        return (
+            2 * self.s.abs() * _residual(squared_norms(self.examples["z"]), self.s.square(), slack)
+        )
 
     def sum(self, weights: Tensor) -> Tensor:
         """-2 (sum_j c_j z_j - (sum_j c_j s_j) x) with c_j = weights_j s_j, shape ``(..., d)``."""
@@ -146,17 +159,24 @@ class AlongX:
         return -2 * (rows - (c * self.s).sum(-1, keepdim=True) * self.x)
 
 
-class KPCA(FiniteSum):
-    """f_j(X) = -1/2 |X^T z_j|^2 on St(d, k) or Gr(d, k); examples ``z`` of shape (..., n, d)."""
+class KPCA(OnFrames):
+    """k principal components on Stiefel or Grassmann (projected FL section 5.1).
+
+    f_j(X) = -1/2 |X^T z_j|^2 on St(d, k) or Gr(d, k); examples ``z`` of shape (..., n, d).
+    """
 
     points_per_example = 0.0
     keeps_rows_apart = True
+    needs: ClassVar[ExampleKind] = "rows"
+    kind: Literal["kpca"] = "kpca"
+    num_components: int = Field(default=2, ge=1)
+    """Columns of the frame, k."""
 
-    def __init__(
-        self, num_components: int, on: Literal["stiefel", "grassmann"] = "stiefel"
-    ) -> None:
-        self.num_components = num_components
-        self.manifold = Stiefel() if on == "stiefel" else Grassmann()
+    def prepare(self, shard: Examples, meta: Mapping[str, Any]) -> Examples:
+        """Rows, scaled."""
+        if self.scaling == "sum":
+            shard = sum_scaling(shard, meta.get(NUM_EXAMPLES), "z")
+        return shard
 
     @property
     def sufficient_statistic(self) -> Problem:
@@ -179,28 +199,19 @@ class KPCA(FiniteSum):
         return -residual.unsqueeze(-1) * s.unsqueeze(-2)
 
     def gradients(self, x: Tensor, examples: Examples) -> "AlongFrame":
-        """The same by one product with the rows, and a sum of them by another."""
+        """Gradients of `rgrads`: one product with the rows gives them, another their sum."""
         return AlongFrame(x, examples, _coordinates(x, examples))
 
     def optimum(self, shards: Shards, weights: Tensor | None = None) -> Optimum:
         """An orthonormal basis of the leading eigenspace of the pooled second moment, by eigh."""
         _, vectors = torch.linalg.eigh(second_moment(shards, weights))
         x = vectors[:, -self.num_components :].flip(-1).contiguous()
-        value = float(self.objective(x, shards, weights))
-        return Optimum(x, value, float(self.gradient_norm(x, shards, weights)))
+        return self.optimum_at(x, shards, weights)
 
     def metrics(self, x: Tensor, optimum: Optimum, meta: Mapping[str, Any]) -> dict[str, float]:
         """The largest principal angle to the optimal subspace."""
         del meta
         return {"principal_angle": float(principal_angle(x, optimum.x))}
-
-    def lipschitz(self, shards: Shards) -> Constant:
-        """Theta / 2: |s| sqrt(|z|^2 - |s|^2) is largest at |s|^2 = |z|^2 / 2."""
-        return Constant(largest_squared_norm(shards) / 2, "norm of the closed-form gradient")
-
-    def smoothness(self, shards: Shards) -> Constant:
-        """3 theta: L = L_hat + 2 D_f with L_hat = D_f = theta (Stiefel, Euclidean metric)."""
-        return Constant(3 * largest_squared_norm(shards), "projected FL, Assumption 4.1")
 
 
 @dataclass(frozen=True)
@@ -220,7 +231,7 @@ class AlongFrame:
         drift = torch.linalg.vector_norm(gram, dim=(-2, -1)).unsqueeze(-1)
         projected = dots(self.s, self.s).clamp_min(SHORTEST**2)
         slack = drift + 4 * d * math.sqrt(k) * _EPS
-        return projected.sqrt() * _residual(_squared_norms(self.examples), projected, slack)
+        return projected.sqrt() * _residual(squared_norms(self.examples["z"]), projected, slack)
 
     def sum(self, weights: Tensor) -> Tensor:
         """X sum_j s_j c_j^T - sum_j z_j c_j^T with c_j = weights_j s_j, shape ``(..., d, k)``."""
@@ -232,21 +243,6 @@ class AlongFrame:
 def _coordinates(x: Tensor, examples: Examples) -> Tensor:
     """X^T z_j of every row, shape ``(..., n, k)``."""
     return row_maps(examples.tensors["z"], x.mT.contiguous())
-
-
-def _squared_norms(examples: Examples) -> Tensor:
-    """|z_j|^2, shape ``(..., n)``."""
-    stored = examples.tensors.get("squared_norm")
-    return squared_norms(examples, "z") if stored is None else stored
-
-
-def sum_scaling(shard: Examples, num_examples: int | None = None) -> Examples:
-    """The shard with rows times sqrt(p): means over examples become the paper's sums.
-
-    p is ``num_examples`` where a public constant is given, else how many there are.
-    """
-    scaled = {**shard.tensors, "z": shard["z"] * math.sqrt(num_examples or len(shard))}
-    return Examples(scaled, shard.feature_ndim)
 
 
 def _residual(squared: Tensor, projected: Tensor, slack: Tensor) -> Tensor:

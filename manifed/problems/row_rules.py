@@ -1,8 +1,8 @@
 """Public rules for the rows of a file: each looks at one row only, so no row changes another.
 
-Every function takes n rows and returns n rows and which of them (or of their entries) were outside.
-A bound that privacy relies on may depend on the config alone: no mean, deviation, rank or count of
-the file is looked at.
+Every function takes n rows and returns n rows and which of them were outside. A bound that privacy
+relies on may depend on the config alone: no mean, deviation, rank or count of the file is looked
+at.
 """
 
 import numpy as np
@@ -11,20 +11,8 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 
-_FLATTEST = 1e-9
-"""Smallest ratio of the eigenvalues of a projected matrix."""
 _FARTHEST = 1e60
 """Largest |space| of a point of the hyperboloid: no record is larger."""
-
-
-def clipped(values: Array, low: Array, high: Array) -> tuple[Array, Flags]:
-    """Entries (n, *shape) moved into [low, high], and which ones were outside; NaN stays NaN."""
-    return np.clip(values, low, high), (values < low) | (values > high)
-
-
-def rescaled(values: Array, low: Array, high: Array, to: tuple[float, float]) -> Array:
-    """Entries of [low, high] mapped linearly to ``to``."""
-    return to[0] + (values - low) * ((to[1] - to[0]) / (high - low))
 
 
 def directions(rows: Array) -> tuple[Array, Array]:
@@ -42,11 +30,6 @@ def directions(rows: Array) -> tuple[Array, Array]:
         return rows / scale[:, None] / ratio[:, None], largest * ratio
 
 
-def lengths(rows: Array) -> Array:
-    """|row| of (n, d), shape (n,), without overflow on the way; what is NaN counts as zero."""
-    return directions(rows)[1]
-
-
 def shortened(rows: Array, largest: float) -> tuple[Array, Flags]:
     """Rows (n, d) longer than ``largest`` scaled down to it."""
     unit, length = directions(rows)
@@ -54,13 +37,7 @@ def shortened(rows: Array, largest: float) -> tuple[Array, Flags]:
     return np.where(is_long[:, None], unit * largest, rows), is_long
 
 
-def on_sphere(rows: Array, radius: float) -> tuple[Array, Flags]:
-    """Rows (n, d) scaled to length ``radius``, and which are zero: these stay."""
-    unit, length = directions(rows)
-    return unit * radius, length == 0
-
-
-def positive_definite(z: Array, bounds: tuple[Array, Array] | None) -> tuple[Array, Flags]:
+def positive_definite(z: Array, bounds: tuple[float, float] | None) -> tuple[Array, Flags]:
     """Symmetric parts (n, m, m) with eigenvalues moved into ``bounds``.
 
     Without bounds they are at least 1e-9 of the largest one, which must be positive. Outside are
@@ -69,17 +46,13 @@ def positive_definite(z: Array, bounds: tuple[Array, Array] | None) -> tuple[Arr
     symmetric = z / 2 + z.swapaxes(-1, -2) / 2
     values, vectors = np.linalg.eigh(symmetric)
     top = values[:, -1:]
-    least, most = (
-        (_FLATTEST * np.abs(top), np.full_like(top, np.inf))
-        if bounds is None
-        else (np.full_like(top, bounds[0]), np.full_like(top, bounds[1]))
-    )
+    least, most = (1e-9 * np.abs(top), np.full_like(top, np.inf))
+    if bounds is not None:
+        least, most = np.full_like(top, bounds[0]), np.full_like(top, bounds[1])
     slack = 1e-9 * np.abs(values)
     is_outside = ((values < least - slack) | (values > most + slack) | (values <= 0)).any(-1)
-    skew = np.abs(z - symmetric).max((-2, -1)) > 1e-9 * np.abs(symmetric).max((-2, -1))
-    moved = np.clip(values, least, most)
-    made = (vectors * moved[:, None, :]) @ vectors.swapaxes(-1, -2)
-    is_outside |= skew
+    is_outside |= np.abs(z - symmetric).max((-2, -1)) > 1e-9 * np.abs(symmetric).max((-2, -1))
+    made = (vectors * np.clip(values, least, most)[:, None, :]) @ vectors.swapaxes(-1, -2)
     kept = np.where(is_outside[:, None, None], (made + made.swapaxes(-1, -2)) / 2, symmetric)
     return kept, is_outside
 
@@ -114,6 +87,5 @@ def to_hyperboloid(rows: Array, coordinates: str, largest: float | None) -> tupl
     if largest is not None:
         is_outside |= distance > largest * (1 + 1e-12)
         distance = np.minimum(distance, largest)
-    return np.hstack(
-        [np.cosh(distance)[:, None], np.sinh(distance)[:, None] * direction]
-    ), is_outside
+    space = np.sinh(distance)[:, None] * direction
+    return np.hstack([np.cosh(distance)[:, None], space]), is_outside

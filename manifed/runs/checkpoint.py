@@ -10,26 +10,40 @@ import re
 import time
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
+from pydantic import ConfigDict, Field
 from torch import Tensor
 
 from manifed.durable import write_atomically
-from manifed.errors import one_line
-from manifed.runs.reading import (
-    CheckpointMeta,
+from manifed.federation.header import KINDS, Kind
+from manifed.federation.plan import RoundReport
+from manifed.runs.folder import (
+    Count,
     FolderDamaged,
+    HeadText,
+    Table,
+    Words,
     check_regular,
     checked,
     object_of,
+    tensor_bytes,
 )
 
+COLUMNS: tuple[str, ...] = ("bytes_down", "bytes_up", "participants", "failures", *KINDS)
+"""Columns of metrics.csv; each is a sum over the rounds since the row before.
 
-class CheckpointError(ValueError):
-    """A checkpoint that cannot be resumed from."""
+``failures`` is the sum of those after it, by kind (manifed/federation/replies.py).
+"""
+REASONS_A_CLIENT = 8
+"""Different reasons kept for one client; all others count as "other reasons"."""
+STRETCHES_A_CLIENT = 64
+"""Stretches of rounds kept for one client and kind; later rounds are counted, not listed."""
+_Key = Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,8})$")]
+_Stretch = Annotated[list[Count], Field(min_length=2, max_length=2)]
 
 
 @dataclass(frozen=True)
@@ -47,64 +61,39 @@ def save(
     """Replace the checkpoint at ``path``; a crash leaves the old one.
 
     Raises:
-        ValueError: ``server_round`` < 0, a tensor holds NaN or infinity, or ``meta`` is not JSON
-            (NaN and infinity are not).
+        ValueError: a tensor holds NaN or infinity, or ``meta`` is not JSON (nor are these).
     """
-    if server_round < 0:
-        raise ValueError(f"Expected server_round >= 0 in a checkpoint, got {server_round}")
     for name, tensor in tensors.items():
         if not bool(torch.isfinite(tensor).all()):
             raise ValueError(f"Expected finite tensors in a checkpoint, got {name} with others")
-    try:
-        text = json.dumps(meta, allow_nan=False)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"Expected JSON values in a checkpoint's meta, got {error}") from error
-    metadata = {"round": str(server_round), "meta": text}
-    metadata["sha256"] = _digest(tensors, metadata)
+    metadata = {"round": str(server_round), "meta": json.dumps(meta, allow_nan=False)}
+    metadata["sha256"] = digest_of(tensors, metadata)
     write_atomically(path, tensor_bytes(tensors, metadata))
-
-
-def tensor_bytes(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> bytes:
-    """The safetensors encoding of ``tensors``; views and device tensors are copied to the CPU."""
-    from safetensors.torch import save
-
-    plain = {
-        name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
-        for name, tensor in tensors.items()
-    }
-    return save(plain, dict(metadata) if metadata else None)
 
 
 def load(path: Path) -> Checkpoint:
     """The checkpoint at ``path``.
 
     Raises:
-        FileNotFoundError: there is none.
-        CheckpointError: it is damaged, or no checkpoint of ours.
+        FolderDamaged: there is none, it is damaged, or no checkpoint of ours.
     """
     from safetensors import SafetensorError, safe_open
 
-    if not path.exists():
-        raise FileNotFoundError(f"Expected a checkpoint at {path}, got no file; start a new run")
+    check_regular(path, "a whole checkpoint", most=1 << 40)
     try:
-        check_regular(path, "a whole checkpoint", most=1 << 40)
         with safe_open(path, framework="pt") as file:
             metadata: dict[str, str] = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no dict
-    except FolderDamaged as error:
-        raise CheckpointError(str(error)) from None
     except (SafetensorError, OSError, ValueError, TypeError, RuntimeError, MemoryError) as error:
         raise _damaged(path, str(error)) from error
     if set(metadata) != {"round", "meta", "sha256"}:
-        raise _damaged(path, f"the metadata keys {sorted(metadata)}")
-    if metadata["sha256"] != _digest(tensors, metadata):
+        raise _damaged(path, f"one of another format, with metadata keys {sorted(metadata)}")
+    if metadata["sha256"] != digest_of(tensors, metadata):
         raise _damaged(path, "content that does not match its SHA-256")
     if not re.fullmatch("[0-9]{1,9}", metadata["round"]):
         raise _damaged(path, f"the round {metadata['round'][:40]!r}")
-    try:
-        meta = object_of(metadata["meta"], path)
-    except FolderDamaged as error:
-        raise CheckpointError(str(error)) from None
+    meta = object_of(metadata["meta"], path)
+    checked(meta, _Meta, path)
     return Checkpoint(int(metadata["round"]), tensors, meta)
 
 
@@ -112,39 +101,30 @@ def check(path: Path, saved: Checkpoint, like: Mapping[str, Tensor], num_clients
     """Refuse the checkpoint of a run whose state has not the shapes and types of ``like``.
 
     Raises:
-        CheckpointError: also for values that are not finite, and for words of other types.
+        FolderDamaged: also for values that are not finite.
     """
-    try:
-        checked(saved.meta, CheckpointMeta, path)
-    except FolderDamaged as error:
-        raise CheckpointError(str(error)) from None
-    if (found := _shown(saved.tensors)) != (wanted := _shown(like)):
-        raise _damaged(path, f"the tensors {found}, not {wanted}")
+
+    def shown(tensors: Mapping[str, Tensor]) -> str:
+        return ", ".join(f"{k} {x.dtype} {tuple(x.shape)}" for k, x in sorted(tensors.items()))
+
+    if (found := shown(saved.tensors)) != (wanted := shown(like)):
+        raise _damaged(path, f"the tensors {found or 'none'}, not {wanted}")
     for name, tensor in saved.tensors.items():
         if not bool(torch.isfinite(tensor).all()):
             raise _damaged(path, f"a tensor {name} that is not finite")
-    rounds: Mapping[str, int] = saved.meta["last_accepted"]
-    for client, server_round in rounds.items():
+    for client, server_round in saved.meta["last_accepted"].items():
         if int(client) >= num_clients or server_round > saved.server_round:
             raise _damaged(path, f"client {client} in round {server_round}, which never was")
-    if (saved.meta.get("tally") or {"told": 0})["told"] > saved.server_round:
+    if saved.meta["tally"]["told"] > saved.server_round:
         raise _damaged(path, "a row of metrics after its own round")
 
 
-def _shown(tensors: Mapping[str, Tensor]) -> str:
-    said = (f"{name} {x.dtype} {tuple(x.shape)}" for name, x in sorted(tensors.items()))
-    return ", ".join(said) or "none"
+def _damaged(path: Path, found: str) -> FolderDamaged:
+    return FolderDamaged(path, "a whole checkpoint", f"{found}; start a new run or restore a copy")
 
 
-def _damaged(path: Path, found: str) -> CheckpointError:
-    return CheckpointError(
-        one_line(
-            f"Expected a whole checkpoint in {path}, got {found}; start a new run or restore a copy"
-        )
-    )
-
-
-def _digest(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
+def digest_of(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
+    """The SHA-256 over all of a checkpoint."""
     digest = hashlib.sha256(f"{metadata['round']}\n{metadata['meta']}\n".encode())
     for name in sorted(tensors):
         tensor = tensors[name].detach().cpu().contiguous()
@@ -153,26 +133,19 @@ def _digest(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
     return digest.hexdigest()
 
 
-SHARE = 0.05
-"""How much of a run's time "auto" may spend on checkpoints."""
-FIRST_GUESS = 5e-3
-"""Seconds that the first one may take."""
-
-
 class Pace:
-    """When a checkpoint is due: every so many rounds, or ("auto") as often as time allows."""
+    """When a checkpoint is due: every so many rounds, or ("auto") within 5 % of a run's time."""
 
     def __init__(self, every: int | Literal["auto"]) -> None:
         self._every = every
         self._began = time.perf_counter()
-        self._spent, self._last = 0.0, FIRST_GUESS
+        self._spent, self._last = 0.0, 5e-3  # a guess of what the first one takes
 
     def is_due(self, server_round: int) -> bool:
-        """Whether to save after ``server_round``: "auto" keeps within `SHARE` of the time."""
+        """Whether to save after ``server_round``."""
         if isinstance(self._every, int):
             return server_round % self._every == 0
-        elapsed = time.perf_counter() - self._began
-        return self._spent + self._last <= SHARE * elapsed
+        return self._spent + self._last <= 0.05 * (time.perf_counter() - self._began)
 
     @contextmanager
     def counted(self) -> Generator[None, None, None]:
@@ -181,3 +154,87 @@ class Pace:
         yield
         self._last = time.perf_counter() - began
         self._spent += self._last
+
+
+# -- what replies and traffic add up to ------------------------------------------------------------
+@dataclass
+class Tally:
+    """Sums since the last row of metrics.csv, and over a whole run: they travel in checkpoints.
+
+    Who replied is the server's own knowledge: under client-level privacy it is no part of what may
+    be published.
+    """
+
+    pending: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COLUMNS, 0))
+    participants: int = 0
+    failures: int = 0
+    by_kind: dict[str, int] = field(default_factory=lambda: dict.fromkeys(KINDS, 0))
+    by_client: dict[str, dict[str, int]] = field(default_factory=dict[str, dict[str, int]])
+    """Reasons, each one bounded line, and how often."""
+    missed: dict[str, dict[str, list[list[int]]]] = field(default_factory=dict[str, Any])
+    """By client and kind, the rounds that it missed, in stretches [first, last]."""
+    told: int = 0
+    """The round of the newest row."""
+
+    def add(self, report: RoundReport) -> None:
+        """Count one round."""
+        failed, participants = report.failures, len(report.participants)
+        traffic = report.bytes_down, report.bytes_up, participants, len(failed)
+        for column, count in zip(COLUMNS, traffic, strict=False):
+            self.pending[column] += count
+        self.participants += participants
+        self.failures += len(failed)
+        for i, failure in failed.items():
+            client, kind = str(i), failure.kind
+            self.pending[kind] += 1
+            self.by_kind[kind] += 1
+            reasons = self.by_client.setdefault(client, {})
+            is_kept = failure.text in reasons or len(reasons) < REASONS_A_CLIENT
+            key = failure.text if is_kept else "other reasons"
+            reasons[key] = reasons.get(key, 0) + 1
+            rounds = self.missed.setdefault(client, {}).setdefault(kind, [])
+            if rounds and rounds[-1][1] == report.server_round - 1:
+                rounds[-1][1] = report.server_round
+            elif len(rounds) < STRETCHES_A_CLIENT:
+                rounds.append([report.server_round] * 2)
+
+    def take(self, server_round: int) -> dict[str, int]:
+        """The columns of the row of ``server_round``; the next row counts from here."""
+        row, self.pending = self.pending, dict.fromkeys(COLUMNS, 0)
+        self.told = server_round
+        return row
+
+    def summary(self) -> dict[str, Any]:
+        """The manifest's "replies": participations and failures; who missed which rounds, why."""
+        found = asdict(self)
+        for key in ("by_client", "missed"):
+            found[key] = {client: found[key][client] for client in sorted(found[key], key=int)}
+        return {key: found[key] for key in found if key not in ("pending", "told")}
+
+    def state(self) -> dict[str, Any]:
+        """Plain JSON for a checkpoint."""
+        return {"pending": dict(self.pending), "told": self.told, **self.summary()}
+
+
+class _Tally(Table):
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    pending: dict[Literal["bytes_down", "bytes_up", "participants", "failures"] | Kind, Count] = (
+        Field(min_length=len(COLUMNS))
+    )
+    told: Count
+    participants: Count
+    failures: Count
+    by_client: dict[_Key, dict[str, Count]]
+    by_kind: dict[Kind, Count] = Field(min_length=len(KINDS))
+    missed: dict[_Key, dict[Kind, list[_Stretch]]]
+
+
+class _Meta(Table):
+    """What a resumed run takes from its checkpoint beside tensors."""
+
+    last_accepted: dict[_Key, Count]
+    tally: _Tally
+    config_sha256: Words
+    ledger_run_id: Words | None
+    ledger_head: HeadText

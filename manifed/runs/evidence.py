@@ -10,35 +10,31 @@ consistently (manifed/privacy/ledger.py). `Evidence.doubts` has a sentence for e
 every reader shows them beside the label of the run (manifed/privacy/label.py).
 """
 
+import json
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import groupby
 from pathlib import Path
 from typing import Any, Final
 
 from manifed.errors import ConfigError, one_line
-from manifed.experiment.load import dump, parse, sha256
-from manifed.experiment.older import in_todays_keys
+from manifed.experiment.load import dump, load, parse
 from manifed.experiment.plugins import allowed_here, packages_in
-from manifed.experiment.privacy import is_scheduled, promise_of
-from manifed.experiment.schema import Experiment
+from manifed.experiment.schema import Experiment, sha256
+from manifed.mechanisms import is_scheduled
+from manifed.plan import promise_of
 from manifed.privacy import label
 from manifed.privacy.account import anchors_of, ledger_key
 from manifed.privacy.accountant import NoValidBound
 from manifed.privacy.adversaries import named
-from manifed.privacy.chain import RECOVERED, Entry
-from manifed.privacy.charges import CHARGE, RESERVED, Terms
-from manifed.privacy.ledger import RESTORE, Ledger, LedgerDamaged, Verified
+from manifed.privacy.ledger import RESTORE, Amendment, Entry, Ledger, LedgerDamaged, Verified
 from manifed.privacy.odometer import Odometer
 from manifed.privacy.statement import Promise
+from manifed.privacy.tariff import Terms
 from manifed.runs import checkpoint
 from manifed.runs.checkpoint import Checkpoint
-from manifed.runs.in_force import configs_of, header_of, refused, saved_config
-from manifed.runs.manifest import FORMAT
-from manifed.runs.reading import CheckpointMeta, FolderDamaged, check_regular, checked, is_there
-from manifed.runs.run_folder import RunFolder
+from manifed.runs.folder import FolderDamaged, RunFolder, check_regular, is_there
 
 _ALIKE: Final = 1e-3
 _PRICED: Final = 1e-2
@@ -54,7 +50,7 @@ class Evidence:
     doubts: tuple[str, ...]
     """What this reader cannot exclude, in sentences."""
     odometer: Odometer
-    """It took all of the ledger."""
+    """What all of the ledger's entries spent."""
     ledger: Verified | None
     checkpoint: Checkpoint | None
     is_of_config: bool = True
@@ -65,7 +61,7 @@ def evidence_of(directory: Path, key: bytes | None = None) -> Evidence:
     """What the run folder ``directory`` proves; ``key`` is the ledger's, if not the environment's.
 
     Raises:
-        ConfigError, FolderDamaged, LedgerDamaged, CheckpointError: a file is damaged, or one
+        ConfigError, FolderDamaged, LedgerDamaged: a file is damaged, or one
             contradicts another; one line.
     """
     folder = RunFolder(directory)
@@ -102,7 +98,7 @@ def judged(
         doubts.append(f"nothing was compared with the config, which cannot be read here: {doubt}")
     else:
         _check_said(folder, config, manifest, configs)
-    saved = _checkpoint_in(folder, manifest)
+    saved = checkpoint.load(folder.checkpoint_path) if is_there(folder.checkpoint_path) else None
     charged = _Charged(config)
     found: Verified | None = None
     if is_there(path):
@@ -161,6 +157,94 @@ def _label(config: Experiment | None, manifest: Mapping[str, Any], odometer: Odo
     )
 
 
+# -- the config in force --------------------------------------------------------------------------
+def amended(config: Experiment, rounds: int, noise_multiplier: float | None) -> Experiment:
+    """The config with more rounds; noise that a target was calibrated to is kept.
+
+    Raises:
+        ConfigError: for more rounds than there can be.
+    """
+    table = dump(config)
+    table["federation"]["num_rounds"] = rounds
+    if noise_multiplier is not None:
+        table["privacy"]["noise"]["noise_multiplier"] = noise_multiplier
+    return parse(table)
+
+
+def in_force(config: Experiment, directory: Path) -> Experiment:
+    """The config of experiment.toml with the amendments of the ledger beside it.
+
+    Nothing is verified here: `read_past` compares the result with the verified ledger.
+
+    Raises:
+        LedgerDamaged: the ledger holds an amendment that none is.
+    """
+    path = RunFolder(directory).ledger_path
+    if path.is_file():
+        for number, body in _amendments(path):
+            try:
+                found = Amendment.model_validate(body)
+                config = amended(config, found.num_rounds[1], found.noise_multiplier)
+            except (ValueError, LookupError, TypeError) as error:
+                what = f"is no amendment: {one_line(str(error), 200)}"
+                raise LedgerDamaged(path, number, what, RESTORE) from None
+    return config
+
+
+def saved_config(directory: Path, plugins: Collection[str] | None = None) -> Experiment:
+    """The config in force of the run in a folder; ``plugins`` as of `load`.
+
+    Raises:
+        ConfigError: with the file; LedgerDamaged: as `in_force`.
+    """
+    path = RunFolder(directory).experiment_path
+    if not path.is_file():
+        raise refused(directory, "expected a run folder", "no experiment.toml in it")
+    try:
+        return in_force(load(path, plugins=plugins), directory)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
+
+
+def refused(directory: Path, expected: str, found: str) -> ConfigError:
+    """The one line that says why a run is not gone on with."""
+    return ConfigError(f"run folder {str(directory)!r}: {expected}, got {found}")
+
+
+def header_of(path: Path) -> Mapping[str, Any]:
+    """What the first line says, for a clearer refusal than a broken chain; verified later."""
+    with path.open("rb") as file:
+        first = file.readline()
+    try:
+        found = json.loads(first)
+        body = found["said" if "said" in found else "body"]  # the latter in older formats
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise LedgerDamaged(path, 1, "was changed", RESTORE) from None
+    return body if isinstance(body, dict) else {}
+
+
+def _amendments(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    """The number and the body of every line that says that it amends; verified later."""
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if b'"amends":{' not in line or not line.endswith(b"\n"):
+                continue
+            try:
+                found = json.loads(line)
+            except (ValueError, RecursionError):
+                raise LedgerDamaged(path, number, "was changed", RESTORE) from None
+            if isinstance(found, dict) and isinstance(found.get("amends"), dict):
+                yield number, found["amends"]
+
+
+def configs_of(path: Path) -> list[str]:
+    """The hashes of the configs that were in force, that of now last; verified later."""
+    if not path.is_file():
+        return []
+    named = [header_of(path), *(body for _, body in _amendments(path))]
+    return [str(body.get("config_sha256")) for body in named]
+
+
 # -- what the files say of each other --------------------------------------------------------------
 def _check_said(
     folder: RunFolder, config: Experiment, manifest: Mapping[str, Any], configs: Sequence[str]
@@ -185,18 +269,7 @@ def _check_said(
 
 
 def _config_in(manifest: Mapping[str, Any], plugins: Collection[str]) -> Experiment:
-    return parse(in_todays_keys(manifest.get("config") or {}), plugins)
-
-
-def _checkpoint_in(folder: RunFolder, manifest: Mapping[str, Any]) -> Checkpoint | None:
-    """The newest checkpoint; one of format 1 names neither its run nor its ledger."""
-    path = folder.checkpoint_path
-    if not is_there(path) or (manifest and manifest.get("format", 1) < FORMAT):
-        return None
-    check_regular(path, "a checkpoint", most=1 << 40)
-    saved = checkpoint.load(path)
-    checked(saved.meta, CheckpointMeta, path)
-    return saved
+    return parse(manifest.get("config") or {}, plugins)
 
 
 def _check_names(
@@ -232,21 +305,18 @@ class _Charged:
         self.odometer = Odometer()
         self.found: dict[tuple[int, int], tuple[Terms, int]] = {}
         """Terms and the first line with them, by their number and, where that matters, round."""
-        self.is_of_format_1 = False
-        self._is_by_round = config is not None and is_scheduled(config)
+        self._is_by_round = config is not None and is_scheduled(config.setting)
         self._last = 0 if config is None else config.federation.num_rounds
         self._number, self._before = 0, (-1, -1)
 
     def feed(self, entry: Entry) -> None:
         """Take the next entry; errors as `Odometer.feed`."""
         self.odometer.feed(entry)
-        body = entry.body["charge"] if entry.kind == RECOVERED else entry.body
-        self.is_of_format_1 |= entry.kind == CHARGE or "turns" in body
-        if entry.kind not in (RESERVED, RECOVERED) or "rounds" not in body:
+        self._number += entry.terms is not None
+        if entry.reserves is None:
             return
-        self._number += body.get("terms") is not None
-        first, last = body["rounds"]
-        attempt = (first, body["attempt"])
+        first, last = entry.reserves.first, entry.reserves.last
+        attempt = (first, entry.reserves.attempt)
         if attempt == self._before:  # masks of silent nodes, paid besides the round itself
             return
         self._before = attempt
@@ -267,9 +337,7 @@ def _unlike(
     """
     path, why = folder.ledger_path, ""
     sizes = _sizes(config, manifest, charged.odometer)
-    if charged.is_of_format_1:
-        why = "it is of format 1"
-    elif sizes is None:
+    if sizes is None:
         why = "the manifest does not say how many examples each client has"
     else:
         try:
@@ -278,7 +346,7 @@ def _unlike(
             why = str(error)
         else:
             for (_, server_round), (terms, line) in charged.found.items():
-                if not _alike(_bare(terms), _bare(promise.terms_of(server_round))):
+                if not _alike(_bare(terms), _bare(promise.tariff.of(server_round))):
                     what = "was charged under other terms than those of the run's config"
                     raise LedgerDamaged(path, line, what, RESTORE)
     return [f"the ledger's terms were not compared with the config: {why}"] if why else []
@@ -299,19 +367,14 @@ def _sizes(
     return declared
 
 
-def sizes_in_runs(sizes: Sequence[int]) -> list[list[int]]:
-    """N_i of every client as a manifest has them: [size, how many clients in a row]."""
-    return [[size, len(list(same))] for size, same in groupby(sizes)]
-
-
 @lru_cache(maxsize=8)
 def _promise(config: Experiment, sizes: tuple[int, ...]) -> Promise:
-    return promise_of(config, sizes)
+    return promise_of(config.setting, sizes)
 
 
 def _bare(terms: Terms) -> dict[str, Any]:
     """Terms without how many draws were planned, which more rounds change."""
-    return terms.body() | {"planned_draws": 0}
+    return terms.model_dump(mode="json") | {"planned_draws": 0}
 
 
 def _alike(one: Any, other: Any) -> bool:

@@ -1,65 +1,45 @@
-"""The researcher's loop: rounds over one's own tensors, accounted as a run from a config is.
+"""Rounds over one's own tensors or torch module, in this process, accounted as those of a config.
 
 `federate` yields round after round; `fit` runs them all and keeps model, curves and statement.
 """
 
-import hashlib
-import json
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any, Literal
 
+import torch
 from pydantic import ValidationError
-from torch import Tensor
+from torch import Tensor, nn
 
-from manifed.algorithms.interface import ClientUpdate, ServerState, ServerUpdate, setup_phases_of
-from manifed.algorithms.pair_masks import Masking
+from manifed.algorithms.algorithm import ServerState
+from manifed.algorithms.broadcast import BadBroadcast, check_point
 from manifed.algorithms.tangent_mean import TangentMean
-from manifed.errors import BudgetExhausted, ConfigError, short
-from manifed.experiment.assembly import release_source, seeded_source, starting_point
-from manifed.experiment.limits import (
-    AnyTraining,
-    check_average,
-    check_correlated,
-    check_laplace,
-    check_participation,
-    check_private,
-    check_sampling,
-    check_statistic,
-    check_steepness,
-    server_update,
-)
-from manifed.experiment.privacy import client_mechanism, example_mechanism, promise_of, unit_of
-from manifed.experiment.schema import (
-    ClientLevel,
-    Engine,
-    Evaluation,
-    ExampleLevel,
-    Federation,
-    NoPrivacy,
-)
+from manifed.errors import BudgetExhausted, ConfigError, one_line, short
+from manifed.experiment.assembly import starts
 from manifed.federation.client import ClientSetup, ClientSide
-from manifed.federation.cohorts import Cohort, Everyone, check_probabilities
-from manifed.federation.plan import Plan, RoundReport
+from manifed.federation.cohorts import Cohort, Everyone
+from manifed.federation.plan import Plan
 from manifed.federation.replies import ReplyPolicy
-from manifed.federation.rounds import Charge, run_rounds
-from manifed.federation.transport import MemoryTransport, Transport
-from manifed.privacy.account import count_only, opened
+from manifed.federation.rounds import run_rounds
+from manifed.federation.stack import StackTransport, Transport
+from manifed.plan import plan, unit_of
+from manifed.privacy.account import Account, opened
 from manifed.privacy.odometer import Odometer
-from manifed.privacy.statement import Promise
-from manifed.problems.base import Problem
-from manifed.problems.starts import RandomStart
-from manifed.runs import handed
-from manifed.runs.handed import Shard
-from manifed.runs.progress import watched
+from manifed.problems.examples import KEY, Examples
+from manifed.problems.module_checks import NotPrivate
+from manifed.problems.module_problem import Loss
+from manifed.problems.problem import InvalidRecord, Problem, RandomStart
+from manifed.runs.folder import with_label
+from manifed.runs.progress import is_screen, shown
 from manifed.runs.result import Result, Round
-from manifed.runs.run_folder import with_label
+from manifed.setting import Federation, NoPrivacy, Privacy, Setting
+from manifed.torch import Algorithm, Metric, Site, task_of
 
-Algorithm = ClientUpdate | tuple[ClientUpdate, ServerUpdate]
+Shard = Examples | Tensor | Mapping[str, Tensor]
 Evaluate = Callable[[Tensor], Mapping[str, float]]
-Privacy = ExampleLevel | ClientLevel | None
 Connect = Callable[[ClientSide], Transport]
 
 
@@ -69,13 +49,13 @@ def federate(
     algorithm: Algorithm,
     *,
     rounds: int,
-    privacy: Privacy = None,
+    privacy: Privacy | None = None,
     cohort: Cohort | None = None,
     seed: int = 0,
     start: Tensor | None = None,
     replies: ReplyPolicy | None = None,
     ledger: str | Path | None = None,
-    transport: Connect = MemoryTransport,
+    transport: Connect = StackTransport,
 ) -> Iterator[Round]:
     """The rounds of a federation in this process, one by one.
 
@@ -86,64 +66,121 @@ def federate(
         BudgetExhausted: for a round that the budget does not pay; the rounds before stand.
         RoundFailed: as `manifed.federation.rounds.run_round`.
     """
-    run = _prepared(
+    return _prepared(
         problem, shards, algorithm, rounds, privacy, cohort, seed, start, replies, ledger, transport
-    )
-    return (found for found, _ in run.rounds())
+    ).rounds()
 
 
 def fit(
-    problem: Problem,
-    shards: Sequence[Shard],
-    algorithm: Algorithm,
+    problem: Problem | None = None,
+    shards: Sequence[Shard] = (),
+    algorithm: Algorithm | None = None,
     *,
-    rounds: int,
-    privacy: Privacy = None,
+    model: nn.Module | None = None,
+    sites: Sequence[Site] = (),
+    loss: str | Loss | None = None,
+    rounds: int | None = None,
+    privacy: Privacy | None = None,
+    step_size: float | None = None,
+    local_steps: int | None = None,
+    batch_size: float | None = None,
+    strategy: TangentMean | None = None,
+    test: Site | None = None,
+    metrics: Mapping[str, Metric] | None = None,
+    clip_shares: Mapping[str, float] | None = None,
+    compute: Literal["float64", "float32"] | None = None,
     cohort: Cohort | None = None,
     seed: int = 0,
     start: Tensor | None = None,
     replies: ReplyPolicy | None = None,
     ledger: str | Path | None = None,
-    transport: Connect = MemoryTransport,
+    transport: Connect | None = None,
     evaluate: Evaluate | None = None,
-    is_evaluation_public: bool = False,
     progress: bool | None = None,
 ) -> Result:
-    """All rounds of `federate`, and what came of them; errors as there.
+    """All rounds of a federation in this process, and what came of them.
 
-    A budget that runs out ends the fit in good order.
+    ``fit(problem, shards, algorithm, rounds=...)`` minimises a problem of manifed's;
+    ``fit(model=..., sites=...)`` trains a copy of a torch module and leaves its ``state_dict`` too
+    (`manifed.torch`). A budget that runs out ends the fit in good order.
 
     Args:
         problem: what is minimised, and on which manifold.
         shards: one entry a client: Examples, a dict of tensors, or a tensor that the problem knows
             as "z"; each tensor of shape (n, *feature).
         algorithm: a client update and a server update, or one object that is both (a client update
-            alone goes with the tangent mean).
-        rounds: how many.
-        privacy: the frozen object of a config: it is priced, and each cohort draw passes its
-            budget. None protects nobody.
+            alone goes with the tangent mean). With a module, None is Riemannian SGD.
+        model: a module; its parameters are the start, and public.
+        sites: each site's (feature, label) pairs: a data set, two tensors, or a dict of the two.
+        loss: "cross-entropy" (that of None), "mse", or a function of an output (1, *) and a label.
+        rounds: how many; with a module, None is 30.
+        privacy: ``ExampleLevel(epsilon=2, delta=1e-5)``, or the frozen object of a config: it is
+            priced, and each cohort draw passes its budget. None protects nobody.
+        step_size: of each local step on a module; None is 1.
+        local_steps: between two rounds on a module; None is 1.
+        batch_size: expected size of a batch of a module's examples; None is 64.
+        strategy: the server's part where a module has no algorithm: ``TangentMean(adam=Adam())``,
+            momentum, an average, step sizes by the round; None is the plain tangent mean.
+        test: public examples, on which a module is judged after every round.
+        metrics: further columns of the curves: functions of outputs and labels of ``test``.
+        clip_shares: groups of a module's parameters that are clipped by themselves, by prefixes of
+            their names; the price is that of one clip.
+        compute: what a module computes in; None is "float64".
         cohort: who takes part in a round; None is everyone.
         seed: of a seeded run, and of the random starting point.
-        start: x^(0); None is a random point of ``seed``.
+        start: x^(0); None is a random point of ``seed``, or the parameters of the module.
         replies: when a round goes on without everybody.
         ledger: a file that is not there yet: each charge is on it before the clients are asked.
-        transport: how clients are reached; one after the other in this process.
+        transport: how clients are reached; None is one after the other in this process, and with
+            a module a whole cohort at once.
         evaluate: maps a model to named numbers for the curves; what it computes from private data
             is no part of the release, and the statement says so.
-        is_evaluation_public: whether ``evaluate`` computes from public data alone.
         progress: whether a line on standard error follows the rounds; None: in a notebook and on a
             terminal.
+
+    Raises:
+        ConfigError: before round 1, for parts that do not go together or that nothing prices.
+        NotPrivate: a module lets examples meet.
+        RoundFailed: as `manifed.federation.rounds.run_round`.
     """
+    of_modules = {
+        "loss": loss, "step_size": step_size, "local_steps": local_steps, "batch_size": batch_size,
+        "strategy": strategy, "test": test, "metrics": metrics, "clip_shares": clip_shares,
+        "compute": compute,
+    }  # fmt: skip
+    given: dict[str, Any] = {k: value for k, value in of_modules.items() if value is not None}
+    task, way = None, StackTransport
+    if model is not None:
+        if problem is not None or shards or (evaluate is not None and test is not None):
+            said = _named(model=model, problem=problem, shards=shards, evaluate=evaluate, test=test)
+            raise ConfigError(
+                "fit: model= goes with sites= alone, and with one of test= and evaluate=; got "
+                f"{said}"
+            )
+        task = task_of(model, sites, algorithm, **given)
+        problem, shards, algorithm = task.problem, task.shards, task.algorithm
+        rounds = 30 if rounds is None else rounds
+        start, evaluate = task.problem.start if start is None else start, task.judge or evaluate
+        way = partial(StackTransport, at_once=None, memory_budget_mb=1024)
+    elif given or sites or problem is None or algorithm is None or rounds is None:
+        raise ConfigError(
+            "fit: expected a problem, shards, an algorithm and rounds, or model= and sites=; "
+            f"got {_named(problem=problem, algorithm=algorithm, rounds=rounds, **given)}"
+        )
+    assert problem is not None
+    assert algorithm is not None
+    assert rounds is not None
+    connect = transport or way
     run = _prepared(
-        problem, shards, algorithm, rounds, privacy, cohort, seed, start, replies, ledger, transport
+        problem, shards, algorithm, rounds, privacy, cohort, seed, start, replies, ledger, connect
     )
     curves: dict[str, list[float | None]] = {}
-    state, odometer, origins, stopped = run.state, run.promise.odometer(), frozenset[str](), None
+    promise, stopped = run.plan.promise, None
     try:
-        with watched(rounds, is_shown=progress) as show:
-            for found, spent in run.rounds():
-                state, (odometer, new) = found.state, spent
-                origins |= new
+        is_shown = is_screen() if progress is None else progress
+        line = shown(rounds, is_rewritten=True, is_of_all=True)
+        with line if is_shown else nullcontext(lambda *_: None) as show:
+            for found in run.rounds():
                 row: dict[str, float | None] = {
                     "round": found.server_round,
                     "epsilon": found.spending,
@@ -153,87 +190,61 @@ def fit(
                 }
                 for name, value in row.items():
                     curves.setdefault(name, []).append(value)
-                word = run.promise.label(origins, is_charged=odometer.rounds_counted > 0)
+                word = promise.label(run.origins, is_charged=run.odometer.rounds_counted > 0)
                 show(found.server_round, with_label(row, word))
     except BudgetExhausted as budget:
         stopped = str(budget)
-        origins |= budget.noise_origins
-    has_oracle = evaluate is not None and not is_evaluation_public
-    statement = run.promise.statement(odometer, noise_origins=origins, has_oracle=has_oracle)
-    model = run.plan.server_update.output(state, run.plan.manifold)
-    return Result(model, curves, statement, stopped)
+        run.origins |= budget.noise_origins
+    statement = promise.statement(
+        run.odometer,
+        noise_origins=run.origins,
+        has_oracle=evaluate is not None and test is None,
+    )
+    x = run.plan.server_update.output(run.state, run.plan.manifold)
+    result = Result(x, curves, statement, stopped)
+    return result if task is None else replace(result, state_dict=task.problem.state_dict(x))
 
 
-_UNSEEN, _HERE = Evaluation(is_enabled=False), Engine()
+def _named(**arguments: object) -> str:
+    """The names of what was given."""
+    return ", ".join(k for k, v in arguments.items() if v is not None and v != ()) or "nothing"
 
 
-@dataclass(frozen=True)
-class _Arguments:
-    """What decides mechanisms and price, as a `Setting`."""
-
-    federation: Federation
-    training: ClientUpdate
-    server_update: ServerUpdate
-    privacy: NoPrivacy | ExampleLevel | ClientLevel
-    evaluation: Evaluation = _UNSEEN
-    engine: Engine = _HERE
-    is_at_sites: bool = False
-    has_all_data: bool = True
-
-    def sha256(self) -> str:
-        """Hash of everything that decides the trajectory, problem and data aside."""
-        said = [repr(self.federation), repr(self.training), repr(self.server_update)]
-        return hashlib.sha256(json.dumps([*said, repr(self.privacy)]).encode()).hexdigest()
-
-
-@dataclass(frozen=True)
-class _Prepared:
-    """A federation before its first round."""
+@dataclass
+class _Run:
+    """A federation, and what became of it so far."""
 
     plan: Plan
     state: ServerState
-    promise: Promise
     transport: Transport
     num_rounds: int
     ledger: str | Path | None
+    odometer: Odometer
+    origins: frozenset[str] = frozenset()
+    """Where its noise came from."""
 
-    def rounds(self) -> Generator[tuple[Round, tuple[Odometer, frozenset[str]]], None, None]:
-        """Each round with the odometer after it and where its noise came from."""
-        server, manifold = self.plan.server_update, self.plan.manifold
-        with self._charging() as (charge, odometer, note):
-            reports = run_rounds(
-                self.plan, self.state, self.transport, charge, num_rounds=self.num_rounds
-            )
-            for report in reports:
-                note(report)
-                found = Round(
+    def rounds(self) -> Iterator[Round]:
+        """Each round, charged before its clients are asked."""
+        plan, last = self.plan, self.num_rounds
+        charging = nullcontext(Account(plan.promise, odometer=self.odometer))
+        if self.ledger is not None:
+            header = {"config_sha256": plan.config_sha256}
+            charging = opened(Path(self.ledger), plan.promise, last_round=last, header=header)
+        with charging as account:
+            self.odometer = account.odometer
+            for report in run_rounds(
+                plan, self.state, self.transport, account.charge, num_rounds=last
+            ):
+                account.note_origins(report.server_round, report.noise_origins)
+                self.state, self.origins = report.state, self.origins | report.noise_origins
+                yield Round(
                     report.server_round,
                     report.state,
-                    server.model(report.state, manifold),
-                    self.promise.headline(odometer),
+                    plan.server_update.model(report.state, plan.manifold),
+                    plan.promise.headline(self.odometer),
                     report.participants,
                     {i: failure.text for i, failure in report.failures.items()},
                 )
-                yield found, (odometer, report.noise_origins)
-
-    @contextmanager
-    def _charging(
-        self,
-    ) -> Generator[tuple[Charge, Odometer, Callable[[RoundReport], None]], None, None]:
-        """How an attempt is charged, what counts it, and what is told of each round."""
-        if self.ledger is None:
-            odometer = self.promise.odometer()
-            yield partial(count_only, self.promise, odometer), odometer, lambda _: None
-            return
-        header = {"config_sha256": self.plan.config_sha256}
-        with opened(
-            Path(self.ledger), self.promise, last_round=self.num_rounds, header=header
-        ) as account:
-
-            def note(report: RoundReport) -> None:
-                account.note_origins(report.server_round, report.noise_origins)
-
-            yield account.charge, account.odometer, note
 
 
 def _prepared(
@@ -241,16 +252,16 @@ def _prepared(
     shards: Sequence[Shard],
     algorithm: Algorithm,
     rounds: int,
-    privacy: Privacy,
+    privacy: Privacy | None,
     cohort: Cohort | None,
     seed: int,
     start: Tensor | None,
     replies: ReplyPolicy | None,
     ledger: str | Path | None,
     transport: Connect,
-) -> _Prepared:
-    examples = handed.examples_of(problem, shards)
-    client, server = _updates(algorithm)
+) -> _Run:
+    examples = _examples_of(problem, shards)
+    client, server = algorithm if isinstance(algorithm, tuple) else (algorithm, None)
     try:
         federation = Federation(
             num_clients=len(examples),
@@ -263,95 +274,175 @@ def _prepared(
         first = error.errors(include_url=False)[0]
         field = {"num_rounds": "rounds"}.get(str(first["loc"][0]), first["loc"][0])
         raise ConfigError(f"{field}: {first['msg']}, got {short(first['input'])}") from None
-    setting = _Arguments(federation, client, server, privacy or NoPrivacy())
-    _check_parts(setting, problem)
-    sizes = tuple(len(shard) for shard in examples)
-    shape, manifold = handed.point_shape(problem, examples[0]), problem.manifold
+    setting = Setting(
+        federation, client, problem.manifold, server, privacy or NoPrivacy(), problem=problem
+    )
+    found = plan(setting, tuple(map(len, examples)))
+    shape = _point_shape(problem, examples[0])
     if start is None:
-        x = starting_point(RandomStart(), manifold, shape, seed)
+        x = RandomStart().point(problem.manifold, shape, starts(seed))
     else:
-        x = handed.check_start(problem, start, shape)
-    handed.check_computed(problem, x, examples[0])
-    setup = ClientSetup(problem, client, example_mechanism(setting, sizes))
-    source = seeded_source(setting)
+        x = _check_start(problem, start, shape)
+    _check_computed(problem, x, examples[0])
     side = ClientSide(
-        setup, examples, shape, source, partial(release_source, setting), x.dtype,
+        ClientSetup(problem, client, found.client_mechanism),
+        examples,
+        shape,
+        setting.client_source,
+        x.dtype,
         rate=federation.cohort.expected_size(len(examples)) / len(examples),
         unit=unit_of(setting),
-    )  # fmt: skip
-    plan = Plan(
-        server_update=server,
-        manifold=manifold,
-        phases=client.phases,
-        setup_phases=setup_phases_of(client),
-        cohort=federation.cohort,
-        policy=federation.replies,
-        source=source or release_source(setting),
-        num_examples=sizes,
-        config_sha256=setting.sha256(),
-        mechanism=client_mechanism(setting),
-        needs_everyone=server.needs_everyone,
     )
-    promise = promise_of(setting, sizes)
-    return _Prepared(plan, server.initial(x), promise, transport(side), rounds, ledger)
+    state, odometer = found.server_update.initial(x), found.promise.odometer()
+    return _Run(found, state, transport(side), rounds, ledger, odometer)
 
 
-def _updates(algorithm: Algorithm) -> tuple[ClientUpdate, ServerUpdate]:
-    """Client and server update; a tangent mean moves by the maps of the client's."""
-    if isinstance(algorithm, tuple):
-        client, server = algorithm
-        if not isinstance(server, TangentMean):
-            return client, server
-        return client, server_update(client, server)
-    return algorithm, server_update(algorithm, None)
-
-
-def _check_parts(setting: _Arguments, problem: Problem) -> None:
-    """Refuse a mechanism that nothing charges for, and a cohort the algorithm cannot go with.
+# -- what a fit is handed, judged before a ledger is made or a round is charged -----------------
+def _examples_of(problem: Problem, shards: Sequence[Shard]) -> tuple[Examples, ...]:
+    """Each client's examples: of one kind, and such that ``problem`` can be computed for them.
 
     Raises:
-        ConfigError: naming the field and what works instead.
+        ConfigError: naming client and record, or the columns.
+        NotPrivate: a module lets examples meet.
     """
-    privacy, client, cohort = setting.privacy, setting.training, setting.federation.cohort
-    if isinstance(client, Masking):
+    if not isinstance(shards, Sequence | Tensor):
+        raise ConfigError(f"shards: expected one entry a client, got {type(shards).__name__}")
+    found = tuple(_examples(i, shard) for i, shard in enumerate(shards))
+    if not found or not all(len(shard) for shard in found):
+        sizes = [len(shard) for shard in found]
+        raise ConfigError(f"shards: expected at least one example a client, got sizes {sizes}")
+    for i, shard in enumerate(found):
+        if _shapes(shard) != _shapes(found[0]):
+            raise ConfigError(
+                f"shards: client {i}: expected examples of {_shapes(found[0])} like client 0's, "
+                f"got {_shapes(shard)}"
+            )
+    for i, shard in enumerate(found):
+        try:
+            _check_records(problem, shard)
+        except InvalidRecord as error:
+            raise ConfigError(f"shards: client {i}, {error}; mend or remove the record") from None
+        except Exception as error:  # a problem may be somebody's own
+            raise _unfit(problem, shard, error) from None
+    return found
+
+
+def _point_shape(problem: Problem, examples: Examples) -> tuple[int, ...]:
+    """The shape of a point; errors as `_examples_of`."""
+    try:
+        return tuple(problem.point_shape(examples))
+    except NotPrivate:
+        raise
+    except Exception as error:  # a problem may be somebody's own
+        raise _unfit(problem, examples, error) from None
+
+
+def _check_start(problem: Problem, x: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """The point x^(0) as it is handed in, without what it was computed from.
+
+    Raises:
+        ConfigError: no point of the problem's manifold, of ``shape``.
+    """
+    if (
+        not isinstance(x, Tensor)
+        or x.dtype not in (torch.float64, torch.float32)
+        or not _is_dense(x)
+    ):
         raise ConfigError(
-            f"algorithm: {client.kind!r} adds masks that nodes agree on, which a config prices "
-            "(privacy.kind = 'correlated'); run it from a config"
+            f"start: expected a dense tensor of float64 or float32, got {_described(x)}"
         )
-    fields = sum(len(phase.up.names()) for phase in client.phases)
-    if privacy.kind == "client-level" and fields > 1:
+    if tuple(x.shape) != shape:
         raise ConfigError(
-            "privacy.kind: 'client-level' noises one array a client and round, got an algorithm "
-            f"that uploads {fields}; use 'example-level'"
-        )
-    rule = privacy.noise if privacy.kind == "example-level" else None
-    if rule is not None and rule.kind == "target" and rule.adversary == "client-level":
-        raise ConfigError(
-            "privacy.noise.adversary: 'client-level' needs ClientLevel, got ExampleLevel"
-        )
-    if setting.server_update.needs_everyone and cohort.kind != "all":
-        raise ConfigError(
-            f"cohort: {client.kind!r} needs every client in every round, got {cohort.kind!r}"
-        )
-    server = setting.server_update
-    if privacy.kind == "client-level" and not type(server).__module__.startswith("manifed."):
-        raise ConfigError(
-            "privacy.kind: 'client-level' needs a server update of the library, got "
-            f"{type(server).__name__}, which may read un-noised uploads; use 'example-level'"
+            f"start: expected shape {shape}, that of a point for these shards, got {tuple(x.shape)}"
         )
     try:
-        check_statistic(client, problem, type(problem).__name__)
-        check_probabilities(cohort, setting.federation.num_clients)
-        check_participation(client, privacy.kind, cohort, setting.federation.num_clients)
-        check_steepness(client, problem, type(problem).__name__)
-        check_average(server, setting.federation.num_rounds, problem.manifold)
-        if privacy.kind != "none":
-            check_private(client, privacy.kind, privacy.noise.kind)
-            check_correlated(client, privacy.kind, cohort)
-        if privacy.kind == "example-level" and isinstance(client, AnyTraining):
-            check_sampling(client, privacy.neighboring_relation, privacy.l2_norm_clip)
-            check_laplace(client, privacy.l1_norm_clip)
-        if privacy.kind == "client-level":
-            setting.federation.replies.check_client_level()
+        check_point("a point", x.detach(), problem.manifold)
+    except BadBroadcast as error:
+        raise ConfigError(f"start: {error}") from None
+    return x.detach()
+
+
+def _check_computed(problem: Problem, x: Tensor, examples: Examples) -> None:
+    """Try the gradient of one example at ``x``.
+
+    What fails by the example's numbers alone (an `ArithmeticError`) is left to the oracle.
+
+    Raises:
+        ConfigError: it cannot be computed, or is no vector at x.
+    """
+    one = examples.take(torch.zeros(1, dtype=torch.long)).to(x.dtype)
+    one = one.beside(KEY, torch.zeros(1, dtype=torch.float64)) if problem.needs_keys else one
+    try:
+        gradients = problem.gradients(x, one)
+        found = gradients.sum(torch.ones_like(gradients.norms))
+    except ArithmeticError:
+        return
+    except Exception as error:  # a problem may be somebody's own
+        raise _unfit(problem, examples, error) from None
+    if found.shape != x.shape:
+        raise ConfigError(
+            f"problem: expected gradients of the shape of a point, {tuple(x.shape)}, got "
+            f"{tuple(found.shape)}"
+        )
+
+
+def _examples(client: int, shard: Shard) -> Examples:
+    """A client's examples, real numbers in float64; each tensor has shape (n, *feature)."""
+    if not isinstance(shard, Examples | Tensor | Mapping):
+        raise ConfigError(
+            f"shards: client {client}: expected Examples, a tensor or a dict of tensors, got "
+            f"{type(shard).__name__}"
+        )
+    tensors = {"z": shard} if isinstance(shard, Tensor) else shard
+    tensors = tensors.tensors if isinstance(tensors, Examples) else tensors
+    for name, tensor in tensors.items():
+        if not isinstance(tensor, Tensor) or not _is_dense(tensor) or tensor.dim() == 0:
+            raise ConfigError(
+                f"shards: client {client}, {name!r}: expected a dense tensor of real numbers, "
+                f"shape (n, *feature), got {_described(tensor)}"
+            )
+    try:
+        found = shard if isinstance(shard, Examples) else Examples.of_columns(dict(tensors))
     except ValueError as error:
-        raise ConfigError(str(error)) from None
+        raise ConfigError(f"shards: client {client}: {error}") from None
+    return found.to(torch.float64)
+
+
+def _check_records(problem: Problem, shard: Examples) -> None:
+    """Refuse data that nothing may be computed from.
+
+    Raises:
+        InvalidRecord: naming the record.
+    """
+    for name, tensor in shard.tensors.items() if shard.stream is None else ():
+        is_finite = torch.isfinite(tensor).reshape(len(shard), -1).all(-1)
+        if not bool(is_finite.all()):
+            first = int((~is_finite).nonzero()[0])
+            raise InvalidRecord(f"record {first}: expected finite entries of {name!r}, got others")
+    if isinstance(problem, Problem):
+        problem.check_records(shard)
+
+
+def _shapes(examples: Examples) -> dict[str, tuple[int, ...]]:
+    """Of one example, by the names of its tensors."""
+    ndim = examples.feature_ndim
+    return {k: tuple(t.shape[t.dim() - ndim[k] :]) for k, t in sorted(examples.tensors.items())}
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    return tensor.layout == torch.strided and not (tensor.is_meta or tensor.is_complex())
+
+
+def _described(value: object) -> str:
+    if not isinstance(value, Tensor):
+        return type(value).__name__
+    kind = "meta" if value.is_meta else f"{value.layout}".removeprefix("torch.")
+    return f"{value.dtype} of shape {tuple(value.shape)} ({kind})"
+
+
+def _unfit(problem: Problem, examples: Examples, error: Exception) -> ConfigError:
+    said = one_line(f"{type(error).__name__}: {error}", 200)
+    return ConfigError(
+        f"shards: expected examples that {type(problem).__name__} can be computed for, got shapes "
+        f"{_shapes(examples)}: {said}"
+    )

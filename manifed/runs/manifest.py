@@ -1,20 +1,37 @@
-"""The manifest: what ran, on what, with which code, written before round 1.
+"""The manifest: what ran, on what, at which cost, with which code; written before round 1.
 
 Nothing secret enters it: a release's key never does, and a seed is public by nature.
+
+The cost of a round is as in Zhang, Hu, So, Johansson (2024), section 5: the "communication
+quantity" is the number of d x k matrices a client sends to the server; its table of calls of the
+geometry is counted in tests/runs/test_work.py.
 """
 
 import hashlib
 import importlib.metadata
+import math
 import os
 import platform
 import shlex
 import subprocess
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cache
+from itertools import groupby
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
+
+import torch
+
+from manifed.algorithms.algorithm import ClientUpdate
+from manifed.algorithms.payloads import Payload
+from manifed.experiment.assembly import Facts
+from manifed.experiment.load import dump
+from manifed.experiment.plugins import note_of
+from manifed.experiment.schema import Experiment, sha256
+from manifed.runs.folder import FORMAT, RunFolder, experiment_digest
 
 PACKAGES = (
     "torch",
@@ -26,71 +43,78 @@ PACKAGES = (
     "cryptography",
     "scikit-learn",
 )
-FORMAT = 2
-"""Of run folders; 1 had no such key, no bound checkpoints, and is read but not resumed."""
 LIBRARY = Path(__file__).resolve().parents[1]
 """The folder of the imported ``manifed``; beside it, in a clone, lies everything else."""
 
 
 def manifest_of(
-    config: Mapping[str, Any],
-    config_sha256: str,
-    argv: Sequence[str],
-    *,
-    name: str,
-    engine: str,
-    seed: int | None,
-    randomness_source: Literal["seed", "os"],
-    data_checksums: Mapping[str, str | None],
+    config: Experiment,
+    facts: Facts,
+    folder: RunFolder,
     privacy: Mapping[str, Any] | None,
-    work: Mapping[str, Any] | None = None,
-    ledger_run_id: str | None = None,
-    experiment_sha256: str | None = None,
-    num_examples: Sequence[Sequence[int]] = (),
-    device: str = "cpu",
-    dtype: str = "float64",
+    ledger_run_id: str | None,
 ) -> dict[str, Any]:
     """The manifest of a run that starts now, ready for ``RunFolder.begin``.
 
     Args:
-        config: the resolved configuration, as plain JSON values.
-        config_sha256: its hash, the one that replies are checked against.
-        argv: the command line, program first.
-        name: what figures and tables call the run (the config's file name without suffix).
-        engine: "inline", "ray" or "deployment".
-        seed: of the sampling and, in a seeded run, of the noise; None when none was given.
-        randomness_source: "seed" (a seeded run, not private) or "os" (a release).
-        data_checksums: data file or recipe to SHA-256; None with privacy, where it would be a
-            membership test.
-        privacy: the privacy statement as data; None when privacy is off.
-        work: the account of one round (manifed/runs/work.py).
+        config: what runs; its experiment.toml is in ``folder`` already.
+        facts: the shape of a point and the public sizes N_i, kept as [size, how many in a row].
+        folder: of the run.
+        privacy: the privacy statement as data.
         ledger_run_id: of the ledger beside it.
-        experiment_sha256: of experiment.toml beside it, as written.
-        num_examples: N_i of every client, public (`manifed.runs.evidence.sizes_in_runs`).
-        device: where tensors live.
-        dtype: of the model.
     """
+    table, is_private = dump(placeless(config)), config.privacy.kind != "none"
+    source = "seed" if config.privacy.kind == "none" else config.privacy.noise_source
+    runs = [[size, len(list(same))] for size, same in groupby(facts.sizes)]
     return {
         "format": FORMAT,
-        "name": name,
+        "name": config.name,
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command_line": shlex.join(argv),
-        "engine": engine,
-        "seed": seed,
-        "randomness_source": randomness_source,
-        "privacy": dict(privacy) if privacy is not None else None,
-        "work": dict(work) if work is not None else None,
-        "data_checksums": dict(data_checksums),
-        "num_examples": [list(one) for one in num_examples],
+        "command_line": shlex.join(sys.argv),
+        "engine": config.engine.kind,
+        "seed": config.federation.seed,
+        "randomness_source": source,
+        "privacy": privacy,
+        "work": {"communication_per_client": communication(config.training, facts.point_shape)},
+        # with privacy a checksum would tell whether a guessed data set is the one
+        "data_checksums": {config.data.kind: None if is_private else facts.checksum},
+        "num_examples": runs,
         "ledger_run_id": ledger_run_id,
-        "experiment_sha256": experiment_sha256,
-        "config_sha256": config_sha256,
-        "config": dict(config),
+        "experiment_sha256": experiment_digest(folder.experiment_path.read_bytes()),
+        "config_sha256": sha256(config),
+        "config": table,
         "git": git_state(LIBRARY.parent),
         "code_sha256": code_sha256(),
         "versions": versions(),
-        "machine": machine(device, dtype),
+        "machine": {
+            "platform": platform.platform(),
+            "processor": platform.machine(),
+            "cores": os.cpu_count(),
+            "threads": torch.get_num_threads(),
+            "device": config.engine.device,
+            "dtype": config.engine.dtype,
+        },
+        **note_of(table),
     }
+
+
+def placeless(config: Experiment) -> Experiment:
+    """The experiment without its folder, whose name may be no text that a file can hold."""
+    changes = {"directory": None, "resume": False, "ledger_head": None}
+    return config.model_copy(update={"output": config.output.model_copy(update=changes)})
+
+
+def communication(training: ClientUpdate, point_shape: tuple[int, ...]) -> dict[str, int]:
+    """Phases of a round, and the matrices and bytes (float64) that a client sends and gets."""
+
+    def entries(payloads: Sequence[type[Payload]]) -> int:
+        layouts = (payload.layout(point_shape, torch.float64).values() for payload in payloads)
+        return sum(math.prod(shape) for layout in layouts for shape, _ in layout)
+
+    phases, point = training.phases, math.prod(point_shape)
+    up, down = entries([one.up for one in phases]), entries([one.down for one in phases])
+    return {"phases": len(phases), "matrices_up": up // point, "matrices_down": down // point,
+            "bytes_up": up * 8, "bytes_down": down * 8}  # fmt: skip
 
 
 def process_began() -> float:
@@ -107,20 +131,20 @@ def process_began() -> float:
     return now - (time.clock_gettime(time.CLOCK_BOOTTIME) - started)
 
 
-@cache
-def code_sha256() -> str:
-    """Hash of the source files of the imported ``manifed``: their sorted names and contents."""
-    return source_sha256(LIBRARY)
-
-
 def source_sha256(package: Path) -> str:
-    """Hash of the names and contents of all Python files under ``package``."""
+    """Hash of the sorted names and the contents of all Python files under ``package``."""
     digest = hashlib.sha256()
     files = {path.relative_to(package).as_posix(): path for path in package.rglob("*.py")}
     for name, path in sorted(files.items()):
         content = hashlib.sha256(path.read_bytes()).hexdigest()
         digest.update(f"{content}  {name}\n".encode())
     return digest.hexdigest()
+
+
+@cache
+def code_sha256() -> str:
+    """`source_sha256` of the imported ``manifed``."""
+    return source_sha256(LIBRARY)
 
 
 def git_state(source: Path) -> dict[str, str | bool] | None:
@@ -138,38 +162,15 @@ def git_state(source: Path) -> dict[str, str | bool] | None:
     return {"commit": commit, "is_dirty": bool(status)}
 
 
-@cache
 def versions() -> dict[str, str | None]:
-    """Version of Python, of each package that computes, and of the BLAS under NumPy and torch."""
-    import numpy
-    import torch
-
+    """Version of Python and of each package that computes."""
     found: dict[str, str | None] = {"python": platform.python_version()}
     for package in PACKAGES:
         try:
             found[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             found[package] = None
-    build: Any = numpy.show_config(mode="dicts")
-    blas = build["Build Dependencies"]["blas"]
-    found["numpy-blas"] = f"{blas['name']} {blas['version']}"
-    built = torch.__config__.show()
-    found["torch-blas"] = built.partition("BLAS_INFO=")[2].partition(",")[0] or None
     return found
-
-
-def machine(device: str, dtype: str) -> dict[str, str | int | None]:
-    """Platform, cores, torch threads, device and dtype of the run."""
-    import torch
-
-    return {
-        "platform": platform.platform(),
-        "processor": platform.machine(),
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "device": device,
-        "dtype": dtype,
-    }
 
 
 def _git(source: Path, *words: str) -> str | None:

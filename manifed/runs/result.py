@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from manifed.algorithms.interface import ServerState
+from manifed.algorithms.algorithm import ServerState
 from manifed.durable import write_atomically
-from manifed.runs.run_folder import RunFolder, encode, with_label
+from manifed.runs.folder import RunFolder, encode, with_label
 from manifed.runs.statement import label_in, statement_of
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class Result:
 
     def plot(self) -> "Figure":
         """A matplotlib figure: what was evaluated, and epsilon, round by round."""
-        from manifed.runs.report.fitted import figure_of
+        from manifed.runs.report.figures import figure_of
 
         return figure_of(self.curves, self.statement)
 

@@ -5,37 +5,41 @@ run writes decides what a crash can leave: experiment.toml, ledger.jsonl, manife
 round's charge, row and checkpoint. So a folder without a manifest has released nothing, and one
 with a manifest has a ledger.
 
-More rounds (runs/extend.py) are one entry of the ledger and nothing else: the config in force is
-experiment.toml, which stays as it was, with the ledger's amendments (runs/in_force.py).
+More rounds are one entry of the ledger and nothing else: ``federation.num_rounds`` changes, the
+config in force is experiment.toml, which stays as it was, with the ledger's amendments
+(`manifed.runs.evidence.in_force`), and so a crash right after the entry loses nothing.
 """
 
 import shlex
 import sys
-from collections.abc import Generator, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Generator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from manifed.durable import held, is_draft
-from manifed.experiment.assembly import initial_point
-from manifed.experiment.load import sha256
-from manifed.experiment.schema import Experiment
+from manifed.errors import ConfigError
+from manifed.experiment.assembly import facts_of, initial_point
+from manifed.experiment.schema import Experiment, sha256
 from manifed.federation.rounds import CLIP
+from manifed.plan import kept_multiplier, promise_of
+from manifed.privacy.account import opened
 from manifed.privacy.label import PLANNED
-from manifed.privacy.ledger import head_file, torn_file
+from manifed.privacy.ledger import Amendment, Entry, head_file
 from manifed.privacy.odometer import Odometer
+from manifed.privacy.statement import Promise
+from manifed.privacy.tariff import Made
 from manifed.runs import checkpoint
 from manifed.runs.checkpoint import Checkpoint
-from manifed.runs.evidence import Evidence, judged
-from manifed.runs.in_force import configs_of, refused
-from manifed.runs.manifest import FORMAT, LIBRARY
-from manifed.runs.reading import FolderDamaged, check_regular, is_there
-from manifed.runs.run_folder import RunFolder
-from manifed.runs.tally import Tally
+from manifed.runs.evidence import Evidence, amended, configs_of, judged, refused, saved_config
+from manifed.runs.folder import FolderDamaged, RunFolder, check_regular, is_there
+from manifed.runs.manifest import LIBRARY
+from manifed.runs.places import real
 
 
 @dataclass(frozen=True)
@@ -46,11 +50,10 @@ class Past:
     """Whether its manifest is there; before that nothing was released."""
     has_ledger: bool
     odometer: Odometer
-    """It took all of the ledger."""
+    """What all of the ledger's entries spent."""
     checkpoint: Checkpoint | None
     label: str = PLANNED
     """Whether the noise so far protects anybody."""
-    is_finished: bool = False
     is_amended: bool = False
     """Whether its manifest was written before the newest amendment."""
 
@@ -75,7 +78,7 @@ def read_past(directory: Path, config: Experiment, *, may_be_finished: bool = Fa
 
     Raises:
         ConfigError: it is no run folder, or the run is finished, of another config, or edited.
-        CheckpointError, LedgerDamaged: its checkpoint or ledger cannot be trusted.
+        LedgerDamaged: its checkpoint or ledger cannot be trusted.
     """
     folder = RunFolder(directory)
     if not folder.experiment_path.is_file():
@@ -83,44 +86,52 @@ def read_past(directory: Path, config: Experiment, *, may_be_finished: bool = Fa
     _check_kinds(folder)
     if not folder.manifest_path.is_file():
         return _before_the_manifest(folder, config)
-    manifest, metrics = folder.manifest(), folder.metrics()
-    earlier = configs_of(folder.ledger_path)[:-1]
-    is_amended = manifest.get("config_sha256") in earlier
-    is_finished = "final" in manifest and not is_amended
-    if is_finished and not may_be_finished:
+    manifest, rows = folder.manifest(), folder.metrics().get("round", [])
+    is_amended = manifest.get("config_sha256") in configs_of(folder.ledger_path)[:-1]
+    if "final" in manifest and not is_amended and not may_be_finished:
         raise refused(
             directory, "expected an unfinished run",
-            "a finished one; it goes on after: manifed extend "
+            "a finished one; it goes on after: manifed run --resume "
             f"{shlex.quote(str(directory))} --rounds N",
         )  # fmt: skip
-    _check_manifest(folder, manifest, config, is_amended=is_amended)
+    if not is_amended and manifest.get("config_sha256") != sha256(config):
+        raise refused(
+            directory, f"expected the config of the run ({manifest.get('config_sha256')})",
+            f"{sha256(config)}; resume with the same settings",
+        )  # fmt: skip
+    folder.check_unedited(manifest.get("experiment_sha256"))
     if not folder.ledger_path.is_file():
         name = folder.ledger_path.name
         raise refused(directory, f"expected the run's {name}", "none; restore it")
     evidence = _evidence(folder, config, manifest)
-    saved, odometer, rounds = evidence.checkpoint, evidence.odometer, config.federation.num_rounds
+    saved, covered = evidence.checkpoint, evidence.odometer.covered
     if saved is not None:
-        like = _state_of(config, saved.tensors)
+        last, rounds = saved.server_round, config.federation.num_rounds
+        if config.training.setup_phases:
+            raise ConfigError(
+                "output.resume: expected a run without exchanges before round 1, got "
+                f"training.kind = {config.training.kind!r}, which has some: its clients would go "
+                "on without what they learnt there; start a new run"
+            )
+        like = dict(config.server_update.initial(initial_point(config)).tensors)
+        if CLIP in saved.tensors and getattr(config.privacy, "adaptive", None) is not None:
+            like[CLIP] = torch.zeros((), dtype=torch.float64)  # a round before this adapted it
         checkpoint.check(folder.checkpoint_path, saved, like, config.federation.num_clients)
-        if saved.server_round > rounds:
-            found = f"{saved.server_round}"
-            raise refused(directory, f"expected a checkpoint of a round <= {rounds}", found)
-    covered = odometer.covered
-    if config.privacy.kind != "none" and saved is not None and covered < saved.server_round:
-        raise refused(
-            directory,
-            f"expected rounds 1 to {saved.server_round} in the ledger",
-            f"1 to {covered}; restore it",
-        )
-    if saved is not None:
-        _check_rows(folder, metrics.get("round", []), Tally.of(saved).told)
+        if last > rounds:
+            raise refused(directory, f"expected a checkpoint of a round <= {rounds}", f"{last}")
+        if config.privacy.kind != "none" and covered < last:
+            expected, found = f"expected rounds 1 to {last} in the ledger", f"1 to {covered}"
+            raise refused(directory, expected, f"{found}; restore it")
+        if (told := saved.meta["tally"]["told"]) not in rows:  # it is older than the checkpoint
+            found = f"rows up to {int(rows[-1] or 0)}" if rows else "no row"
+            expected = f"the row of round {told}"
+            raise FolderDamaged(folder.metrics_path, expected, f"{found}; restore it")
     return Past(
         has_begun=True,
         has_ledger=True,
-        odometer=odometer,
+        odometer=evidence.odometer,
         checkpoint=saved,
         label=evidence.label,
-        is_finished=is_finished,
         is_amended=is_amended,
     )
 
@@ -176,28 +187,11 @@ def _evidence(folder: RunFolder, config: Experiment, manifest: Mapping[str, Any]
     return found
 
 
-def _check_manifest(
-    folder: RunFolder, manifest: Mapping[str, Any], config: Experiment, *, is_amended: bool
-) -> None:
-    directory, found = folder.directory, manifest.get("format", 1)
-    if found != FORMAT:
-        raise refused(
-            directory, f"expected a run folder of format {FORMAT}",
-            f"format {found}; reports and audits read it, but start a new run",
-        )  # fmt: skip
-    if not is_amended and manifest.get("config_sha256") != sha256(config):
-        raise refused(
-            directory, f"expected the config of the run ({manifest.get('config_sha256')})",
-            f"{sha256(config)}; resume with the same settings",
-        )  # fmt: skip
-    folder.check_unedited(manifest.get("experiment_sha256"))
-
-
 def _check_kinds(folder: RunFolder) -> None:
     """Refuse what no write of a run can replace or remove: a folder, a pipe, a link to nothing."""
     named = [
         folder.experiment_path, folder.manifest_path, folder.metrics_path, folder.ledger_path,
-        head_file(folder.ledger_path), torn_file(folder.ledger_path),
+        head_file(folder.ledger_path),
         folder.checkpoint_path, folder.directory / "model.safetensors", folder.error_path,
     ]  # fmt: skip
     for path in [*named, *filter(is_draft, folder.directory.iterdir())]:
@@ -205,17 +199,95 @@ def _check_kinds(folder: RunFolder) -> None:
             check_regular(path, "a regular file", most=1 << 40)
 
 
-def _state_of(config: Experiment, saved: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """The tensors of a state of the run, for their names, types and shapes."""
-    tensors = dict(config.server_update.initial(initial_point(config)).tensors)
-    privacy = config.privacy
-    if CLIP in saved and privacy.kind == "client-level" and privacy.adaptive is not None:
-        tensors[CLIP] = torch.zeros((), dtype=torch.float64)  # a round before this one adapted it
-    return tensors
+# -- more rounds -----------------------------------------------------------------------------------
+def extend(directory: Path, num_rounds: int) -> str:
+    """Give the run in a folder ``num_rounds`` rounds in all; what a person has to know of it.
+
+    The noise of past rounds and of those to come stays: where a target was calibrated, the
+    multiplier that was used is kept and recorded. The whole, past and future, is priced anew.
+
+    Raises:
+        ConfigError: fewer rounds, a run that cannot go on, or rounds that the budget does not pay.
+        LedgerDamaged, FolderDamaged: the folder cannot be trusted.
+    """
+    directory = real("--resume", directory)
+    with held_or_refused(directory):
+        config = saved_config(directory)
+        past = read_past(directory, config, may_be_finished=True)
+        before, path = config.federation.num_rounds, RunFolder(directory).ledger_path
+        if num_rounds == before:
+            return "nothing to do: the run has these rounds already"
+        if num_rounds < before:
+            expected = f"expected --rounds above {before}, which it has"
+            raise refused(directory, expected, f"{num_rounds}")
+        if past.checkpoint is None:
+            remedy = "none; start it anew with more rounds"
+            raise refused(directory, "expected a run with a checkpoint", remedy)
+        if config.privacy.kind == "correlated" and config.privacy.target is not None:
+            raise ConfigError(
+                "privacy.target: more rounds would find other masks; give the noise_stddev and "
+                "mask_stddev of a run that is to be extended"
+            )
+        sizes = past.declared or facts_of(config).sizes
+        kept = kept_multiplier(config.setting, sizes)
+        longer = amended(config, num_rounds, kept)
+        old, promise = promise_of(config.setting, sizes), promise_of(longer.setting, sizes)
+        amendment = Amendment(
+            amends=sha256(config),
+            config_sha256=sha256(longer),
+            num_rounds=(before, num_rounds),
+            planned_draws=promise.terms.planned_draws,
+            noise_multiplier=kept,
+        )
+        last = past.last_round
+        _check_price(promise, past.odometer, last, num_rounds)
+        with opened(path, old, last_round=before, header={}, resumed_at=last + 1) as account:
+            # a line that a crash tore was paid for just now
+            _check_price(promise, account.odometer, last, num_rounds)
+            account.write(Entry(amends=amendment))
+            head = account.ledger.head
+    told = [f"privacy: {past.label}", f"rounds: {before} -> {num_rounds}"]
+    for one in promise.adversaries if promise.delta is not None else ():
+        assert promise.delta is not None
+        draws = _draws(promise, past.odometer, last, num_rounds)
+        if not (promise.tariff.is_by_round or one.sees_cohorts):
+            draws = (max(*draws, promise.terms.planned_draws),)
+        epsilon = promise.tariff.ahead(one, draws, promise.delta)
+        told.append(f"{one.name}: epsilon {epsilon:.6g} at delta {promise.delta:g} for the whole")
+    told += [] if kept is None else [f"noise multiplier: {kept:.6g}, kept"]
+    told += [
+        f"ledger head: {head}",
+        f"config: {amendment.config_sha256} (was {amendment.amends})",
+        "nodes and sites that are pinned to the old config have to allow the new one first",
+    ]
+    return "\n".join(told)
 
 
-def _check_rows(folder: RunFolder, rounds: Sequence[float | None], told: int) -> None:
-    """Every row up to the checkpoint's newest was on disk before the checkpoint."""
-    if told not in rounds:
-        found = f"rows up to {int(rounds[-1] or 0)}" if rounds else "no row"
-        raise FolderDamaged(folder.metrics_path, f"the row of round {told}", f"{found}; restore it")
+def _check_price(promise: Promise, odometer: Odometer, last_round: int, num_rounds: int) -> None:
+    """Refuse rounds that the budget does not pay on top of all that is charged already."""
+    promise.check_ledger(odometer)
+    budget = promise.budget
+
+    def is_dear(rounds: int) -> bool:
+        return not promise.pays(_draws(promise, odometer, last_round, rounds))
+
+    if budget is None or not is_dear(num_rounds):
+        return
+    cost = promise.cost(budget, _draws(promise, odometer, last_round, num_rounds))
+    most = bisect_left(range(num_rounds), x=True, lo=last_round, key=lambda r: is_dear(r + 1))
+    raise ConfigError(
+        f"--rounds: {num_rounds} rounds would cost epsilon {cost:.4g} against the "
+        f"{budget.adversary.name} adversary with the {odometer.rounds_counted} cohort draws that "
+        f"are charged already, the budget ({budget.field}) is {budget.epsilon:g}; at most {most} "
+        "rounds are possible, and nothing was written"
+    )
+
+
+def _draws(promise: Promise, odometer: Odometer, last_round: int, rounds: int) -> Made:
+    """All draws of a run that goes on after ``last_round``: those charged, and one a round to come.
+
+    What was charged counts as often as it was; a round that is redone counts again.
+    """
+    to_come = [(last_round + 1, rounds, 1)] if rounds > last_round else []
+    both = zip_longest(promise.made(odometer), promise.tariff.counted(to_come), fillvalue=0)
+    return tuple(map(sum, both))

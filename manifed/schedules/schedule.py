@@ -69,22 +69,15 @@ class Polynomial(Schedule):
         return Power(self.scale, self.offset, self.exponent)
 
 
-class CeilPolynomial(Schedule):
+class CeilPolynomial(Polynomial):
     """The least integer >= scale (k + offset)^exponent, and at least 1: a sample size."""
 
-    kind: Literal["ceil-polynomial"] = "ceil-polynomial"
-    scale: float = Field(gt=0)
-    offset: float = Field(default=1.0, gt=0)
+    kind: Literal["ceil-polynomial"] = "ceil-polynomial"  # pyright: ignore[reportIncompatibleVariableOverride]
     exponent: float = Field(ge=0, le=10)
 
     def values(self, k: Array) -> Array:
-        """Integers, as float64."""
-        return whole(self.scale * (k + self.offset) ** self.exponent)
-
-    @property
-    def power(self) -> Power:
-        """Before it is rounded up."""
-        return Power(self.scale, self.offset, self.exponent)
+        """Integers, as float64; `power` is that before rounding."""
+        return whole(super().values(k))
 
 
 class Hyperbolic(Schedule):
@@ -148,11 +141,6 @@ def whole(values: Array) -> Array:
     """The least integers >= ``values``, and at least 1; one rounding above n counts as n."""
     absolute, relative = _GUARD
     return np.maximum(1.0, np.ceil(values * (1.0 - relative) - absolute))
-
-
-def whole_number(value: float) -> int:
-    """The same of one value."""
-    return int(whole(np.array([value]))[0])
 
 
 LARGEST_FACTOR = 1e9

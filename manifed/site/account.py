@@ -6,37 +6,36 @@ attempt and phase it pays for, so that no address is answered twice, also after 
 
 The price is that of the adversary who sees every answer: no cohort draw amplifies it, because the
 server knows who takes part. Nothing here depends on a record, so a refusal says nothing of any.
+
+An auditor compares it with the server's ledger (`compared`). The server charges a client before it
+sends a message; the site charges itself before it answers one. So every answer of the site must
+stand in the server's ledger, at the same price. The other way round a message may have been lost,
+or refused.
 """
 
 import logging
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
-
+from manifed.errors import ConfigError
 from manifed.privacy.account import ledger_key
 from manifed.privacy.adversaries import SERVER
-from manifed.privacy.chain import HEADER, RECOVERED, Entry
-from manifed.privacy.charges import RESERVED, ClientReleases, Releases, Reservation, Terms
+from manifed.privacy.cohorts import decode
 from manifed.privacy.composition import NoValidBound
+from manifed.privacy.events import Releases
 from manifed.privacy.label import label_of
-from manifed.privacy.ledger import Head, Ledger, LedgerDamaged
-from manifed.privacy.odometer import NOTE, PLACE, Odometer
+from manifed.privacy.ledger import Entry, Head, Ledger, LedgerDamaged, Reserves
+from manifed.privacy.odometer import LIMITS, PLACE, Odometer
+from manifed.privacy.tariff import ClientReleases, Terms
 
 log = logging.getLogger("manifed")
 
 LEDGER: Final = "ledger.jsonl"
-LIMITS: Final = "limits"
-NOTHING: Final = Terms(population=1, updates=(ClientReleases(partitions=(0,), releases=()),))
-NOBODY: Final = Reservation(0, 0, 0, np.zeros(0, dtype=np.int64), terms=NOTHING)
-"""The charge of a torn line: it was never on disk, so what it was for was never computed."""
 MOST_ATTEMPTS: Final = 1 << 16
 """As many as the noise has addresses for."""
-Position = tuple[int, int, int]
-"""Round, attempt and phase; answers only go forward."""
 
 
 class Refused(RuntimeError):
@@ -77,41 +76,43 @@ class Place:
         return f"run {self.run} {self.config_sha256}" if self.seed is None else f"seed {self.seed}"
 
     @property
-    def position(self) -> Position:
-        """Where in its series."""
+    def position(self) -> tuple[int, int, int]:
+        """Where in its series: round, attempt and phase."""
         return self.server_round, self.attempt, self.phase
 
 
 class SiteAccount:
     """The ledger of one data set, open and locked; use it as a context manager."""
 
-    def __init__(self, ledger: Ledger, limits: Limits, book: "_Read") -> None:
-        """Use `open`."""
-        self._ledger, self.limits = ledger, limits
-        self._odometer, self._last = book.odometer, book.last
-        if book.limits != asdict(limits):
-            ledger.append(NOTE, {LIMITS: asdict(limits)})
-
-    @classmethod
-    def open(cls, folder: Path, limits: Limits, anchors: Iterable[Head] = ()) -> "SiteAccount":
-        """The account of the data set in ``folder``, which may be new.
+    def __init__(self, folder: Path, limits: Limits, anchors: Iterable[Head] = ()) -> None:
+        """Open the ledger of the data set in ``folder``, which may be new.
 
         Raises:
             LedgerDamaged: as `Ledger.recover`; `LedgerLocked`: another process has it.
             ConfigError, OSError: the ledger's key, or the folder, cannot be read.
         """
-        path, key, book = folder / LEDGER, ledger_key(), _Read()
-        if path.exists():
-            ledger = Ledger.recover(
-                path, charge=NOBODY.body, key=key, anchors=anchors, feed=book.feed
-            )
+        self.limits, self._odometer = limits, Odometer()
+        self._last: dict[str, tuple[int, int, int]] = {}
+        """The newest position of each series."""
+        path, key, said = folder / LEDGER, ledger_key(), dict[str, Any]()
+
+        def feed(entry: Entry) -> None:
+            self._odometer.feed(entry)
+            said.update(entry.said)
+            if PLACE in entry.said:
+                place = Place(**entry.said[PLACE])
+                self._last[place.series] = place.position
+
+        if path.exists():  # what a torn line was for was never computed, and costs nothing
+            self._ledger = Ledger.recover(path, key=key, anchors=anchors, feed=feed)
         else:
-            ledger = Ledger.create(path, {"holder": "site"}, key=key)
-        return cls(ledger, limits, book)
+            self._ledger = Ledger.create(path, {"holder": "site"}, key=key)
+        if said.get(LIMITS) != asdict(limits):
+            self._ledger.append(Entry(said={LIMITS: asdict(limits)}))
 
     def note(self, what: str) -> None:
         """Write a line that costs nothing; errors as `Ledger.append`."""
-        self._ledger.append(NOTE, {"said": what})
+        self._ledger.append(Entry(said={"note": what}))
 
     @property
     def spent(self) -> float:
@@ -139,20 +140,26 @@ class SiteAccount:
                 nothing was charged.
         """
         self._check_order(place, is_first=is_first)
-        said = {PLACE: asdict(place)}
-        if not (is_first and releases):
-            self._append(NOTE, said)
-        else:
-            reservation = self._reservation(place, releases)
-            self._check_price(reservation)
-            self._append(RESERVED, {**reservation.body(), **said})
-            self._odometer.reserve(reservation)
-            self._odometer.noise_origins |= {"os" if place.seed is None else "seed"}
+        entry = Entry(said={PLACE: asdict(place)})
+        if is_first and releases:
+            client = ClientReleases(partitions=(0,), releases=releases)
+            terms, now = Terms(population=1, updates=(client,)), place.server_round
+            entry = Entry(
+                said=entry.said,
+                terms=None if self._odometer.terms == terms else terms,
+                reserves=Reserves(first=now, last=now, attempt=place.attempt, cohort="0"),
+            )
+            self._check_price(entry)
+        try:
+            self._odometer.feed(self._ledger.append(entry))
+        except (OSError, LedgerDamaged) as error:
+            log.error("The ledger takes nothing more until a restart: %s", error)
+            raise Refused("this site's ledger cannot be written") from None
         self._last[place.series] = place.position
 
     def _check_order(self, place: Place, *, is_first: bool) -> None:
-        if place.attempt >= MOST_ATTEMPTS:
-            raise Refused(f"attempt: expected less than {MOST_ATTEMPTS}, got {place.attempt}")
+        if not 0 <= place.attempt < MOST_ATTEMPTS:
+            raise Refused(f"attempt: expected 0 to {MOST_ATTEMPTS - 1}, got {place.attempt}")
         last = self._last.get(place.series)
         if last is not None and place.position <= last:
             raise Refused(
@@ -167,16 +174,10 @@ class SiteAccount:
                 "expected the phases before it first"
             )
 
-    def _reservation(self, place: Place, releases: Releases) -> Reservation:
-        terms = Terms(population=1, updates=(ClientReleases(partitions=(0,), releases=releases),))
-        own = None if self._odometer.terms == terms else terms
-        now, attempt = place.server_round, place.attempt
-        return Reservation(now, now, attempt, np.zeros(1, dtype=np.int64), terms=own)
-
-    def _check_price(self, reservation: Reservation) -> None:
+    def _check_price(self, entry: Entry) -> None:
         limits = self.limits
         try:
-            after = self._odometer.after(reservation).epsilon(SERVER, limits.delta)
+            after = self._odometer.after(entry).epsilon(SERVER, limits.delta)
         except NoValidBound as refusal:
             raise Refused(f"nothing prices this with what was answered before: {refusal}") from None
         if not after <= limits.epsilon:
@@ -185,13 +186,6 @@ class SiteAccount:
                 f"all runs, this site's limit is {limits.epsilon:g}"
             )
 
-    def _append(self, kind: str, body: Mapping[str, Any]) -> None:
-        try:
-            self._ledger.append(kind, body)
-        except (OSError, LedgerDamaged) as error:
-            log.error("The ledger takes nothing more until a restart: %s", error)
-            raise Refused("this site's ledger cannot be written") from None
-
     def __enter__(self) -> "SiteAccount":
         return self
 
@@ -199,19 +193,90 @@ class SiteAccount:
         self._ledger.close()
 
 
-class _Read:
-    """What a ledger says, entry by entry."""
+# -- audit -----------------------------------------------------------------------------------
+Round = tuple[int, int]
+"""A round and its attempt."""
 
-    def __init__(self) -> None:
-        self.odometer = Odometer()
-        self.last: dict[str, Position] = {}
-        self.limits: object = None
 
-    def feed(self, entry: Entry) -> None:
-        """Take the next entry; errors as `Odometer.feed`."""
-        self.odometer.feed(entry)
-        if entry.kind not in (HEADER, RECOVERED) and PLACE in entry.body:
-            place = Place(**entry.body[PLACE])
-            self.last[place.series] = place.position
-        if entry.kind == NOTE and LIMITS in entry.body:
-            self.limits = entry.body[LIMITS]
+@dataclass(frozen=True)
+class Agreement:
+    """What two ledgers say about the rounds of one client."""
+
+    partition: int
+    both: tuple[Round, ...]
+    """Charged alike by both."""
+    differing: tuple[Round, ...]
+    """Charged by both, for other releases."""
+    only_site: tuple[Round, ...]
+    """Answered, and not in the server's ledger."""
+    only_server: tuple[Round, ...]
+    """Asked for, and not answered: lost, refused, or the node was absent."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the ledgers agree on every round that both saw."""
+        return not (self.differing or self.only_site)
+
+
+def compared(server: Path, site: Path, run: str | None = None) -> Agreement:
+    """Whether a run's ledger and a site's agree on the rounds that both saw.
+
+    ``run`` is what the SuperLink called the run, where the site answered several of one config.
+
+    Raises:
+        LedgerDamaged: as `Ledger.verify`.
+        ConfigError: the site answered nothing of this run's config, or as several clients.
+    """
+    entries = _entries(server)
+    configs = {entry.said.get("config_sha256") for entry, _ in entries}
+    configs |= {entry.amends.config_sha256 for entry, _ in entries if entry.amends is not None}
+    mine = [
+        (place, releases)
+        for entry, terms in _entries(site)
+        if entry.reserves is not None and PLACE in entry.said
+        for place in [Place(**entry.said[PLACE])]
+        if place.config_sha256 in configs and run in (None, place.run)
+        for releases in _releases(terms, 0)
+    ]
+    partitions = {place.partition for place, _ in mine}
+    if len(partitions) != 1:
+        raise ConfigError(
+            f"{site}: expected answers as one client of the run of {server}, got "
+            f"{len(partitions)} clients"
+        )
+    (partition,) = partitions
+    asked = {
+        (now, paid.attempt): releases
+        for entry, terms in entries
+        if (paid := entry.reserves) is not None and terms is not None
+        if partition in decode(paid.cohort, terms.population)
+        for releases in _releases(terms, partition)
+        for now in range(paid.first, paid.last + 1)
+    }
+    answered: dict[Round, list[Releases]] = {}
+    for place, releases in mine:
+        answered.setdefault((place.server_round, place.attempt), []).append(releases)
+    alike = {now for now, said in answered.items() if said == [asked.get(now)]}
+    return Agreement(
+        partition,
+        both=tuple(sorted(alike)),
+        differing=tuple(sorted(set(answered) & set(asked) - alike)),
+        only_site=tuple(sorted(set(answered) - set(asked))),
+        only_server=tuple(sorted(set(asked) - set(answered))),
+    )
+
+
+def _entries(path: Path) -> list[tuple[Entry, Terms | None]]:
+    """All entries of a ledger, each with the terms that are in force with it."""
+    found: list[tuple[Entry, Terms | None]] = []
+
+    def feed(entry: Entry) -> None:
+        found.append((entry, entry.terms or (found[-1][1] if found else None)))
+
+    Ledger.verify(path, feed=feed)
+    return found
+
+
+def _releases(terms: Terms | None, client: int) -> Iterator[Releases]:
+    updates = () if terms is None else terms.updates
+    return (one.releases for one in updates if client in one.partitions)

@@ -1,28 +1,39 @@
-"""The process of a site: a Unix socket, who may connect to it, and how long anybody may take.
+"""The process of a site: its folder, a Unix socket, who may connect, how long anybody may take.
 
 A connection carries one question. Each has a thread of its own and one deadline for a whole frame,
 so that nobody who is slow or talks garbage keeps others waiting; at most `MOST_PEERS` are served at
 a time, the next one is closed unheard.
 """
 
+import grp
 import logging
 import os
 import pwd
+import re
 import socket
 import stat
 import struct
+import sys
 import threading
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+from manifed.durable import held, write_atomically
 from manifed.errors import ConfigError, one_line
-from manifed.site.protocol import BadFrame, Incoming, Refusal, Silent, reply_frame, send
-from manifed.site.site import Site
+from manifed.experiment.load import load
+from manifed.experiment.schema import Experiment, sha256
+from manifed.privacy.account import anchors_of
+from manifed.privacy.ledger import Head
+from manifed.site.account import LEDGER, Limits, Refused, SiteAccount
+from manifed.site.protocol import BadFrame, Incoming, Refusal, Silent, frame_of, send
+from manifed.site.site import IDENTITY, MEMORY, Site, Wanted, claim
 
 log = logging.getLogger("manifed")
 
+BEGUN: Final = "begun"
+"""The file beside a ledger that says that there is one, also when it is gone."""
 MOST_PEERS: Final = 16
 SECONDS: Final = 30.0
 """For a whole question to come in, and for a whole reply to be taken."""
@@ -30,8 +41,131 @@ _CREDENTIALS: Final = struct.Struct("3i")
 """What SO_PEERCRED gives: process, user, group."""
 
 
-def user_id(name: str) -> int:
-    """The number of a user, who is given by name or number.
+def run(wanted: Wanted, on_ready: Callable[[Mapping[str, Any]], object] = lambda _: None) -> None:
+    """Answer until a signal ends this process; ``on_ready`` is told what the ready line says.
+
+    Raises:
+        ConfigError, LedgerDamaged: in one line, before anybody can connect.
+    """
+    users = {os.geteuid(), *(_id_of(name, "--allow-user") for name in wanted.users)}
+    group = None if wanted.group is None else _id_of(wanted.group, "--socket-group")
+    with opened(wanted) as site:
+        try:
+            site.open_all()
+        except Refused as error:
+            raise ConfigError(f"--config: {error}") from None
+        door = listening(wanted.socket, group)
+        try:
+            told = {
+                "socket": str(wanted.socket),
+                "partition": wanted.partition,
+                "label": site.account.label,
+                "epsilon": site.account.spent,
+                "max_epsilon": wanted.max_epsilon,
+                "delta": wanted.delta,
+                "ledger_head": str(site.account.head),
+            }
+            say(
+                f"ready: {wanted.socket}, {told['label']}, spent epsilon {told['epsilon']:.6g} "
+                f"of {wanted.max_epsilon:g} at delta {wanted.delta:g}, ledger head "
+                f"{told['ledger_head']}"
+            )
+            on_ready(told)
+            serve(site, door, users)
+        finally:
+            door.close()
+            site.stop()
+            with suppress(OSError):
+                wanted.socket.unlink()
+            say(f"stopped: ledger head {site.account.head}")
+
+
+@contextmanager
+def opened(wanted: Wanted) -> Generator[Site, None, None]:
+    """The site with its folder held, its ledger open and its data set named.
+
+    Raises:
+        ConfigError: an option that cannot be; another process has the folder; another data file.
+        LedgerDamaged: as `SiteAccount`.
+    """
+    try:
+        limits = Limits(wanted.max_epsilon, wanted.delta)
+    except ValueError as error:
+        raise ConfigError(f"--max-epsilon, --delta: {error}") from None
+    allowed, folder, anchors = _allowed(wanted), wanted.folder, anchors_of(wanted.heads)
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.chmod(0o700)
+    except OSError as error:
+        raise ConfigError(f"--ledger: {str(folder)!r}: {error.strerror}") from None
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(held(folder))
+        except BlockingIOError:
+            raise ConfigError(
+                f"--ledger: another process answers for the data set in {str(folder)!r}; stop it "
+                "first"
+            ) from None
+        account = stack.enter_context(_account(folder, limits, anchors))
+        accepted = wanted.is_changed_data_accepted
+        if wanted.data is not None and claim(folder, wanted.data, is_accepted=accepted):
+            account.note("the data file changed; what was spent stays spent")
+        yield Site(wanted, allowed, account)
+
+
+def _account(folder: Path, limits: Limits, anchors: Collection[Head]) -> SiteAccount:
+    """The account in ``folder``; a new one only where nothing shows that there was one.
+
+    Raises:
+        ConfigError: the ledger is gone; else as `SiteAccount`.
+    """
+    left = [name for name in (BEGUN, IDENTITY, MEMORY) if (folder / name).exists()]
+    is_new = not (folder / LEDGER).exists()
+    if is_new and (left or anchors):
+        shown = ", ".join(left) or "--ledger-head"
+        raise ConfigError(
+            f"--ledger: expected {LEDGER} in {str(folder)!r}, which answered before ({shown}), got "
+            "none; restore it: without it nobody can say what was spent"
+        )
+    if is_new:
+        log.warning(
+            "NEW LEDGER: %r holds none, so nothing counts as spent. If anything was ever answered "
+            "about this data set, stop this process and restore its folder",
+            str(folder),
+        )
+    account = SiteAccount(folder, limits, anchors)
+    if BEGUN not in left:  # after the ledger and before any answer
+        write_atomically(folder / BEGUN, b"this folder has a ledger\n")
+    return account
+
+
+def say(line: str) -> None:
+    """One line for whoever started the process."""
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+def _allowed(wanted: Wanted) -> dict[str, Experiment | None]:
+    """The experiments that this site answers, by hash."""
+    found: dict[str, Experiment | None] = {}
+    for digest in wanted.hashes:
+        if not re.fullmatch("[0-9a-f]{64}", digest):
+            raise ConfigError(f"--allow-config: expected 64 hex digits, got {digest[:80]!r}")
+        found[digest] = None
+    for path in wanted.configs:
+        config = load(path)
+        digest = sha256(config)
+        log.info("%s is experiment %s", path, digest)
+        found[digest] = config
+    if not found:
+        raise ConfigError(
+            "--config, --allow-config: expected an experiment that this site answers, got none"
+        )
+    return found
+
+
+def _id_of(name: str, option: str) -> int:
+    """The number of a user or group, who is given by name or number.
 
     Raises:
         ConfigError: there is none of that name.
@@ -39,11 +173,13 @@ def user_id(name: str) -> int:
     if name.isdecimal():
         return int(name)
     try:
-        return pwd.getpwnam(name).pw_uid
+        return pwd.getpwnam(name).pw_uid if option == "--allow-user" else grp.getgrnam(name).gr_gid
     except KeyError:
-        raise ConfigError(f"--allow-user: expected a user of this machine, got {name!r}") from None
+        kind = "user" if option == "--allow-user" else "group"
+        raise ConfigError(f"{option}: expected a {kind} of this machine, got {name!r}") from None
 
 
+# -- the socket --------------------------------------------------------------------------------
 def listening(path: Path, group: int | None) -> socket.socket:
     """A socket at ``path`` for its owner and ``group`` (0660), in a folder nobody else enters.
 
@@ -115,7 +251,7 @@ def _served(
                 header = frame.header()
             except BadFrame as error:
                 log.warning("Refused: %s", error)
-                send(peer, reply_frame(Refusal(str(error)), {}), seconds)
+                send(peer, frame_of(Refusal(str(error)), {}), seconds)
                 return
             if header is not None:
                 send(peer, site.reply(header, frame.body), seconds)

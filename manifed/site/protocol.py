@@ -7,28 +7,26 @@ deadline as a whole, headers have exactly the fields and types below, and nothin
 header never holds a tensor, an error that is sent never holds data.
 """
 
-import json
 import math
 import socket
 import struct
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, Final, NoReturn, TypeVar
+from typing import Annotated, Final, Literal
 
+from pydantic import ConfigDict, Field, StringConstraints, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
 from manifed.algorithms.payloads import Layout
 from manifed.errors import one_line
-from manifed.experiment.load import canonical, sha256
-from manifed.experiment.schema import Experiment
+from manifed.experiment.schema import Experiment, canonical, sha256
 from manifed.federation.header import Header
 
-T = TypeVar("T")
 MAGIC: Final = b"manifed-site-2\n"
 MOST_CONFIG: Final = 1 << 16
 """Characters of an experiment."""
@@ -40,10 +38,8 @@ _NAMES: Final = 1 << 12
 """Bytes of the names, types and shapes of tensors."""
 _LENGTHS: Final = struct.Struct(">IQ")
 _CHUNK: Final = 1 << 20
-_LARGEST: Final = 1 << 62
-"""Of the integers in a header."""
-_LONGEST: Final = 500
-"""Characters of the strings in a header, the experiment aside."""
+_EXACTLY: Final = ConfigDict(strict=True, extra="forbid", str_max_length=500)
+"""How the fields of a header are read, also those of the message's own header inside."""
 
 
 class BadFrame(ValueError):
@@ -54,18 +50,19 @@ class Silent(OSError):
     """The other side did not send or take a whole frame in time, or went away."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=_EXACTLY)
 class Question:
     """What is asked: who are you (no header), or for one client update."""
 
     config_sha256: str
     """The experiment meant."""
-    config: str
-    """The same in full (`canonical`); a site that has its own copy does not read it."""
+    config: Annotated[str, StringConstraints(max_length=MOST_CONFIG)]
+    """The experiment in full (`canonical`); a site that has its own copy does not read it."""
     run: str = ""
     """What the SuperLink calls the run."""
     header: Header | None = None
     """Of the message that is forwarded."""
+    kind: Literal["question"] = "question"
 
 
 def about(config: Experiment, run: str = "", header: Header | None = None) -> Question:
@@ -74,7 +71,7 @@ def about(config: Experiment, run: str = "", header: Header | None = None) -> Qu
     return Question(sha256(config), text if len(text) <= MOST_CONFIG else "", run, header)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=_EXACTLY)
 class Introduction:
     """Who the site is: all of it public."""
 
@@ -82,68 +79,36 @@ class Introduction:
     code_sha256: str
     partition: int
     num_examples: int
+    kind: Literal["introduction"] = "introduction"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=_EXACTLY)
 class Update:
     """The head of an answered client update; the body is the noised payload."""
 
     noise_origin: str
+    kind: Literal["update"] = "update"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=_EXACTLY)
 class Refusal:
     """That nothing was answered, and why as far as it depends on no record."""
 
     reason: str
+    kind: Literal["refusal"] = "refusal"
 
 
 Reply = Introduction | Update | Refusal
 Tensors = Mapping[str, Tensor]
+_HEADER: Final = TypeAdapter[Question | Reply](
+    Annotated[Question | Reply, Field(discriminator="kind")]
+)
 
 
 # -- bytes ---------------------------------------------------------------------------------------
-def question_frame(question: Question, tensors: Tensors) -> bytes:
-    """A question with what came down."""
-    return _frame({"kind": "question", **asdict(question)}, tensors)
-
-
-def reply_frame(reply: Reply, tensors: Tensors) -> bytes:
-    """A reply with what goes up."""
-    return _frame({"kind": type(reply).__name__.lower(), **asdict(reply)}, tensors)
-
-
-def read_question(data: bytes) -> Question:
-    """The question in the header of a frame.
-
-    Raises:
-        BadFrame: for anything else.
-    """
-    found = _header(data)
-    if found.pop("kind", None) != "question":
-        raise BadFrame("expected a question")
-    header = found.pop("header", None)
-    if header is not None:
-        header = _record(Header, header)
-    return _record(Question, found, header=header)
-
-
-def read_reply(frame: tuple[bytes, bytes]) -> tuple[Reply, dict[str, Tensor]]:
-    """The reply in a frame; errors as `read_question`."""
-    found = _header(frame[0])
-    kinds: dict[object, type[Introduction | Update | Refusal]] = {
-        "introduction": Introduction,
-        "update": Update,
-        "refusal": Refusal,
-    }
-    kind = kinds.get(found.pop("kind", None))
-    if kind is None:
-        raise BadFrame("expected a reply of a known kind")
-    return _record(kind, found), read_tensors(frame[1])
-
-
-def _frame(header: Mapping[str, Any], tensors: Tensors) -> bytes:
-    head = json.dumps(header, allow_nan=False).encode("ascii")
+def frame_of(header: Question | Reply, tensors: Tensors) -> bytes:
+    """A question with what came down, or a reply with what goes up."""
+    head = _HEADER.dump_json(header)
     body = save({name: t.detach().cpu().contiguous() for name, t in tensors.items()})
     if len(head) > MOST_HEADER or len(body) > MOST_BODY:
         raise ValueError(
@@ -153,44 +118,32 @@ def _frame(header: Mapping[str, Any], tensors: Tensors) -> bytes:
     return MAGIC + _LENGTHS.pack(len(head), len(body)) + head + body
 
 
-def _header(data: bytes) -> dict[str, Any]:
-    """The JSON object of a header: no field twice, no NaN."""
+def read_question(data: bytes) -> Question:
+    """The question in the header of a frame.
 
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) != len(pairs):
-            raise BadFrame("expected each field of a header once")
-        return found
-
-    def refused(_: str) -> NoReturn:
-        raise BadFrame("expected finite numbers in a header")
-
-    try:
-        found = json.loads(data, object_pairs_hook=unique, parse_constant=refused)
-    except BadFrame:
-        raise
-    except (ValueError, RecursionError):
-        raise BadFrame("expected JSON as a header") from None
-    if not isinstance(found, dict):
-        raise BadFrame("expected an object as a header")
+    Raises:
+        BadFrame: for anything else.
+    """
+    if not isinstance(found := _read(data), Question):
+        raise BadFrame("expected a question, got a reply")
     return found
 
 
-def _record(kind: type[T], found: Any, **known: Any) -> T:
-    """The frozen record of a JSON object with exactly its fields, strings and whole numbers."""
-    wanted = {f.name: f.type for f in fields(kind) if f.name not in known}  # type: ignore[arg-type]  # a dataclass
-    if not isinstance(found, dict) or set(found) != set(wanted):
-        raise BadFrame(f"expected the fields {sorted(wanted)}")
-    for name, type_ in wanted.items():
-        value = found[name]
-        if type(value) is not type_:
-            raise BadFrame(f"expected {name} of another type")
-        if type_ is int and not 0 <= value < _LARGEST:
-            raise BadFrame(f"expected 0 <= {name} < 2^62")
-        most = MOST_CONFIG if name == "config" else _LONGEST
-        if type_ is str and not (value.isascii() and len(value) <= most):
-            raise BadFrame(f"expected at most {most} plain letters in {name}")
-    return kind(**found, **known)
+def read_reply(frame: tuple[bytes, bytes]) -> tuple[Reply, dict[str, Tensor]]:
+    """The reply in a frame; errors as `read_question`."""
+    if isinstance(found := _read(frame[0]), Question):
+        raise BadFrame("expected a reply, got a question")
+    return found, read_tensors(frame[1])
+
+
+def _read(data: bytes) -> Question | Reply:
+    try:
+        return _HEADER.validate_json(data)
+    except ValidationError:
+        raise BadFrame(
+            "expected JSON with exactly the fields of a question or reply, each of its type and "
+            "no longer than it may be"
+        ) from None
 
 
 def most_bytes(layouts: Iterable[Layout]) -> int:
@@ -208,8 +161,6 @@ def read_tensors(body: bytes) -> dict[str, Tensor]:
 
 
 # -- the socket ----------------------------------------------------------------------------------
-
-
 def send(peer: socket.socket, frame: bytes, seconds: float) -> None:
     """Send a whole frame.
 
@@ -296,7 +247,7 @@ def ask(
         peer.settimeout(seconds)
         peer.connect(str(path))
         with suppress(Silent):  # a site that refuses says so, and does not take the rest
-            send(peer, question_frame(question, tensors), seconds)
+            send(peer, frame_of(question, tensors), seconds)
         frame = receive(peer, seconds)
     if frame is None:
         raise Silent("the site closed the connection")

@@ -12,7 +12,9 @@ takes its time, questions about others are answered.
 """
 
 import hashlib
+import json
 import logging
+import os
 import threading
 import traceback
 from collections.abc import Callable, Mapping
@@ -22,22 +24,22 @@ from pathlib import Path
 from typing import Final
 
 import torch
-from torch import Tensor
 
 from manifed.algorithms.broadcast import BadBroadcast
-from manifed.algorithms.held_out import EVALUATE
-from manifed.algorithms.interface import setup_phases_of
 from manifed.algorithms.payloads import Payload
+from manifed.durable import write_atomically
 from manifed.errors import ConfigError, one_line
-from manifed.experiment.load import parse, sha256, table_of_canonical
+from manifed.experiment.assembly import own_node
+from manifed.experiment.load import parse, table_of_canonical, without_paths
 from manifed.experiment.plugins import allowed_here
-from manifed.experiment.schema import Experiment
+from manifed.experiment.schema import Experiment, sha256
 from manifed.federation.client import Node, answer
 from manifed.federation.header import BadMessage, Header
+from manifed.federation.held_out import EVALUATE
 from manifed.federation.memory import MemoryStore
-from manifed.federation.uploads import flaw
-from manifed.privacy.charges import Releases
-from manifed.privacy.events import CorrelatedRelease, MaskedRelease
+from manifed.federation.replies import flaw
+from manifed.privacy.events import Releases
+from manifed.problems.data import SiteData
 from manifed.runs.manifest import code_sha256
 from manifed.site.account import Place, Refused, SiteAccount
 from manifed.site.protocol import (
@@ -49,32 +51,41 @@ from manifed.site.protocol import (
     Silent,
     Tensors,
     Update,
+    frame_of,
     most_bytes,
     read_question,
     read_tensors,
-    reply_frame,
 )
-from manifed.site.records import check_same, node_of
 
 log = logging.getLogger("manifed")
 
 ABSENT: Final = "this site is absent; its own log says why"
 MEMORY: Final = "memory"
+IDENTITY: Final = "data.json"
+"""In the site's own folder, for nobody else: the digest of the file is a membership test."""
 _PUBLIC: Final = (BadFrame, BadMessage, BadBroadcast, Refused)
 """Errors whose text depends on what was asked and on no record."""
 
 
 @dataclass(frozen=True)
-class Policy:
-    """What a site agreed to, once, when it was set up."""
+class Wanted:
+    """The options of ``manifed site``: what a site agreed to, once, when it was set up."""
 
-    allowed: Mapping[str, Experiment | None]
-    """Hashes of experiments, with the site's own copies where it has them."""
+    folder: Path
     partition: int
+    max_epsilon: float
+    delta: float
+    socket: Path
     data: Path | None = None
     """The site's own file; None: the public data set that an experiment names."""
+    configs: tuple[Path, ...] = ()
+    hashes: tuple[str, ...] = ()
     num_examples: int | None = None
     """N_i, where an experiment leaves it to its sites to declare it."""
+    users: tuple[str, ...] = ()
+    group: str | None = None
+    is_changed_data_accepted: bool = False
+    heads: tuple[str, ...] = ()
     is_rehearsal: bool = False
     """Whether seeded noise is allowed, which protects nobody."""
 
@@ -83,9 +94,10 @@ class Policy:
 class Site:
     """Answers questions about one data set, one client update at a time."""
 
-    policy: Policy
+    wanted: Wanted
+    allowed: Mapping[str, Experiment | None]
+    """Hashes of experiments, with the site's own copies where it has them."""
     account: SiteAccount
-    folder: Path
     _nodes: dict[str, tuple[Experiment, Node]] = field(
         default_factory=dict[str, tuple[Experiment, Node]]
     )
@@ -95,7 +107,7 @@ class Site:
     """One client update, with its charge and its memory, is made at a time."""
 
     def __post_init__(self) -> None:
-        self._memory = MemoryStore(self.folder / MEMORY)
+        self._memory = MemoryStore(self.wanted.folder / MEMORY)
 
     def open_all(self) -> None:
         """Read the data for each experiment that the site has a copy of.
@@ -103,7 +115,7 @@ class Site:
         Raises:
             Refused: for one that this site never answers. ConfigError: the data cannot be used.
         """
-        for digest, config in self.policy.allowed.items():
+        for digest, config in self.allowed.items():
             if config is not None:
                 self._node(Question(digest, ""))
 
@@ -124,31 +136,32 @@ class Site:
             config, node = self._node(question)
             if question.header is None:
                 body(most_bytes(()))
-                return reply_frame(_introduction(node), {})
+                code, own = code_sha256(), node.num_examples
+                return frame_of(Introduction(node.digest, code, node.partition, own), {})
             place, releases = self._place(question, config, node, question.header)
             phase = node.setup.phase(question.header.phase)[1]
             layout = phase.down.layout(node.point_shape, node.dtype)
             down = read_tensors(body(most_bytes(layout.values())))
             with self._turn:
-                return reply_frame(*self._update(node, place, releases, question.header, down))
+                return self._update(node, place, releases, question.header, down)
         except Silent:
             raise
         except _PUBLIC as error:
             log.warning("Refused: %s", one_line(str(error)))
-            return reply_frame(Refusal(one_line(str(error))), {})
+            return frame_of(Refusal(one_line(str(error), 400)), {})
         except Exception as error:
             log.error("Nothing is answered: %s", _said(error))
-            return reply_frame(Refusal(ABSENT), {})
+            return frame_of(Refusal(ABSENT), {})
 
     def _update(
         self, node: Node, place: Place, releases: Releases, header: Header, down: Tensors
-    ) -> tuple[Update, Mapping[str, Tensor]]:
+    ) -> bytes:
         pay = partial(self.account.charge, place, releases, is_first=place.phase == 0)
         kept = self._memory.read(place.series, node.partition)
         made = answer(node, header, partial(_read, down), kept, pay)
         if made.kept is not None:
             self._memory.write(place.series, node.partition, made.kept)
-        return Update(made.noise_origin), made.up.tensors()
+        return frame_of(Update(made.noise_origin), made.up.tensors())
 
     def _node(self, question: Question) -> tuple[Experiment, Node]:
         """The experiment that is meant, as this site reads it, and its node.
@@ -157,11 +170,11 @@ class Site:
             Refused: it is not on this site's list, or one that no site answers.
         """
         digest = question.config_sha256
-        if digest not in self.policy.allowed:
+        if digest not in self.allowed:
             raise Refused("this experiment is not on this site's list")
         if digest in self._nodes:
             return self._nodes[digest]
-        own = self.policy.allowed[digest]
+        own = self.allowed[digest]
         if own is None:
             _check_text(question.config, digest)
         with self._reading:
@@ -171,12 +184,33 @@ class Site:
             return self._nodes[digest]
 
     def _opened(self, config: Experiment) -> Node:
-        """The node of an experiment on this site's records, whatever time that takes."""
-        policy = self.policy
-        _check_protects(config, is_rehearsal=policy.is_rehearsal)
-        node = node_of(config, policy.partition, policy.data, policy.num_examples)
-        if policy.data is not None:
-            check_same(self.folder, policy.data)
+        """The node of an experiment on this site's records, whatever time that takes.
+
+        Files that an experiment names for simulations are none of a site's: a text that came could
+        name any, because the hash does not cover them.
+
+        Raises:
+            Refused: as `_check_protects`.
+            ConfigError: for the owner of the data: a file that cannot be used, an invalid record,
+                an option that does not fit the experiment.
+        """
+        wanted, clients = self.wanted, config.federation.num_clients
+        path, is_of_files = wanted.data, isinstance(config.data, SiteData)
+        _check_protects(config, is_rehearsal=wanted.is_rehearsal)
+        if wanted.partition >= clients:
+            raise ConfigError(
+                f"--partition: expected one of 0..{clients - 1}, got {wanted.partition}"
+            )
+        if is_of_files and path is None:
+            raise ConfigError("--data: required by an experiment on files, but not given")
+        if not is_of_files and path is not None:
+            raise ConfigError(
+                f"--data: expected none with data.kind = {config.data.kind!r}, which the "
+                f"experiment names, got {str(path)!r}"
+            )
+        node = own_node(without_paths(config), wanted.partition, path, wanted.num_examples)
+        if path is not None:
+            check_same(wanted.folder, path)
         return node
 
     def _place(
@@ -188,11 +222,11 @@ class Site:
             Refused: a round or phase that the experiment does not have.
         """
         training, now = config.training, header.server_round
-        phases = training.phases if now else setup_phases_of(training)
+        phases = training.phases if now else training.setup_phases
         names = [phase.name for phase in phases]
         if node.setup.evaluation is not None and node.setup.evaluation.is_due(now):
             names.append(EVALUATE.name)
-        if now > config.federation.num_rounds or header.phase not in names:
+        if not 0 <= now <= config.federation.num_rounds or header.phase not in names:
             raise Refused(
                 f"round {now}, phase {header.phase!r}: expected rounds up to "
                 f"{config.federation.num_rounds} and one of the phases {names}"
@@ -203,11 +237,14 @@ class Site:
         place = Place(question.run, node.digest, node.partition, now, header.attempt, index, seed)
         if now == 0:  # no record is used before round 1: the client update sees to it
             return place, ()
-        return place, _own(node.setup.releases(now, node.num_examples))
-
-
-def _introduction(node: Node) -> Introduction:
-    return Introduction(node.digest, code_sha256(), node.partition, node.num_examples)
+        releases = node.setup.releases(now, node.num_examples)
+        for release in releases:
+            if release.is_masked:
+                raise Refused(
+                    f"the release {release.label!r}: a site answers with independent noise of its "
+                    "own, got noise that may count on what others add"
+                )
+        return place, releases
 
 
 def _check_text(text: str, digest: str) -> None:
@@ -275,22 +312,6 @@ def _check_protects(config: Experiment, *, is_rehearsal: bool) -> None:
         )
 
 
-def _own(releases: Releases) -> Releases:
-    """``releases``, each with noise of this site's own.
-
-    Raises:
-        Refused: the price of one counts on noise of others, masks for instance, which this site
-            neither draws nor sees.
-    """
-    for release in releases:
-        if isinstance(release, CorrelatedRelease | MaskedRelease):
-            raise Refused(
-                f"the release {release.label!r}: a site answers with independent noise of its own, "
-                "got noise that may count on what others add"
-            )
-    return releases
-
-
 def _read(
     down: Tensors, kind: type[Payload], shape: tuple[int, ...], dtype: torch.dtype
 ) -> Payload:
@@ -315,3 +336,64 @@ def _said(error: Exception) -> str:
         return one_line(str(error))
     place = traceback.extract_tb(error.__traceback__)[-1]
     return f"{type(error).__name__} at {Path(place.filename).name}:{place.lineno}"
+
+
+# -- whose data these are ----------------------------------------------------------------------
+def claim(folder: Path, path: Path, *, is_accepted: bool) -> bool:
+    """Make the file this folder's data set; whether it took the place of another file.
+
+    A new folder takes any file. The digest is kept beside the ledger.
+
+    Raises:
+        ConfigError: it is another file than before, and nobody ``is_accepted`` it.
+    """
+    before = _digest_in(folder)
+    if before is None or is_accepted:
+        now = _file_sha256(path)
+        if now != before:
+            content = json.dumps({"sha256": now}).encode() + b"\n"
+            write_atomically(folder / IDENTITY, content)
+        return before not in (None, now)
+    check_same(folder, path)
+    return False
+
+
+def check_same(folder: Path, path: Path) -> None:
+    """Refuse a file that is not the one this folder accounts for.
+
+    Raises:
+        ConfigError: with what to do; it is no file, or cannot be read.
+    """
+    if _file_sha256(path) != _digest_in(folder):
+        raise ConfigError(
+            f"--data: {str(path)!r} is not the file that {str(folder)!r} accounts for; for the "
+            "same people with rows mended or added say --accept-changed-data (what was spent stays "
+            "spent), for other people use a ledger folder of their own"
+        )
+
+
+def _digest_in(folder: Path) -> str | None:
+    """The digest that the folder keeps; None in a new one.
+
+    Raises:
+        ConfigError: the file that keeps it cannot be read.
+    """
+    identity = folder / IDENTITY
+    try:
+        return str(json.loads(identity.read_text())["sha256"]) if identity.exists() else None
+    except (OSError, ValueError, LookupError, TypeError):
+        raise ConfigError(
+            f"{str(identity)!r}: expected the digest of this folder's data; restore it, or remove "
+            "it if the file is certainly the same"
+        ) from None
+
+
+def _file_sha256(path: Path) -> str:
+    """Digest of a regular file; errors as `check_same`."""
+    try:
+        if not path.is_file():
+            raise ConfigError(f"--data: expected a file, got {str(path)!r}")
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise ConfigError(f"--data: {str(path)!r}: {os.strerror(error.errno or 0)}") from None

@@ -13,8 +13,8 @@ import numpy as np
 
 from manifed.experiment.assembly import initial_point, load_shards
 from manifed.experiment.load import load
-from manifed.problems.base import Examples
-from reproduction.experiments import experiment_path
+from manifed.problems.examples import Examples
+from reproduction.figure_files import curve_path
 from reproduction.findings import Finding, log_slope, verdict_of
 from reproduction.trials import Trial, mean, trial, trials
 
@@ -115,7 +115,7 @@ class Ball:
 @lru_cache(maxsize=8)
 def ball_of(name: str, seed: int) -> Ball:
     """The ball around the optimum that holds the data and the start of a config's run."""
-    config = load(experiment_path(name), [f"federation.seed={seed}"])
+    config = load(curve_path(name), [f"federation.seed={seed}"])
     found, x = load_shards(config), initial_point(config)
     problem = found.problem
     best = problem.optimum(found.examples).x

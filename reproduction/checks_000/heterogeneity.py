@@ -8,7 +8,7 @@ import torch
 from manifed.experiment.assembly import load_shards
 from manifed.experiment.load import load
 from reproduction.checks_000.bounds import Ball, ball_of
-from reproduction.experiments import experiment_path
+from reproduction.figure_files import curve_path
 from reproduction.findings import Finding, verdict_of
 from reproduction.trials import NON_PRIVATE, mean, trial
 
@@ -42,7 +42,7 @@ def contraction(ball: Ball) -> float:
 
 def divergence(seed: int) -> float:
     """The v of Assumption 5.4 at the optimum: the mean over agents of |grad f_i - grad f|^2."""
-    config = load(experiment_path(NAME), [*overrides(1), f"federation.seed={seed}"])
+    config = load(curve_path(NAME), [*overrides(1), f"federation.seed={seed}"])
     found = load_shards(config)
     problem = found.problem
     x = problem.optimum(found.examples).x

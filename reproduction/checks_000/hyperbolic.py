@@ -2,9 +2,10 @@
 
 import numpy as np
 
-from manifed.problems.federation import data_folder
-from manifed.problems.readers import DataMissing, wordnet_embedding
+from manifed.problems.real import DataMissing
+from manifed.problems.shards import data_folder
 from reproduction.findings import Finding, verdict_of
+from reproduction.mammals import wordnet_embedding
 from reproduction.trials import Trial, mean, trials
 
 SEEDS = (0, 1, 2)

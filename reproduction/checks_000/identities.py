@@ -17,14 +17,13 @@ from manifed.manifolds.spd import SPD
 from manifed.manifolds.sphere import Sphere
 from manifed.oracles.minibatch import Full
 from manifed.oracles.oracle import Draws, Oracle
-from manifed.privacy.mechanism import ExampleMechanism, PublishedNoise
+from manifed.privacy.mechanism import ExampleMechanism, Noise
 from manifed.privacy.noise import NoiseSource, Stream
-from manifed.problems.base import Examples
-from manifed.problems.federation import shards
-from manifed.problems.partition_specs import EqualSpec
+from manifed.problems.data import Equal
+from manifed.problems.examples import Examples
 from manifed.problems.pca import PrincipalEigenvector
-from manifed.problems.problem_specs import PrincipalEigenvectorSpec
-from manifed.problems.real_data import Digits
+from manifed.problems.real import Digits
+from manifed.problems.shards import shards
 from reproduction.findings import Finding, log_slope, verdict_of
 
 EXACT = 1e-12
@@ -45,14 +44,14 @@ class SharedDraws(Draws):
 
 
 def _digits(num_clients: int) -> tuple[Examples, ...]:
-    spec = PrincipalEigenvectorSpec()
-    return shards(spec, Digits(), EqualSpec(shard_size=149), num_clients, 0)
+    spec = PrincipalEigenvector()
+    return shards(spec, Digits(), Equal(shard_size=149), num_clients, 0)
 
 
 def _displacement(training: RSGD | RSVRG, shard: Examples, x: Tensor, draws: Draws) -> Tensor:
     """What one client uploads."""
     problem = PrincipalEigenvector()
-    mechanism = ExampleMechanism(l2_norm_clip=2.0, noise=PublishedNoise(coefficient=3.0))
+    mechanism = ExampleMechanism(l2_norm_clip=2.0, noise=Noise(coefficient=3.0))
     queries = [training.queries(mechanism, len(shard))]
     oracle = Oracle(problem, shard, queries, draws)
     up, _ = training.update("train", Point(x), None, oracle, problem.manifold, draws)

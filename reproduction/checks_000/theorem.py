@@ -8,7 +8,7 @@ import itertools
 from collections.abc import Mapping
 from pathlib import Path
 
-from manifed.privacy.published import compare, theorem
+from manifed.privacy.published import Claim
 from reproduction.findings import Finding, verdict_of
 
 LOCAL = (0.15, 1e-4)
@@ -24,14 +24,8 @@ def table_1() -> list[dict[str, float]]:
 
 def printed(num_clients: float, cohort_size: float, num_rounds: float, local_epsilon: float = 0.15):
     """Theorem 4.2 at Table 1's delta and slack."""
-    return theorem(
-        local_epsilon,
-        LOCAL[1],
-        num_clients=int(num_clients),
-        cohort_size=int(cohort_size),
-        num_rounds=int(num_rounds),
-        slack_delta=SLACK,
-    )
+    claim = Claim(local_epsilon, LOCAL[1], int(num_clients), int(cohort_size), SLACK)
+    return claim.after(int(num_rounds))
 
 
 def check_1() -> Finding:
@@ -77,15 +71,11 @@ def _one_round(row: dict[str, float]) -> float:
 def check_3() -> Finding:
     """Parallel composition across clients never exceeds the printed bound; equal iff s = 1."""
     pairs = {
-        (int(row["num_clients"]), int(row["cohort_size"]), int(row["num_rounds"])): compare(
-            local_epsilon=LOCAL[0],
-            local_delta=LOCAL[1],
-            num_clients=int(row["num_clients"]),
-            cohort_size=int(row["cohort_size"]),
-            num_rounds=int(row["num_rounds"]),
-            slack_delta=SLACK,
+        (n, s, t): Claim(*LOCAL, n, s, SLACK).compared(t)
+        for n, s, t in (
+            (int(row["num_clients"]), int(row["cohort_size"]), int(row["num_rounds"]))
+            for row in table_1()
         )
-        for row in table_1()
     }
     ordered = all(_is_ordered(s, prices) for (_, s, _), prices in pairs.items())
     example, first, last = pairs[300, 10, 500], pairs[100, 1, 50], pairs[100, 1, 500]

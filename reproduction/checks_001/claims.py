@@ -12,9 +12,9 @@ import torch
 from manifed.experiment.assembly import load_shards
 from manifed.experiment.evaluation import client_shares
 from manifed.experiment.load import parse
-from reproduction.experiments import best_point, table
 from reproduction.findings import Finding, verdict_of
 from reproduction.race import Result, run
+from reproduction.trials import best_point, table
 
 ROUNDING = 1e-12
 """A gradient this much shorter than the first is a sum of what cancelled."""

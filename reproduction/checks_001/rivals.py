@@ -9,9 +9,9 @@ clients' messages of both ways as Flower serialises them; s, CPU seconds, evalua
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from reproduction.experiments import table
 from reproduction.findings import Finding, verdict_of
 from reproduction.race import Result, run
+from reproduction.trials import table
 
 SEEDS = (0, 1)
 TARGETS = (1e-2, 1e-4)

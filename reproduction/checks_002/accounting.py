@@ -5,8 +5,9 @@ import math
 
 import numpy as np
 
-from manifed.privacy.series import Releases, printed_epsilon
-from manifed.schedules.conditions import (
+from manifed.schedules.schedule import Constant
+from reproduction.checks_002.settings import RING, releases, schedules
+from reproduction.conditions import (
     ProblemConstants,
     assumption_4,
     assumption_5,
@@ -14,8 +15,7 @@ from manifed.schedules.conditions import (
     corollary_2,
     corollary_3,
 )
-from manifed.schedules.schedule import Constant
-from reproduction.checks_002.settings import RING, releases, schedules
+from reproduction.endless import Releases, printed_sum
 from reproduction.findings import Finding, log_slope, verdict_of
 from reproduction.time_varying_reference import Array
 
@@ -120,7 +120,7 @@ def check_4() -> Finding:
         }  # fmt: skip
         holds &= math.isfinite(found[-1].total) == (gamma > 0.9)
     golden = {100: 0.388907, 1000: 0.471665, 2000: 0.487399, 10**4: 0.513492, 10**6: 0.544988}
-    sums = {k: printed_epsilon(releases(2), k).partial for k in golden}
+    sums = {k: printed_sum(releases(2), k).partial for k in golden}
     holds &= all(abs(sums[k] - v) < 1e-6 for k, v in golden.items())
     return Finding(
         "002-4", "Theorem 5: finite if gamma + eta > 1", verdict_of(as_printed=holds),
@@ -136,7 +136,7 @@ def check_5() -> Finding:
         (1, 0.864, 1.0080, 0.9584),
         (2, 0.488, 0.7555, 0.5555),
     ):
-        found, own = releases(number).series(10**6), printed_epsilon(releases(number), 10**6)
+        found, own = releases(number).series(10**6), printed_sum(releases(number), 10**6)
         rows[f"Example {number}"] = {
             "in the text": text, "its formula": own.total, "all that is released": found.total,
             "at least": found.total_low,

@@ -13,8 +13,8 @@ import torch
 
 from manifed.graphs.mixing import metropolis_hastings
 from manifed.graphs.specs import Ring
-from manifed.privacy.series import Releases
 from reproduction.checks_002.network import AGENTS, SCHEDULES, Learner, accuracies, task
+from reproduction.endless import Releases
 from reproduction.time_varying_reference import Array
 from reproduction.time_varying_rivals import RIVALS, Constants, epsilon_of_an_iteration
 

@@ -9,7 +9,6 @@ from collections.abc import Callable
 
 import numpy as np
 
-from manifed.privacy.series import printed_epsilon
 from manifed.schedules.time_varying import TimeVarying
 from reproduction.checks_002.settings import (
     COVARIANCE,
@@ -21,6 +20,7 @@ from reproduction.checks_002.settings import (
     releases,
     schedules,
 )
+from reproduction.endless import printed_sum
 from reproduction.findings import Finding, verdict_of
 from reproduction.time_varying_reference import Array, clipped, mixed, output_step
 
@@ -118,7 +118,7 @@ def losses_of_clipped_runs(
 def check_18(streams: int = 100, runs: int = 20) -> Finding:
     """The published bound on streams of data."""
     table, example = schedules(1), releases(1)
-    published, corrected = printed_epsilon(example, 10**5).total, example.series(10**5).total
+    published, corrected = printed_sum(example, 10**5).total, example.series(10**5).total
     on_gradients = loss_on_gradients(table, 0.2)
     lengths = (np.sqrt(np.trace(COVARIANCE)), 5.0, 8.0)  # the first is their root mean square
     plain = {f"{s:.2f}": loss_on_streams(table, 0.2, same(s), 0) for s in lengths}

@@ -6,7 +6,6 @@ from functools import lru_cache
 
 import numpy as np
 
-from manifed.privacy.series import Releases, epsilon_of_rho
 from manifed.schedules.schedule import Polynomial
 from reproduction.checks_002.settings import (
     COVARIANCE,
@@ -22,6 +21,7 @@ from reproduction.checks_002.settings import (
     schedules,
     second_moments,
 )
+from reproduction.endless import Releases, epsilon_of_rho
 from reproduction.findings import Finding, log_slope, verdict_of
 from reproduction.time_varying_reference import NAMES, Array, Setting, last_models, run
 

@@ -16,8 +16,8 @@ from torch.func import functional_call, grad
 
 from manifed.graphs.mixing import metropolis_hastings
 from manifed.graphs.specs import Ring
-from manifed.problems.federation import data_folder
-from manifed.problems.readers import mnist
+from manifed.problems.real import mnist
+from manifed.problems.shards import data_folder
 from manifed.schedules.time_varying import TimeVarying
 from reproduction.findings import Finding, verdict_of
 

@@ -9,9 +9,9 @@ import numpy as np
 
 from manifed.graphs.mixing import metropolis_hastings
 from manifed.graphs.specs import Complete, Ring
-from manifed.privacy.series import Releases
 from manifed.schedules.schedule import Constant
 from manifed.schedules.time_varying import EXAMPLES, TimeVarying
+from reproduction.endless import Releases
 from reproduction.time_varying_reference import Array
 
 NODES, DIM = 6, 6

@@ -15,16 +15,16 @@ from torch import Tensor
 
 from manifed.algorithms.payloads import Point
 from manifed.algorithms.rsvrg import RSVRG
-from manifed.experiment.assembly import load_shards, starting_point
+from manifed.experiment.assembly import load_shards, starts
 from manifed.experiment.load import load
-from manifed.experiment.privacy import example_mechanism
 from manifed.experiment.schema import Experiment
 from manifed.federation.client import ClientSetup, Seat, run_update
-from manifed.privacy.mechanism import ExampleMechanism, PublishedNoise
+from manifed.mechanisms import example_mechanism
+from manifed.privacy.mechanism import ExampleMechanism, Noise
 from manifed.privacy.noise import NoiseSource
-from manifed.problems.base import Examples
-from manifed.problems.finite_sum import FiniteSum
-from reproduction.experiments import experiment_path
+from manifed.problems.examples import Examples
+from manifed.problems.problem import Problem
+from reproduction.figure_files import curve_path
 
 
 class Shared(Examples):
@@ -60,10 +60,10 @@ class Curve:
 
 def experiment(name: str, *sets: str) -> Experiment:
     """The curve NAME (or a path) with overrides."""
-    return load(experiment_path(name), sets)
+    return load(curve_path(name), sets)
 
 
-_LEAST: dict[tuple[FiniteSum, str], float] = {}
+_LEAST: dict[tuple[Problem, str], float] = {}
 """Optimal costs by problem and checksum of the data: every curve of a panel needs the same one."""
 
 
@@ -84,17 +84,15 @@ def solve(config: Experiment, seeds: Sequence[int], *, stddev: float | None = No
     key = problem, found.checksum
     if key not in _LEAST:
         _LEAST[key] = problem.optimum([data]).value
-    mechanism = example_mechanism(config, found.sizes)
+    mechanism = example_mechanism(config.setting, found.sizes)
     if stddev is not None:
-        mechanism = mechanism.model_copy(
-            update={"noise": PublishedNoise(coefficient=stddev * len(data))}
-        )
+        mechanism = mechanism.model_copy(update={"noise": Noise(coefficient=stddev * len(data))})
     return _run(config, problem, data, mechanism, seeds, _LEAST[key])
 
 
 def _run(
     config: Experiment,
-    problem: FiniteSum,
+    problem: Problem,
     data: Examples,
     mechanism: ExampleMechanism,
     seeds: Sequence[int],
@@ -106,7 +104,7 @@ def _run(
         {k: t.expand(rows, *t.shape) for k, t in data.tensors.items()}, data.feature_ndim
     )
     start, shape = config.problem.start, problem.point_shape(data)
-    x = torch.stack([starting_point(start, problem.manifold, shape, seed) for seed in seeds])
+    x = torch.stack([start.point(problem.manifold, shape, starts(seed)) for seed in seeds])
     source = NoiseSource.from_seed(config.federation.seed)
     spent, excess = [0.0], [_costs(problem, x, data) - least]
     for r in range(1, config.federation.num_rounds + 1):
@@ -120,7 +118,7 @@ def _run(
     return Curve(np.array(spent), np.stack(excess, axis=1), x, of_a_step.drawn or 0.0)
 
 
-def _costs(problem: FiniteSum, x: Tensor, data: Examples) -> NDArray[np.float64]:
+def _costs(problem: Problem, x: Tensor, data: Examples) -> NDArray[np.float64]:
     return np.array([float(problem.losses(point, data).mean()) for point in x])
 
 

@@ -15,7 +15,7 @@ Output = Literal["last-iterate", "random-iterate"]
 def spiked(num_examples: int, dimension: int = 20) -> Pair:
     """A leading eigenvector on the sphere: PL around it, gradients of norm below 1.3."""
     rows = {"num_examples": num_examples, "dimension": dimension, "squared_norm": 1.0}
-    return {"kind": "principal-eigenvector"}, {"kind": "spiked-rows", **rows}
+    return {"kind": "principal-eigenvector"}, {"kind": "reproduction.recipes:SpikedRows", **rows}
 
 
 def matrices(num_examples: int, dimension: int = 4) -> Pair:
@@ -27,7 +27,10 @@ def matrices(num_examples: int, dimension: int = 4) -> Pair:
 def cloud(num_examples: int, dimension: int = 10) -> Pair:
     """A Frechet mean on the sphere S^(dimension - 1), strongly convex near the data."""
     law = {"num_examples": num_examples, "dimension": dimension, "spread": 0.3 / dimension**0.5}
-    return {"kind": "frechet-mean", "manifold": "sphere"}, {"kind": "sphere-cloud", **law}
+    return {"kind": "frechet-mean", "manifold": "sphere"}, {
+        "kind": "reproduction.recipes:SphereCloud",
+        **law,
+    }
 
 
 def example_level(

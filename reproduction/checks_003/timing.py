@@ -13,13 +13,12 @@ from manifed.algorithms.rsgd import RSGD
 from manifed.federation.client import ClientSetup, Seat, run_update
 from manifed.manifolds import SPD, Lorentz, Manifold, Sphere, Stiefel
 from manifed.oracles.minibatch import WithoutReplacement
-from manifed.privacy.mechanism import ExampleMechanism, RelativeNoise
+from manifed.privacy.mechanism import ExampleMechanism, Noise
 from manifed.privacy.noise import NoiseSource
-from manifed.problems.base import Examples
-from manifed.problems.finite_sum import FiniteSum
-from manifed.problems.linear import with_squared_norms
+from manifed.problems.examples import Examples
+from manifed.problems.frechet import FrechetMean
 from manifed.problems.pca import PrincipalEigenvector
-from manifed.problems.spd_mean import SPDMean
+from manifed.problems.problem import Problem
 from reproduction import printed_samplers as paper
 from reproduction.checks_003.laws import MANIFOLDS, generator
 from reproduction.findings import Finding, log_slope, verdict_of
@@ -188,7 +187,7 @@ def check_h6() -> Finding:
     )
 
 
-def step_share(problem: FiniteSum, data: Examples, x: Tensor) -> float:
+def step_share(problem: Problem, data: Examples, x: Tensor) -> float:
     """Share of a DP-RSGD step (one example) that its noise takes, in a client update."""
     training = RSGD(step_size=1e-3, local_steps=100, minibatch=WithoutReplacement(batch_size=1))
     setups = {
@@ -198,7 +197,7 @@ def step_share(problem: FiniteSum, data: Examples, x: Tensor) -> float:
             ExampleMechanism(
                 l2_norm_clip=1.0,
                 neighboring_relation="replace-one",
-                noise=RelativeNoise(multiplier=multiplier),
+                noise=Noise(multiplier=multiplier),
             ),
         )
         for name, multiplier in (("noised", 1.0), ("plain", 0.0))
@@ -215,14 +214,14 @@ def step_share(problem: FiniteSum, data: Examples, x: Tensor) -> float:
 def check_h7() -> Finding:
     """Overhead of privatisation."""
     z = torch.randn(2000, 784, generator=generator(3), dtype=torch.float64)
-    rows = with_squared_norms(Examples({"z": z}, {"z": 1}), "z")
+    rows = Examples({"z": z}, {"z": 1})
     matrices = SPD().random(2000, 11, 11, generator=generator(4))
     shares = {
         "sphere 784": step_share(
             PrincipalEigenvector(), rows, Sphere().random(784, generator=generator(5))
         ),
         "SPD 11": step_share(
-            SPDMean(), Examples({"z": matrices}, {"z": 2}), torch.eye(11, dtype=torch.float64)
+            FrechetMean(), Examples({"z": matrices}, {"z": 2}), torch.eye(11, dtype=torch.float64)
         ),
     }
     return Finding(

@@ -13,12 +13,10 @@ from manifed.privacy.secldp import (
     Rounds,
     against,
     calibrate_masks,
-    paper_slope,
-    paper_total,
     precision_bound,
-    public_code_epsilon,
     worst,
 )
+from reproduction.decor_prices import paper_slope, paper_total, public_code_epsilon
 from reproduction.findings import Finding, verdict_of
 
 GRAPHS = {spec.kind: spec.build(16) for spec in (Ring(), Torus(), Complete())}

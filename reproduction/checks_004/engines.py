@@ -1,20 +1,35 @@
 """H25: DECOR as the engines run it against plain numpy, and what its messages give away."""
 
+from dataclasses import replace
+
 import torch
 
 from manifed.algorithms.decor import Decor
-from manifed.audit.masked import masked_mechanisms
-from manifed.audit.report import find
+from manifed.audit.attack import Audited, find
+from manifed.audit.masks import MaskedAttack
 from manifed.experiment.load import parse
-from manifed.experiment.schema import CorrelatedNoise
+from manifed.graphs.specs import Ring, Torus
 from manifed.oracles.oracle import Draws
 from manifed.privacy.noise import NoiseSource, Stream
+from manifed.privacy.secldp import Correlated
+from manifed.setting import CorrelatedNoise
 from reproduction.decor_reference import Array, LeastSquares, clipped, half_steps, mixed
-from reproduction.experiments import table
 from reproduction.findings import Finding, verdict_of
-from reproduction.trials import trial
+from reproduction.trials import table, trial
 
 CONFIG, ROUNDS, SEED = "004_1a_decor-ring", 100, 0
+
+
+def messages_under_attack(source: NoiseSource) -> dict[str, MaskedAttack]:
+    """The adversaries I, II and III on rings of 8 and a torus of 9 nodes."""
+    noise = Correlated(1.0, 2.0)
+    ring, torus = MaskedAttack(Ring(), 8, noise, source), MaskedAttack(Torus(), 9, noise, source)
+    return {
+        "decor-eavesdropper": ring,
+        "decor-one-node": replace(ring, coalition=(0,)),
+        "decor-coalition": replace(torus, coalition=(0, 4)),
+        "decor-surrounded": replace(ring, coalition=(1, 3)),
+    }
 
 
 def reference() -> Array:
@@ -57,8 +72,8 @@ def check_h25() -> Finding:
     plain = trial(CONFIG, SEED, *central, "privacy.mask_stddev=0.0").model
     moved = float((masked - plain).abs().max() / plain.abs().max())
     attacks = {
-        audited.name: find(audited, 0.999, scale=0.5).verdict
-        for audited in masked_mechanisms(NoiseSource.from_seed(SEED))
+        name: find(Audited(name, one, 2000, name), 0.999).verdict
+        for name, one in messages_under_attack(NoiseSource.from_seed(SEED)).items()
     }
     holds = max(gaps.values()) <= 1e-10 and moved <= 1e-9
     holds = holds and not any(verdict.is_violated for verdict in attacks.values())

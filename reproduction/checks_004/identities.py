@@ -3,14 +3,8 @@
 import numpy as np
 import torch
 
-from manifed.graphs.graph import algebraic_connectivity, connectivity_without
-from manifed.graphs.mixing import (
-    complete_mixing,
-    consensus_rate,
-    distance_to_mean,
-    heterogeneity,
-    metropolis_hastings,
-)
+from manifed.graphs.graph import Graph, algebraic_connectivity, connectivity_without
+from manifed.graphs.mixing import Weights, complete_mixing, metropolis_hastings
 from manifed.graphs.specs import Complete, Ring, Star, Torus
 from manifed.privacy.masks import Agreement, masks
 from reproduction.decor_reference import LeastSquares, Setting, run
@@ -24,6 +18,24 @@ H5 = {
 }
 """a, a_1, p and |W - J|_F^2 (spec 004, H5)."""
 H4 = {"ring": 0.1111, "torus": 0.12, "complete": 0.0, "star": 0.41016}
+
+
+def consensus_rate(weights: Weights) -> float:
+    """P of assumption A5: 1 less the second-largest eigenvalue of W W^T."""
+    dense = weights.toarray()
+    return float(1.0 - np.linalg.eigvalsh(dense @ dense.T)[-2])
+
+
+def heterogeneity(graph: Graph, weights: Weights) -> float:
+    """H_G(W) of eq. (11): the mean of |W_i - W_k|^2 / 2 over the edges {i, k}."""
+    dense = weights.toarray()
+    (i, k) = np.array(graph.edges).T
+    return float(((dense[i] - dense[k]) ** 2).sum() / (2 * len(graph.edges)))
+
+
+def distance_to_mean(weights: Weights) -> float:
+    """|W - 11^T / n|_F^2, what mixing leaves of independent noise."""
+    return float(((weights.toarray() - 1 / weights.shape[0]) ** 2).sum())
 
 
 def check_h1() -> Finding:

@@ -10,11 +10,14 @@ import numpy as np
 import torch
 
 from manifed.graphs.specs import Complete, Ring, Torus
-from manifed.privacy.secldp import Rounds, Worst, paper_slope
-from manifed.problems import partition, readers, synthetic
-from manifed.problems.base import Examples
-from manifed.problems.logistic import Logistic as Problem
+from manifed.privacy.secldp import Rounds, Worst
+from manifed.problems import real
+from manifed.problems.data import Dirichlet, build
+from manifed.problems.examples import Examples
+from manifed.problems.linear import Logistic as Problem
+from reproduction import recipes
 from reproduction.decor_learning import Array, Logistic, Method, Network, curves, train
+from reproduction.decor_prices import paper_slope
 from reproduction.findings import Finding, verdict_of
 
 GRAPHS = {spec.kind: spec.build(16) for spec in (Complete(), Torus(), Ring())}
@@ -66,7 +69,8 @@ def logistic(
     )
     gaps = np.zeros(len(methods))
     for seed in seeds:
-        parts = partition.dirichlet(labels, NODES, np.random.default_rng([seed, 2]), alpha=10.0)
+        rule, rng = Dirichlet(alpha=10.0), np.random.default_rng([seed, 2])
+        parts = rule.split(build({"feature": features}, labels=labels.astype(np.int64)), NODES, rng)
         task = Logistic(tuple((features[p], labels[p]) for p in parts), batch, rounds)
         gaps += task.losses(train(methods, GRAPHS, task, seed)) / len(seeds)
     return best_of(methods, gaps - least_loss(features, labels), is_least=True)
@@ -97,10 +101,10 @@ def check_h17() -> Finding:
     """Figure 1(b): a9a, or its stand-in where MANIFED_DATA names no a9a."""
     folder = data_folder()
     if folder is not None and (folder / "a9a" / "a9a").is_file():
-        features, labels = readers.a9a(folder)
+        features, labels = real.a9a(folder)
         name = "a9a"
     else:
-        features, labels = synthetic.one_hot_logistic(32_000, np.random.default_rng([0, 1]))
+        features, labels = recipes.one_hot_logistic(32_000, np.random.default_rng([0, 1]))
         name = "one-hot stand-in of a9a"
     features = np.concatenate([features, np.ones((len(features), 1))], axis=1)
     found = logistic(
@@ -126,8 +130,8 @@ def check_h17() -> Finding:
 
 def check_h18() -> Finding:
     """The same on the breast cancer data, which ship with scikit-learn."""
-    features, labels = readers.breast_cancer()
-    low, high = np.array(readers.BREAST_CANCER_RANGES).T
+    features, labels = real.breast_cancer()
+    low, high = np.array(real.BREAST_CANCER_RANGES).T
     features = 2 * np.clip((features - low) / (high - low), 0, 1) - 1
     features = np.concatenate([features, np.ones((len(features), 1))], axis=1)
     found = logistic(
@@ -203,10 +207,9 @@ def check_h19() -> Finding:
     """Example level: a network on a mixture of ten classes."""
     seeds, all_found = (0, 1), []
     for seed in seeds:
-        z, labels = synthetic.class_mixture(
-            NODES * 1000 + 5000, 40, 10, np.random.default_rng([seed, 1]), components=20, spread=0.5
-        )
-        z, count = z.astype(np.float32), NODES * 1000
+        mixture = recipes.ClassMixture(num_examples=NODES * 1000 + 5000).load(None, seed)
+        z, labels = mixture.examples["z"].numpy().astype(np.float32), mixture.labels
+        count = NODES * 1000
         task = Network(
             z[:count].reshape(NODES, 1000, 40), labels[:count].reshape(NODES, 1000), 32, 10, 64, 500
         )
@@ -248,7 +251,7 @@ def check_h20() -> Finding:
     Raises:
         DataMissing: MANIFED_DATA names no MNIST.
     """
-    z, labels, split = readers.mnist(data_folder())
+    z, labels, split = real.mnist(data_folder())
     order = np.random.default_rng([0, 2]).permutation(len(z))
     z, labels = z[order].astype(np.float32), labels[order]
     each = (len(z) - 2000) // NODES

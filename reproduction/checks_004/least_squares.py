@@ -7,7 +7,8 @@ from functools import lru_cache
 import numpy as np
 
 from manifed.graphs.specs import Complete, Ring, Torus
-from manifed.privacy.secldp import calibrate_masks, paper_slope
+from manifed.privacy.secldp import calibrate_masks
+from reproduction.decor_prices import paper_slope
 from reproduction.decor_reference import LeastSquares, Setting, run
 from reproduction.findings import Finding, log_slope, verdict_of
 

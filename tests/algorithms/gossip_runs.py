@@ -8,8 +8,7 @@ import torch
 from manifed.experiment.assembly import client_side, initial_point, load_shards, plan_of
 from manifed.experiment.load import parse
 from manifed.federation.rounds import free, run_rounds
-from manifed.federation.stacked import StackedTransport
-from manifed.federation.transport import MemoryTransport
+from manifed.federation.stack import StackTransport
 from manifed.flower.client import client_app_of
 from manifed.flower.inline import InlineGrid
 from manifed.flower.transport import MessageTransport
@@ -46,9 +45,9 @@ def transport_of(way, config, side=None):
     """The transport of an experiment."""
     side = side or client_side(config)
     if way == "memory":
-        return MemoryTransport(side)
+        return StackTransport(side)
     if way == "stacked":
-        return StackedTransport(side, device="cpu", memory_budget_mb=64)
+        return StackTransport(side, at_once=None, memory_budget_mb=64)
     grid = InlineGrid(client_app_of(lambda _: config), config.federation.num_clients, {})
     return MessageTransport.meet(grid, plan_of(config))
 

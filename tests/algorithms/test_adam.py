@@ -6,17 +6,16 @@ from pydantic import ValidationError
 
 import manifed
 from manifed.algorithms.adam import Adam
-from manifed.algorithms.interface import Collected
+from manifed.algorithms.algorithm import Collected
 from manifed.algorithms.payloads import Displacement
 from manifed.algorithms.rsgd import RSGD
 from manifed.algorithms.tangent_mean import TangentMean
 from manifed.manifolds.euclidean import Euclidean
 from manifed.manifolds.poincare import PoincareBall
-from manifed.manifolds.power import Power
-from manifed.manifolds.product import Product
+from manifed.manifolds.product import Power, Product
 from manifed.manifolds.sphere import Sphere
 from manifed.manifolds.stiefel import Stiefel
-from manifed.problems.frechet_mean import FrechetMean
+from manifed.problems.frechet import FrechetMean
 from manifed.schedules.schedule import Polynomial
 from tests.algorithms.test_averaging import along, draws
 from tests.federation.test_door import PRIVATE, STEPS, points

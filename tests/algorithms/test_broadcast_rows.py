@@ -5,8 +5,8 @@ import itertools
 import pytest
 import torch
 
+from manifed.algorithms.algorithm import Phase
 from manifed.algorithms.broadcast import BadBroadcast, all_pass, check_broadcast
-from manifed.algorithms.interface import Phase
 from manifed.algorithms.payloads import Displacement, Point
 from manifed.manifolds.euclidean import Euclidean
 from manifed.manifolds.sphere import Sphere

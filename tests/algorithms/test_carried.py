@@ -8,8 +8,8 @@ from manifed.manifolds.hyperbolic import Lorentz
 from manifed.oracles.oracle import Draws, Oracle
 from manifed.privacy.mechanism import ExampleMechanism
 from manifed.privacy.noise import NoiseSource
-from manifed.problems.base import Examples
-from manifed.problems.frechet_mean import FrechetMean
+from manifed.problems.examples import Examples
+from manifed.problems.frechet import FrechetMean
 
 CLIP = 1.0
 
@@ -38,7 +38,7 @@ FRESH = RSVRG(step_size=0.1, inner_steps=1, variant="fresh")
 def oracle():
     z = Lorentz().origin(4, 4)
     examples = Examples({"z": z}, {"z": 1})
-    problem = FrechetMean(Lorentz(), min_curvature=-1.0)
+    problem = FrechetMean(Lorentz())
     queries = [FRESH.queries(ExampleMechanism(l2_norm_clip=CLIP), 4)]
     return Oracle(problem, examples, queries, Draws(NoiseSource.from_seed(0), 0, 1))
 

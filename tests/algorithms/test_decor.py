@@ -16,16 +16,17 @@ from manifed.algorithms.pair_masks import MaskUsed, NotAgreed
 from manifed.algorithms.payloads import Point
 from manifed.errors import BudgetExhausted, ConfigError, RoundFailed
 from manifed.experiment.assembly import client_side, initial_point, load_shards, plan_of
-from manifed.experiment.privacy import example_mechanism, planned_statement, promise_of
 from manifed.federation import memory
 from manifed.federation.client import Seat, run_update
-from manifed.federation.replies import Failure, ReplyPolicy
+from manifed.federation.header import Failure
+from manifed.federation.replies import ReplyPolicy
 from manifed.federation.rounds import free, run_rounds
-from manifed.federation.transport import MemoryTransport
+from manifed.federation.stack import StackTransport
 from manifed.flower.client import client_app_of
 from manifed.flower.inline import InlineGrid
 from manifed.flower.transport import MessageTransport
-from manifed.privacy.account import count_only
+from manifed.plan import planned_statement, promise_of
+from manifed.privacy.account import Account
 from manifed.privacy.adversaries import COALITION, EVERYBODY, ONE_NODE, SERVER
 from manifed.privacy.masks import seeded_pairs
 from manifed.privacy.noise import EdgeStream, NoiseSource, Stream
@@ -78,10 +79,9 @@ def drawn(config, stddev=MASK, step=0):
     return of
 
 
-@pytest.mark.parametrize("mixing", ["server", "client"])
 @pytest.mark.parametrize("way", WAYS)
-def test_every_way_is_algorithm_1_in_numpy(way, mixing):
-    config = decor(mixing=mixing)
+def test_every_way_is_algorithm_1_in_numpy(way):
+    config = decor()
     expected = models_in_numpy(config, clip=1.0, noise=drawn(config))
     assert np.abs(models_of(config, way) - expected).max() <= 1e-9
 
@@ -104,7 +104,7 @@ def test_local_steps_are_clipped_as_one_vector_before_noise_and_masks(way):
 
 def test_local_steps_cost_what_one_does():
     spent = [
-        planned_statement(decor(local_steps=k), (3,) * 6)["adversaries"][0]["epsilon"]
+        planned_statement(decor(local_steps=k).setting, (3,) * 6)["adversaries"][0]["epsilon"]
         for k in (1, 5)
     ]
     assert spent[0] == spent[1]
@@ -112,20 +112,20 @@ def test_local_steps_cost_what_one_does():
 
 @pytest.mark.parametrize("way", WAYS)
 def test_exchanged_keys_give_one_model_whoever_carries_the_messages(way):
-    config = decor(pair_keys="exchanged", mixing="client")
+    config = decor(pair_keys="exchanged")
     found, expected = models_of(config, way), models_of(config, "memory")
     assert np.abs(found - expected).max() <= 1e-9
-    assert np.abs(found - models_of(decor(mixing="client"))).max() > 1e-3
+    assert np.abs(found - models_of(decor())).max() > 1e-3
 
 
 def test_masks_vanish_in_the_mean_to_the_rounding_of_float64():
-    halves = {}
+    models = {}
     for mask in (0.0, 1e6):
-        config = decor(1, mask=mask, mixing="client")
-        halves[mask] = reports_of(config)[-1].state["x"]
-    apart = (halves[1e6] - halves[0.0]).abs().max()
+        config = decor(1, mask=mask)
+        models[mask] = reports_of(config)[-1].state["x"]
+    apart = (models[1e6] - models[0.0]).abs().max()
     assert apart > 1e3
-    assert float((halves[1e6] - halves[0.0]).mean(0).abs().max()) <= 1e-9 * float(apart)
+    assert float((models[1e6] - models[0.0]).mean(0).abs().max()) <= 1e-9 * float(apart)
 
 
 @pytest.mark.parametrize("way", ["memory", "stacked"])
@@ -150,15 +150,6 @@ def test_masks_are_fresh_in_every_round_and_attempt(keys, way):
             assert float((one - other).abs().max()) > 1e-9
 
 
-def test_without_masks_it_is_gossip_with_gaussian_noise():
-    config = decor(mask=0.0)
-    expected = models_in_numpy(config, clip=1.0, noise=lambda t: (0.0, drawn(config)(t)[1]))
-    assert np.abs(models_of(config) - expected).max() <= 1e-12
-    hidden = example_mechanism(config, (3,) * 6).hidden
-    for stddev in (hidden.from_server, hidden.from_one, hidden.from_coalition, hidden.from_all):
-        assert stddev == pytest.approx(OWN, rel=1e-12)
-
-
 @pytest.mark.parametrize("unit", ["client", "example"])
 def test_every_adversary_pays_what_the_graph_hides_from_it(unit):
     mask = 1.3
@@ -166,7 +157,7 @@ def test_every_adversary_pays_what_the_graph_hides_from_it(unit):
     config = decor(7, unit=unit, mask=mask, privacy={"coalition": [1, 3]}, **batch)
     graph, noise = config.training.secret_graph, Correlated(OWN, mask)
     whole = Rounds(7, 2.0) if unit == "client" else Rounds(7, 1.0 / 2, 2 / 3)
-    odometer = promise_of(config, (3,) * 6).odometer(7)
+    odometer = promise_of(config.setting, (3,) * 6).odometer(7)
     expected = {
         SERVER: worst(graph, noise, 0),
         ONE_NODE: worst(graph, noise, 1),
@@ -186,43 +177,38 @@ def test_a_target_is_met_from_the_private_side():
     target = {"epsilon": 3.0, "delta": DELTA, "adversary": "one-node"}
     said = {"target": target, "delta": None, "noise_stddev": None, "mask_stddev": None}
     config = decor(20, privacy=said)
-    rows = {one["name"]: one for one in promise_of(config, (3,) * 6).planned(20)["adversaries"]}
+    rows = {
+        one["name"]: one for one in promise_of(config.setting, (3,) * 6).planned(20)["adversaries"]
+    }
     assert 2.99 <= rows["one-node"]["epsilon"] <= 3.0
     assert rows["server"]["epsilon"] < rows["one-node"]["epsilon"] < rows["everybody"]["epsilon"]
 
 
-def failing_once(config, node, server_round):
-    """A memory transport over which one node's message of a round is lost once, after it left."""
-    inner, lost = MemoryTransport(client_side(config)), []
+class FailingOnce(StackTransport):
+    """One node's message of a round is lost once, after it left."""
 
-    class Lossy:
-        def exchange(self, header, phase, down, partitions, last_accepted):
-            found = inner.exchange(header, phase, down, partitions, last_accepted)
-            if header.server_round != server_round or lost:
-                return found
-            lost.append(found.uploads.x[node])
-            rows = [row for row in range(len(partitions)) if row != node]
-            kept = tuple(partitions[row] for row in rows)
-            gone = {node: Failure("late", "no reply")}
-            return found._replace(partitions=kept, uploads=found.uploads.take(torch.tensor(rows)),
-                           failures=gone)  # fmt: skip
+    def __init__(self, config, node, server_round):
+        super().__init__(client_side(config))
+        self.node, self.round, self.lost = node, server_round, False
 
-    return Lossy(), lost
+    def exchange(self, header, phase, down, partitions, last_accepted):
+        found = super().exchange(header, phase, down, partitions, last_accepted)
+        if header.server_round != self.round or self.lost:
+            return found
+        self.lost = True
+        return found._replace(failures={self.node: Failure("late", "no reply")})
 
 
 @pytest.mark.parametrize("keys", ["seeded", "exchanged"])
 def test_a_retry_has_fresh_masks_and_is_charged(keys):
     policy = {"on_failure": "retry", "max_attempts": 2}
     config = decor(3, pair_keys=keys, federation={"replies": policy})
-    transport, lost = failing_once(config, 2, 2)
-    promise = promise_of(config, (3,) * 6)
+    transport = FailingOnce(config, 2, 2)
+    promise = promise_of(config.setting, (3,) * 6)
     odometer = promise.odometer()
-
-    def charge(server_round, attempt, partitions):
-        count_only(promise, odometer, server_round, attempt, partitions)
-
+    charge = Account(promise, odometer=odometer).charge
     reports = reports_of(config, transport=transport, charge=charge)
-    assert len(lost) == 1
+    assert transport.lost
     assert odometer.rounds_counted == 4
     assert odometer.epsilon(SERVER, DELTA) == pytest.approx(
         Rounds(4, 2.0).epsilon(worst(config.training.secret_graph, Correlated(OWN, MASK), 0), DELTA)
@@ -230,15 +216,9 @@ def test_a_retry_has_fresh_masks_and_is_charged(keys):
     assert reports[1].participants == tuple(range(6))
 
 
-def test_a_lost_message_ends_a_run_that_does_not_retry():
-    config = decor(3)
-    with pytest.raises(RoundFailed, match="got 5; client 2"):
-        reports_of(config, transport=failing_once(config, 2, 2)[0])
-
-
 def test_a_node_masks_no_second_message_of_a_round_and_attempt():
     config = decor(2, pair_keys="exchanged")
-    inner = MemoryTransport(client_side(config))
+    inner = StackTransport(client_side(config))
     again = {}
 
     class Curious:
@@ -272,11 +252,20 @@ def test_no_masked_message_leaves_a_node_whose_disk_cannot_say_that_masks_were_u
         reports_of(config, transport=transport)
 
 
-def test_fit_has_no_door_for_masks_that_it_does_not_price():
-    config = decor(1)
+def test_a_fit_prices_masks_as_a_config_does_and_refuses_them_without_a_price():
+    config = decor(2)
     side = client_side(config)
-    with pytest.raises(ConfigError, match=r"'decor' adds masks .*; run it from a config"):
-        manifed.fit(side.setup.problem, side.shards, config.training, rounds=1)
+    problem, x = side.setup.problem, initial_point(config)
+    given = {"rounds": 2, "start": x, "seed": config.federation.seed}
+    with pytest.raises(ConfigError, match=r"expected 'correlated' with training\.kind = 'decor'"):
+        manifed.fit(problem, side.shards, config.training, **given)
+    found = manifed.fit(problem, side.shards, config.training, privacy=config.privacy, **given)
+    planned = promise_of(config.setting, (3,) * 6).planned(2)
+    assert found.statement["adversaries"][0]["epsilon"] == planned["adversaries"][0]["epsilon"]
+    *_, last = reports_of(config)
+    assert torch.equal(
+        found.model, plan_of(config).server_update.model(last.state, problem.manifold)
+    )
 
 
 def setup_phase_of(config, name, node, memory, server_round=0, down=None):
@@ -292,46 +281,31 @@ def setup_phase_of(config, name, node, memory, server_round=0, down=None):
 
 
 def test_no_message_is_masked_by_keys_that_were_never_agreed_on():
-    """A server that leaves the second exchange out would know every mask: keys are zeros then."""
+    """A secret that was not offered, and keys that were not agreed on, are zeros: all know them."""
     config = decor(1, pair_keys="exchanged")
-    offered = setup_phase_of(config, "offer", 2, None)
+    offers = [setup_phase_of(config, "offer", i, None) for i in range(6)]
+    offered = offers[2].memory
     with pytest.raises(NotAgreed, match="Expected a key with every neighbour of node 2"):
-        setup_phase_of(config, "mix", 2, offered.memory, server_round=1)
-
-
-def test_a_node_that_offered_no_key_agrees_on_none():
-    """Its secret is zeros until then, and so whoever relays the offers could compute its keys."""
-    config = decor(1, pair_keys="exchanged")
-    offers = [setup_phase_of(config, "offer", i, None).up for i in range(6)]
-    near = config.training.secret_graph.neighbors[2]
-    public, signature = (
-        torch.stack([getattr(offers[j], name) for j in near]) for name in ("public", "signature")
-    )
+        setup_phase_of(config, "mix", 2, offered, server_round=1)
+    near = [offers[j].up.tensors() for j in config.training.secret_graph.neighbors[2]]
     (_, agree) = config.training.setup_phases
-    down = agree.down(initial_point(config), public, signature)
+    down = agree.down(
+        initial_point(config), *(torch.stack([one[n] for one in near]) for n in near[0])
+    )
     with pytest.raises(NotAgreed, match="node 2 to have offered a key"):
         setup_phase_of(config, "agree", 2, None, down=down)
-    offered = setup_phase_of(config, "offer", 2, None).memory
-    agreed = setup_phase_of(config, "agree", 2, offered, down=down)
-    setup_phase_of(config, "mix", 2, agreed.memory, server_round=1)
-
-
-def test_no_keys_are_offered_again_after_masks_were_used():
-    config = decor(1, pair_keys="exchanged")
-    used = replace(config.training.initial_memory(initial_point(config)),
-                   used=torch.tensor([1, 0, 0]))  # fmt: skip
+    agreed = setup_phase_of(config, "agree", 2, offered, down=down).memory
+    setup_phase_of(config, "mix", 2, agreed, server_round=1)
+    used = replace(agreed, used=torch.tensor([1, 0, 0]))
     with pytest.raises(MaskUsed, match="before masks were used"):
         setup_phase_of(config, "offer", 2, used)
 
 
 def test_a_budget_ends_the_run_before_the_round_that_it_does_not_pay():
     config = decor(50, privacy={"max_epsilon": 5.0})
-    promise = promise_of(config, (3,) * 6)
+    promise = promise_of(config.setting, (3,) * 6)
     odometer = promise.odometer()
-
-    def charge(server_round, attempt, partitions):
-        count_only(promise, odometer, server_round, attempt, partitions)
-
+    charge = Account(promise, odometer=odometer).charge
     with pytest.raises(BudgetExhausted, match=r"privacy.max_epsilon: round \d+ would be"):
         reports_of(config, charge=charge)
     assert odometer.epsilon(SERVER, DELTA) <= 5.0
@@ -374,33 +348,33 @@ class Middle:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_release_agrees_on_keys_and_its_statement_says_how(way, tmp_path):
-    config = decor(2, source="os", mixing="client", **signed(tmp_path))
+    config = decor(2, source="os", **signed(tmp_path))
     assert config.training.pair_keys == "exchanged"
     *_, last = reports_of(config, way)
     assert last.noise_origins == {"os"}
-    halves = last.state["x"]
-    assert float(halves.std(0).max()) > 0.02 * MASK / 4
-    moved = halves.mean(0) - initial_point(config)
+    models = last.state["x"]
+    assert float(models.std(0).max()) > 0.02 * MASK / 4
+    moved = models.mean(0) - initial_point(config)
     assert float(moved.abs().max()) < 0.02 * (2 + 10 * OWN)  # two clipped gradients, own noise
-    text = statement_of(promise_of(config, (3,) * 6).planned(2))
+    text = statement_of(promise_of(config.setting, (3,) * 6).planned(2))
     assert "signed by keys that every node pinned" in text
     assert "coalition" in text
 
 
 def test_a_server_in_the_middle_is_refused_by_pinned_keys(tmp_path):
     config = decor(1, source="os", **signed(tmp_path))
-    middle = Middle(MemoryTransport(client_side(config)))
+    middle = Middle(StackTransport(client_side(config)))
     with pytest.raises(RoundFailed, match="not signed by the key that is pinned"):
         reports_of(config, transport=middle)
 
 
 def test_without_pinned_keys_the_statement_says_that_a_server_may_sit_in_the_middle():
     config = decor(1, source="os")
-    assert reports_of(config, transport=Middle(MemoryTransport(client_side(config))))
+    assert reports_of(config, transport=Middle(StackTransport(client_side(config))))
     assert "not against one that changes messages" in statement_of(
-        promise_of(config, (3,) * 6).planned(1)
+        promise_of(config.setting, (3,) * 6).planned(1)
     )
-    assert "hides nothing" in statement_of(promise_of(decor(1), (3,) * 6).planned(1))
+    assert "hides nothing" in statement_of(promise_of(decor(1).setting, (3,) * 6).planned(1))
 
 
 @pytest.mark.parametrize(
@@ -417,24 +391,22 @@ def test_without_pinned_keys_the_statement_says_that_a_server_may_sit_in_the_mid
 )
 def test_what_would_hide_nothing_is_refused(changes, text):
     with pytest.raises(ConfigError, match=text):
-        promise_of(decor(1, **changes), (3,) * 6)
+        promise_of(decor(1, **changes).setting, (3,) * 6)
 
 
-def test_gossip_takes_no_correlated_noise_and_decor_no_other():
-    said = decor(1).privacy.model_dump()
+def test_gossip_takes_no_correlated_noise():
     with pytest.raises(ConfigError, match="'correlated' needs training that adds masks"):
-        experiment(privacy=said)
-    with pytest.raises(ConfigError, match=r"expected 'correlated' with training.kind = 'decor'"):
-        experiment(kind="decor")
+        experiment(privacy=decor(1).privacy.model_dump())
 
 
 def test_example_level_clips_each_example():
-    config = decor(1, unit="example", mixing="client", step_size=1.0)
-    x, halves = initial_point(config).numpy(), reports_of(config)[-1].state["x"].numpy()
+    config = decor(1, unit="example", step_size=1.0)
+    x, mixed = initial_point(config).numpy(), reports_of(config)[-1].state["x"].numpy()
+    halves = np.zeros_like(mixed)
     masks, own = drawn(config)(1)
     for i, shard in enumerate(load_shards(config).examples):
         rows, targets = shard["feature"].numpy(), shard["target"].numpy()
-        each = rows * (rows @ x - targets)[:, None]
-        norms = np.linalg.norm(each, axis=1, keepdims=True)
-        mean = (each * np.minimum(1, 1 / norms)).mean(0)
-        assert np.abs(halves[i] - (x - mean - masks[i] - own[i])).max() <= 1e-9
+        each = reference.clipped(rows * (rows @ x - targets)[:, None], 1.0)
+        halves[i] = x - each.mean(0) - masks[i] - own[i]
+    expected = config.training.network.weights.toarray() @ halves
+    assert np.abs(mixed - expected).max() <= 1e-9

@@ -8,29 +8,35 @@ import pytest
 import torch
 from scipy import stats
 
-from manifed.algorithms.rsgd import RSGD
-from manifed.audit.coupled_attacks import audited_coupling
-from manifed.audit.report import find
+from manifed.audit.attack import find
 from manifed.errors import ConfigError
-from manifed.experiment.assembly import client_side, initial_point, plan_of
-from manifed.experiment.limits import check_laplace
-from manifed.experiment.load import sha256
-from manifed.experiment.privacy import planned_statement
-from manifed.federation.client import Seat, run_update
+from manifed.experiment.assembly import client_side, initial_point
+from manifed.experiment.load import dump, parse
+from manifed.experiment.schema import sha256
 from manifed.oracles.oracle import Draws
 from manifed.oracles.sums import clipped_in_l1
-from manifed.privacy import accountant, laplace
-from manifed.privacy.events import LaplaceRelease
-from manifed.privacy.noise import NoiseSource, Stream
-from manifed.privacy.series import Releases, epsilon_of_zcdp
-from manifed.problems.base import Examples
-from manifed.problems.least_squares import LeastSquares
+from manifed.plan import planned_statement
+from manifed.privacy import accountant
+from manifed.privacy.events import Release
+from manifed.privacy.noise import NoiseSource, Stream, laplace_of_uniforms
+from manifed.problems.examples import Examples
+from manifed.problems.linear import LeastSquares
 from manifed.schedules.time_varying import EXAMPLES, TimeVarying
+from reproduction.endless import Releases, epsilon_of_zcdp
 from tests.algorithms.gossip_runs import WAYS, reports_of
-from tests.algorithms.test_growing_samples import CLIP, DELTA, NODES, NOISE, PRIVATE, experiment
+from tests.algorithms.test_growing_samples import (
+    CLIP,
+    DELTA,
+    L1,
+    NODES,
+    NOISE,
+    PRIVATE,
+    answer,
+    experiment,
+)
+from tests.attacks.coupled import audited_coupling
 from tests.statistics.test_noise_law import ALPHA, COUNT, MUTANTS, kolmogorov_accepts
 
-L1 = {k: v for k, v in PRIVATE.items() if k != "l2_norm_clip"} | {"l1_norm_clip": CLIP}
 CASES = ["output, mixed", "gradient"]
 SUMMED = L1 | {"noise_precision": "summed"}
 
@@ -54,23 +60,22 @@ def test_the_whole_distribution_is_laplace(precision):
         assert not kolmogorov_accepts(x * mutant, stats.laplace.cdf)
     normal = stats.norm.rvs(size=COUNT, random_state=0) * math.sqrt(2)
     assert not kolmogorov_accepts(normal, stats.laplace.cdf)
+    assert_sizes(x, MUTANTS)
 
 
-@pytest.mark.statistical
-@pytest.mark.parametrize("precision", ["single", "summed"])
-def test_sizes_add_up_to_a_gamma_law(precision):
-    """2 sum |x_i| of n draws is chi-square with 2 n degrees of freedom."""
-    low, high = stats.chi2.ppf([ALPHA / 2, 1 - ALPHA / 2], 2 * COUNT)
-    found = 2 * np.abs(laplaces(precision)).sum()
-    assert low < found < high
-    assert not any(low < found * mutant < high for mutant in MUTANTS)
+def assert_sizes(drawn, mutants):
+    """2 sum |x_i| of n draws is chi-square with 2 n degrees of freedom, and not 2 sum |x_i| m."""
+    low, high = stats.chi2.ppf([ALPHA / 2, 1 - ALPHA / 2], 2 * drawn.size)
+    total = 2 * np.abs(drawn).sum()
+    assert low < total < high
+    assert not any(low < total * mutant < high for mutant in mutants)
 
 
 def test_the_quantile_is_exact_from_tail_to_tail():
     small = np.concatenate([[0], 2 ** np.arange(52)])
     k = np.unique(np.concatenate([small, 2**52 - 1 - small]))
     u = (k + 0.5) / 2.0**52
-    found = laplace.of_uniforms(torch.from_numpy(u)).numpy()
+    found = laplace_of_uniforms(torch.from_numpy(u)).numpy()
     np.testing.assert_allclose(stats.laplace.cdf(found), u, rtol=1e-9)
     assert np.abs(found).max() == pytest.approx(53 * math.log(2) - math.log(2), rel=1e-9)
 
@@ -79,23 +84,17 @@ def test_the_quantile_is_exact_from_tail_to_tail():
 @pytest.mark.parametrize("case", CASES)
 def test_what_leaves_a_node_carries_the_noise_that_is_charged(case):
     """The noise of 400 rounds of a node's updates, against the law with the charged scale."""
-    config = config_of(case, rounds=400)
+    config, found = config_of(case, rounds=400), []
     side, start = client_side(config), initial_point(config)
-    (phase,) = plan_of(config).phases
-    shard, found = side.shards[1], []
     for server_round in range(1, 401):
         setup = side.setup.in_round(server_round)
         (query,) = setup.queries(4)
         (event,) = setup.releases(server_round, 4)
-        assert isinstance(event, LaplaceRelease)
-        memory = side.setup.training.initial_memory(start)
-        down = phase.down(*[start] * len(phase.down.names()))
-        done = run_update(
-            side.setup, Seat(1, server_round, 0, "mix"), down, memory, shard, 4, side.source
-        )
+        assert event.kind == "laplace"
+        done = answer(config, i=1, server_round=server_round)
         k, s, scale = server_round - 1, config.training.schedules, query.stddev
         if case == "gradient":
-            drawn = Draws(side.source, 1, server_round).laplaces((4,), Stream.GRADIENT_NOISE, 0)
+            drawn = Draws(side.source(), 1, server_round).laplaces((4,), Stream.GRADIENT_NOISE, 0)
             bare = (start - done.up.x) / s.step_size(k) - scale * drawn
             assert float(bare.abs().sum()) <= CLIP * (1 + 1e-9)
             noise = drawn.numpy()
@@ -108,10 +107,7 @@ def test_what_leaves_a_node_carries_the_noise_that_is_charged(case):
         found.append(noise)
     drawn = np.concatenate(found)
     assert kolmogorov_accepts(drawn, stats.laplace.cdf)
-    low, high = stats.chi2.ppf([ALPHA / 2, 1 - ALPHA / 2], 2 * drawn.size)
-    total = 2 * np.abs(drawn).sum()
-    assert low < total < high
-    assert not any(low < total * mutant < high for mutant in (0.8, 1.25))
+    assert_sizes(drawn, (0.8, 1.25))
 
 
 # -- the clip --------------------------------------------------------------------------------
@@ -129,32 +125,6 @@ def test_no_record_adds_more_than_the_bound_in_l1(length):
         torch.testing.assert_close(added, bare, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_one_example_moves_what_is_noised_by_exactly_what_is_charged_in_l1(case):
-    sizes = config_of(case).training.schedules.model_dump() | {
-        "sample_size": {"kind": "constant", "value": 4}
-    }
-    config = config_of(case, schedules=sizes)
-    side, start = client_side(config), initial_point(config)
-    (phase,) = plan_of(config).phases
-    memory = {sign: side.setup.training.initial_memory(start) for sign in (1, -1)}
-    for server_round in range(1, 5):
-        bare, down = {}, phase.down(*[start + 0.1 * server_round] * len(phase.down.names()))
-        for sign in (1, -1):
-            rows = {name: tensor.clone() for name, tensor in side.shards[0].tensors.items()}
-            rows["target"][0] = sign * 1e6
-            near = type(side.shards[0])(rows, side.shards[0].feature_ndim)
-            seat = Seat(0, server_round, 0, "mix")
-            done = run_update(side.setup, seat, down, memory[sign], near, 4, side.source)
-            memory[sign] = done.memory
-            bare[sign] = done.up.x if done.memory is None else done.memory.x
-        apart = float((bare[1] - bare[-1]).abs().sum())
-        (query,) = side.setup.in_round(server_round).queries(4)
-        alpha = config.training.schedules.step_size(server_round - 1)
-        charged = query.sensitivity * (alpha if case == "gradient" else 1.0)
-        assert apart == pytest.approx(charged, rel=1e-6)
-
-
 # -- the price -------------------------------------------------------------------------------
 @pytest.mark.parametrize("case", CASES)
 def test_the_ledgers_charges_are_what_the_series_says(case):
@@ -169,7 +139,7 @@ def test_the_ledgers_charges_are_what_the_series_says(case):
     assert pure == pytest.approx(series.series(40).partial, rel=1e-9)
     assert accountant.epsilon(events, 0.0) == pytest.approx(pure, rel=1e-9)
     assert accountant.epsilon(events, DELTA) <= pure
-    said = planned_statement(config, (4,) * NODES)
+    said = planned_statement(config.setting, (4,) * NODES)
     assert (
         "Laplace in every coordinate, gradients clipped in L1, at each client"
         in (said["mechanism"])
@@ -200,7 +170,7 @@ def test_the_accountants_sum_is_at_most_the_zcdp_sum(rounds):
     series = Releases(algorithm="gradient", schedules=one.schedules, sensitivity=1.0)
     moved = series.sensitivities(rounds)
     events = [
-        LaplaceRelease(unit="example", neighboring_relation="replace-one",
+        Release(kind="laplace", unit="example", neighboring_relation="replace-one",
                        noise_multiplier=one.schedules.noise_scale(k) / moved[k])
         for k in range(rounds)
     ]  # fmt: skip
@@ -209,13 +179,6 @@ def test_the_accountants_sum_is_at_most_the_zcdp_sum(rounds):
         at_delta = epsilon_of_zcdp(series.zcdp(rounds).partial, delta)
         bound = min(at_delta, series.series(rounds).partial)
         assert 0 < priced <= bound * (1 + 1e-3)
-
-
-def test_zcdp_is_converted_as_the_formula_says():
-    rho, delta = 0.3, 1e-5
-    assert epsilon_of_zcdp(rho, delta) <= rho + 2 * math.sqrt(rho * math.log(1 / delta))
-    assert epsilon_of_zcdp(0.0, delta) == 0.0
-    assert epsilon_of_zcdp(math.inf, delta) == math.inf
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -248,5 +211,6 @@ def test_configs_of_before_keep_their_hash_and_wrong_ones_are_refused_by_name():
         config_of("gradient", privacy={**L1, "l2_norm_clip": 1.0})
     with pytest.raises((ConfigError, ValueError), match=r"training.lipschitz: a clip in L1"):
         config_of("output, own")
+    training = {"kind": "rsgd", "step_size": 0.1, "minibatch": {"kind": "full"}}
     with pytest.raises(ValueError, match=r"is drawn by training.kind = 'growing"):
-        check_laplace(RSGD(step_size=0.1), 1.0)
+        parse(dump(config_of("gradient")) | {"training": training})

@@ -4,29 +4,29 @@ import math
 import sys
 from dataclasses import replace
 from functools import cache
+from typing import ClassVar
 
 import numpy as np
 import pytest
 import torch
 from pydantic import ValidationError
 
-from manifed.algorithms.growing_samples import GrowingSamples, OwnAndMixed
-from manifed.algorithms.payloads import Point
+from manifed.algorithms.growing_samples import GrowingSamples
 from manifed.errors import ConfigError, RoundFailed
 from manifed.experiment.assembly import client_side, initial_point, load_shards, plan_of
-from manifed.experiment.limits import check_steepness
 from manifed.experiment.load import load, parse
-from manifed.experiment.privacy import planned_statement
 from manifed.federation.client import Seat, run_update
 from manifed.manifolds import Euclidean, Scaled
+from manifed.manifolds.base import Manifold
 from manifed.oracles.oracle import Asked, Draws
+from manifed.plan import planned_statement
 from manifed.privacy import accountant
 from manifed.privacy.noise import Stream
-from manifed.privacy.series import Releases, epsilon_of_rho
-from manifed.problems.base import Examples
-from manifed.problems.least_squares import LeastSquares
+from manifed.problems.examples import Examples
+from manifed.problems.linear import LeastSquares
 from manifed.problems.pca import PrincipalEigenvector
-from reproduction.time_varying_reference import Setting, clipped, run
+from reproduction.endless import Releases, epsilon_of_rho
+from reproduction.time_varying_reference import Setting, run
 from tests.algorithms.gossip_runs import WAYS, reports_of
 
 NODES, ROUNDS, CLIP, NOISE, DELTA = 6, 5, 0.4, 0.3, 1e-4
@@ -49,12 +49,14 @@ CASES = {
     "output, own": ("output", "rigorous", "own", 30.0),
     "output, mixed": ("output", "rigorous", "mixed", None),
     "gradient": ("gradient", "rigorous", "own", None),
+    "gradient, in order": ("gradient", "rigorous", "own", None),
 }
 
 
 def experiment(case="output, mixed", rounds=ROUNDS, privacy=None, **training):
     perturbation, mode, grad_point, lipschitz = CASES[case]
     own = {} if lipschitz is None else {"lipschitz": lipschitz}
+    own |= {"samples": "in-order"} if case.endswith("in order") else {}
     return parse(
         {
             "name": "growing",
@@ -82,9 +84,9 @@ class Stream6:
         rows = []
         for i, shard in enumerate(self.shards):
             setup = self.side.setup.in_round(self.k + 1)
-            asked = Asked.of(setup.queries(len(shard)), 1, self.draws(i))
-            present = torch.ones(len(shard), dtype=torch.bool)
-            positions, _ = asked.batch(present, self.draws(i), 0)
+            asked = Asked.of(setup.queries(len(shard)), self.draws(i))
+            whole = torch.tensor(len(shard))
+            positions, _ = asked.batch(whole, len(shard), self.draws(i), 0)
             assert len(positions) == min(size, len(shard))
             point = torch.as_tensor(x[i])
             rows.append(self.side.setup.problem.rgrads(point, shard)[positions].numpy())
@@ -94,7 +96,7 @@ class Stream6:
         return self.each(x, size, rng).mean(-2)
 
     def draws(self, i):
-        return Draws(self.side.source, i, self.k + 1)
+        return Draws(self.side.source(), i, self.k + 1)
 
     def noise(self, k):
         """n_k of every node: of Algorithm 1 drawn in round k, of Algorithm 2 in round k + 1."""
@@ -102,7 +104,7 @@ class Stream6:
         is_output = training.perturbation == "output"
         if is_output and k == 0:
             return np.zeros((NODES, 4))
-        of_round = [Draws(self.side.source, i, k + (not is_output)) for i in range(NODES)]
+        of_round = [Draws(self.side.source(), i, k + (not is_output)) for i in range(NODES)]
         scale = training.schedules.noise_scale(k)
         if training.mode == "paper":
             u = torch.stack([d.uniforms((4,), Stream.GRADIENT_NOISE, 0) for d in of_round]) - 0.5
@@ -175,16 +177,23 @@ def test_a_hidden_state_costs_more_than_a_seen_point():
     assert own > mixed * 1.01
 
 
+def answer(config, shard=None, i=0, server_round=1, **said):
+    """What a node does in a round, by the very update that runs; at its start unless ``said``."""
+    side, start = client_side(config), initial_point(config)
+    setup, (phase,) = said.get("setup", side.setup), plan_of(config).phases
+    down = phase.down(*[said.get("x", start)] * len(phase.down.names()))
+    memory, shard = said.get("memory"), shard or side.shards[i]
+    memory = memory or setup.training.initial_memory(said.get("x", start))
+    seat = Seat(i, server_round, said.get("attempt", 0), "mix")
+    return run_update(setup, seat, down, memory, shard, len(shard), side.source())
+
+
 @pytest.mark.parametrize("case", ["output, own", "output, mixed"])
 def test_algorithm_1_shows_its_model_only_under_the_noise_that_is_charged(case):
     config = experiment(case)
-    side = client_side(config)
-    shard, start = side.shards[2], initial_point(config)
-    before = side.setup.training.initial_memory(start)
-    down = next(iter(plan_of(config).phases)).down(start)
-    done = run_update(side.setup, Seat(2, 1, 0, "mix"), down, before, shard, 4, side.source)
+    side, done = client_side(config), answer(config, i=2)
     noise = (done.up.x - done.memory.x).numpy()
-    drawn = Draws(side.source, 2, 1).normals((4,), Stream.GRADIENT_NOISE, 1).numpy()
+    drawn = Draws(side.source(), 2, 1).normals((4,), Stream.GRADIENT_NOISE, 1).numpy()
     stddev = NOISE * 2 * CLIP * config.training.schedules.noise_scale(1)
     np.testing.assert_allclose(noise, stddev * drawn, rtol=1e-9)
     (event,) = side.setup.releases(1, 4)
@@ -202,81 +211,76 @@ def test_no_model_of_algorithm_1_is_in_what_the_server_keeps():
     assert np.abs(kept["x"].numpy() - bare).min() > 0
 
 
-@pytest.mark.parametrize("case", ["output, mixed", "gradient"])
-def test_one_example_moves_what_is_noised_by_exactly_what_is_charged_at_worst(case):
-    """Opposite gradients beyond the clip in every batch, through the very update that runs."""
-    sizes = {**SCHEDULES, "sample_size": {"kind": "constant", "value": 4}}
-    config = experiment(case, schedules=sizes)
-    side, start = client_side(config), initial_point(config)
-    (phase,) = plan_of(config).phases
-    memory = {sign: side.setup.training.initial_memory(start) for sign in (1, -1)}
-    for server_round in range(1, 6):
-        z, bare = start + 0.1 * server_round, {}
-        down = phase.down(*[z] * len(phase.down.names()))
-        for sign in (1, -1):
-            rows = {name: tensor.clone() for name, tensor in side.shards[0].tensors.items()}
-            rows["target"][0] = sign * 1e6
-            near = type(side.shards[0])(rows, side.shards[0].feature_ndim)
-            done = run_update(
-                side.setup,
-                Seat(0, server_round, 0, "mix"),
-                down,
-                memory[sign],
-                near,
-                4,
-                side.source,
-            )
+L1 = {k: v for k, v in PRIVATE.items() if k != "l2_norm_clip"} | {"l1_norm_clip": CLIP}
+FOUR = {**SCHEDULES, "sample_size": {"kind": "constant", "value": 4}}
+
+
+def opposite(shard, place=0):
+    """The shard twice, whose record ``place`` has far targets of both signs."""
+    pair = {}
+    for sign in (1, -1):
+        rows = {name: tensor.clone() for name, tensor in shard.tensors.items()}
+        rows["target"][place] = sign * 1e6
+        pair[sign] = type(shard)(rows, shard.feature_ndim)
+    return pair
+
+
+def moved_by_one(config, asked, away=0.0, order=2, pair=None):
+    """(what opposite gradients beyond the clip move that is noised, its query) as asked.
+
+    Through the very update that runs; node 0 is sent its start, ``away`` farther every round.
+    """
+    side, training = client_side(config), config.training
+    pair, memory = pair or opposite(side.shards[0]), {}
+    for attempt, server_round in enumerate(asked):
+        x, bare = initial_point(config) + away * server_round, {}
+        for sign, shard in pair.items():
+            done = answer(
+                config, shard, server_round=server_round, x=x,
+                memory=memory.get(sign), attempt=attempt,
+            )  # fmt: skip
             memory[sign] = done.memory
             bare[sign] = done.up.x if done.memory is None else done.memory.x
-        apart = float((bare[1] - bare[-1]).norm())
-        (query,) = side.setup.in_round(server_round).queries(4)
-        alpha = config.training.schedules.step_size(server_round - 1)
-        charged = query.sensitivity * (alpha if case == "gradient" else 1.0)
-        assert apart == pytest.approx(charged, rel=1e-6)
+        (query,) = side.setup.in_round(server_round).queries(len(shard))
+        is_output = training.perturbation == "output"
+        scale = 1.0 if is_output else training.schedules.step_size(server_round - 1)
+        apart = (bare[1] - bare[-1]).as_subclass(torch.Tensor).reshape(-1).norm(order)
+        yield float(apart) / scale, query
+
+
+@pytest.mark.parametrize(("privacy", "order"), [(PRIVATE, 2), (L1, 1)], ids=["L2", "L1"])
+@pytest.mark.parametrize("case", ["output, mixed", "gradient"])
+def test_one_example_moves_what_is_noised_by_exactly_what_is_charged_at_worst(case, privacy, order):
+    config = experiment(case, privacy=privacy, schedules=FOUR)
+    for apart, query in moved_by_one(config, range(1, 6), 0.1, order):
+        assert apart == pytest.approx(query.sensitivity, rel=1e-6)
 
 
 @pytest.mark.parametrize("asked", [[1, 40], [1, 2, 2, 2, 2], [1, 9, 3]])
 @pytest.mark.parametrize("case", ["output, mixed", "output, own"])
 def test_whoever_leaves_rounds_out_or_asks_again_sees_no_more_than_is_charged(case, asked):
     """A server chooses rounds, and says of which of them a client's memory is."""
-    sizes = {**SCHEDULES, "sample_size": {"kind": "constant", "value": 4}}
-    config = experiment(case, rounds=50, schedules=sizes)
-    side, start = client_side(config), initial_point(config)
-    down = plan_of(config).phases[0].down(start)
-    memory = {sign: side.setup.training.initial_memory(start) for sign in (1, -1)}
-    for attempt, server_round in enumerate(asked):
-        for sign in (1, -1):
-            rows = {name: tensor.clone() for name, tensor in side.shards[0].tensors.items()}
-            rows["target"][0] = sign * 1e6
-            near = type(side.shards[0])(rows, side.shards[0].feature_ndim)
-            seat = Seat(0, server_round, attempt, "mix")
-            done = run_update(side.setup, seat, down, memory[sign], near, 4, side.source)
-            memory[sign] = done.memory
-        (query,) = side.setup.in_round(server_round).queries(4)
-        apart = float((memory[1].x - memory[-1].x).norm())
+    for apart, query in moved_by_one(experiment(case, rounds=50, schedules=FOUR), asked):
         assert 0 < apart <= query.sensitivity * (1 + 1e-9)
 
 
-def test_no_broadcast_is_so_far_away_that_noise_is_rounded_off():
-    """Beside 1e17 a step of float64 is 16: the noise would be gone, and its last bit the data's."""
-    config = experiment("output, mixed")
-    side, start = client_side(config), initial_point(config)
-    down = plan_of(config).phases[0].down(start + 1e17)
-    memory = side.setup.training.initial_memory(start)
-    with pytest.raises(ValueError, match="float64 would round the noise away"):
-        run_update(side.setup, Seat(0, 1, 0, "mix"), down, memory, side.shards[0], 4, side.source)
+class Steep(LeastSquares):
+    """Distances that are 1e8 times as long."""
+
+    manifold: ClassVar[Manifold] = Scaled(Euclidean(), 1e8)
 
 
-def test_noise_is_not_rounded_off_where_a_metric_makes_it_short():
+@pytest.mark.parametrize(("problem", "away"), [(None, 1e17), (Steep(), 1e6)])
+def test_no_broadcast_is_so_far_away_that_noise_is_rounded_off(problem, away):
+    """Beside 1e17 a step of float64 is 16: the noise would be gone, and its last bit the data's.
+
+    A metric that makes noise short brings that nearer.
+    """
     config = experiment("output, mixed")
-    side, start = client_side(config), initial_point(config)
-    steep = LeastSquares()
-    steep.manifold = Scaled(Euclidean(), 1e8)
-    setup = replace(side.setup, problem=steep)
-    down = plan_of(config).phases[0].down(start + 1e6)
-    memory = setup.training.initial_memory(start)
+    setup = client_side(config).setup
+    setup = setup if problem is None else replace(setup, problem=problem)
     with pytest.raises(ValueError, match="float64 would round the noise away"):
-        run_update(setup, Seat(0, 1, 0, "mix"), down, memory, side.shards[0], 4, side.source)
+        answer(config, setup=setup, x=initial_point(config) + away)
 
 
 def test_a_model_that_nobody_sees_is_not_rounded_to_float32():
@@ -285,11 +289,10 @@ def test_a_model_that_nobody_sees_is_not_rounded_to_float32():
     with pytest.raises(ConfigError, match=r"engine\.dtype: with training\.perturbation = 'output'"):
         parse(experiment("output, mixed").model_dump(exclude_none=True) | other)
     assert parse(experiment("gradient").model_dump(exclude_none=True) | other)
-    side, start = client_side(experiment("output, mixed")), initial_point(experiment())
-    setup, x = side.setup, start.to(torch.float32)
-    memory, shard = setup.training.initial_memory(x), side.shards[0].to(torch.float32)
+    config = experiment("output, mixed")
+    shard, x = client_side(config).shards[0], initial_point(config).to(torch.float32)
     with pytest.raises(ValueError, match="a model that nobody sees in float64"):
-        run_update(setup, Seat(0, 1, 0, "mix"), Point(x), memory, shard, 4, side.source)
+        answer(config, shard.to(torch.float32), x=x)
 
 
 def test_samples_that_run_out_end_the_run_or_are_asked_for_in_the_open():
@@ -327,7 +330,7 @@ def test_what_is_not_protected_is_refused_by_name(case, changes, text):
 
 
 def test_a_statement_says_which_records_count():
-    said = {at: planned_statement(experiment(f"output, {at}"), (4,) * NODES)["mechanism"]
+    said = {at: planned_statement(experiment(f"output, {at}").setting, (4,) * NODES)["mechanism"]
             for at in ("own", "mixed")}  # fmt: skip
     assert "records whose gradient is not Lipschitz with constant 30 count as zero" in said["own"]
     assert "Lipschitz" not in said["mixed"]
@@ -335,39 +338,29 @@ def test_a_statement_says_which_records_count():
 
 def test_a_record_that_is_too_steep_counts_as_zero_and_changes_no_other():
     """The premise of the price at hidden states, enforced: |a|^2 at most the constant."""
-    sizes = {**SCHEDULES, "sample_size": {"kind": "constant", "value": 4}}
-    config = experiment("output, own", schedules=sizes)
-    side, start = client_side(config), initial_point(config)
-    down = plan_of(config).phases[0].down(start)
-    shard, shown = side.shards[0], {}
+    config = experiment("output, own", schedules=FOUR)
+    shard, shown = client_side(config).shards[0], {}
     for length in (1.0, 5.4, 5.5, 1e200, math.nan):
-        rows = {name: tensor.clone() for name, tensor in shard.tensors.items()
-                if name != "squared_norm"}  # fmt: skip
-        rows["feature"][0] = torch.tensor([length, 0, 0, 0], dtype=torch.float64)
-        near = type(shard)(rows, {name: shard.feature_ndim[name] for name in rows})
-        memory = side.setup.training.initial_memory(start)
-        seat = Seat(0, 1, 0, "mix")
-        done = run_update(side.setup, seat, down, memory, near, 4, side.source)
-        shown[length] = done.memory.x
+        row = torch.tensor([length, 0, 0, 0], dtype=torch.float64)
+        rows = {name: tensor.clone() for name, tensor in shard.tensors.items()}
+        rows["feature"][0] = row
+        shown[length] = answer(config, type(shard)(rows, shard.feature_ndim)).memory.x
     assert not torch.equal(shown[5.4], shown[5.5])  # 5.4^2 < 30 < 5.5^2
     for steep in (1e200, math.nan):
         torch.testing.assert_close(shown[steep], shown[5.5], rtol=0, atol=0)
 
 
 def test_a_lipschitz_constant_needs_a_problem_that_keeps_it():
+    setting = experiment("output, own").setting
+    setting = replace(setting, problem=PrincipalEigenvector())
     with pytest.raises(ValueError, match=r"training.lipschitz: records are held to it"):
-        check_steepness(experiment("output, own").training, PrincipalEigenvector(), "pca")
+        setting.training.check(setting)
 
 
 def test_a_table_needs_its_number_of_nodes_outside_a_config():
     table = GrowingSamples(perturbation="gradient", schedules=SCHEDULES, graph={"kind": "ring"})
     with pytest.raises(ValueError, match=r"training.num_nodes: required outside a config"):
         _ = table.network
-
-
-def test_the_reference_clips_as_the_mechanism_does():
-    rows = torch.tensor([[3.0, 4.0], [0.1, 0.0]], dtype=torch.float64)
-    assert clipped(rows.numpy(), 0.4, 2) == pytest.approx(np.array([[0.24, 0.32], [0.1, 0.0]]))
 
 
 def test_samples_in_order_are_each_used_once_and_then_end_or_begin_again():
@@ -377,8 +370,9 @@ def test_samples_in_order_are_each_used_once_and_then_end_or_begin_again():
 
     def rows_of(server_round, num_examples, training=config.training):
         queries = training.in_round(server_round).queries(side.setup.mechanism, num_examples)
-        asked = Asked.of([queries[0]], 1, Draws(side.source, 0, server_round))
-        positions, weights = asked.in_order(torch.tensor(num_examples))
+        draws = Draws(side.source(), 0, server_round)
+        asked, rows = Asked.of([queries[0]], draws), torch.tensor(num_examples)
+        positions, weights = asked.batch(rows, num_examples, draws, 0)
         assert weights.tolist() == [1.0] * len(positions)
         return positions.tolist()
 
@@ -390,23 +384,6 @@ def test_samples_in_order_are_each_used_once_and_then_end_or_begin_again():
     assert rows_of(4, 10, stop) == [6, 7, 8, 9]
     with pytest.raises(ValueError, match="round 5 takes 5 examples after 10 that were used, and a"):
         rows_of(5, 14, stop)
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_a_batch_in_order_is_the_mean_of_these_rows(way):
-    """Without a clip and noise: Algorithm 2 by hand, over shards that begin again."""
-    config = experiment("gradient", rounds=3, privacy={"kind": "none"}, samples="in-order")
-    shards, x = load_shards(config).examples, initial_point(config).repeat(NODES, 1)
-    training, problem = config.training, client_side(config).setup.problem
-    first = 0
-    for k in range(3):
-        z, size = training.network.mixing.to(x) @ x, training.schedules.size(k)
-        rows = [(first + i) % 4 for i in range(min(size, 4))]
-        g = torch.stack([problem.rgrads(x[i], shards[i])[rows].mean(0) for i in range(NODES)])
-        alpha, beta = training.schedules.step_size(k), training.schedules.mixing(k)
-        x, first = (1 - beta) * x + beta * z - alpha * g, first + size
-    found = reports_of(config, way)[-1].state["x"]
-    torch.testing.assert_close(found, x, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.slow
@@ -430,49 +407,19 @@ def test_a_network_on_a_manifold_is_refused():
 
 
 def realised_of_one_record(case, rounds, place, num_examples):
-    """Rho of what node 0 sends in ``rounds`` rounds when record ``place`` is its opposite.
-
-    Both runs are sent the same and draw the same noise, so uploads differ by what records moved.
-    """
-    config = experiment(
-        case, rounds, samples="in-order", on_exhausted="recycle",
-        schedules={**SCHEDULES, "sample_size": {"kind": "ceil-polynomial", "scale": 1.0,
-                                                "exponent": 1.0}},
-    )  # fmt: skip
-    side, x = client_side(config), initial_point(config)
-    rows = torch.ones(num_examples, 4, dtype=torch.float64)
-    far, near = (torch.full((num_examples,), 1e6, dtype=torch.float64) for _ in range(2))
-    near[place] = -1e6
-    both = [
-        config.problem.prepare(
-            Examples({"feature": rows, "target": target}, {"feature": 1, "target": 0}), {}
-        )
-        for target in (far, near)
-    ]
-    training, total = config.training, 0.0
-    memories = [training.initial_memory(x)] * 2
-    down = Point(x) if training.perturbation == "output" else OwnAndMixed(x, x)
-    for r in range(1, rounds + 1):
-        sent = []
-        for i, shard in enumerate(both):
-            made = run_update(
-                side.setup,
-                Seat(0, r, 0, "mix"),
-                down,
-                memories[i],
-                shard,
-                num_examples,
-                side.source,
-            )
-            memories[i] = made.memory
-            sent.append(made.up.x)
-        (query,) = training.in_round(r).queries(side.setup.mechanism, num_examples)
-        scale = 1.0 if training.perturbation == "output" else training.schedules.step_size(r - 1)
-        moved = float((sent[0] - sent[1]).as_subclass(torch.Tensor).norm()) / scale
-        total += (moved / query.stddev) ** 2 / 2
-    return total, training.priced(num_examples).model_copy(
-        update={"sensitivity": 1 / NOISE, "num_examples": None}
-    ).once(rounds)
+    """(rho of what node 0 sends when record ``place`` is its opposite, the price)."""
+    growing = {"sample_size": {"kind": "ceil-polynomial", "scale": 1.0, "exponent": 1.0}}
+    config = experiment(case, rounds, samples="in-order", schedules={**SCHEDULES, **growing})
+    tensors = {"feature": torch.ones(num_examples, 4), "target": torch.full((num_examples,), 1e6)}
+    shard = Examples(
+        {name: tensor.double() for name, tensor in tensors.items()}, {"feature": 1, "target": 0}
+    )
+    pair = {sign: config.problem.prepare(one, {}) for sign, one in opposite(shard, place).items()}
+    moved = moved_by_one(config, range(1, rounds + 1), pair=pair)
+    total = sum((apart / query.stddev) ** 2 / 2 for apart, query in moved)
+    priced = config.training.priced(num_examples).model_dump()
+    changed = {"sensitivity": 1 / NOISE, "num_examples": None}
+    return total, Releases.model_validate(priced | changed).once(rounds)
 
 
 @pytest.mark.parametrize("case", ["gradient", "output, mixed"])

@@ -10,9 +10,9 @@ from scipy import stats
 from manifed.algorithms.rsgd import RSGD
 from manifed.oracles.minibatch import Full, Poisson, WithoutReplacement
 from manifed.oracles.oracle import Draws, Oracle
-from manifed.privacy.mechanism import ExampleMechanism, RelativeNoise
+from manifed.privacy.mechanism import ExampleMechanism, Noise
 from manifed.privacy.noise import NoiseSource
-from manifed.problems.base import Examples
+from manifed.problems.examples import Examples
 from manifed.problems.pca import PrincipalEigenvector
 from tests.conformance.client_cases import batch, shards, start
 
@@ -30,7 +30,7 @@ def oracle_of(shard, mechanism, server_round=1):
 def summed_squares():
     """(sum of |noise|^2 over the stated variance, degrees of freedom)."""
     shard, x = shards(dim=501)[0], start(dim=501)
-    mechanism = ExampleMechanism(l2_norm_clip=0.5, noise=RelativeNoise(multiplier=0.7))
+    mechanism = ExampleMechanism(l2_norm_clip=0.5, noise=Noise(multiplier=0.7))
     quiet = oracle_of(shard, ExampleMechanism(l2_norm_clip=0.5)).gradient(x)
     oracle, draws = oracle_of(shard, mechanism), 250
     total = 0.0
@@ -78,46 +78,13 @@ def test_one_bad_record_neither_shows_as_nan_nor_moves_the_mean_by_more_than_its
     assert float((broken - mean).norm()) <= 0.3 / len(shard) * (1 + 1e-12)
 
 
-def test_poisson_batches_have_the_stated_rate():
-    scheme, n, draws = Poisson(batch_size=30), 100, 1000
-    present = torch.ones(n, dtype=torch.bool)
-    counts = torch.zeros(n)
-    for step in range(draws):
-        draws_of_one = Draws(NoiseSource.from_seed(1), 0, 1)
-        positions, weights = batch(scheme, [n], present, draws_of_one, step)
-        chosen = torch.zeros(n) if positions is not None else weights.float()
-        if positions is not None:
-            chosen[positions] = weights.float()
-        counts += chosen
-    tail = stats.binom.cdf(int(counts.sum()), n * draws, 0.3)
-    assert FALSE_POSITIVE / 2 < tail < 1 - FALSE_POSITIVE / 2
-    spread = float(((counts - 0.3 * draws) ** 2).sum() / (draws * 0.21))
-    assert FALSE_POSITIVE / 2 < stats.chi2.cdf(spread, n) < 1 - FALSE_POSITIVE / 2
-
-
-def test_without_replacement_takes_exactly_its_size_and_every_example_alike():
-    scheme, n, draws = WithoutReplacement(batch_size=10), 40, 1000
-    present = torch.ones(n, dtype=torch.bool)
-    counts = torch.zeros(n)
-    for step in range(draws):
-        draws_of_one = Draws(NoiseSource.from_seed(1), 0, 1)
-        positions, weights = batch(scheme, [n], present, draws_of_one, step)
-        assert len(set(positions.tolist())) == 10
-        assert float(weights.sum()) == 10
-        counts[positions] += 1
-    spread = float(((counts - 0.25 * draws) ** 2).sum() / (draws * 0.25 * 0.75))
-    # Fixed size: the n counts sum to a constant, so spread * (n - 1) / n is chi-square n - 1.
-    assert FALSE_POSITIVE / 2 < stats.chi2.cdf(spread * (n - 1) / n, n - 1) < 1 - FALSE_POSITIVE / 2
-
-
 @pytest.mark.parametrize(
     "scheme", [Full(), Poisson(batch_size=5), WithoutReplacement(batch_size=9)]
 )
 def test_padding_never_takes_part(scheme):
     sizes = torch.tensor([3, 12, 7])
-    present = torch.arange(12) < sizes.unsqueeze(1)
     for step in range(50):
         draws = Draws(NoiseSource.from_seed(2), (0, 1, 2), 1)
-        positions, weights = batch(scheme, sizes.tolist(), present, draws, step)
+        positions, weights = batch(scheme, sizes.tolist(), draws, step)
         rows = torch.arange(12).expand(3, 12) if positions is None else positions
         assert bool((rows[weights > 0] < sizes.unsqueeze(1).expand_as(rows)[weights > 0]).all())

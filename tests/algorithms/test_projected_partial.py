@@ -50,7 +50,7 @@ def test_control_variates_converge_where_stale_corrections_do_not():
     wide = UPDATE.model_copy(update={"tube_radius": 99.0})
     naive = [
         float(problem.gradient_norm(p.state["anchor"], shards))
-        for p in federate(problem, shards, UPDATE, wide, x, 100, cohort=thirds)
+        for p in federate(problem, shards, wide, wide, x, 100, cohort=thirds)
     ]
     assert min(naive[50:]) > 1.0
 
@@ -58,11 +58,8 @@ def test_control_variates_converge_where_stale_corrections_do_not():
 def test_a_client_that_lost_its_memory_does_not_bend_the_control_variates():
     """What goes up is uncorrected: whatever correction a client used, the server's sum is zero."""
     problem, shards = KPCA(3), pca_shards()
-    update, strategy = PARTIAL, PARTIAL
-    first = last(federate(problem, shards, update, strategy, start(problem, shards), 5))
-    blank = update.initial_memory(first.memory.tensors()["u"])
-    x = first.state["anchor"]
-    after = last(federate(problem, shards, update, strategy, x, 1, memory=blank))
-    state = after.state
+    first = last(federate(problem, shards, PARTIAL, PARTIAL, start(problem, shards), 5))
+    blank, x = PARTIAL.initial_memory(first.memory.tensors()["u"]), first.state["anchor"]
+    state = last(federate(problem, shards, PARTIAL, PARTIAL, x, 1, memory=blank)).state
     total = corrections(state["mean_displacement"], state["displacements"], state["is_known"])
     assert float(total.sum(0).abs().max()) <= 1e-12

@@ -11,7 +11,7 @@ from manifed.federation.client import ClientSetup, Seat, run_update
 from manifed.oracles.minibatch import Full
 from manifed.privacy.mechanism import ExampleMechanism
 from manifed.privacy.noise import NoiseSource
-from manifed.problems.base import Examples
+from manifed.problems.examples import Examples
 from manifed.problems.pca import PrincipalEigenvector
 from tests.conformance.client_cases import shards, start
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import manifed
-from manifed.algorithms.interface import Collected
+from manifed.algorithms.algorithm import Collected
 from manifed.algorithms.payloads import Displacement
 from manifed.algorithms.rfedags import RFedAGS
 from manifed.algorithms.rsgd import RSGD
@@ -18,9 +18,7 @@ from manifed.manifolds.euclidean import Euclidean
 from manifed.manifolds.sphere import Sphere
 from manifed.oracles.minibatch import Full
 from manifed.privacy.mechanism import ClientMechanism
-from manifed.problems.base import Examples
-from manifed.problems.least_squares import LeastSquares
-from manifed.problems.linear import with_squared_norms
+from manifed.problems.examples import Examples
 from manifed.problems.pca import KPCA
 from tests.algorithms.test_projected import pca_shards, start
 from tests.conformance.federated_loop import Linear, federate, last
@@ -36,37 +34,6 @@ def linear(clients, dim=5):
     """Heterogeneous clients of a linear cost on the sphere, and a point to start from."""
     shards = [Examples({"a": a}, {"a": 1}) for a in normals(clients, 3, dim)]
     return Linear(Sphere()), shards, Sphere().projx(normals(dim, seed=1))
-
-
-def regression(clients):
-    rows, targets = normals(clients, 8, 4), normals(clients, 8, seed=2)
-    kinds = {"feature": 1, "target": 0}
-    made = [
-        Examples({"feature": a, "target": b}, kinds) for a, b in zip(rows, targets, strict=True)
-    ]
-    return LeastSquares(), [with_squared_norms(one, "feature") for one in made]
-
-
-@pytest.mark.parametrize("maps", ["exact", "retraction"])
-def test_one_local_step_is_federated_gradient_descent(maps):
-    problem, shards, x = linear(3)
-    ags = RFedAGS(step_size=0.1, maps=maps, server_step_size=0.7)
-    plain = RSGD(step_size=0.1, minibatch=Full(), maps=maps)
-    mean = TangentMean(weights="uniform", maps=maps, server_step_size=0.7)
-    one = last(federate(problem, shards, ags, ags, x, 5))
-    two = last(federate(problem, shards, plain, mean, x, 5))
-    torch.testing.assert_close(one.state["x"], two.state["x"], rtol=0, atol=1e-12)
-    assert float((one.state["x"] - x).norm()) > 1e-2
-
-
-def test_on_flat_space_with_everybody_it_is_fedavg():
-    problem, shards = regression(3)
-    x = torch.zeros(4, dtype=F64)
-    ags = RFedAGS(step_size=0.05, local_steps=4)
-    plain = RSGD(step_size=0.05, local_steps=4, minibatch=Full())
-    one = last(federate(problem, shards, ags, ags, x, 5))
-    two = last(federate(problem, shards, plain, TangentMean(weights="uniform"), x, 5))
-    torch.testing.assert_close(one.state["x"], two.state["x"], rtol=0, atol=1e-13)
 
 
 def test_a_stream_is_the_sum_of_transported_steps():

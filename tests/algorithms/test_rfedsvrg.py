@@ -7,7 +7,6 @@ from manifed.algorithms.payloads import MeanGradient
 from manifed.algorithms.rfedsvrg import RFedSVRG
 from manifed.federation.client import ClientSetup, Seat, run_update
 from manifed.manifolds.stiefel import Stiefel
-from manifed.oracles.minibatch import WithoutReplacement
 from manifed.privacy.mechanism import ExampleMechanism
 from manifed.problems.pca import KPCA
 from tests.algorithms.test_projected import local_gradients, pca_shards, start
@@ -51,16 +50,6 @@ def test_it_converges_from_the_start_and_stays_at_the_optimum():
     assert float((stays - best).norm()) <= 1e-11
     end = last(federate(problem, shards, UPDATE, UPDATE, start(problem, shards), 250)).state["x"]
     assert float(problem.gradient_norm(end, shards)) < 1e-2
-
-
-def test_minibatches_take_the_reference_off_the_same_point():
-    """With b = N_i a minibatch is the full gradient, and the first step is evaluated anew."""
-    problem, shards = KPCA(3), pca_shards()
-    x = start(problem, shards)
-    all_rows = UPDATE.model_copy(update={"minibatch": WithoutReplacement(batch_size=8)})
-    one = last(federate(problem, shards, UPDATE, UPDATE, x, 3)).state["x"]
-    two = last(federate(problem, shards, all_rows, all_rows, x, 3)).state["x"]
-    torch.testing.assert_close(one, two, rtol=0, atol=1e-12)
 
 
 def test_a_client_that_missed_the_first_phase_says_so():

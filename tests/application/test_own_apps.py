@@ -10,30 +10,35 @@ from flwr.serverapp.strategy import Strategy
 
 import manifed
 from clients.local_training import client_app
-from manifed.algorithms.projected import Projected, ProjectedPartial
 from manifed.algorithms.rfedsvrg import RFedSVRG
-from manifed.algorithms.rsgd import RSGD
+from manifed.algorithms.rsgd import RSGD, ScheduledRSGD
 from manifed.errors import ConfigError
 from manifed.federation.cohorts import FixedSize
 from manifed.federation.replies import ReplyPolicy
 from manifed.flower.handshake import HandshakeFailed
 from manifed.flower.inline import InlineGrid
-from manifed.flower.privacy import ClientLevel, ExampleLevel
 from manifed.flower.records import tensors_from_record, tensors_to_record
-from manifed.flower.strategy import ManifoldStrategy
 from manifed.manifolds.sphere import Sphere
-from manifed.oracles.minibatch import Full, Poisson
+from manifed.oracles.minibatch import Full
+from manifed.plan import plan
 from manifed.privacy.noise import NoiseSource
 from manifed.privacy.statement import audit_ledger
-from manifed.problems.frechet_mean import FrechetMean
-from strategies.control_variates import ControlVariates
-from strategies.projection_mean import ProjectionMean
+from manifed.problems.frechet import FrechetMean
+from manifed.setting import Federation, Setting
 from strategies.tangent_mean import TangentMean
 from tests import fresh
 
 SEED, CLIENTS, ROWS = 7, 4, 30
 STEPS = RSGD(step_size=0.2, local_steps=1, minibatch=Full())
-PRIVATE = ExampleLevel(l2_norm_clip=1.0, noise_multiplier=4.0, num_examples=[ROWS] * CLIENTS)
+SIZES = [ROWS] * CLIENTS
+
+
+def private(noise_multiplier=4.0, clip=1.0, level=manifed.ExampleLevel, **changes):
+    noise = manifed.Multiplier(noise_multiplier=noise_multiplier)
+    return level(l2_norm_clip=clip, noise=noise, **{"delta": 1e-5, **changes})
+
+
+PRIVATE = private()
 X = torch.tensor([1.0, 0.0, 0.0, 0.0], dtype=torch.float64)
 REPLIES = ReplyPolicy(timeout=5.0)
 
@@ -46,21 +51,22 @@ def shards():
     return list(near / near.norm(dim=-1, keepdim=True))
 
 
-def grid_of(update=STEPS, privacy=PRIVATE, data=None):
+def grid_of(update=STEPS, privacy=PRIVATE, data=None, plan=None):
     data = data or shards()
     app = client_app(
         FrechetMean(Sphere()),
         update,
         lambda context: {"z": data[context.node_config["partition-id"]]},
         privacy=privacy,
-        source=NoiseSource.from_seed(SEED),
+        source=NoiseSource.from_seed(SEED) if plan is None else None,
+        plan=plan,
     )
     return InlineGrid(app, CLIENTS, {})
 
 
 def tangent_mean(**changes):
     given = {"privacy": PRIVATE, "source": NoiseSource.from_seed(SEED), "replies": REPLIES}
-    return TangentMean(Sphere(), **{**given, **changes})
+    return TangentMean(Sphere(), **{"num_examples": SIZES, **given, **changes})
 
 
 def model(result):
@@ -72,22 +78,20 @@ START = tensors_to_record({"x": X})
 
 def test_a_server_app_of_ones_own_gets_the_model_of_the_library(tmp_path):
     cohort, ledger = FixedSize(cohort_size=2), tmp_path / "ledger.jsonl"
-    strategy = tangent_mean(update=STEPS, cohort=cohort, budget=(20.0, 1e-5), ledger=ledger)
+    strategy = tangent_mean(update=STEPS, cohort=cohort, ledger=ledger)
     result = strategy.start(grid_of(), initial_arrays=START, num_rounds=5)
     same = manifed.fit(
         FrechetMean(Sphere()),
         shards(),
         STEPS,
-        privacy=manifed.ExampleLevel(
-            l2_norm_clip=1.0, noise=manifed.Multiplier(noise_multiplier=4.0), delta=1e-5
-        ),
+        privacy=PRIVATE,
         rounds=5,
         cohort=cohort,
         seed=SEED,
         start=X,
     )
     torch.testing.assert_close(model(result), same.model, rtol=1e-12, atol=1e-14)
-    (told,) = strategy.statement()["adversaries"]
+    told, _ = strategy.statement()["adversaries"]
     assert "SEEDED RUN" in strategy.text
     assert "unit: one example; neighbours: add-or-remove" in strategy.text
     audited = {row["name"]: row for row in audit_ledger(ledger, 1e-5)["adversaries"]}
@@ -96,40 +100,15 @@ def test_a_server_app_of_ones_own_gets_the_model_of_the_library(tmp_path):
 
 
 TWO = RFedSVRG(step_size=0.1, local_steps=2)
-PARTIAL = ProjectedPartial(step_size=0.1, local_steps=2)
-ALL = Projected(step_size=0.1, local_steps=2)
-
-
-@pytest.mark.parametrize(
-    ("made", "update", "exchanges"),
-    [
-        (lambda **more: tangent_mean(update=STEPS, **more), STEPS, 1),
-        (lambda **more: ControlVariates(Sphere(), TWO, **more), TWO, 2),
-        (lambda **more: ControlVariates(Sphere(), PARTIAL, **more), PARTIAL, 1),
-        (lambda **more: ProjectionMean(Sphere(), ALL, **more), ALL, 1),
-    ],
-    ids=["tangent-mean", "rfedsvrg", "projected-partial", "projected"],
-)
-def test_flowers_own_loop_gives_the_model_that_start_gives(made, update, exchanges):
-    given = {
-        "privacy": PRIVATE,
-        "source": NoiseSource.from_seed(SEED),
-        "replies": REPLIES,
-        "num_rounds": 3,
-    }
-    ours = made(**given).start(grid_of(update), initial_arrays=START, num_rounds=3)
-    theirs = Strategy.start(made(**given), grid_of(update), START, num_rounds=3 * exchanges)
-    torch.testing.assert_close(model(theirs), model(ours), rtol=0, atol=0)
-    assert not torch.equal(model(ours), X)
 
 
 @pytest.mark.parametrize(
     "other",
     [
-        ExampleLevel(l2_norm_clip=1.0, noise_multiplier=3.9),
-        ExampleLevel(l2_norm_clip=1.1, noise_multiplier=4.0),
-        ExampleLevel(1.0, 4.0, neighboring_relation="replace-one"),
-        ClientLevel(l2_norm_clip=1.0, noise_multiplier=4.0),
+        private(3.9),
+        private(clip=1.1),
+        private(neighboring_relation="replace-one"),
+        private(level=manifed.ClientLevel),
         None,
     ],
     ids=["noise", "clip", "relation", "unit", "none"],
@@ -155,11 +134,12 @@ def test_the_ledger_is_on_disk_before_a_message_and_the_budget_ends_the_run(tmp_
 
     def noting(message):
         if message.metadata.message_type == "train":
-            seen.append(ledger.read_text().count('"reserved"'))
+            seen.append(ledger.read_text().count('"reserves"'))
         return deliver(message)
 
     monkeypatch.setattr(grid, "_deliver", noting)
-    strategy = tangent_mean(update=STEPS, budget=(2.0, 1e-5), ledger=ledger)
+    tight = private(max_epsilon=2.0)
+    strategy = tangent_mean(update=STEPS, privacy=tight, ledger=ledger)
     told = []
     result = strategy.start(
         grid, START, 50, evaluate_fn=lambda r, _: told.append(r) or MetricRecord({"round": r})
@@ -169,7 +149,7 @@ def test_the_ledger_is_on_disk_before_a_message_and_the_budget_ends_the_run(tmp_
     assert seen == [r for r in range(1, rounds + 1) for _ in range(CLIENTS)]
     assert 1 < rounds < 50
     assert 1.0 < strategy.statement()["adversaries"][0]["epsilon"] <= 2.0
-    again = tangent_mean(update=STEPS, budget=(2.0, 1e-5), num_rounds=50)
+    again = tangent_mean(update=STEPS, privacy=tight, num_rounds=50)
     theirs = Strategy.start(again, grid_of(), START, num_rounds=50)
     torch.testing.assert_close(model(theirs), model(result), rtol=0, atol=0)
 
@@ -178,14 +158,16 @@ def test_a_strategy_can_be_subclassed():
     class Halved(TangentMean):
         def aggregate_train(self, server_round, replies):
             arrays, metrics = super().aggregate_train(server_round, replies)
-            return arrays, metrics | {"is-mine": 1} if metrics else metrics
+            metrics["is-mine"] = 1
+            return arrays, metrics
 
         def summary(self):
             self.was_told = True
 
-    made = Halved(Sphere(), update=STEPS, privacy=PRIVATE, num_rounds=2, replies=REPLIES)
-    made.start(grid_of(), initial_arrays=START, num_rounds=2)
+    made = Halved(Sphere(), update=STEPS, privacy=PRIVATE, num_examples=SIZES, replies=REPLIES)
+    result = made.start(grid_of(), initial_arrays=START, num_rounds=2)
     assert made.was_told
+    assert [told["is-mine"] for told in result.train_metrics_clientapp.values()] == [1, 1]
 
 
 @pytest.mark.parametrize(
@@ -193,11 +175,14 @@ def test_a_strategy_can_be_subclassed():
     [
         (lambda: TangentMean(Sphere()), "num_examples: expected the public size"),
         (lambda: tangent_mean(update=TWO), "expected an update of one exchange"),
-        (lambda: tangent_mean(ledger="x", privacy=None, num_examples=[3]), "ledger: expected"),
-        (lambda: tangent_mean(budget=(1.0, 1e-5), privacy=None, num_examples=[3]), "budget:"),
+        (lambda: tangent_mean(ledger="x", privacy=None), "ledger: expected"),
         (
-            lambda: ControlVariates(Sphere(), TWO, privacy=ClientLevel(1.0, 1.0, [3])),
-            "un-noised uploads of single clients",
+            lambda: tangent_mean(privacy=manifed.ExampleLevel(epsilon=2, delta=1e-5)),
+            "num_rounds: expected it .* the noise depends on it",
+        ),
+        (
+            lambda: grid_of(privacy=manifed.ExampleLevel(epsilon=2, delta=1e-5)),
+            "the noise of a 'target' depends on all rounds and sizes",
         ),
         (
             lambda: tangent_mean().start(grid_of(), initial_arrays=ArrayRecord()),
@@ -230,13 +215,6 @@ def test_a_record_that_cannot_be_computed_with_makes_its_node_absent(caplog):
     assert "record" not in str(failed.value)
 
 
-class Growing(RSGD, frozen=True):
-    """More steps in later rounds than its own table says."""
-
-    def in_round(self, server_round):
-        return self.model_copy(update={"local_steps": 50})
-
-
 def test_a_second_run_of_a_strategy_is_refused(tmp_path):
     strategy = tangent_mean(update=STEPS, ledger=tmp_path / "ledger.jsonl")
     strategy.start(grid_of(), START, num_rounds=1)
@@ -256,29 +234,36 @@ def test_messages_that_are_made_again_are_charged_again():
     assert strategy.aggregate_train(1, grid.send_and_receive(again))[0] is not None
 
 
-@pytest.mark.parametrize(
-    ("made", "said"),
-    [
-        (lambda: tangent_mean(update=Growing(step_size=0.1)), "other things in other rounds"),
-        (
-            lambda: ManifoldStrategy(Sphere(), TWO, TWO, privacy=ClientLevel(1.0, 5.0, [ROWS] * 4)),
-            "one noised mean a round, got an update",
-        ),
-        (lambda: tangent_mean(budget=(5.0, 0.5)), "delta < 1/n"),
-        (
-            lambda: tangent_mean(
-                update=RSGD(step_size=0.1, minibatch=Poisson(batch_size=4)),
-                privacy=ExampleLevel(1.0, 4.0, [ROWS] * CLIENTS, "replace-one"),
-                budget=(5.0, 1e-5),
-            ),
-            "privacy:",
-        ),
-    ],
-    ids=["schedule", "two-exchanges", "delta", "unpriced"],
-)
-def test_what_would_be_priced_wrongly_is_refused(made, said):
-    with pytest.raises(ValueError, match=said):
-        made()
+def test_rounds_that_cost_different_amounts_are_priced_ahead_and_no_further():
+    update = ScheduledRSGD(
+        step_size=0.1,
+        minibatch=Full(),
+        noise_multipliers={"kind": "geometric", "scale": 1.0, "ratio": 0.9},
+    )
+    with pytest.raises(ConfigError, match="num_rounds: expected it"):
+        Strategy.start(tangent_mean(update=update), grid_of(update), START, 1)
+    longer = tangent_mean(update=update, num_rounds=1)
+    with pytest.raises(ConfigError, match="at most 1, got round 2"):
+        Strategy.start(longer, grid_of(update), START, 2)
+    strategy = tangent_mean(update=update)
+    strategy.start(grid_of(update), START, 3)
+    same = manifed.fit(
+        FrechetMean(Sphere()), shards(), update, privacy=PRIVATE, rounds=3, seed=SEED, start=X
+    )
+    assert strategy.statement()["adversaries"] == same.statement["adversaries"]
+
+
+def test_both_apps_take_a_plan_whose_noise_meets_a_target_over_the_whole_run():
+    target = manifed.ExampleLevel(
+        l2_norm_clip=1.0, noise=manifed.Target(epsilon=2.0, delta=1e-3), noise_source="os"
+    )
+    federation = Federation(num_clients=CLIENTS, num_rounds=3)
+    setting = Setting(federation, STEPS, Sphere(), privacy=target)
+    server, client = plan(setting, tuple(SIZES)), plan(setting, tuple(SIZES))
+    strategy = TangentMean(Sphere(), update=STEPS, plan=server, num_rounds=3)
+    strategy.start(grid_of(privacy=None, plan=client), START, num_rounds=3)
+    assert strategy.statement()["adversaries"][0]["epsilon"] == pytest.approx(2.0, abs=1e-2)
+    assert "RELEASE" in strategy.text
 
 
 @pytest.mark.slow

@@ -12,11 +12,11 @@ from safetensors.torch import load_file
 
 from manifed.experiment.assembly import client_side
 from manifed.experiment.load import load
-from manifed.federation.stacked import StackedTransport
+from manifed.federation.stack import StackTransport
 from manifed.flower.apps import run as run_on
+from manifed.flower.apps import strategy_of
 from manifed.flower.client import client_app_of
 from manifed.flower.inline import InlineGrid
-from manifed.flower.strategy import strategy_of
 from manifed.runs.driver import rounds_over, run
 
 ROOT = Path(__file__).parents[2]
@@ -41,7 +41,7 @@ def config_of(folder, name, out, *overrides):
 
 
 def in_memory(config):
-    transport = StackedTransport(client_side(config), device="cpu", memory_budget_mb=512)
+    transport = StackTransport(client_side(config), at_once=None, memory_budget_mb=512)
     return run(config, rounds_over(transport))
 
 

@@ -1,22 +1,20 @@
 """The library's own loop, with a look at what clients uploaded and remember."""
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
 
-from manifed.algorithms.interface import ClientUpdate, Memory, ServerState, ServerUpdate
+from manifed.algorithms.algorithm import Memory, ServerState
 from manifed.algorithms.payloads import Payload
 from manifed.federation.client import ClientSetup, ClientSide
-from manifed.federation.plan import Plan
-from manifed.federation.replies import ReplyPolicy
 from manifed.federation.rounds import run_rounds
-from manifed.federation.stacked import StackedTransport
-from manifed.manifolds.base import Manifold
-from manifed.privacy.mechanism import ClientMechanism, ExampleMechanism
+from manifed.federation.stack import StackTransport
+from manifed.plan import plan as planned
+from manifed.privacy.mechanism import ExampleMechanism
 from manifed.privacy.noise import NoiseSource
-from manifed.problems.base import Examples, Problem, ProblemBase
+from manifed.problems.problem import Problem
+from manifed.setting import Federation, Setting
 
 SOURCE = NoiseSource.from_seed(5)
 
@@ -31,17 +29,17 @@ class Played:
     uploads: Payload
 
 
-class Watched(StackedTransport):
+class Watched(StackTransport):
     """Keeps the uploads of the last exchange; may start from a given memory of all clients."""
 
     uploads: Payload
 
-    def remember(self, memory: Memory | None, clients: int) -> None:
+    def remember(self, memory, clients):
         (stack,) = self.stacks.values()
         stack.memory, stack.tags = memory, dict.fromkeys(range(clients), (0, 0))
 
     @property
-    def memory(self) -> Memory | None:
+    def memory(self):
         (stack,) = self.stacks.values()
         kept = stack.memory
         return kept and type(kept)(*[t.clone() for t in kept.tensors().values()])
@@ -51,6 +49,30 @@ class Watched(StackedTransport):
         assert not replies.failures, replies.failures
         self.uploads = replies.uploads
         return replies
+
+
+def stacked(side, at_once=None, memory_budget_mb=64, **more):
+    """All clients in one stack, or so many at once."""
+    return StackTransport(side, at_once=at_once, memory_budget_mb=memory_budget_mb, **more)
+
+
+def broken(monkeypatch, kind, who, error=None):
+    """Updates of ``kind`` with one of these clients raise, or what it uploads is NaN."""
+    plain = kind.update
+
+    def update(self, phase, down, memory, oracle, manifold, draws):
+        owners = draws.partition
+        is_bad = torch.tensor(
+            [i in who for i in owners] if isinstance(owners, tuple) else owners in who
+        )
+        if error is not None and bool(is_bad.any()):
+            raise error
+        up, after = plain(self, phase, down, memory, oracle, manifold, draws)
+        if error is not None:
+            return up, after
+        return type(up)(torch.where(is_bad.unsqueeze(-1), torch.nan, up.tensors()["u"])), after
+
+    monkeypatch.setattr(kind, "update", update)
 
 
 @dataclass(frozen=True)
@@ -67,68 +89,66 @@ class Members:
 
 
 def federate(
-    problem: Problem,
-    shards: Sequence[Examples],
-    training: ClientUpdate,
-    strategy: ServerUpdate,
-    x: Tensor,
-    num_rounds: int,
+    problem,
+    shards,
+    training,
+    strategy,
+    x,
+    num_rounds,
     *,
-    cohort: Callable[[int], tuple[int, ...]] | None = None,
-    mechanism: ExampleMechanism | None = None,
-    client_mechanism: ClientMechanism | None = None,
-    memory: Memory | None = None,
-    source: NoiseSource = SOURCE,
-) -> Iterator[Played]:
+    cohort=None,
+    mechanism=None,
+    client_mechanism=None,
+    memory=None,
+    source=SOURCE,
+):
     """The rounds, one by one; ``cohort(server_round)`` says who takes part (default: all)."""
     everyone = tuple(range(len(shards)))
     setup = ClientSetup(problem, training, mechanism or ExampleMechanism())
-    side = ClientSide(setup, shards, tuple(x.shape), source)
-    transport = Watched(side, device="cpu", memory_budget_mb=256)
+    side = ClientSide(setup, shards, tuple(x.shape), lambda: source)
+    transport = Watched(side, at_once=None, memory_budget_mb=256)
     if memory is not None:
         transport.remember(memory, len(shards))
-    plan = Plan(
-        server_update=strategy,
-        manifold=problem.manifold,
-        phases=training.phases,
-        cohort=Members(cohort or (lambda _: everyone)),  # type: ignore[arg-type]  # a test's own
-        policy=ReplyPolicy(),
-        source=source,
-        num_examples=tuple(len(shard) for shard in shards),
-        config_sha256="",
+    federation = Federation(num_clients=len(shards), num_rounds=num_rounds)
+    setting = Setting(federation, training, problem.manifold, strategy, problem=problem)
+    sizes = tuple(len(shard) for shard in shards)
+    plan = replace(
+        planned(setting, sizes, source=source),
+        cohort=Members(cohort or (lambda _: everyone)),
+        needs_everyone=False,
         mechanism=client_mechanism,
     )
     for report in run_rounds(plan, strategy.initial(x), transport, num_rounds=num_rounds):
         yield Played(report.server_round, report.state, transport.memory, transport.uploads)
 
 
-def last(rounds: Iterator[Played]) -> Played:
+def last(rounds):
     """The last round."""
     *_, final = rounds
     return final
 
 
-class Linear(ProblemBase):
+class Linear(Problem):
     """f_j(x) = -<a_j, x> on any submanifold: heterogeneous, with a closed-form gradient."""
 
-    def __init__(self, manifold: Manifold) -> None:
+    def __init__(self, manifold):
         self._manifold = manifold
 
     @property
-    def manifold(self) -> Manifold:
+    def manifold(self):
         return self._manifold
 
-    def point_shape(self, examples: Examples) -> tuple[int, ...]:
+    def point_shape(self, examples):
         return tuple(examples["a"].shape[-self._manifold.ndim :])
 
-    def losses(self, x: Tensor, examples: Examples) -> Tensor:
+    def losses(self, x, examples):
         dims = self._manifold.point_dims()
         return -(examples["a"] * x.unsqueeze(-1 - self._manifold.ndim)).sum(dims)
 
-    def rgrads(self, x: Tensor, examples: Examples) -> Tensor:
+    def rgrads(self, x, examples):
         points = x.unsqueeze(-1 - self._manifold.ndim)
         return self._manifold.proju(points, -examples["a"])
 
-    def gradient(self, x: Tensor, shards: Sequence[Examples]) -> Tensor:
+    def gradient(self, x, shards):
         """Grad f(x) with weights 1/n."""
         return torch.stack([self.rgrads(x, s).mean(0) for s in shards]).mean(0)

@@ -9,54 +9,48 @@ from torch import Tensor, nn
 from manifed.layers.dropout import KeyedDropout
 from manifed.layers.orthogonal import OrthogonalLinear
 from manifed.layers.spdnet import BiMap, LogEig, ReEig
-from manifed.manifolds.base import Manifold
 from manifed.manifolds.hyperbolic import Lorentz
 from manifed.manifolds.poincare import PoincareBall
 from manifed.manifolds.rotations import SpecialOrthogonal
-from manifed.manifolds.spd import SPD, SPDBuresWasserstein
-from manifed.manifolds.spd_flat import SPDLogCholesky, SPDLogEuclidean
+from manifed.manifolds.spd import SPD, SPDBuresWasserstein, SPDLogCholesky, SPDLogEuclidean
 from manifed.manifolds.sphere import Sphere
-from manifed.oracles.query import Query
-from manifed.oracles.sums import Points, Rule, Vectors
-from manifed.problems.base import KEY, Examples, Problem
+from manifed.oracles.sums import Rule, Vectors
 from manifed.problems.class_means import ClassMeans
-from manifed.problems.frechet_mean import FrechetMean
-from manifed.problems.geometric_median import GeometricMedian
-from manifed.problems.hyperbolic_prediction import HyperbolicPrediction
-from manifed.problems.least_squares import LeastSquares
-from manifed.problems.log_sums import LogSums
-from manifed.problems.logistic import Logistic
+from manifed.problems.examples import KEY, Examples
+from manifed.problems.frechet import FrechetMean, GeometricMedian
+from manifed.problems.hyperbolic import HyperbolicPrediction
+from manifed.problems.linear import LeastSquares, Logistic
 from manifed.problems.matrix_completion import MatrixCompletion
-from manifed.problems.mlp import MLP
 from manifed.problems.module_problem import module_problem
 from manifed.problems.module_spec import made
 from manifed.problems.pca import KPCA, PrincipalEigenvector
-from manifed.problems.second_moments import GramMatrices, LabelledGrams, SecondMoments
-from manifed.problems.spd_mean import SPDMean
+from manifed.problems.problem import Problem
+from manifed.problems.statistics import GramMatrices, LabelledGrams, LogSums, SecondMoments
+from reproduction.mlp import MLP
 
 WATCHED = 8
 """Records whose bits are compared."""
 _ALL = 1100
 
 
-def seeded(seed: int) -> torch.Generator:
+def seeded(seed):
     return torch.Generator().manual_seed(seed)
 
 
-def normal(*shape: int, seed: int = 0) -> Tensor:
+def normal(*shape, seed=0):
     return torch.randn(*shape, generator=seeded(seed), dtype=torch.float64)
 
 
 # -- what a record adds --------------------------------------------------------------------------
-def names_of(examples: Examples) -> list[bytes]:
+def names_of(examples):
     """Each record by its own bytes."""
-    kept = [t.to(torch.float64) for k, t in sorted(examples.tensors.items()) if k != "squared_norm"]
+    kept = [t.to(torch.float64) for k, t in sorted(examples.tensors.items())]
     return [
         b"".join(t[i].contiguous().numpy().tobytes() for t in kept) for i in range(len(examples))
     ]
 
 
-def bits(value: Tensor) -> bytes:
+def bits(value):
     return (value + 0.0).contiguous().numpy().tobytes()  # zeros have one sign
 
 
@@ -67,12 +61,10 @@ class Spy:
     rule: Rule
     seen: dict[bytes, set[bytes]] = field(default_factory=dict, compare=False)
 
-    def __call__(
-        self, problem: Problem, query: Query, points: Points, examples: Examples
-    ) -> Vectors:
+    def __call__(self, problem, query, points, examples):
         vectors = self.rule(problem, query, points, examples)
 
-        def total(weights: Tensor) -> Tensor:
+        def total(weights):
             found = vectors.sum(weights)
             if bool(torch.isfinite(found).all()):
                 self._note(vectors, weights, examples)
@@ -80,7 +72,7 @@ class Spy:
 
         return Vectors(total, vectors.are_finite)
 
-    def _note(self, vectors: Vectors, weights: Tensor, examples: Examples) -> None:
+    def _note(self, vectors, weights, examples):
         if weights.dim() == 1:
             for j, name in enumerate(names_of(examples)):
                 if name in self.seen and weights[j]:
@@ -114,10 +106,10 @@ class Case:
     """Tensors of whole numbers."""
     is_dear: bool = False
 
-    def __str__(self) -> str:
+    def __str__(self):
         return self.name
 
-    def made(self) -> tuple[Problem, Tensor, Examples]:
+    def made(self):
         problem = self.build()
         ndim = {key: len(shape) for key, shape in self.feature.items()}
         like = {
@@ -150,23 +142,23 @@ class Case:
 class Borrower(LeastSquares):
     """Logistic slopes by torch's own product of all rows, which treats rows by their number."""
 
-    def slopes(self, x: Tensor, examples: Examples) -> Tensor:
+    def slopes(self, x, examples):
         return torch.sigmoid(torch.matmul(examples["feature"], x.unsqueeze(-1)).squeeze(-1))
 
 
-def _hidden(hidden: int, features: int) -> Callable[[Tensor], Tensor]:
+def _hidden(hidden, features):
     return lambda x: x[: hidden * features].reshape(hidden, features)
 
 
-def _linear_of(x: Tensor) -> Tensor:
+def _linear_of(x):
     return x.reshape(1, -1)
 
 
-def _means(name: str, manifold: Manifold, *shape: int, is_dear: bool = False) -> Case:
+def _means(name, manifold, *shape, is_dear=False):
     return Case(f"mean-{name}", lambda: FrechetMean(manifold), shape, {"z": shape}, is_dear=is_dear)
 
 
-def linear_cases() -> list[Case]:
+def linear_cases():
     regression = {"feature": (30,), "target": ()}
     labelled = {"feature": (30,), "label": ()}
     odd = {"feature": (9,), "label": ()}
@@ -186,7 +178,7 @@ def linear_cases() -> list[Case]:
     ]  # fmt: skip
 
 
-def curved_cases() -> list[Case]:
+def curved_cases():
     return [
         _means("sphere", Sphere(), 5),
         _means("spd", SPD(), 3, 3, is_dear=True),
@@ -196,7 +188,7 @@ def curved_cases() -> list[Case]:
         _means("lorentz", Lorentz(), 5),
         _means("poincare", PoincareBall(), 5),
         _means("rotations", SpecialOrthogonal(), 3, 3, is_dear=True),
-        Case("spd-mean", SPDMean, (3, 3), {"z": (3, 3)}, is_dear=True),
+        Case("spd-mean", FrechetMean, (3, 3), {"z": (3, 3)}, is_dear=True),
         Case("median-sphere", lambda: GeometricMedian(Sphere()), (5,), {"z": (5,)}),
         Case("median-spd", lambda: GeometricMedian(SPD()), (3, 3), {"z": (3, 3)}, is_dear=True),
         Case(
@@ -219,42 +211,42 @@ def curved_cases() -> list[Case]:
 class Kinked(nn.Module):
     """Its gradient is a sum of the rows that fire: no number of it tells how they were computed."""
 
-    def __init__(self, width: int, hidden: int) -> None:
+    def __init__(self, width, hidden):
         super().__init__()
         self.weight = nn.Parameter(nn.Linear(width, hidden, bias=False).weight.detach())
 
-    def forward(self, feature: Tensor) -> Tensor:
+    def forward(self, feature):
         return torch.relu(feature @ self.weight.mT).sum(-1, keepdim=True)
 
 
 class Table(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.table, self.head = nn.Embedding(7, 4), nn.Linear(8, 3)
 
-    def forward(self, feature: Tensor) -> Tensor:
+    def forward(self, feature):
         return self.head(self.table(feature).flatten(1))
 
 
-def _cnn() -> nn.Module:
+def _cnn():
     return nn.Sequential(
         nn.Unflatten(1, (1, 8, 8)), nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
         nn.Conv2d(4, 4, 3, padding=1), nn.Tanh(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(16, 3),
     )  # fmt: skip
 
 
-def _dropping() -> nn.Module:
+def _dropping():
     return nn.Sequential(nn.Linear(10, 8), nn.ReLU(), KeyedDropout(0.5), nn.Linear(8, 3))
 
 
-def module_cases() -> list[Case]:
+def module_cases():
     def case(
-        name: str, model: Callable[[], nn.Module], shape: tuple[int, ...],
-        kink: Callable[[Tensor], Tensor] | None = None, loss: str = "cross-entropy",
-        shares: dict[str, float] | None = None, dtype: torch.dtype = torch.float64, *,
-        whole: frozenset[str] = frozenset({"label"}), keyed: bool = False, is_dear: bool = True,
-    ) -> Case:  # fmt: skip
-        def build() -> Problem:
+        name, model, shape,
+        kink = None, loss = "cross-entropy",
+        shares = None, dtype = torch.float64, *,
+        whole = frozenset({"label"}), keyed = False, is_dear = True,
+    ):  # fmt: skip
+        def build():
             return module_problem(made(model, 0), loss, dtype=dtype, clip_shares=shares)
 
         feature = {"feature": shape, "label": ()} | ({KEY: ()} if keyed else {})
@@ -271,7 +263,7 @@ def module_cases() -> list[Case]:
             is_dear=is_dear,
         )
 
-    def relu() -> nn.Module:
+    def relu():
         return nn.Sequential(nn.Linear(20, 16), nn.ReLU(), nn.Linear(16, 3))
 
     return [
@@ -297,7 +289,7 @@ CASES = [*linear_cases(), *curved_cases(), *module_cases()]
 
 
 # -- what stands around a record -----------------------------------------------------------------
-def broken(case: Case, examples: Examples) -> Examples:
+def broken(case, examples):
     """One record that has no gradient: entries that are no numbers, or no class."""
     one = examples.take(torch.tensor([WATCHED + 1]))
     tensors = dict(one.tensors)
@@ -309,7 +301,7 @@ def broken(case: Case, examples: Examples) -> Examples:
     return Examples(tensors, one.feature_ndim)
 
 
-def shard(examples: Examples, size: int, seed: int, bad: Examples | None = None) -> Examples:
+def shard(examples, size, seed, bad=None):
     """So many records in an order of its own, as many watched ones among them as fit."""
     order = torch.randperm(WATCHED, generator=seeded(seed))[:size]
     rest = WATCHED + 2 + torch.randperm(_ALL - WATCHED - 2, generator=seeded(seed + 1))
@@ -322,9 +314,9 @@ def shard(examples: Examples, size: int, seed: int, bad: Examples | None = None)
     return Examples.concatenate(parts)
 
 
-def lipschitz(query: Query) -> Query:
+def lipschitz(query):
     return replace(query, lipschitz=40.0)
 
 
-def empty_log(examples: Examples) -> dict[bytes, set[bytes]]:
+def empty_log(examples):
     return {name: set[bytes]() for name in names_of(examples.take(torch.arange(WATCHED)))}

@@ -21,7 +21,15 @@ SEEDS = given(seed=st.integers(0, 10_000), lead=st.sampled_from([(), (3,), (2, 2
 FEW = settings(max_examples=4, derandomize=True, deadline=None)
 
 
-def close(actual: torch.Tensor, expected: torch.Tensor | float, tolerance: float) -> None:
+def generator(seed):
+    return torch.Generator().manual_seed(seed)
+
+
+def normals(seed, *size):
+    return torch.randn(size, generator=generator(seed), dtype=torch.float64)
+
+
+def close(actual, expected, tolerance):
     """Assert an entrywise absolute gap of at most ``tolerance``."""
     gap = float((actual - expected).abs().max())
     assert gap <= tolerance, f"gap {gap:.3g} > {tolerance:.3g}"

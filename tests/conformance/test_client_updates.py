@@ -5,7 +5,7 @@ import torch
 
 from manifed.privacy.mechanism import ExampleMechanism
 from manifed.privacy.noise import NoiseSource
-from manifed.problems.base import Examples
+from manifed.problems.examples import Examples
 from tests.conformance.client_cases import CASES, SIZES, play, setup_of, shards, start
 
 SOURCE = NoiseSource.from_seed(11)
@@ -82,7 +82,7 @@ def test_another_round_attempt_or_client_draws_other_noise(case):
 
 @of(lambda case: case.space == "tangent")
 def test_uploads_are_tangent_at_the_broadcast_point(case):
-    manifold, x = setup_of(case).manifold, start()
+    manifold, x = setup_of(case).problem.manifold, start()
     for u in single(case, 0, shards()[0]).up.values():
         assert (manifold.proju(x, u) - u).norm() <= 1e-12 * (1 + u.norm())
 

@@ -12,7 +12,7 @@ from scipy import stats
 
 from manifed.algorithms.rsvrg import RSVRG
 from manifed.oracles.oracle import Draws, Oracle
-from manifed.privacy.mechanism import RelativeNoise
+from manifed.privacy.mechanism import Noise
 from manifed.privacy.noise import NoiseSource
 from manifed.problems.pca import PrincipalEigenvector
 from tests.conformance.client_cases import CASES, SIZES, broadcast, shards, start
@@ -59,7 +59,7 @@ def added(name):
     """Query label -> squared lengths of the noise drawn, over a few rounds of client 0."""
     case = next(case for case in CASES if case.name == name)
     problem, seen = PrincipalEigenvector(), defaultdict(list)
-    quiet = case.mechanism.model_copy(update={"noise": RelativeNoise(multiplier=0.0)})
+    quiet = case.mechanism.model_copy(update={"noise": Noise(multiplier=0.0)})
     shard, x = shards(DIM)[0], start(DIM)
 
     def asked(mechanism):

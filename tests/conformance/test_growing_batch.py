@@ -15,25 +15,25 @@ from manifed.audit.of_config import costliest_round
 from manifed.errors import BudgetExhausted, ConfigError, RoundFailed
 from manifed.experiment.assembly import client_side, plan_of
 from manifed.experiment.load import load
-from manifed.experiment.privacy import promise_of
 from manifed.federation.client import Uncharged
 from manifed.federation.cohorts import FixedSize
-from manifed.federation.replies import Failure
-from manifed.federation.transport import MemoryTransport
+from manifed.federation.header import Failure
+from manifed.federation.stack import StackTransport
 from manifed.manifolds.sphere import Sphere
-from manifed.oracles.minibatch import Poisson
+from manifed.oracles.minibatch import Full, Minibatch, Poisson
+from manifed.plan import promise_of
 from manifed.privacy import accountant
 from manifed.privacy.adversaries import EXTERNAL, SERVER
-from manifed.privacy.events import GaussianRelease, PoissonSampled
-from manifed.privacy.filter import Budget, Calibration, Filter, Schedule
+from manifed.privacy.events import PoissonSampled, Release
 from manifed.privacy.ledger import Ledger
-from manifed.privacy.mechanism import ExampleMechanism, RelativeNoise
+from manifed.privacy.mechanism import ExampleMechanism, Noise
 from manifed.privacy.noise import NoiseSource
 from manifed.privacy.odometer import Odometer
-from manifed.privacy.participation import external_epsilon_of_rounds
-from manifed.privacy.statement import audit_ledger
-from manifed.problems.frechet_mean import FrechetMean
-from manifed.runs.driver import rounds_over, run_experiment
+from manifed.privacy.participation import external_epsilon
+from manifed.privacy.statement import Budget, Promise, audit_ledger
+from manifed.privacy.tariff import ClientReleases, Tariff, Terms
+from manifed.problems.frechet import FrechetMean
+from manifed.runs import driver
 
 QUICKSTART = Path(__file__).parents[2] / "configs" / "quickstart.toml"
 
@@ -44,6 +44,7 @@ class Growing(RSGD):
     """RSGD whose Poisson batch is r times ``batch_size``, up to the shard, and whose steps fall."""
 
     kind: Literal["growing"] = "growing"
+    minibatch: Minibatch = Full()
     batch_size: float = 8.0
     step_size: float = 0.2
 
@@ -89,7 +90,7 @@ def directly_composed(size, rounds, growth=1):
     rates = [min(8.0 * (r if growth else 1), size) / size for r in range(1, rounds + 1)]
     return accountant.epsilon(
         [
-            GaussianRelease(
+            Release(
                 unit="example",
                 neighboring_relation="add-or-remove",
                 noise_multiplier=NOISE,
@@ -145,7 +146,7 @@ AGAIN = manifed.ReplyPolicy(on_failure="retry", max_attempts=2)
 
 
 def event(size, server_round):
-    return GaussianRelease(
+    return Release(
         unit="example",
         neighboring_relation="add-or-remove",
         noise_multiplier=NOISE,
@@ -156,9 +157,7 @@ def event(size, server_round):
 def to_an_outsider(rounds=range(1, ROUNDS + 1), attempts=1, sizes=SIZES):
     """The mixture of every planned draw: one of two clients, by a fair coin."""
     return max(
-        external_epsilon_of_rounds(
-            [((event(n, r),), 0.5) for r in rounds for _ in range(attempts)], DELTA
-        )
+        external_epsilon(tuple(((event(n, r),), 0.5, attempts) for r in rounds), DELTA)
         for n in sizes
     )
 
@@ -166,7 +165,7 @@ def to_an_outsider(rounds=range(1, ROUNDS + 1), attempts=1, sizes=SIZES):
 def losing(server_round):
     """A transport on which the first attempt of a round gets no reply."""
 
-    class Losing(MemoryTransport):
+    class Losing(StackTransport):
         def exchange(self, header, *rest):
             found = super().exchange(header, *rest)
             if (header.server_round, header.attempt) == (server_round, 0):
@@ -214,16 +213,23 @@ def test_a_retry_is_one_more_charge_of_its_round(tmp_path):
     assert spent(hidden.statement)["external"] == pytest.approx(own, rel=1e-6)
 
 
+def tariff_of(rounds, **more):
+    """A client of 40 examples, round by round."""
+    each = [ClientReleases(partitions=(0,), releases=(event(40, r),)) for r in rounds]
+    return Tariff(tuple(Terms(population=1, updates=(one,), **more) for one in each))
+
+
 def test_a_budget_against_an_outsider_stops_at_a_round_that_no_cohort_decides():
-    schedule = Schedule(frozenset({tuple((event(40, r),) for r in range(1, 7))}), 0.5, attempts=2)
+    tariff = tariff_of(range(1, 7), sampling=PoissonSampled(sampling_probability=0.5))
+    tariff = replace(tariff, attempts=2)
     budget = to_an_outsider(range(1, 5), attempts=2, sizes=(40,)) * (1 + 1e-9)
-    allowed = Filter(schedule, ROUNDS, Budget(budget, DELTA, EXTERNAL))
+    allowed = Promise(tariff, ROUNDS, budget=Budget(budget, DELTA, EXTERNAL))
     assert allowed.planned_draws == 4
     assert allowed.pays((1, 2, 1, 1))
     assert allowed.pays((2, 2, 2, 2))
     assert not allowed.pays((1, 1, 1, 3))  # round 4 once more than planned, after a crash
     assert not allowed.pays((1, 1, 1, 1, 1))
-    known = Filter(schedule, ROUNDS, Budget(directly_composed(40, 4), DELTA, SERVER))
+    known = Promise(tariff, ROUNDS, budget=Budget(directly_composed(40, 4), DELTA, SERVER))
     assert known.pays((1, 1, 1, 1))
     assert not known.pays((1, 2, 1, 1))  # who sees cohorts pays for what was made, and no more
 
@@ -238,15 +244,16 @@ def test_a_target_against_an_outsider_is_met_by_all_that_is_planned():
 
 
 def test_a_target_that_a_round_made_again_passes_is_told():
-    schedule = Schedule(frozenset({tuple((event(40, r),) for r in (1, 2, 3))}))
     target = Budget(directly_composed(40, 3), DELTA, SERVER)
-    allowed = Filter(schedule, 3, replace(target, epsilon=9.0), Calibration(target, 3))
+    allowed = Promise(
+        tariff_of((1, 2, 3)), 3, budget=replace(target, epsilon=9.0), target=target, calibrated=3
+    )
     assert allowed.passed_target((1, 1, 1)) is None
     assert "4 cohort draws cost" in allowed.passed_target((1, 1, 2))
 
 
 def test_the_audit_attacks_the_round_that_costs_most():
-    noised = ExampleMechanism(l2_norm_clip=1.0, noise=RelativeNoise(multiplier=NOISE))
+    noised = ExampleMechanism(l2_norm_clip=1.0, noise=Noise(multiplier=NOISE))
     assert costliest_round(Growing(), noised, 40, 4) == 4
     assert costliest_round(Growing(), noised, 24, 6) == 3  # the whole shard, from here on
 
@@ -293,13 +300,13 @@ def experiment(tmp_path, monkeypatch):
 def made(config, until=None):
     """The folder of a run, which an interrupt ends in round ``until``."""
 
-    class Interrupted(MemoryTransport):
+    class Interrupted(StackTransport):
         def exchange(self, header, *rest):
             if header.server_round == until:
                 raise KeyboardInterrupt
             return super().exchange(header, *rest)
 
-    return run_experiment(config, rounds_over(Interrupted(client_side(config))))
+    return driver.run(config, driver.rounds_over(Interrupted(client_side(config))))
 
 
 @pytest.mark.parametrize(
@@ -316,18 +323,16 @@ def test_a_scheduled_run_goes_on_and_pays_for_the_round_it_makes_again(experimen
     assert folder.manifest()["final"]["rounds"] == 4
     odometer = Odometer()
     Ledger.verify(folder.ledger_path, feed=odometer.feed)
-    assert odometer.attempts_by_round() == (1, 1, 2, 1)
-    promise = promise_of(config, plan_of(config).num_examples)
+    assert [odometer.attempts(r) for r in (1, 2, 3, 4, 5)] == [1, 1, 2, 1, 0]
+    promise = promise_of(config.setting, plan_of(config).num_examples)
     of_client = [
-        [(promise.terms_of(r).updates[k].releases, promise.terms.participation_probability)
-         for r in (1, 2, 3, 3, 4)]
+        tuple((promise.tariff.of(r).updates[k].releases,
+               promise.terms.participation_probability, 1 + (r == 3)) for r in (1, 2, 3, 4))
         for k in range(2)
     ]  # fmt: skip
-    assert len(set(of_client[0])) == 4
-    own = max(external_epsilon_of_rounds(rounds, 1e-4) for rounds in of_client)
+    own = max(external_epsilon(rounds, 1e-4) for rounds in of_client)
     assert spent(folder.ledger_path, 1e-4)["external"] == pytest.approx(own, rel=1e-6)
     promise.check_ledger(odometer)
-    first = promise.schedule[:1] * 4
-    other = replace(promise, schedule=first, filter=Filter(Schedule.of(first), 4))
+    other = replace(promise, tariff=replace(promise.tariff, lines=promise.tariff.lines[:1] * 4))
     with pytest.raises(ConfigError, match="was charged under other terms"):
         other.check_ledger(odometer)

@@ -5,36 +5,31 @@ record must have one value in shards of any size and order, beside a record that
 stack of clients, and with any number of threads.
 """
 
-from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
-from manifed.algorithms.held_out import judged
-from manifed.federation import chunks
+from manifed.federation import stack
+from manifed.federation.held_out import judged
 from manifed.manifolds.base import Manifold
 from manifed.manifolds.hyperbolic import Lorentz
 from manifed.manifolds.spd import SPD
 from manifed.manifolds.sphere import Sphere
 from manifed.manifolds.stiefel import Stiefel
-from manifed.oracles.minibatch import Full
-from manifed.oracles.query import Form, Query
-from manifed.oracles.sums import Rule, correction_sum, gradient_sum, keeps_rows_apart, sum_of_good
+from manifed.oracles.query import Ask, Query
+from manifed.oracles.sums import correction_sum, gradient_sum, keeps_rows_apart, sum_of_good
 from manifed.privacy.mechanism import ExampleMechanism
 from manifed.problems import row_rules
-from manifed.problems.base import Examples
-from manifed.problems.least_squares import LeastSquares
-from manifed.problems.linear import with_squared_norms
-from manifed.problems.linear_model import LinearModel
+from manifed.problems.examples import Examples
+from manifed.problems.linear import LeastSquares, LinearModel
+from manifed.problems.rows import squared_norms
 from tests.conformance.isolation_cases import (
     CASES,
     WATCHED,
     Borrower,
-    Case,
     Spy,
     bits,
     broken,
@@ -59,7 +54,7 @@ def _sums_as_they_are_added_up(monkeypatch):
 
 
 @contextmanager
-def threads(count: int) -> Iterator[None]:
+def threads(count):
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
@@ -68,19 +63,19 @@ def threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def query_of(form: Form, *, l1: bool = False) -> Query:
+def query_of(form, *, l1=False):
     mechanism = ExampleMechanism(l2_norm_clip=CLIP, l1_norm_clip=CLIP if l1 else None)
-    return Query.of(mechanism, Full(), 10, form=form)
+    return Query.of(mechanism, Ask(form=form), 10)
 
 
-def shards_of(case: Case, examples: Examples, sizes: tuple[int, ...]) -> Iterator[Examples]:
+def shards_of(case, examples, sizes):
     for i, size in enumerate(sizes):
         yield shard(examples, size, 10 * i)
         if i % 3 == 0:
             yield shard(examples, size, 10 * i, broken(case, examples))
 
 
-def stacks_of(case: Case, examples: Examples, counts: tuple[int, ...]) -> Iterator[Examples]:
+def stacks_of(case, examples, counts):
     """Cohorts whose clients have other lengths."""
     for count in counts:
         bad = broken(case, examples) if count % 2 else None
@@ -88,9 +83,7 @@ def stacks_of(case: Case, examples: Examples, counts: tuple[int, ...]) -> Iterat
         yield Examples.stack(each)
 
 
-def spied(
-    case: Case, rule: Rule, query: Query, sizes: tuple[int, ...], counts: tuple[int, ...]
-) -> dict[bytes, set[bytes]]:
+def spied(case, rule, query, sizes, counts):
     problem, x, examples = case.made()
     spy = Spy(rule, empty_log(examples))
     other = problem.manifold.retr(
@@ -111,19 +104,15 @@ def spied(
     return spy.seen
 
 
-def assert_sums_alike(
-    case: Case, rule: Rule, query: Query, sizes: tuple[int, ...], counts: tuple[int, ...]
-) -> None:
+def assert_sums_alike(case, rule, query, sizes, counts):
     assert_alike(spied(case, rule, query, sizes, counts))
 
 
-def judgements(
-    case: Case, sizes: tuple[int, ...], counts: tuple[int, ...]
-) -> dict[bytes, set[bytes]]:
+def judgements(case, sizes, counts):
     problem, x, examples = case.made()
     seen = empty_log(examples)
 
-    def note(own: Examples, losses: Tensor, answers: Tensor) -> None:
+    def note(own, losses, answers):
         for j, name in enumerate(names_of(own)):
             if name in seen:
                 seen[name].add(bits(torch.stack([losses[j], answers[j]])))
@@ -141,7 +130,7 @@ def judgements(
     return seen
 
 
-def assert_alike(seen: dict[bytes, set[bytes]]) -> None:
+def assert_alike(seen):
     assert len(seen) == WATCHED
     assert {len(values) for values in seen.values()} == {1}
 
@@ -152,7 +141,7 @@ def test_a_record_adds_the_same_bits_whatever_is_summed_with_it(case):
     assert_sums_alike(case, gradient_sum, query_of("gradient"), FEW, (3,))
 
 
-def sizes_of(case: Case) -> tuple[int, ...]:
+def sizes_of(case):
     return DEAR if case.is_dear else MANY
 
 
@@ -211,7 +200,7 @@ def test_a_class_that_looks_at_all_rows_is_asked_about_one_at_a_time():
     class Looks(Borrower):
         looks_at_all_rows = True
 
-        def slopes(self, x: Tensor, examples: Examples) -> Tensor:
+        def slopes(self, x, examples):
             sizes.append(len(examples))
             return super().slopes(x, examples)
 
@@ -241,21 +230,18 @@ def test_a_record_is_judged_by_the_same_bits_in_any_batch_and_any_stack(case, co
 # -- what is prepared, and what a server clips ---------------------------------------------------
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("width", [3, 8, 30, 123])
-def test_stored_lengths_are_those_of_a_row_alone(width, dtype):
+def test_squared_lengths_are_those_of_a_row_alone(width, dtype):
     rows = normal(300, width).to(dtype)
-    whole = with_squared_norms(Examples({"z": rows}, {"z": 1}), "z")["squared_norm"]
+    whole = squared_norms(rows)
     for n in (1, 2, 3, 5, 64, 257):
-        part = with_squared_norms(Examples({"z": rows[7 : 7 + n].clone()}, {"z": 1}), "z")
-        assert torch.equal(part["squared_norm"], whole[7 : 7 + n])
+        assert torch.equal(squared_norms(rows[7 : 7 + n].clone()), whole[7 : 7 + n])
 
 
 @pytest.mark.parametrize(
     "rule",
     [
         row_rules.directions,
-        lambda rows: (row_rules.lengths(rows),),
         lambda rows: row_rules.shortened(rows, 2.0),
-        lambda rows: row_rules.on_sphere(rows, 1.0),
         lambda rows: row_rules.to_hyperboloid(rows, "hyperboloid", 2.0),
         lambda rows: row_rules.to_hyperboloid(rows / 20, "poincare", 2.0),
         lambda rows: row_rules.positive_definite(rows[:, :16].reshape(-1, 4, 4), None),
@@ -290,7 +276,7 @@ def test_an_upload_has_the_same_length_whoever_else_sends_one(manifold, shape):
 
 def test_blocks_of_a_size_that_gives_other_bits_are_not_mixed_with_others():
     class BySize(Borrower):
-        def slopes(self, x: Tensor, examples: Examples) -> Tensor:
+        def slopes(self, x, examples):
             return super().slopes(x, examples) + 1e-9 * (len(examples) > 32)
 
     case = next(c for c in CASES if c.name == "borrower")
@@ -304,7 +290,7 @@ def test_blocks_of_a_size_that_gives_other_bits_are_not_mixed_with_others():
 
 
 def test_where_a_client_is_the_unit_each_is_computed_alone(monkeypatch):
-    monkeypatch.setattr(chunks, "_clients_at_a_time", lambda *_: 9)
+    monkeypatch.setattr(stack, "_clients_at_once", lambda *_: 9)
     side: Any = SimpleNamespace(unit="client", shards=[None] * 9, rate=1.0)
-    made = chunks.Chunking.of(side, "cpu", 64)
-    assert (made.in_a_stack, made.at_a_time) == (1, 1)
+    made = stack.Chunking.of(side, "cpu", 64, None)
+    assert (made.in_a_stack, made.at_once) == (1, 1)

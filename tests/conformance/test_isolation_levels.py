@@ -43,7 +43,7 @@ print(*[float(v).hex() for v in values], float(np.vecdot(rows, rows).sum()).hex(
 """How many batches give a row's product, as it was once computed, other bits; and some numbers."""
 
 
-def ran(level: str, *arguments: str) -> str:
+def ran(level, *arguments):
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "FLWR_TELEMETRY_ENABLED": "0"}
     done = subprocess.run(
         [sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=300,

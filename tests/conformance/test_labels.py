@@ -27,20 +27,15 @@ from manifed.privacy.label import (
     label_of,
 )
 from manifed.problems.pca import PrincipalEigenvector
+from manifed.runs.folder import RunFolder
 from manifed.runs.report import figures
-from manifed.runs.run_folder import RunFolder
-from manifed.site import start
+from manifed.site import process
 from tests.conformance.test_commands import LEAVES, invoke
 from tests.runs.test_cli import QUICKSTART
-from tests.runs.test_search import CONFIG as SEARCHED
 from tests.site.sites import DELTA, Peer, site_of, write
 
 SILENT = {
-    ("doctor",): "examines a machine",
-    ("engines",): "compares models",
-    ("graph",): "a graph's constants",
     ("privacy", "reconcile"): "rounds of two ledgers",
-    ("reproduce",): "figures; those of private runs are drawn by manifed.runs.report.figures",
 }
 """Commands that show no epsilon."""
 SETS = (
@@ -80,7 +75,6 @@ def places(runs, tmp_path):
         ("audit",): (PLANNED, ["audit", QUICKSTART, "--trials", 60, *sets,
                                "--set", "privacy.noise_source=os"]),
         ("export",): (RELEASE, ["export", tmp_path / "os", "--out", tmp_path / "out"]),
-        ("extend",): (SEEDED, ["extend", tmp_path / "seed", "--rounds", 3]),
         ("plan",): (SEEDED, ["plan", "configs/best.toml"]),
         ("privacy", "calibrate"): (PLANNED, ["privacy", "calibrate", *target]),
         ("privacy", "compare"): (PLANNED, ["privacy", "compare", *theirs, "--cohort-size", 1]),
@@ -95,9 +89,7 @@ def places(runs, tmp_path):
         ("run",): (SEEDED, ["run", QUICKSTART, *sets, "--plain", "--out", tmp_path / "new"]),
         ("site",): (RELEASE, ["site", "--config", write(tmp_path), "--ledger", tmp_path / "site",
                               *site]),
-        ("status",): (RELEASE, ["status", tmp_path / "os"]),
         ("sweep",): (SEEDED, ["sweep", QUICKSTART, *sets, "--out", tmp_path / "sweep"]),
-        ("watch",): (SEEDED, ["watch", tmp_path / "seed"]),
     }  # fmt: skip
 
 
@@ -121,8 +113,8 @@ def test_every_command_is_in_one_of_the_lists(places):
 
 @pytest.mark.parametrize("command", sorted(set(LEAVES) - set(SILENT)), ids=" ".join)
 def test_every_command_says_first_what_its_epsilon_is(command, places, tmp_path, monkeypatch):
-    monkeypatch.setattr(start, "serve", lambda *_: None)  # as if it were stopped at once
-    monkeypatch.setattr(figures, "draw_curves", lambda *_: [])  # that takes seconds
+    monkeypatch.setattr(process, "serve", lambda *_: None)  # as if it were stopped at once
+    monkeypatch.setattr(figures, "write_figures", lambda *_: [])  # that takes seconds
     label, words = places[command]
     if command == ("site",):
         with site_of(tmp_path, write(tmp_path)) as site:
@@ -135,27 +127,14 @@ def test_every_command_says_first_what_its_epsilon_is(command, places, tmp_path,
         assert document.index('"label"') < len(of_text(document))
     words_too = done.stderr if done.stderr else invoke(*words).stdout
     if command in TABLES:
-        header = next(line for line in words_too.splitlines() if "  epsilon" in line)
-        assert "label  " in header.partition("epsilon")[0]
+        header = next(line for line in words_too.splitlines() if " epsilon " in line)
+        assert "label " in header.partition("epsilon")[0]
         assert says(label, words_too)
     else:
         assert says(label, of_text(words_too)), words_too
     for line in words_too.splitlines():
         if command == ("run",) and line.startswith("round "):
             assert says(label, of_text(line)), line
-
-
-def test_a_search_that_is_paid_for_says_first_what_its_epsilon_is(tmp_path):
-    config = tmp_path / "own.toml"
-    config.write_text(SEARCHED)
-    sets = ["--set", "training.step_size=0.1,0.4"]
-    done = invoke("sweep", config, *sets, "--private", 1, "--out", tmp_path / "out", "--json")
-    assert done.exit_code == 0, done.output
-    assert json.loads(done.stdout)["label"] == RELEASE
-    priced = next(line for line in done.stderr.splitlines() if "will be published" in line)
-    assert says(PLANNED, of_text(priced))
-    kept = (tmp_path / "out" / "published" / "statement.json").read_text()
-    assert f'"label": "{RELEASE}"' in of_text(kept)
 
 
 # -- files -----------------------------------------------------------------------------------------
@@ -207,7 +186,7 @@ def test_a_table_of_a_sweep_has_a_column_of_labels(tmp_path):
 
 
 def test_what_a_fit_leaves_has_its_label(tmp_path):
-    shards = [torch.randn(30, 4, dtype=torch.float64) for _ in range(2)]
+    shards = [torch.randn(40, 4, dtype=torch.float64) for _ in range(2)]
     privacy = manifed.ExampleLevel(epsilon=2, delta=1e-5, noise_source="seed")
     result = manifed.fit(
         PrincipalEigenvector(), shards, RSGD(step_size=0.1), rounds=2, privacy=privacy
@@ -220,22 +199,15 @@ def test_what_a_fit_leaves_has_its_label(tmp_path):
 
 # -- modules ---------------------------------------------------------------------------------------
 SHOWING = {
-    "cli/commands.py": "`privacy: LABEL` is the first line of every command in it",
-    "cli/plan.py": "the same",
-    "cli/series.py": "the same",
-    "cli/sweep.py": "the line of what a search will cost begins with the label",
-    "runs/extend.py": "the same as of commands",
-    "runs/report/fitted.py": "the title of a fit's figure begins with the label",
-    "runs/search.py": "below the verdict",
+    "cli/privacy.py": "`privacy: LABEL` is the first line of every command in it",
+    "runs/resume.py": "the same as of commands",
+    "runs/report/figures.py": "titles of fits and axes of epsilon begin with the label",
     "runs/statement.py": "below the verdict",
-    "runs/status.py": "below the line `privacy: LABEL`",
-    "runs/watching.py": "below the line `privacy: LABEL`",
-    "site/start.py": "the ready line has the label before what was spent",
+    "site/process.py": "the ready line has the label before what was spent",
 }
 NOT_SHOWING = {
-    "cli/reproduce.py": "names of folders",
-    "privacy/filter.py": "a warning of a run whose lines and statement have the label",
-    "privacy/published.py": "a check of arguments",
+    "plan.py": "the name of a field",
+    "privacy/statement.py": "a warning of a run whose lines and statement have the label",
     "runs/evidence.py": "a refusal",
 }
 REFUSING = ("fail", "ConfigError", "ValueError", "FolderDamaged", "BudgetExhausted", "Refused")

@@ -2,15 +2,12 @@
 
 from collections.abc import Callable
 
-import pytest
 import torch
 from torch import Tensor
 
-from manifed.manifolds.base import Manifold
 from manifed.manifolds.defects import TOLERANCE
-from tests.conformance.manifold_cases import CASES, ManifoldCase
+from tests.conformance.manifold_marks import ALL
 
-ALL = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 ROUNDING = 2e-5
 """Largest error relative to one plus the largest entry: 170 units of float32."""
 
@@ -34,12 +31,12 @@ WITH_LOG: dict[str, Operation] = {
 }
 
 
-def operations(manifold: Manifold) -> dict[str, Operation]:
+def operations(manifold):
     return AT_A_STEP | (WITH_LOG if manifold.has_logmap else {})
 
 
 @ALL
-def test_every_operation_keeps_the_type_and_its_digits(case: ManifoldCase):
+def test_every_operation_keeps_the_type_and_its_digits(case):
     """Also at y = x and u = 0, where quotients such as sin t / t are 0 / 0."""
     m, x = case.manifold, case.points(5, 3)
     step = case.tangents(x, 6, 3, scale=0.5 * case.retraction_radius)
@@ -54,7 +51,7 @@ def test_every_operation_keeps_the_type_and_its_digits(case: ManifoldCase):
 
 
 @ALL
-def test_drawn_points_and_noise_are_on_the_manifold_and_tangent(case: ManifoldCase):
+def test_drawn_points_and_noise_are_on_the_manifold_and_tangent(case):
     m, generator = case.manifold, torch.Generator().manual_seed(7)
     x = m.random(3, *case.shape, dtype=torch.float32, generator=generator)
     u = m.tangent_gaussian(x, 0.3, generator)

@@ -3,14 +3,13 @@
 import pytest
 import torch
 
-from tests.conformance.manifold_cases import ManifoldCase
 from tests.conformance.manifold_marks import FEW, SEEDS, WITH_LOG, close
 
 
 @WITH_LOG
 @SEEDS
 @FEW
-def test_logmap_inverts_expmap_at_every_scale(case: ManifoldCase, seed, lead):
+def test_logmap_inverts_expmap_at_every_scale(case, seed, lead):
     m, x = case.manifold, case.points(seed, *lead)
     for scale in (0.0, 1e-8, 1e-3, 0.1 * case.radius, case.radius):
         u = case.tangents(x, seed + 1, *lead, scale=scale)
@@ -26,7 +25,7 @@ def test_logmap_inverts_expmap_at_every_scale(case: ManifoldCase, seed, lead):
 @WITH_LOG
 @SEEDS
 @FEW
-def test_dist_is_a_metric_distance(case: ManifoldCase, seed, lead):
+def test_dist_is_a_metric_distance(case, seed, lead):
     m, x = case.manifold, case.points(seed, *lead)
     y = m.expmap(x, case.tangents(x, seed + 1, *lead, scale=0.4 * case.radius))
     z = m.expmap(x, case.tangents(x, seed + 2, *lead, scale=0.4 * case.radius))
@@ -39,19 +38,18 @@ def test_dist_is_a_metric_distance(case: ManifoldCase, seed, lead):
 
 
 @WITH_LOG
-def test_a_geodesic_divides_the_distance(case: ManifoldCase):
+def test_a_geodesic_divides_the_distance(case):
     m, x = case.manifold, case.points(31, 3)
     y = m.expmap(x, case.tangents(x, 32, 3, scale=0.8 * case.radius))
     times = m.expand_scalar(torch.tensor([0.0, 0.25, 1.0], dtype=torch.float64))
-    z = m.geodesic(times, x, y)
+    z = m.expmap(x, times * m.logmap(x, y))
     close(m.dist(x, z) / (0.8 * case.radius), times.flatten(), 1e-9)
     close(m.dist(z, y) / (0.8 * case.radius), 1 - times.flatten(), 1e-9)
-    close(m.geodesic(0.25, x, y)[1], z[1], 1e-12 * case.tolerance)
 
 
 @WITH_LOG
 @pytest.mark.parametrize("exponent", [-9, -6, -3])
-def test_small_distances_keep_their_relative_accuracy(case: ManifoldCase, exponent: int):
+def test_small_distances_keep_their_relative_accuracy(case, exponent):
     m, x = case.manifold, case.points(3)
     d = 10.0**exponent
     y = m.expmap(x, case.tangents(x, 4, scale=d))
@@ -63,7 +61,7 @@ def test_small_distances_keep_their_relative_accuracy(case: ManifoldCase, expone
 @WITH_LOG
 @SEEDS
 @FEW
-def test_parallel_transport_carries_the_geodesic_along(case: ManifoldCase, seed, lead):
+def test_parallel_transport_carries_the_geodesic_along(case, seed, lead):
     m, x = case.manifold, case.points(seed, *lead)
     if not m.is_transp_parallel:
         return

@@ -6,15 +6,10 @@ import pytest
 import torch
 from scipy import stats
 
-from tests.conformance.manifold_cases import ManifoldCase
-from tests.conformance.manifold_marks import ALL, close
+from tests.conformance.manifold_marks import ALL, close, generator
 
 
-def generator(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
-def orthonormal_basis(case: ManifoldCase, x: torch.Tensor, seed: int) -> list[torch.Tensor]:
+def orthonormal_basis(case, x, seed):
     """A metric-orthonormal basis of T_xM by Gram-Schmidt, twice, on projected ambient normals."""
     m = case.manifold
     basis: list[torch.Tensor] = []
@@ -30,7 +25,7 @@ def orthonormal_basis(case: ManifoldCase, x: torch.Tensor, seed: int) -> list[to
 
 @ALL
 @pytest.mark.parametrize("seed", [11, 12])
-def test_from_coords_is_an_isometry_onto_the_tangent_space(case: ManifoldCase, seed: int):
+def test_from_coords_is_an_isometry_onto_the_tangent_space(case, seed):
     """J J^T = I in a metric-orthonormal basis: i.i.d. normals become N_x(0, 1)."""
     m, x = case.manifold, case.points(seed)
     size = m.coords_shape(case.shape)
@@ -48,7 +43,7 @@ def test_from_coords_is_an_isometry_onto_the_tangent_space(case: ManifoldCase, s
 
 @ALL
 @pytest.mark.statistical
-def test_squared_tangent_noise_is_chi_square_and_rejects_wrong_stddevs(case: ManifoldCase):
+def test_squared_tangent_noise_is_chi_square_and_rejects_wrong_stddevs(case):
     m, x, dim = case.manifold, case.points(21), case.manifold.dim(case.shape)
     count = -(-130_000 // dim)
     places = x.expand(count, *case.shape)
@@ -60,7 +55,7 @@ def test_squared_tangent_noise_is_chi_square_and_rejects_wrong_stddevs(case: Man
 
 
 @ALL
-def test_tangent_noise_has_the_shape_of_the_points_and_its_own_generator(case: ManifoldCase):
+def test_tangent_noise_has_the_shape_of_the_points_and_its_own_generator(case):
     m, x = case.manifold, case.points(23, 2)
     u = m.tangent_gaussian(x, 0.3, generator(24))
     assert torch.equal(u, m.tangent_gaussian(x, 0.3, generator(24)))

@@ -6,14 +6,14 @@ import pytest
 import torch
 from scipy import stats
 
-from tests.conformance.manifold_cases import CASES, ManifoldCase
+from tests.conformance.manifold_cases import CASES
 from tests.conformance.manifold_marks import ALL, AMBIENT, FEW, SEEDS, WITH_INVRETR, close
 
 
 @ALL
 @SEEDS
 @FEW
-def test_random_points_are_on_the_manifold(case: ManifoldCase, seed, lead):
+def test_random_points_are_on_the_manifold(case, seed, lead):
     x = case.points(seed, *lead)
     assert x.shape == (*lead, *case.shape)
     assert x.dtype == torch.float64
@@ -25,7 +25,7 @@ def test_random_points_are_on_the_manifold(case: ManifoldCase, seed, lead):
 @ALL
 @SEEDS
 @FEW
-def test_projx_lands_on_the_manifold_and_is_idempotent(case: ManifoldCase, seed, lead):
+def test_projx_lands_on_the_manifold_and_is_idempotent(case, seed, lead):
     y = case.manifold.projx(case.ambient(seed, *lead))
     ok, reason = case.manifold.check_point_on_manifold(y, explain=True, atol=1e-11, rtol=1e-11)
     assert ok, reason
@@ -37,7 +37,7 @@ def test_projx_lands_on_the_manifold_and_is_idempotent(case: ManifoldCase, seed,
 @ALL
 @SEEDS
 @FEW
-def test_proju_is_the_metric_orthogonal_projection(case: ManifoldCase, seed, lead):
+def test_proju_is_the_metric_orthogonal_projection(case, seed, lead):
     m, x = case.manifold, case.points(seed, *lead)
     u = m.proju(x, case.ambient(seed + 1, *lead))
     assert m.check_vector_on_tangent(x, u, atol=1e-11, rtol=1e-11)
@@ -53,7 +53,7 @@ def test_proju_is_the_metric_orthogonal_projection(case: ManifoldCase, seed, lea
 @ALL
 @SEEDS
 @FEW
-def test_inner_is_symmetric_bilinear_and_norm_its_root(case: ManifoldCase, seed, lead):
+def test_inner_is_symmetric_bilinear_and_norm_its_root(case, seed, lead):
     m, x = case.manifold, case.points(seed, *lead)
     u, v = case.tangents(x, seed + 1, *lead), case.tangents(x, seed + 2, *lead)
     product = m.inner(x, u, v)
@@ -71,7 +71,7 @@ def test_inner_is_symmetric_bilinear_and_norm_its_root(case: ManifoldCase, seed,
 @AMBIENT
 @SEEDS
 @FEW
-def test_egrad2rgrad_represents_the_differential(case: ManifoldCase, seed, lead):
+def test_egrad2rgrad_represents_the_differential(case, seed, lead):
     m, x = case.manifold, case.points(seed, *lead)
     g, u = case.ambient(seed + 1, *lead), case.tangents(x, seed + 2, *lead)
     rgrad = m.egrad2rgrad(x, g)
@@ -94,7 +94,7 @@ def test_retraction_fixes_the_base_point_and_stays_on_the_manifold(case, seed, l
 
 
 @AMBIENT
-def test_retraction_is_of_first_order(case: ManifoldCase):
+def test_retraction_is_of_first_order(case):
     """The log-log slope of |R(tu) - exp(tu)| is at least 2, or the difference is rounding."""
     m, x = case.manifold, case.points(1)
     u = case.tangents(x, 2)
@@ -112,7 +112,7 @@ def test_retraction_is_of_first_order(case: ManifoldCase):
 @WITH_INVRETR
 @SEEDS
 @FEW
-def test_invretr_inverts_retr(case: ManifoldCase, seed, lead):
+def test_invretr_inverts_retr(case, seed, lead):
     m, x = case.manifold, case.points(seed, *lead)
     for scale in (0.0, 1e-6, case.retraction_radius):
         u = case.tangents(x, seed + 1, *lead, scale=scale)
@@ -122,7 +122,7 @@ def test_invretr_inverts_retr(case: ManifoldCase, seed, lead):
 @ALL
 @SEEDS
 @FEW
-def test_transp_is_linear_tangent_and_isometric_where_claimed(case: ManifoldCase, seed, lead):
+def test_transp_is_linear_tangent_and_isometric_where_claimed(case, seed, lead):
     m, x = case.manifold, case.points(seed, *lead)
     y = m.retr(x, case.tangents(x, seed + 1, *lead, scale=0.5 * case.radius))
     u, v = case.tangents(x, seed + 2, *lead), case.tangents(x, seed + 3, *lead)
@@ -136,7 +136,7 @@ def test_transp_is_linear_tangent_and_isometric_where_claimed(case: ManifoldCase
 
 
 @ALL
-def test_no_method_changes_its_arguments(case: ManifoldCase):
+def test_no_method_changes_its_arguments(case):
     m, x = case.manifold, case.points(31, 2)
     u, v = case.tangents(x, 32, 2, scale=0.2), case.tangents(x, 33, 2, scale=0.2)
     c = torch.ones(2, *m.coords_shape(case.shape), dtype=torch.float64)
@@ -155,7 +155,7 @@ def test_no_method_changes_its_arguments(case: ManifoldCase):
 
 @ALL
 @pytest.mark.parametrize("seed", [71, 72])
-def test_a_batch_is_its_elements_and_the_base_point_broadcasts(case: ManifoldCase, seed: int):
+def test_a_batch_is_its_elements_and_the_base_point_broadcasts(case, seed):
     m, x = case.manifold, case.points(seed, 3)
     u = case.tangents(x, seed + 1, 3, scale=0.3)
     y = m.retr(x, u)
@@ -192,7 +192,7 @@ def test_a_batch_is_its_elements_and_the_base_point_broadcasts(case: ManifoldCas
 
 
 @ALL
-def test_equal_settings_make_equal_manifolds_and_no_parameters(case: ManifoldCase):
+def test_equal_settings_make_equal_manifolds_and_no_parameters(case):
     m = case.manifold
     twin = copy.deepcopy(m)
     assert m == twin

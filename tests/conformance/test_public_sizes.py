@@ -7,17 +7,16 @@ from manifed.algorithms.payloads import Point
 from manifed.algorithms.rsgd import RSGD
 from manifed.federation.client import ClientSide
 from manifed.federation.header import Header
-from manifed.federation.stacked import StackedTransport
-from manifed.federation.transport import MemoryTransport
+from manifed.federation.stack import StackTransport
 from manifed.oracles.minibatch import Full, Poisson, WithoutReplacement
 from manifed.oracles.oracle import Draws, Oracle
-from manifed.oracles.query import Query, WrongSize
+from manifed.oracles.query import Ask, Query, WrongSize
 from manifed.privacy.mechanism import ExampleMechanism
 from manifed.privacy.noise import NoiseSource
-from manifed.problems.base import Examples
-from manifed.problems.linear import with_squared_norms
+from manifed.problems.examples import Examples
 from manifed.problems.pca import PrincipalEigenvector
 from tests.conformance.client_cases import CASES, ClientCase, play, setup_of, start
+from tests.conformance.federated_loop import stacked
 
 SOURCE, DECLARED, CLIP = NoiseSource.from_seed(11), 12, 0.5
 
@@ -36,7 +35,7 @@ def rows(count, silent=0):
     """So many rows of length one or more, then ``silent`` ones whose gradient is zero."""
     z = torch.randn(40, 6, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
     z = torch.cat([3 * z[:count] / z[:count].norm(dim=1, keepdim=True), torch.zeros(silent, 6)])
-    return with_squared_norms(Examples({"z": z}, {"z": 1}), "z")
+    return Examples({"z": z}, {"z": 1})
 
 
 def uploads(case, shard, server_round=1):
@@ -70,8 +69,11 @@ def test_a_row_more_moves_an_answer_by_the_clip_over_the_public_size(minibatch):
     mechanism, x = ExampleMechanism(l2_norm_clip=CLIP), start()
     anchor = torch.linspace(-1.0, 1.0, 6, dtype=torch.float64)
     anchor = anchor / anchor.norm()
-    asked = Query.of(mechanism, minibatch, DECLARED)
-    queries = (asked, Query.of(mechanism, minibatch, DECLARED, label="correction", form="each"))
+    asked = Query.of(mechanism, Ask(minibatch), DECLARED)
+    queries = (
+        asked,
+        Query.of(mechanism, Ask(minibatch, label="correction", form="each"), DECLARED),
+    )
     moves = []
     for server_round in range(1, 5):
         answers = []
@@ -99,9 +101,12 @@ def test_where_neighbours_have_one_size_another_is_refused(case):
 @pytest.mark.parametrize("case", [ANY_SIZE[1], EXACT[0]], ids=lambda case: case.name)
 def test_both_transports_in_memory_divide_by_the_public_size(case):
     shards, x = [rows(n) for n in (12, 9, 0)], start()
-    side = ClientSide(setup_of(case), shards, (6,), SOURCE, num_examples=(12, 12, 12))
+    side = ClientSide(setup_of(case), shards, (6,), lambda: SOURCE, num_examples=(12, 12, 12))
     header, (phase,) = Header("", 1, 0, "train", 0), case.training.phases
-    ways = MemoryTransport(side), StackedTransport(side, device="cpu", memory_budget_mb=64)
+    ways = (
+        StackTransport(side),
+        stacked(side),
+    )
     found = [way.exchange(header, phase, Point(x), (0, 1, 2), {}) for way in ways]
     torch.testing.assert_close(*[replies.uploads.u for replies in found], rtol=0, atol=1e-12)
     for replies in found:

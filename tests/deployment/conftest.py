@@ -1,6 +1,6 @@
 """The app of a few lines that the engines are tested with, and a look at what a run leaves."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,24 +11,24 @@ TINY_PROJECT = Path(__file__).parent / "tiny_project"
 LONGEST = "test_everything_that_goes_wrong_goes_as_documented"
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items):
     """The longest test starts first: nobody waits for it alone at the end."""
     items.sort(key=lambda item: item.name != LONGEST)
 
 
 @pytest.fixture(scope="session")
-def tiny_project() -> Path:
+def tiny_project():
     return TINY_PROJECT
 
 
 @pytest.fixture
-def leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def leaves_nothing(monkeypatch):
     """No process with the mark of a run of this test, and no temporary home of it, at the end."""
     marks: list[str] = []
     homes: list[Path] = []
     original: Callable[..., dict[str, str]] = processes.environment
 
-    def noting(home: Path, mark: str, inherited: dict[str, str]) -> dict[str, str]:
+    def noting(home, mark, inherited):
         marks.append(f"{processes.MARK}={mark}")
         homes.append(home)
         return original(home, mark, inherited)

@@ -7,14 +7,14 @@ import sys
 import time
 from pathlib import Path
 
-from app.process_tree import ProcessId, family, process_table
+from app.process_tree import family, process_table
 from tests.deployment.kills import soon
 
 REPOSITORY = Path(__file__).parents[2]
 PROGRAM = """
 import signal, sys
 from pathlib import Path
-from app.engines import {engine}
+from app import {engine}
 from tests.deployment.tiny_run_config import tiny_run_config
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's & may have switched it off
@@ -28,14 +28,14 @@ print("begun", flush=True)
 
 
 def interrupted(
-    engine: str,
-    project: Path,
-    out: Path,
-    number: signal.Signals,
-    until: str = "round 0",
-    after: float = 0.0,
-    mark: str = "MANIFED_TEST_MARK=interrupted",
-) -> tuple[int, set[ProcessId], list[str]]:
+    engine,
+    project,
+    out,
+    number,
+    until="round 0",
+    after=0.0,
+    mark="MANIFED_TEST_MARK=interrupted",
+):
     """Exit code after the signal, the engine's processes before it, and the lines of the log.
 
     The signal is sent ``after`` so many seconds from the line that has ``until``; everything that
@@ -61,6 +61,6 @@ def interrupted(
     return child.wait(), {p for p in started if p.pid != child.pid}, lines
 
 
-def all_gone(processes: set[ProcessId], timeout: float) -> bool:
+def all_gone(processes, timeout):
     """Whether every one of these processes ends within ``timeout`` seconds."""
     return soon(lambda: not processes & process_table().keys(), timeout)

@@ -6,13 +6,12 @@ Nothing is chosen by a name alone: only descendants of a process that the test s
 import os
 import signal
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 from app.process_tree import family, process_table
 
 
-def programs_under(root: int, *words: str) -> list[int]:
+def programs_under(root, *words):
     """Ids of the living descendants of process ``root`` whose command line has all ``words``."""
     found: list[int] = []
     for process in family("MANIFED_ENGINE_MARK=nobody's", [root]):
@@ -25,13 +24,13 @@ def programs_under(root: int, *words: str) -> list[int]:
     return sorted(found)
 
 
-def end(pid: int, number: signal.Signals = signal.SIGKILL) -> None:
+def end(pid, number=signal.SIGKILL):
     """Send one signal to one process, and wait until it is no more than a zombie."""
     os.kill(pid, number)
     assert soon(lambda: all(process.pid != pid for process in process_table()), 30.0), pid
 
 
-def soon(is_true: Callable[[], bool], timeout: float) -> bool:
+def soon(is_true, timeout):
     """Whether it becomes true within ``timeout`` seconds."""
     deadline = time.monotonic() + timeout
     while not is_true():
@@ -41,7 +40,7 @@ def soon(is_true: Callable[[], bool], timeout: float) -> bool:
     return True
 
 
-def rounds_told(folder: Path) -> int:
+def rounds_told(folder):
     """The round of the newest row of a run's metrics.csv; -1 before there is one."""
     path = folder / "metrics.csv"
     rows = path.read_text().splitlines()[1:] if path.exists() else []

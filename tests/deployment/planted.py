@@ -1,11 +1,9 @@
 """Whether rows of a site's file have come out anywhere."""
 
 import re
-from collections.abc import Iterable
-from pathlib import Path
 
 
-def rows_in(files: Iterable[Path], table: bytes) -> list[str]:
+def rows_in(files, table):
     """Files that hold three neighbouring cells of a row of a csv table, however they are set."""
     rows = [line.split(",") for line in table.decode("ascii").splitlines()[1:]]
     found = "|".join(r"\D{1,4}".join(map(re.escape, row[:3])) for row in rows)

@@ -5,25 +5,22 @@ Nothing here waits without an end: a wait that is too long is a failure that say
 
 import os
 import signal
-import subprocess
 import threading
 import time
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import torch
 
 from app.credentials import TLSFiles, found_or_made
 from app.deployment import link_options
-from app.process_tree import ProcessId, family, process_table
+from app.process_tree import family, process_table
 from app.processes import LOOPBACK, PrivateFlower, Service, free_ports
 from app.superlink import COMPLETED, CONNECTION, submit
 from manifed.errors import EngineFailed
 from manifed.experiment.load import load
 from manifed.flower.run_config import run_config_of
 from manifed.runs import checkpoint
-from manifed.runs.run_folder import RunFolder
+from manifed.runs.folder import RunFolder
 from tests.deployment.tap import Tap
 
 PATIENCE = 300.0
@@ -31,7 +28,7 @@ ACCEPTED = "SuperNode ID:"
 SETS = ("output.checkpoint_every=1", "output.plots=false", "engine.kind=deployment")
 
 
-def soon(is_true: Callable[[], bool], what: str, timeout: float = PATIENCE) -> None:
+def soon(is_true, what, timeout=PATIENCE):
     """Wait until it is true; AssertionError after ``timeout`` seconds."""
     deadline = time.monotonic() + timeout
     while not is_true():
@@ -39,17 +36,17 @@ def soon(is_true: Callable[[], bool], what: str, timeout: float = PATIENCE) -> N
         time.sleep(0.1)
 
 
-def below(process: subprocess.Popen[bytes]) -> set[ProcessId]:
+def below(process):
     """A process of ours and its living descendants."""
     return family("MANIFED_ENGINE_MARK=nobody's", [process.pid])
 
 
-def gone(processes: set[ProcessId]) -> None:
+def gone(processes):
     """Wait for the end of all of them."""
     soon(lambda: not processes & process_table().keys(), f"the end of {processes}")
 
 
-def end(process: subprocess.Popen[bytes], number: signal.Signals = signal.SIGKILL) -> None:
+def end(process, number=signal.SIGKILL):
     """Send one process of ours a signal, and wait for its end and that of its descendants."""
     descendants = below(process)
     process.send_signal(number)
@@ -71,7 +68,7 @@ class Sites:
     """Every line of the runs' logs."""
     _starts: int = 0
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
         self.tls: TLSFiles = found_or_made(self.flower.home / "credentials", self.num_nodes)
         self.link_port, *self._ports = free_ports(1 + self.num_nodes)
         self.start_link()
@@ -80,15 +77,15 @@ class Sites:
             self.flower.call("flwr", "supernode", "register", f"{key}.pub", CONNECTION)
 
     @property
-    def address(self) -> str:
+    def address(self):
         """Of the SuperLink."""
         return f"{LOOPBACK}:{self.link_port}"
 
-    def _start(self, name: str, *command: str) -> Service:
+    def _start(self, name, *command):
         self._starts += 1
         return self.flower.start(f"{self._starts:02d}-{name}", *command)
 
-    def start_link(self) -> None:
+    def start_link(self):
         """The SuperLink, on its own port and database."""
         where = ["--host", LOOPBACK, "--port", str(self.link_port)]
         database = ["--database", str(self.flower.home / "state.db")]
@@ -97,7 +94,7 @@ class Sites:
         )
         self.link.wait_for("Uvicorn running on", PATIENCE)
 
-    def kill_link(self) -> set[ProcessId]:
+    def kill_link(self):
         """Kill the SuperLink; what is left of its family.
 
         Its ServerApp may wait for it to come back before it ends: start it again first, then wait.
@@ -107,24 +104,22 @@ class Sites:
         self.link.process.wait(PATIENCE)
         return descendants
 
-    def socket(self, name: str) -> Path:
+    def socket(self, name):
         """Where a site answers."""
         return self.flower.home / f"door-{name}" / "site.sock"
 
-    def tap(self, name: str) -> Tap:
+    def tap(self, name):
         """Where a SuperNode asks: what passes to the site and back is written down."""
         if name not in self.taps:
             self.taps[name] = Tap(self.flower.home / f"tap-{name}" / "sock", self.socket(name))
         return self.taps[name]
 
     @staticmethod
-    def ledger(data: Path) -> Path:
+    def ledger(data):
         """The folder that accounts for a file."""
         return data.with_suffix(".ledger")
 
-    def start_site(
-        self, name: str, partition: int, data: Path, config: Path, max_epsilon: float, *more: str
-    ) -> None:
+    def start_site(self, name, partition, data, config, max_epsilon, *more):
         """A site process that answers an experiment."""
         self.sites[name] = self._start(
             f"site-{name}", "manifed", "site", "--data", str(data), "--partition", str(partition),
@@ -134,7 +129,7 @@ class Sites:
         )  # fmt: skip
         self.sites[name].wait_for("ready: ", PATIENCE)
 
-    def start_node(self, name: str, key: int, partition: int, more: Mapping[str, Path]) -> None:
+    def start_node(self, name, key, partition, more):
         """A SuperNode that the SuperLink has taken; Flower refuses a killed one's key for 60 s."""
         config = [f"partition-id={partition} num-partitions=3"]
         config += [f'{name}="{path}"' for name, path in more.items()]
@@ -154,12 +149,12 @@ class Sites:
             assert time.monotonic() < deadline
             time.sleep(2.0)
 
-    def submit(self, config: Path, out: Path, *sets: str) -> "Submission":
+    def submit(self, config, out, *sets):
         """Run an experiment in the background."""
         given = run_config_of(load(config, [*SETS, *sets], {"output.directory": str(out)}))
         return Submission(self.flower, given, self.said)
 
-    def log_files(self) -> list[Path]:
+    def log_files(self):
         """The logs of all processes."""
         return sorted(self.flower.home.glob("*.log"))
 
@@ -167,10 +162,10 @@ class Sites:
 class Submission:
     """A run that was submitted, followed by a thread of its own."""
 
-    def __init__(self, flower: PrivateFlower, config: Mapping[str, str], said: list[str]) -> None:
+    def __init__(self, flower, config, said):
         self._failed: EngineFailed | None = None
 
-        def go() -> None:
+        def go():
             try:
                 submit(flower, config, (), timeout=3 * PATIENCE, on_line=said.append)
             except EngineFailed as error:
@@ -179,7 +174,7 @@ class Submission:
         self._thread = threading.Thread(target=go, daemon=True)
         self._thread.start()
 
-    def end(self) -> str:
+    def end(self):
         """Wait for it: how it ended."""
         self._thread.join(4 * PATIENCE)
         assert not self._thread.is_alive(), "the submission does not end"
@@ -189,30 +184,30 @@ class Submission:
 class Watched:
     """The state after each round of a run, copied from its checkpoints while it goes on."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder):
         self.states: dict[int, torch.Tensor] = {}
         self._path, self._is_over = RunFolder(folder).checkpoint_path, threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self._thread.start()
 
     @property
-    def newest(self) -> int:
+    def newest(self):
         """The last round that has a checkpoint; 0 before there is one."""
         return max(self.states, default=0)
 
-    def _watch(self) -> None:
+    def _watch(self):
         while not self._is_over.wait(0.1):
             if self._path.exists():
                 saved = checkpoint.load(self._path)
                 self.states[saved.server_round] = saved.tensors["x"]
 
-    def stop(self) -> None:
+    def stop(self):
         """After the run."""
         time.sleep(0.5)
         self._is_over.set()
         self._thread.join(PATIENCE)
 
 
-def stopped(pid: int, *, is_stopped: bool) -> None:
+def stopped(pid, *, is_stopped):
     """Hold a process of ours, or let it go on."""
     os.kill(pid, signal.SIGSTOP if is_stopped else signal.SIGCONT)

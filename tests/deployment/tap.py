@@ -5,7 +5,6 @@ import struct
 import threading
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
 from torch import Tensor
 
@@ -38,7 +37,7 @@ class Answer:
 class Tap:
     """Listens at ``path`` and hands each frame on to the site at ``site``, and its reply back."""
 
-    def __init__(self, path: Path, site: Path) -> None:
+    def __init__(self, path, site):
         self.path, self.answers = path, list[Answer]()
         self.bytes = bytearray()
         """All that the site sent."""
@@ -49,19 +48,19 @@ class Tap:
         self._door.listen(16)
         threading.Thread(target=self._serve, daemon=True).start()
 
-    def close(self) -> None:
+    def close(self):
         """Answer nobody any more."""
         with suppress(OSError):
             self._door.shutdown(socket.SHUT_RDWR)
         self._door.close()
 
-    def _serve(self) -> None:
+    def _serve(self):
         with suppress(OSError):
             while True:
                 peer, _ = self._door.accept()
                 threading.Thread(target=self._pass, args=(peer,), daemon=True).start()
 
-    def _pass(self, peer: socket.socket) -> None:
+    def _pass(self, peer):
         with suppress(OSError, BadFrame, Silent), peer, socket.socket(socket.AF_UNIX) as site:
             asked = receive(peer, SECONDS)
             if asked is None:
@@ -74,7 +73,7 @@ class Tap:
             self._note(asked, came)
             send(peer, _frame(came), SECONDS)
 
-    def _note(self, asked: tuple[bytes, bytes], came: tuple[bytes, bytes]) -> None:
+    def _note(self, asked, came):
         self.bytes += b"".join(came)
         told, up = read_reply(came)
         if isinstance(told, Update):
@@ -83,5 +82,5 @@ class Tap:
             self.answers.append(Answer(question.run, question.header, read_tensors(asked[1]), up))
 
 
-def _frame(parts: tuple[bytes, bytes]) -> bytes:
+def _frame(parts):
     return MAGIC + struct.pack(">IQ", *map(len, parts)) + b"".join(parts)

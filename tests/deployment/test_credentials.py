@@ -3,7 +3,6 @@ import ipaddress
 import os
 import stat
 import time
-from pathlib import Path
 
 import pytest
 from cryptography import x509
@@ -21,8 +20,8 @@ from manifed.errors import ConfigError
 
 
 def test_the_superlinks_certificate_is_valid_for_each_of_its_names_and_no_other(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     files = generate(tmp_path / "creds", 1, ["link.example.org", "127.0.0.1"])
     ca = x509.load_pem_x509_certificate(files.ca_certificate.read_bytes())
     server = x509.load_pem_x509_certificate(files.server_certificate.read_bytes())
@@ -38,7 +37,7 @@ def test_the_superlinks_certificate_is_valid_for_each_of_its_names_and_no_other(
     assert key.public_key() == server.public_key()
 
 
-def test_every_supernode_has_a_key_of_its_own_on_p384(tmp_path: Path) -> None:
+def test_every_supernode_has_a_key_of_its_own_on_p384(tmp_path):
     files = generate(tmp_path, 3)
     publics = []
     for path in files.supernode_keys:
@@ -52,9 +51,7 @@ def test_every_supernode_has_a_key_of_its_own_on_p384(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o077])
-def test_private_keys_are_for_their_owner_only_and_never_overwritten(
-    tmp_path: Path, umask: int
-) -> None:
+def test_private_keys_are_for_their_owner_only_and_never_overwritten(tmp_path, umask):
     folder = tmp_path / "creds"
     before_umask = os.umask(umask)
     try:
@@ -71,8 +68,8 @@ def test_private_keys_are_for_their_owner_only_and_never_overwritten(
 
 
 def test_credentials_that_are_there_are_used_and_those_unfit_for_use_are_refused(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     folder = tmp_path / "creds"
     made = found_or_made(folder, 2)
     kept = made.server_key.read_bytes()
@@ -89,12 +86,10 @@ def test_credentials_that_are_there_are_used_and_those_unfit_for_use_are_refused
             found_or_made(folder, 2)
 
 
-def test_a_certificate_that_is_over_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_certificate_that_is_over_is_refused(tmp_path, monkeypatch):
     class Later(dt.datetime):
         @classmethod
-        def now(cls, tz: dt.tzinfo | None = None) -> "Later":
+        def now(cls, tz=None):
             return cls.fromtimestamp(time.time() + 2 * 86400, tz)
 
     generate(tmp_path, 1, days=1)
@@ -106,22 +101,18 @@ def test_a_certificate_that_is_over_is_refused(
 @pytest.mark.parametrize(
     ("count", "hosts", "days", "message"),
     [
-        (-1, ["localhost"], 1, "Expected num_supernodes >= 0, got -1"),
-        (1, [], 1, "Expected at least one host"),
+        (-1, ["localhost"], 1, "--supernodes: expected 0 or more, got -1"),
+        (1, ["a b"], 1, "Expected a host's name or address, got 'a b'"),
         (1, ["localhost"], 0, "Expected days >= 1, got 0"),
     ],
 )
-def test_senseless_requests_write_nothing(
-    tmp_path: Path, count: int, hosts: list[str], days: int, message: str
-) -> None:
+def test_senseless_requests_write_nothing(tmp_path, count, hosts, days, message):
     with pytest.raises(ValueError, match=message):
         generate(tmp_path / "creds", count, hosts, days)
     assert not (tmp_path / "creds").exists()
 
 
-def test_the_command_writes_once_and_exits_2_the_second_time(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_writes_once_and_exits_2_the_second_time(tmp_path, capsys):
     arguments = [str(tmp_path / "c"), "--supernodes", "1", "--host", "link.example.org"]
     assert main(arguments) == 0
     assert "link.example.org, localhost, 127.0.0.1" in capsys.readouterr().out
@@ -130,11 +121,7 @@ def test_the_command_writes_once_and_exits_2_the_second_time(
     assert told.startswith("error: ")
     assert "ca.crt" in told
     assert "name another folder" in told
-    assert main([str(tmp_path / "d"), "--supernodes", "1", "--host", "a b"]) == 2
-    assert "'a b'" in capsys.readouterr().err
-    with pytest.raises(SystemExit) as refused:
-        main([str(tmp_path / "d"), "--supernodes", "-1"])
-    assert refused.value.code == 2
+    assert main([str(tmp_path / "d"), "--supernodes", "-1"]) == 2
     assert "--supernodes: expected 0 or more, got -1" in capsys.readouterr().err
     assert main(["key", str(tmp_path / "mine")]) == 0
     assert stat.S_IMODE((tmp_path / "mine").stat().st_mode) == 0o600
@@ -142,7 +129,7 @@ def test_the_command_writes_once_and_exits_2_the_second_time(
     assert main(["key", str(tmp_path / "mine")]) == 2
 
 
-def test_each_node_is_told_its_partition_and_its_data_path(tmp_path: Path) -> None:
+def test_each_node_is_told_its_partition_and_its_data_path(tmp_path):
     assert node_configs(2, None) == [
         "partition-id=0 num-partitions=2",
         "partition-id=1 num-partitions=2",

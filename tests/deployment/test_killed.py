@@ -2,7 +2,6 @@
 
 import os
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,13 +12,12 @@ from flwr.common.constant import ErrorCode
 from app import deployment
 from manifed.experiment.assembly import initial_point, plan_of
 from manifed.experiment.load import load
-from manifed.experiment.schema import Experiment
 from manifed.federation.rounds import free, run_rounds
 from manifed.flower.client import client_app_of
 from manifed.flower.inline import InlineGrid
 from manifed.flower.run_config import run_config_of
 from manifed.flower.transport import MessageTransport
-from manifed.runs.run_folder import RunFolder
+from manifed.runs.folder import RunFolder
 from tests.deployment.kills import end, programs_under, rounds_told, soon
 
 REPOSITORY = Path(__file__).parents[2]
@@ -36,17 +34,17 @@ PROJECTED = (
 pytestmark = [pytest.mark.deployment, pytest.mark.slow]
 
 
-def in_the_background(does: Callable[[], object]) -> threading.Thread:
+def in_the_background(does):
     thread = threading.Thread(target=does, daemon=True)
     thread.start()
     return thread
 
 
-def inline_model(config: Experiment, missed: set[int]) -> torch.Tensor:
+def inline_model(config, missed):
     """The model of a run in one process whose client 1 does not hear of some rounds."""
 
     class Deaf(InlineGrid):
-        def _deliver(self, message: Message) -> Message:
+        def _deliver(self, message):
             is_out = message.metadata.group_id in {str(r) for r in missed}
             if message.metadata.dst_node_id == 3 and is_out:
                 return Message(Error(ErrorCode.NODE_UNAVAILABLE, "out"), reply_to=message)
@@ -62,12 +60,12 @@ def inline_model(config: Experiment, missed: set[int]) -> torch.Tensor:
 
 @pytest.mark.usefixtures("leaves_nothing")
 def test_a_killed_supernode_is_missed_comes_back_and_goes_on_with_its_memory(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     out, lines = tmp_path / "run", list[str]()
     config = load(QUICKSTART, [*SETS, *PROJECTED], {"output.directory": str(out)})
 
-    def kill() -> None:
+    def kill():
         assert soon(lambda: rounds_told(out) >= 1, PATIENCE)
         (node,) = programs_under(os.getpid(), "flower-supernode", "partition-id=1")
         end(node)

@@ -1,20 +1,18 @@
 import time
-from collections.abc import Iterable
 
 import pytest
 from flwr.app import Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode
-from flwr.serverapp import Grid
 
 from manifed.flower.inline import InlineGrid
-from manifed.flower.polling import PollingGrid
+from manifed.flower.polling import UNREADABLE_REPLY, PollingGrid
 
 
 class LateGrid(InlineGrid):
     """Hands out the reply to message i only after the i-th multiple of ``delay`` seconds."""
 
-    def __init__(self, delay: float) -> None:
+    def __init__(self, delay):
         app = ClientApp()
 
         @app.query()
@@ -24,29 +22,27 @@ class LateGrid(InlineGrid):
         super().__init__(app, 3, {})
         self.delay, self.due, self.looks = delay, {}, 0
 
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+    def push_messages(self, messages):
         ids = list(super().push_messages(messages))
         now = time.monotonic()
         self.due |= {name: now + i * self.delay for i, name in enumerate(ids)}
         return ids
 
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+    def pull_messages(self, message_ids):
         self.looks += 1
         now = time.monotonic()
         return super().pull_messages([i for i in message_ids if self.due[i] <= now])
 
-    def send_and_receive(
-        self, messages: Iterable[Message], *, timeout: float | None = None
-    ) -> Iterable[Message]:
+    def send_and_receive(self, messages, *, timeout=None):
         raise AssertionError("the slow road")
 
 
-def _queries(grid: Grid) -> list[Message]:
+def _queries(grid):
     nodes = grid.get_node_ids()
     return [Message(RecordDict(), dst_node_id=node, message_type="query") for node in nodes]
 
 
-def test_every_reply_comes_once_and_soon_after_it_is_there() -> None:
+def test_every_reply_comes_once_and_soon_after_it_is_there():
     late = LateGrid(0.15)
     grid = PollingGrid(late)
     began = time.monotonic()
@@ -56,18 +52,18 @@ def test_every_reply_comes_once_and_soon_after_it_is_there() -> None:
     assert late.looks < 3 * 30
 
 
-def test_a_timeout_returns_what_has_arrived() -> None:
+def test_a_timeout_returns_what_has_arrived():
     grid = PollingGrid(LateGrid(30.0))
     began = time.monotonic()
     assert len(list(grid.send_and_receive(_queries(grid), timeout=0.3))) == 1
     assert time.monotonic() - began < 2.0
 
 
-def test_nothing_sent_is_nothing_waited_for() -> None:
+def test_nothing_sent_is_nothing_waited_for():
     assert list(PollingGrid(LateGrid(30.0)).send_and_receive([])) == []
 
 
-def test_everything_else_is_the_grids_own() -> None:
+def test_everything_else_is_the_grids_own():
     late = LateGrid(0.0)
     grid = PollingGrid(late)
     assert list(grid.get_node_ids()) == list(late.get_node_ids())
@@ -81,29 +77,18 @@ def test_everything_else_is_the_grids_own() -> None:
 class BrokenGrid(LateGrid):
     """Node 3's reply cannot be unpacked, and whatever is pulled together with it is lost."""
 
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+    def pull_messages(self, message_ids):
         found = list(super().pull_messages(list(message_ids)))
         if any(reply.metadata.src_node_id == 3 for reply in found):
             raise ValueError("hostile\nbytes")
         return found
 
 
-def test_a_reply_that_cannot_be_unpacked_is_the_failure_of_its_node_alone() -> None:
-    grid = PollingGrid(BrokenGrid(0.0))
-    replies = {r.metadata.src_node_id: r for r in grid.send_and_receive(_queries(grid), timeout=5)}
-    assert {node: reply.has_error() for node, reply in replies.items()} == {
-        2: False,
-        3: True,
-        4: False,
-    }
-    assert replies[3].error.reason == "a reply that cannot be unpacked: ValueError"
-
-
-def test_a_lost_connection_is_not_a_nodes_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lost_connection_is_not_a_nodes_failure(monkeypatch):
     late = LateGrid(0.0)
     grid = PollingGrid(late)
 
-    def lost(_: object) -> Iterable[Message]:
+    def lost(_):
         raise ConnectionError("gone")
 
     monkeypatch.setattr(late, "pull_messages", lost)
@@ -114,30 +99,16 @@ def test_a_lost_connection_is_not_a_nodes_failure(monkeypatch: pytest.MonkeyPatc
 class RefusingGrid(LateGrid):
     """Flower takes no message for node 3, which has left."""
 
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+    def push_messages(self, messages):
         sent = list(messages)
         taken = iter(super().push_messages([m for m in sent if m.metadata.dst_node_id != 3]))
         return ["" if m.metadata.dst_node_id == 3 else next(taken) for m in sent]
 
 
-def test_a_message_that_flower_does_not_take_is_an_error_of_its_node_at_once() -> None:
-    grid = PollingGrid(RefusingGrid(0.0))
-    sent = _queries(grid)
-    for number, message in enumerate(sent):
-        message.metadata.__dict__["_message_id"] = f"named-{number}"
-    replies = {r.metadata.src_node_id: r for r in grid.send_and_receive(sent, timeout=60)}
-    assert {node: reply.has_error() for node, reply in replies.items()} == {
-        2: False,
-        3: True,
-        4: False,
-    }
-    assert replies[3].error.code == ErrorCode.NODE_UNAVAILABLE
-
-
 class ForgingGrid(LateGrid):
     """Node 3's reply says that it answers what node 2 was asked."""
 
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+    def pull_messages(self, message_ids):
         for reply in list(super().pull_messages(list(message_ids))):
             if reply.metadata.src_node_id == 3:
                 reply.metadata.__dict__["_src_node_id"] = 2
@@ -145,11 +116,21 @@ class ForgingGrid(LateGrid):
             yield reply
 
 
-def test_a_reply_cannot_pass_for_another_nodes() -> None:
-    grid = PollingGrid(ForgingGrid(0.0))
-    replies = {r.metadata.src_node_id: r for r in grid.send_and_receive(_queries(grid), timeout=5)}
-    assert {node: reply.has_error() for node, reply in replies.items()} == {
-        2: False,
-        3: True,
-        4: False,
-    }
+@pytest.mark.parametrize(
+    ("grid", "code", "reason"),
+    [
+        (BrokenGrid, UNREADABLE_REPLY, "a reply that cannot be unpacked: ValueError"),
+        (RefusingGrid, ErrorCode.NODE_UNAVAILABLE, "the SuperLink refused it"),
+        (ForgingGrid, UNREADABLE_REPLY, "a reply that says it answers another message"),
+    ],
+)
+def test_what_one_node_breaks_is_its_failure_alone(grid, code, reason):
+    polling = PollingGrid(grid(0.0))
+    sent = _queries(polling)
+    if grid is RefusingGrid:
+        for number, message in enumerate(sent):
+            message.metadata.__dict__["_message_id"] = f"named-{number}"
+    replies = {r.metadata.src_node_id: r for r in polling.send_and_receive(sent, timeout=5)}
+    found = {node: reply.has_error() for node, reply in replies.items()}
+    assert found == {2: False, 3: True, 4: False}
+    assert (replies[3].error.code, replies[3].error.reason) == (code, reason)

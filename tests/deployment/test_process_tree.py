@@ -38,7 +38,7 @@ time.sleep(600)
 """
 
 
-def _start(code: str, mark: str | None) -> tuple[subprocess.Popen[bytes], int]:
+def _start(code, mark):
     name, _, value = (mark or "UNRELATED=1").partition("=")
     process = subprocess.Popen(
         [sys.executable, "-c", code], env={**os.environ, name: value}, stdout=subprocess.PIPE
@@ -48,17 +48,17 @@ def _start(code: str, mark: str | None) -> tuple[subprocess.Popen[bytes], int]:
         return process, int(process.stdout.readline())
 
 
-def _pids() -> set[int]:
+def _pids():
     return {process.pid for process in process_table()}
 
 
 @pytest.fixture
-def mark() -> str:
+def mark():
     return f"MANIFED_TEST_MARK={uuid.uuid4().hex}"
 
 
 @pytest.mark.parametrize("code", [STUBBORN_GRANDCHILD, NAMELESS_GRANDCHILD])
-def test_a_detached_stubborn_or_unmarked_grandchild_is_ended(code: str, mark: str) -> None:
+def test_a_detached_stubborn_or_unmarked_grandchild_is_ended(code, mark):
     child, grandchild = _start(code, mark)
     time.sleep(0.2)  # its signal handler
     assert {child.pid, grandchild} <= {p.pid for p in family(mark, ())}
@@ -66,7 +66,7 @@ def test_a_detached_stubborn_or_unmarked_grandchild_is_ended(code: str, mark: st
     assert not {child.pid, grandchild} & _pids()
 
 
-def test_an_orphan_is_ended_by_its_mark_alone(mark: str) -> None:
+def test_an_orphan_is_ended_by_its_mark_alone(mark):
     child, grandchild = _start(STUBBORN_GRANDCHILD, mark)
     child.kill()
     child.wait()
@@ -75,7 +75,7 @@ def test_an_orphan_is_ended_by_its_mark_alone(mark: str) -> None:
     assert grandchild not in _pids()
 
 
-def test_processes_without_the_mark_are_left_alone(mark: str) -> None:
+def test_processes_without_the_mark_are_left_alone(mark):
     stranger, grandchild = _start(NAMELESS_GRANDCHILD, None)
     try:
         assert end_family(mark, [], grace=0.2) == set()
@@ -86,16 +86,16 @@ def test_processes_without_the_mark_are_left_alone(mark: str) -> None:
         os.kill(grandchild, 9)
 
 
-def test_the_caller_is_never_in_its_own_family(mark: str) -> None:
+def test_the_caller_is_never_in_its_own_family(mark):
     assert os.getpid() not in {p.pid for p in family(mark, [os.getpid()])}
 
 
-def test_an_id_that_was_used_again_is_not_the_process_that_was_seen(mark: str) -> None:
+def test_an_id_that_was_used_again_is_not_the_process_that_was_seen(mark):
     mine = next(p for p in process_table() if p.pid == os.getppid())
     assert family(mark, (), [ProcessId(mine.pid, "another start")]) == set()
 
 
-def test_ps_and_proc_agree_on_who_lives_and_on_their_parents() -> None:
+def test_ps_and_proc_agree_on_who_lives_and_on_their_parents():
     if not Path("/proc/self/stat").exists():
         pytest.skip("no /proc here")
     from app.process_tree import _from_proc, _from_ps
@@ -105,7 +105,7 @@ def test_ps_and_proc_agree_on_who_lives_and_on_their_parents() -> None:
     assert by_ps[os.getpid()] == by_proc[os.getpid()] == os.getppid()
 
 
-def test_what_a_killed_process_started_is_ended_by_its_heir(mark: str, tmp_path: Path) -> None:
+def test_what_a_killed_process_started_is_ended_by_its_heir(mark, tmp_path):
     home = tmp_path / "home"
     (home / "keys").mkdir(parents=True)
     parent = subprocess.Popen(

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from app import deployment
-from app.credentials import TLSFiles, found_or_made
-from app.processes import LOOPBACK, PrivateFlower, Service, free_ports, private_flower
+from app.credentials import found_or_made
+from app.processes import LOOPBACK, free_ports, private_flower
 from app.superlink import CONNECTION, start_superlink, submit
 from manifed.errors import EngineFailed
 from tests.deployment.tiny_run_config import tiny_run_config
@@ -44,7 +44,7 @@ CLOSED = [
 ]
 
 
-def _proxy(flower: PrivateFlower, tls: TLSFiles, upstream: str) -> tuple[Service, str]:
+def _proxy(flower, tls, upstream):
     """The proxy with the file of deploy/, other places put in, and its address."""
     (port,) = free_ports(1)
     folder = flower.home / "nginx"
@@ -66,7 +66,7 @@ def _proxy(flower: PrivateFlower, tls: TLSFiles, upstream: str) -> tuple[Service
     return nginx, f"{LOOPBACK}:{port}"
 
 
-def _status(address: str, tls: TLSFiles, request: str) -> int:
+def _status(address, tls, request):
     """The HTTP status of one request, sent byte for byte."""
     host, port = address.split(":")
     trusted = ssl.create_default_context(cafile=str(tls.ca_certificate))
@@ -84,9 +84,7 @@ def _status(address: str, tls: TLSFiles, request: str) -> int:
 @pytest.mark.deployment
 @pytest.mark.slow
 @pytest.mark.usefixtures("leaves_nothing")
-def test_a_supernode_works_through_the_proxy_and_nothing_else_passes(
-    tiny_project: Path, tmp_path: Path
-) -> None:
+def test_a_supernode_works_through_the_proxy_and_nothing_else_passes(tiny_project, tmp_path):
     with private_flower(tiny_project) as flower:
         tls = found_or_made(flower.home / "credentials", 1)
         lines = list[str]()

@@ -11,7 +11,7 @@ import pytest
 
 from deploy.three_sites import tables
 from manifed.privacy.ledger import Ledger
-from manifed.runs.run_folder import RunFolder
+from manifed.runs.folder import RunFolder
 from tests.deployment.planted import rows_in
 
 REPOSITORY = Path(__file__).parents[2]
@@ -19,7 +19,7 @@ PAGE = REPOSITORY / "docs" / "deployment.md"
 SITES = ("north", "middle", "south")
 
 
-def test_the_made_up_files_are_those_of_the_repository() -> None:
+def test_the_made_up_files_are_those_of_the_repository():
     here = REPOSITORY / "configs" / "examples" / "three_sites"
     made = tables()
     assert {path.name: path.read_bytes() for path in here.iterdir()} == made
@@ -30,7 +30,7 @@ def test_the_made_up_files_are_those_of_the_repository() -> None:
     assert len(cells) == 5
 
 
-def test_every_command_of_the_first_part_is_run_by_somebody() -> None:
+def test_every_command_of_the_first_part_is_run_by_somebody():
     text = PAGE.read_text()
     part = text[text.index("## 1. ") : text.index("### A trial on one machine")]
     roles = re.findall(r"^```(.*)$", part, re.MULTILINE)[::2]
@@ -41,7 +41,7 @@ def test_every_command_of_the_first_part_is_run_by_somebody() -> None:
 
 @pytest.mark.deployment
 @pytest.mark.slow
-def test_the_page_is_played_and_nothing_of_a_file_comes_out(tmp_path: Path) -> None:
+def test_the_page_is_played_and_nothing_of_a_file_comes_out(tmp_path):
     results = tmp_path / "results"
     played = subprocess.run(
         [str(REPOSITORY / "deploy" / "rehearse.sh"), str(results)],

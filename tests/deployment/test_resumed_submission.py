@@ -1,9 +1,6 @@
 """A submission that would go on with a finished run is refused before anything is started."""
 
 from pathlib import Path
-from typing import NoReturn
-
-import pytest
 
 from app import superlink
 from manifed.cli.launch import Request, launch
@@ -13,13 +10,13 @@ SMALL = ("federation.num_clients=2", "federation.num_rounds=1", "output.plots=fa
 
 
 def test_a_finished_run_is_one_line_and_exit_code_2_before_any_node_is_asked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+    tmp_path, monkeypatch, capsys
+):
     out = tmp_path / "run"
     launch(Request(QUICKSTART, SMALL, out=out, plain=True))
     capsys.readouterr()
 
-    def never(*_: object) -> NoReturn:
+    def never(*_):
         raise AssertionError("something was started")
 
     monkeypatch.setattr(superlink, "private_flower", never)

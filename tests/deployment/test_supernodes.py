@@ -1,10 +1,7 @@
 """A SuperNode that ends does not end the run: it is told, and started again until it is back."""
 
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
-
-import pytest
 
 from app import deployment
 from app.deployment import ACCEPTED, RESTART_SECONDS, SuperNodes
@@ -14,11 +11,11 @@ from app.processes import PrivateFlower, Service
 class Starts:
     """Processes that live, unless one was told to end; each writes what it is told to say."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder):
         self._folder = folder
         self.codes: list[int | None] = []
 
-    def start(self, name: str, *command: str, says: str = ACCEPTED) -> Service:
+    def start(self, name, *command, says=ACCEPTED):
         number = len(self.codes)
         self.codes.append(None)
         log_file = self._folder / str(number)
@@ -27,9 +24,7 @@ class Starts:
         return Service(name, cast(Any, process), log_file)
 
 
-def test_a_supernode_that_ends_is_started_again_until_it_is_accepted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_supernode_that_ends_is_started_again_until_it_is_accepted(tmp_path, monkeypatch):
     now, lines, starts = [100.0], list[str](), Starts(tmp_path)
     monkeypatch.setattr(deployment.time, "monotonic", lambda: now[0])
     nodes = SuperNodes(cast(PrivateFlower, starts), [["a"], ["b"]], lines.append)

@@ -10,11 +10,8 @@ from app.processes import private_flower
 from app.superlink import COMPLETED
 from deploy.three_sites import tables
 from manifed.cli.launch import Request, launch
-from manifed.experiment.assembly import initial_point
-from manifed.experiment.load import load
-from manifed.runs.run_folder import RunFolder
-from manifed.site.audit import compared
-from tests.deployment.letters import hostile_letters
+from manifed.runs.folder import RunFolder
+from manifed.site.account import compared
 from tests.deployment.planted import rows_in
 from tests.deployment.released import release_with_a_killed_server
 from tests.deployment.sites import SETS, Sites, Watched, end, soon, stopped
@@ -44,7 +41,7 @@ pytestmark = [pytest.mark.deployment, pytest.mark.slow]
 
 @pytest.mark.usefixtures("leaves_nothing")
 @pytest.mark.parametrize("name", ["three_sites", "three_sites_classifier"])
-def test_a_rehearsal_is_the_run_in_memory(name: str, tmp_path: Path) -> None:
+def test_a_rehearsal_is_the_run_in_memory(name, tmp_path):
     config = str(EXAMPLES / f"{name}.toml")
     sets = ("output.plots=false", "federation.num_rounds=2")
     found = launch(Request(config, sets, "deployment", out=tmp_path / "sites", plain=True))
@@ -56,7 +53,7 @@ def test_a_rehearsal_is_the_run_in_memory(name: str, tmp_path: Path) -> None:
     assert found.manifest()["randomness_source"] == "seed"
 
 
-def _with_memory(folder: Path) -> Path:
+def _with_memory(folder):
     """The rehearsal with an algorithm whose clients remember something from round to round."""
     text = (EXAMPLES / "three_sites.toml").read_text()
     for table in ("problem", "training"):
@@ -66,7 +63,7 @@ def _with_memory(folder: Path) -> Path:
     return path
 
 
-def _files(folder: Path) -> dict[str, Path]:
+def _files(folder):
     """Each site's own file, which nobody else may read."""
     found = {name: folder / f"{name}.csv" for name in NAMES}
     for path in found.values():
@@ -76,7 +73,7 @@ def _files(folder: Path) -> dict[str, Path]:
 
 
 @pytest.mark.usefixtures("leaves_nothing")
-def test_everything_that_goes_wrong_goes_as_documented(tmp_path: Path) -> None:
+def test_everything_that_goes_wrong_goes_as_documented(tmp_path):
     with private_flower(REPOSITORY) as flower:
         federation = Sites(flower, num_nodes=4)
         files = _files(tmp_path)
@@ -91,13 +88,11 @@ def test_everything_that_goes_wrong_goes_as_documented(tmp_path: Path) -> None:
             assert rows_in([*shown, sent], table) == [], name
 
 
-def _rehearsal_with_a_killed_supernode(
-    federation: Sites, files: dict[str, Path], folder: Path
-) -> None:
+def _rehearsal_with_a_killed_supernode(federation, files, folder):
     """A SuperNode and its site are killed, one node has a wrong file: the run is that in memory."""
     path, out = _with_memory(folder), folder / "rehearsal"
 
-    def start(name: str) -> None:
+    def start(name):
         number = NAMES.index(name)
         federation.start_site(name, number, files[name], path, 10.0, "--rehearsal")
         federation.start_node(name, number, number, {"site-socket": federation.tap(name).path})
@@ -138,5 +133,3 @@ def _rehearsal_with_a_killed_supernode(
         found = compared(out / LEDGER, federation.ledger(files[name]) / LEDGER)
         assert found.is_whole
         assert len(found.both) == 3
-    config = load(path)
-    hostile_letters(federation, config, files["middle"], 1e101 * initial_point(config))

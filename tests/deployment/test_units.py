@@ -16,7 +16,7 @@ WANTED = {
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd")
-def test_systemd_takes_the_units_as_they_are(tmp_path: Path) -> None:
+def test_systemd_takes_the_units_as_they_are(tmp_path):
     for unit in UNITS:
         program = tmp_path / unit.stem
         program.write_text("#!/bin/sh\n")
@@ -33,7 +33,7 @@ def test_systemd_takes_the_units_as_they_are(tmp_path: Path) -> None:
     assert (found.returncode, found.stdout + found.stderr) == (0, "")
 
 
-def test_each_service_has_a_user_of_its_own_and_may_write_only_in_its_own_folder() -> None:
+def test_each_service_has_a_user_of_its_own_and_may_write_only_in_its_own_folder():
     users = []
     for unit in UNITS:
         lines = set(unit.read_text().splitlines())
@@ -42,7 +42,7 @@ def test_each_service_has_a_user_of_its_own_and_may_write_only_in_its_own_folder
     assert len(UNITS) == len(set(users)) == 3
 
 
-def test_only_what_has_no_network_reads_the_data() -> None:
+def test_only_what_has_no_network_reads_the_data():
     texts = {unit.name: unit.read_text() for unit in UNITS}
     assert "PrivateNetwork=true\n" in texts["manifed-site.service"]
     assert "RestrictAddressFamilies=AF_UNIX\n" in texts["manifed-site.service"]

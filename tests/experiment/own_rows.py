@@ -1,48 +1,14 @@
 """Data at home, as small as can be: rows in a .npy file each."""
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any
 
 import numpy as np
-import torch
 
 from manifed.experiment.load import parse
 from manifed.experiment.schema import Experiment
-from manifed.problems.base import Examples
-from manifed.problems.dataset import Dataset, DataSource, ExampleKind
 
-KIND = "tests.experiment.own_rows:OwnRows"
 SIZES = (12, 9, 15)
-
-
-class OwnRows(DataSource):
-    """Unit rows of a declared width."""
-
-    kind: Literal["tests.experiment.own_rows:OwnRows"] = KIND
-    provides: ClassVar[ExampleKind] = "rows"
-    width: int = 4
-    paths: tuple[str, ...] = ()
-    meta: ClassVar[Mapping[str, Any]] = {}
-
-    def blank(self) -> Examples:
-        """The first unit vector."""
-        return Examples({"z": torch.eye(1, self.width, dtype=torch.float64)}, {"z": 1})
-
-    def read(self, path: Path) -> Examples:
-        """The rows of a file."""
-        rows = torch.from_numpy(np.load(path))
-        if rows.shape[1] != self.width:
-            raise ValueError(f"{path.name}: expected {self.width} columns, got {rows.shape[1]}")
-        return Examples({"z": rows}, {"z": 1})
-
-    def load(self, data_dir: Path | None, seed: int) -> Dataset:
-        """Never: every site has its own."""
-        raise AssertionError("nobody loads the data of everybody")
-
-    def mixes_records(self) -> str | None:
-        """Nothing does."""
-        return None
 
 
 def rows(count: int, seed: int) -> np.ndarray:
@@ -67,7 +33,7 @@ def config_of(
     table: dict[str, Any] = {
         "name": "sites",
         "problem": {"kind": "principal-eigenvector"},
-        "data": {"kind": KIND, "paths": [str(path) for path in paths]},
+        "data": {"kind": "file", "examples": "rows", "shape": [4], "paths": list(map(str, paths))},
         "federation": {"num_clients": 3, "num_rounds": 2, "seed": 5},
         "training": {
             "kind": "rsgd", "step_size": 0.2, "local_steps": 2, "minibatch": {"kind": "full"},

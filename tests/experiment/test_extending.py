@@ -1,7 +1,6 @@
 """docs/extending.md and its two tutorials, written to an empty folder and run from there."""
 
 import json
-import math
 import os
 import re
 import subprocess
@@ -9,10 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from scipy.optimize import brentq
-from scipy.stats import norm
 
 from manifed.experiment.plugins import VARIABLE
+from manifed.privacy import gaussian
 from tests import fresh
 
 ROOT = Path(__file__).parents[2]
@@ -21,17 +19,6 @@ PAGES = [
     for name in ("tutorials/own_manifold.md", "extending.md", "tutorials/own_algorithm.md")
 ]
 FENCE = re.compile(r"^```(?:python|toml)\n# (\S+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-
-
-def of_gaussians(count, noise_multiplier, delta):
-    """Epsilon of so many full-batch Gaussians: one of mu = sqrt(count) / noise_multiplier."""
-    mu = math.sqrt(count) / noise_multiplier
-
-    def excess(epsilon):
-        first, second = norm.cdf(mu / 2 - epsilon / mu), norm.cdf(-mu / 2 - epsilon / mu)
-        return first - math.exp(epsilon) * second - delta
-
-    return brentq(excess, 0.0, 50.0)
 
 
 def call(folder, *arguments):
@@ -76,7 +63,7 @@ def test_the_tutorial_of_an_algorithm_runs_as_it_is_printed(tmp_path):
     assert "report.html" in said[1]
     assert "momentum=0.3" in said[2]
     run = folder / "runs" / "heavy-ball"
-    assert "finished" in shell(elsewhere, f"manifed status {run}")
+    assert "finished" in shell(elsewhere, f"manifed run --resume {run} --status")
     assert "report.html" in shell(elsewhere, f"manifed report {run}")
     shell(elsewhere, f"manifed run {folder}/descent.toml --out {elsewhere}/again --plain")
     assert "report.html" in shell(tmp_path, "manifed report elsewhere/again")
@@ -93,11 +80,8 @@ def test_the_package_of_the_page_runs_from_outside(tmp_path):
         "--set", growing, "--set", "federation.cohort={kind='poisson',sampling_probability=0.5}",
     )  # fmt: skip
     assert "of round 1; they depend on the round" in said
-    call(
-        tmp_path,
-        "-c",
-        "from orchard.keys import Introduced; Introduced(step_size=0.1).setup_phases",
-    )
+    keys = "from orchard.keys import Introduced; Introduced(step_size=0.1).setup_phases"
+    call(tmp_path, "-c", keys)
     manifests = []
     for execution in ("messages", "cohort"):
         out = tmp_path / execution
@@ -110,4 +94,4 @@ def test_the_package_of_the_page_runs_from_outside(tmp_path):
     assert first["privacy"] == second["privacy"]
     (server,) = [one for one in first["privacy"]["adversaries"] if one["name"] == "server"]
     assert server["delta"] == 1e-5
-    assert server["epsilon"] == pytest.approx(of_gaussians(5, 8.0, 1e-5), rel=1e-4)
+    assert server["epsilon"] == pytest.approx(gaussian.epsilon(1e-5, mu=5**0.5 / 8), rel=1e-4)

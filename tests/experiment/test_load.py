@@ -3,6 +3,7 @@
 import hashlib
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import tomli_w
@@ -12,47 +13,29 @@ from manifed.algorithms.rsgd import RSGD
 from manifed.algorithms.rsvrg import RSVRG
 from manifed.cli.main import simulation
 from manifed.errors import ConfigError
-from manifed.experiment.limits import check_manifold
 from manifed.experiment.load import (
-    canonical,
-    dump,
     from_toml,
     load,
     parse,
     parse_overrides,
-    sha256,
     table_of_canonical,
     to_toml,
 )
+from manifed.experiment.schema import canonical, sha256
 from manifed.manifolds.fixed_rank import FixedRank
 from manifed.manifolds.spd import SPD
+from manifed.setting import NoPrivacy
 
 QUICKSTART = Path(__file__).resolve().parents[2] / "configs" / "quickstart.toml"
-CURVE = "configs/figures/001_private.toml::001_private-client-projected"
-
-
-def test_quickstart_parses_to_the_objects_that_run():
-    config = load(QUICKSTART)
-    assert config.training.kind == "rsgd"
-    assert config.server_update.kind == "tangent-mean"
-    assert config.federation.num_clients == 10
 
 
 @pytest.mark.parametrize(
     ("override", "words"),
     [
-        ("federation.num_round=5", ["federation.num_round", "unknown key"]),
         ("privacy.noise.view=server", ["privacy.noise.view", "unknown key", "'adversary'"]),
         ("federation.num_rounds=many", ["federation.num_rounds", "integer", "'many'"]),
-        ("federation.num_rounds=0", ["federation.num_rounds", "greater than or equal to 1", "0"]),
-        ("training.step_size=-1", ["training", "step_size", "greater than 0", "-1"]),
-        ("training.kind=sgd", ["training", "rsgd", "sgd"]),
         ("privacy.noise.delta=2.0", ["privacy.noise.delta", "less than 1", "2.0"]),
         ("privacy.l2_norm_clip=nan", ["privacy", "l2_norm_clip", "nan"]),
-        (
-            "federation.cohort={kind='fixed-size',cohort_size=11}",
-            ["federation.cohort.cohort_size", "10", "11"],
-        ),
         (
             "privacy.neighboring_relation=replace-one "
             "training.minibatch={kind='poisson',batch_size=8}",
@@ -60,14 +43,10 @@ def test_quickstart_parses_to_the_objects_that_run():
         ),
         ("training.output=random-output", ["training.output", "strategy.output_rule", "last"]),
         ("engine.kind=ray engine.execution=cohort", ["engine.execution", "inline", "ray"]),
-        ("problem.kind=nothing", ["problem", "nothing"]),
         ("x", ["federation.num_rounds=50", "'x'"]),
-        ("training.inner_steps=3", ["training.inner_steps", "'rsvrg' has it", "'rsgd' has not"]),
-        ("training.stepsize=3", ["training.stepsize", "did you mean 'step_size'?"]),
         ("training.kind=rsgdd", ["training.kind", "expected one of", "did you mean 'rsgd'?"]),
         ("training.minibatch={batch_size=3}", ["training.minibatch.kind", "required", "poisson"]),
         ("federation.num_rounds=true", ["federation.num_rounds", "number", "True"]),
-        ("privacy.noise.epsilon=true", ["privacy.noise.epsilon", "number", "True"]),
         ("federation.num_rounds='5'", ["federation.num_rounds", "integer", "'5'"]),
         ("evaluation.is_enabled=1", ["evaluation.is_enabled", "true or false", "1"]),
         ("federation.num_rounds=1" + "0" * 5000, ["federation.num_rounds", "5001 digits"]),
@@ -79,6 +58,7 @@ def test_quickstart_parses_to_the_objects_that_run():
         ("name=" + "[" * 2000, ["name", "recursion"]),
         ("x=" + "{a=" * 40 + "1" + "}" * 40, ["nested at most 32 deep", "overrides"]),
         ("name.first=a", ["name.first", "value"]),
+        ("strategy.maps=retraction", ["strategy.maps", "training.maps", "'retraction'"]),
     ],
 )
 def test_bad_overrides_name_field_value_and_bound(override, words):
@@ -104,18 +84,6 @@ def test_the_hash_changes_with_what_matters_and_with_nothing_else():
     assert sha256(load(QUICKSTART, ["engine.kind=ray", "output.directory=/tmp/x"])) == base
     assert sha256(load(QUICKSTART, ["federation.seed=1"])) != base
     assert sha256(load(QUICKSTART, ["privacy.l2_norm_clip=2.0"])) != base
-
-
-def test_a_field_that_came_later_changes_no_hash_of_those_who_leave_it_out():
-    config = load(CURVE)
-    assert sha256(config).startswith("dfe82417a9bec696")
-    noise = ["privacy.noise.noise_multiplier=2.0"]
-    assert sha256(load(CURVE, noise)) != sha256(config)
-
-
-def test_a_dumped_config_parses_to_itself():
-    config = load(QUICKSTART)
-    assert parse(dump(config)) == config
 
 
 CONFIGS = sorted((*QUICKSTART.parent.glob("*.toml"), *QUICKSTART.parent.glob("examples/*.toml")))
@@ -186,27 +154,9 @@ def test_an_override_is_one_value_and_toml_keeps_it(text):
 PROJECTED_ON_SPD = (
     "privacy={kind='none'}",
     "problem={kind='frechet-mean',manifold='spd'}",
-    "data={kind='wishart'}",
+    "data={kind='reproduction.recipes:Wishart'}",
     "training={kind='projected',step_size=0.1,local_steps=2}",
 )
-UNKNOWN_MANIFOLD = (
-    "problem={kind='frechet-mean',manifold='spd-bures-wasserstein'}",
-    "data={kind='wishart'}",
-)
-REFUSED = [
-    (PROJECTED_ON_SPD, ["training.kind", "'projected'", "ambient", "'rsgd'"]),
-    (UNKNOWN_MANIFOLD, ["problem", "manifold", "spd-log-euclidean", "spd-bures-wasserstein"]),
-    (("strategy.maps=retraction",), ["strategy.maps", "training.maps", "'retraction'"]),
-]
-
-
-@pytest.mark.parametrize(("overrides", "words"), REFUSED, ids=["projection", "metric", "maps"])
-def test_a_missing_operation_is_refused_when_the_config_is_read(overrides, words):
-    with pytest.raises(ConfigError) as caught:
-        load(QUICKSTART, overrides)
-    text = str(caught.value)
-    assert "\n" not in text
-    assert [word for word in words if word not in text] == []
 
 
 def test_the_command_says_so_in_one_line_with_exit_code_2(tmp_path, capsys):
@@ -223,10 +173,13 @@ def test_the_command_says_so_in_one_line_with_exit_code_2(tmp_path, capsys):
 
 
 def test_exact_maps_need_an_exponential_and_a_logarithm():
-    flat = FixedRank(rows=4, columns=3, rank=2)
+    flat, full = (
+        SimpleNamespace(privacy=NoPrivacy(), manifold=manifold)
+        for manifold in (FixedRank(rows=4, columns=3, rank=2), SPD())
+    )
     for training in (RSGD(step_size=0.1), RSVRG(step_size=0.1, inner_steps=2)):
         with pytest.raises(ValueError, match="needs expmap and logmap, and"):
-            check_manifold(training, flat)
-        check_manifold(training, SPD())
-    check_manifold(RSGD(step_size=0.1, maps="retraction"), flat)
-    check_manifold(Projected(step_size=0.1, local_steps=1), flat)
+            training.check(flat)
+        training.check(full)
+    for training in (RSGD(step_size=0.1, maps="retraction"), Projected(step_size=0.1)):
+        training.check(flat)

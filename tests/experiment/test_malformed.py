@@ -139,21 +139,6 @@ def test_a_config_that_is_no_regular_file_is_refused_and_not_waited_for(tmp_path
             load(path)
 
 
-values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner),
-    max_leaves=6,
-)
-
-
-@settings(max_examples=100, deadline=None, derandomize=True)
-@given(st.data())
-def test_any_value_anywhere_is_an_experiment_or_one_line(data):
-    base = table("quickstart")
-    path = data.draw(st.sampled_from(sorted(paths(base))))
-    verdict(put(base, path, data.draw(values)))
-
-
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(st.text(max_size=60))
 def test_any_override_is_an_experiment_or_a_config_error(text):

@@ -4,11 +4,11 @@ import sys
 
 import pytest
 
-from manifed.doctor.records import data_file
 from manifed.errors import ConfigError
 from manifed.experiment.assembly import own_examples
-from manifed.experiment.load import from_toml, load, parse, sha256, to_toml, without_paths
+from manifed.experiment.load import from_toml, load, parse, to_toml, without_paths
 from manifed.experiment.plugins import sha256_of
+from manifed.experiment.schema import sha256
 
 CONFIG = """
 [problem]
@@ -52,9 +52,7 @@ def test_where_the_files_lie_is_no_part_of_the_hash(own):
 @pytest.mark.parametrize(
     ("override", "expected"),
     [
-        ('data.paths=["a.csv"]', "data.paths: expected"),
         ('data.paths="a.csv"', "data.paths: expected a list, or a pattern"),
-        ('federation.partition={kind="equal"}', "federation.partition"),
         ('data.range=["a", 1]', "data.range"),
         ("data.range=[]", "range: expected one pair, or one for each column of .2., got 0"),
         ('data.paths=["a\\u0000.csv", "b.csv", "c.csv"]', "data.paths: expected text without NUL"),
@@ -67,11 +65,14 @@ def test_what_does_not_fit_is_refused_in_one_line(own, override, expected):
     assert "\n" not in str(refused.value)
 
 
-def test_a_source_needs_the_consent_of_the_node_before_it_is_imported(own):
-    config = load(own)
-    table = config.model_dump(mode="json", exclude_none=True)
-    table["data"]["source"] = "antigravity:fly"
-    with pytest.raises(ConfigError, match=r"data.source: expected a plug-in that this node allows"):
+@pytest.mark.parametrize(
+    ("section", "field", "more"), [("data", "source", {}), ("problem", "model", {"kind": "module"})]
+)
+def test_code_needs_the_consent_of_the_node_before_it_is_imported(own, section, field, more):
+    table = load(own).model_dump(mode="json", exclude_none=True)
+    table[section] |= more | {field: "antigravity:fly"}
+    expected = rf"{section}.{field}: expected a plug-in that this node allows"
+    with pytest.raises(ConfigError, match=expected):
         parse(table, plugins=["orchard"])
     assert "antigravity" not in sys.modules
 
@@ -100,4 +101,3 @@ def test_records_that_make_a_kernel_fail_are_one_line_for_their_owner(tmp_path):
     config = without_paths(load("configs/examples/own_hyperbolic_prediction.toml"))
     with pytest.raises(ConfigError, match=r"^data: client 0: cannot be prepared: "):
         own_examples(config, 0, path)
-    assert "fail" in [found.level for found in data_file(config, path, 0)]

@@ -7,19 +7,19 @@ import pytest
 import torch
 from flwr.app import Context, RecordDict
 
+from manifed.audit.attack import find_strongest
 from manifed.audit.of_config import attacks_of
-from manifed.audit.report import find_strongest
 from manifed.errors import ConfigError
 from manifed.experiment.assembly import client_side, initial_point, plan_of
-from manifed.experiment.load import load, parse, sha256
+from manifed.experiment.load import load
+from manifed.experiment.schema import sha256
 from manifed.federation.rounds import run_rounds
-from manifed.federation.stacked import StackedTransport
-from manifed.federation.transport import MemoryTransport
+from manifed.federation.stack import StackTransport
 from manifed.flower.apps import server_app_of
 from manifed.flower.client import client_app_of
 from manifed.flower.inline import InlineGrid
-from manifed.problems.base import Examples
-from manifed.runs.run_folder import RunFolder
+from manifed.problems.examples import Examples
+from manifed.runs.folder import RunFolder
 from manifed.torch import load as load_state
 from tests.experiment.own_nets import FACTORY, orthogonal
 
@@ -70,8 +70,8 @@ def model_by(config, transport):
 
 def test_memory_cohort_and_messages_give_one_trajectory(own, tmp_path):
     config = load(own, [f'output.directory="{tmp_path / "run"}"'])
-    cohort = partial(StackedTransport, device="cpu", memory_budget_mb=512)
-    in_memory, stacked = (model_by(config, way) for way in (MemoryTransport, cohort))
+    cohort = partial(StackTransport, at_once=None, memory_budget_mb=512)
+    in_memory, stacked = (model_by(config, way) for way in (StackTransport, cohort))
     torch.testing.assert_close(stacked, in_memory, rtol=0, atol=1e-10)
 
     grid = InlineGrid(client_app_of(lambda _: config), config.federation.num_clients, {})
@@ -103,7 +103,7 @@ def test_a_loss_of_ones_own_and_its_source_count(own):
     hinge = ['problem.loss="tests.experiment.own_nets:hinge"']
     config = load(own, hinge)
     assert sha256(config) != sha256(load(own))
-    assert torch.isfinite(model_by(config, MemoryTransport)).all()
+    assert torch.isfinite(model_by(config, StackTransport)).all()
 
 
 @pytest.mark.parametrize(
@@ -121,17 +121,9 @@ def test_a_factory_that_will_not_do_is_one_line_before_the_run(own, name, said):
     assert "\n" not in str(raised.value)
 
 
-def test_a_module_needs_the_consent_of_the_node_before_it_is_imported(own):
-    table = load(own).model_dump(mode="json", exclude_none=True)
-    table["problem"]["model"] = "antigravity:fly"
-    with pytest.raises(
-        ConfigError, match=r"problem.model: expected a plug-in that this node allow"
-    ):
-        parse(table, plugins=["tests"])
-
-
 @pytest.mark.slow
-def test_the_first_block_of_its_page_runs_as_printed(capsys):
+def test_the_first_block_of_its_page_runs_as_printed(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # it saves a figure
     page = (Path(__file__).parents[2] / "docs" / "modules.md").read_text()
     block = page.split("```python\n")[1].split("```")[0]
     said = {}
@@ -161,8 +153,8 @@ def test_groups_and_the_type_of_a_model_are_part_of_the_experiment(own):
     problem = grouped.problem.build()
     assert problem.dtype is torch.float32
     assert problem.groups.shares == pytest.approx((0.6, 0.8))
-    cohort = partial(StackedTransport, device="cpu", memory_budget_mb=512)
-    in_memory, stacked = (model_by(grouped, way) for way in (MemoryTransport, cohort))
+    cohort = partial(StackTransport, at_once=None, memory_budget_mb=512)
+    in_memory, stacked = (model_by(grouped, way) for way in (StackTransport, cohort))
     torch.testing.assert_close(stacked, in_memory, rtol=0, atol=1e-5)
     with pytest.raises(ConfigError, match=r"no group has parameter 'head\.weight'"):
         load(own, ["problem.clip_shares={frame=1.0}"])

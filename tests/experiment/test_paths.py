@@ -5,7 +5,8 @@ from pydantic import ValidationError
 
 from manifed.errors import ConfigError
 from manifed.experiment.load import parse
-from manifed.experiment.paths import kind_of, place_of, tables
+from manifed.experiment.paths import options, place_of, table_at
+from manifed.experiment.plugins import Kinds
 from manifed.experiment.schema import Experiment
 
 BASE = {
@@ -20,12 +21,13 @@ BASE = {
 def unions(model, location=(), path=()):
     """Every kind of every table: its location with tags, the user's path, the kind's model."""
     for name, field in model.model_fields.items():
-        kinds = tuple(tables(field.annotation))
-        for kind in kinds:
-            tag = (kind_of(kind),) if len(kinds) > 1 else ()
+        found = options(field.rebuild_annotation())
+        for kind, home in found.items():
+            tag = (kind,) if len(found) > 1 or isinstance(home, Kinds) else ()
             here = (*location, name, *tag), (*path, name)
-            yield *here, kind
-            yield from unions(kind, *here)
+            model = table_at(found, kind)
+            yield *here, model
+            yield from unions(model, *here)
 
 
 FOUND = list(unions(Experiment))

@@ -10,21 +10,20 @@ from types import SimpleNamespace
 import pytest
 
 from manifed.cli import launch as launching
-from manifed.cli.launch import Launch, Request, _networked, launch
+from manifed.cli.launch import Request, _networked, launch
 from manifed.errors import ConfigError
 from manifed.experiment.load import load
-from manifed.experiment.plugins import NOTED, VARIABLE, plugin_of, sha256_of
+from manifed.experiment.plugins import NOTED, VARIABLE, sha256_of
 from manifed.flower.run_config import experiment_of, run_config_of
 from manifed.problems.sources import FOLDERS
-from manifed.runs.in_force import saved_config
-from manifed.runs.reading import FolderDamaged
-from manifed.runs.report.page import page_of
-from manifed.runs.report.public import public_run
+from manifed.runs.evidence import saved_config
+from manifed.runs.folder import FolderDamaged
+from manifed.runs.report.public import viewed
 from manifed.runs.report.runs import read
 from tests.experiment.test_load import QUICKSTART
 
 MEADOW = """
-from manifed.problems.partition_specs import EqualSpec, PartitionRule
+from manifed.problems.data import Equal, PartitionRule
 from typing import Literal
 
 
@@ -32,7 +31,7 @@ class Cut(PartitionRule):
     kind: Literal["meadow:Cut"] = "meadow:Cut"
 
     def split(self, dataset, num_partitions, rng):
-        return EqualSpec().split(dataset, num_partitions, rng)
+        return Equal().split(dataset, num_partitions, rng)
 """
 EQUAL, CUT = (f'partition = {{ kind = "{kind}" }}' for kind in ("equal", "meadow:Cut"))
 
@@ -49,7 +48,6 @@ def places(tmp_path, monkeypatch):
     monkeypatch.setenv(VARIABLE, "")
     yield SimpleNamespace(**folders)
     sys.modules.pop("meadow", None)
-    plugin_of.cache_clear()
     sha256_of.cache_clear()
 
 
@@ -111,11 +109,10 @@ def test_a_run_folder_is_read_where_the_run_looked_and_never_in_itself(places, m
     run = places.b / "run"
     folder = launch(Request(str(config_in(places.a)), ("output.plots=false",), out=run))
     assert folder.manifest()[NOTED] == [str(places.a), str(places.c)]
-    assert NOTED not in public_run(read(run)).manifest
+    assert NOTED not in viewed(read(run)).manifest
 
     def read_anew(by):
         sys.modules.pop("meadow", None)
-        plugin_of.cache_clear()
         sys.path[:] = without(places)
         monkeypatch.setenv(FOLDERS, "")
         by(run)
@@ -123,15 +120,14 @@ def test_a_run_folder_is_read_where_the_run_looked_and_never_in_itself(places, m
 
     ways = (
         saved_config,
-        lambda path: public_run(read(path)),
-        lambda path: page_of([read(path)], is_server_view=False),
+        lambda path: viewed(read(path)),
     )
     monkeypatch.chdir(places.b)
-    assert [read_anew(by) for by in ways] == [places.a] * 3
+    assert [read_anew(by) for by in ways] == [places.a] * len(ways)
     grow(run)
     with monkeypatch.context() as other:
         other.setattr(os, "geteuid", lambda: os.stat(run).st_uid + 1)
-        for by in ways[:2]:
+        for by in ways:
             with pytest.raises((ConfigError, FolderDamaged), match="No module named 'meadow'"):
                 read_anew(by)
     manifest = folder.manifest_path.read_text()
@@ -141,7 +137,7 @@ def test_a_run_folder_is_read_where_the_run_looked_and_never_in_itself(places, m
             read_anew(saved_config)
     folder.manifest_path.write_text(manifest)
     (places.a / "meadow.py").rename(places.b / "meadow.py")
-    assert [read_anew(by) for by in ways] == [places.b] * 3
+    assert [read_anew(by) for by in ways] == [places.b] * len(ways)
 
 
 def test_a_run_config_adds_no_folder(places, monkeypatch):
@@ -152,7 +148,6 @@ def test_a_run_config_adds_no_folder(places, monkeypatch):
         experiment_of({"experiment": str(config_in(places.a))})
     text = run_config_of(load(config_in(places.a), ["name='another'"]))
     sys.modules.pop("meadow")
-    plugin_of.cache_clear()
     monkeypatch.setenv(FOLDERS, "")
     monkeypatch.setattr(sys, "path", without(places))
     with pytest.raises(ConfigError, match="No module named 'meadow'"):
@@ -163,7 +158,7 @@ def test_whoever_runs_a_config_here_consents_for_the_nodes_that_the_command_play
     places, monkeypatch
 ):
     grow(places.a)
-    plan = Launch(load(config_in(places.a)), places.b / "run")
+    config = load(config_in(places.a))
     seen = []
 
     def play(**given):
@@ -171,6 +166,7 @@ def test_whoever_runs_a_config_here_consents_for_the_nodes_that_the_command_play
 
     monkeypatch.setattr(launching, "engine", lambda kind: play)
     with pytest.raises(ConfigError, match="MANIFED_PLUGINS"):
-        experiment_of(run_config_of(plan.config))
-    _networked(plan, "ray")
-    assert seen == [plan.config]
+        experiment_of(run_config_of(config))
+    config = load(config_in(places.a), ["engine.kind='ray'"])
+    _networked(config, Request(str(config_in(places.a))))
+    assert seen == [config]

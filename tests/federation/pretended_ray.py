@@ -38,15 +38,19 @@ class Method:
     def __init__(self, actor, name):
         self.actor, self.name = actor, name
 
+    def options(self, max_task_retries):
+        assert max_task_retries == -1
+        return self
+
     def remote(self, *args):
-        actor = self.actor
+        actor, ray = self.actor, self.actor.ray
         actor.calls.append(self.name)
-        if actor.is_dead or actor.dies_at == (self.name, actor.calls.count(self.name)):
-            actor.is_dead = True
+        if ray.dies.get(actor.place) == (self.name, actor.calls.count(self.name)):
+            actor.begin()  # Ray starts it anew; what it held is gone
             return Reference(error=RayActorError("the actor died"))
-        stuck, call = actor.stuck, (actor.place, self.name)
-        if call in stuck:
-            return Reference(is_ready=lambda: call not in stuck)
+        call = (actor.place, self.name)
+        if call in ray.stuck:
+            return Reference(is_ready=lambda: call not in ray.stuck)
         # plain pickle: in this process cloudpickle gives classes made here back as themselves
         given = [a.get() if isinstance(a, Reference) else pickle.loads(pickle.dumps(a))
                  for a in args]  # fmt: skip
@@ -57,9 +61,14 @@ class Method:
 
 
 class Actor:
-    def __init__(self, held, dies_at, place, stuck):
-        self.held, self.dies_at, self.is_dead, self.calls = held, dies_at, False, []
-        self.place, self.stuck = place, stuck
+    def __init__(self, ray, kind, args):
+        self.ray, self.place, self.calls, self.starts = ray, len(ray.actors), [], 0
+        self.kind, self.args = kind, cloudpickle.dumps(args)
+        self.begin()
+
+    def begin(self):
+        self.starts += 1
+        self.held = self.kind(*pickle.loads(self.args))
 
     def __getattr__(self, name):
         return Method(self, name)
@@ -77,15 +86,13 @@ class Pretended:
         GetTimeoutError=GetTimeoutError,
     )  # fmt: skip
 
-    def __init__(self, dies=None):
-        self.actors, self.puts, self._dies = [], 0, dies or {}
-        self.stuck, self.waits = set(), []
+    def __init__(self):
+        self.actors, self.dies, self.stuck, self.waits = [], {}, set(), []
 
     def is_initialized(self):
         return True
 
     def put(self, value):
-        self.puts += 1
         return Reference(value)
 
     def get(self, refs, timeout):
@@ -97,16 +104,14 @@ class Pretended:
             raise
 
     def wait(self, refs, num_returns, timeout):
-        came = [ref for ref in refs if ref.is_ready()]
-        if len(came) < num_returns:
-            self.waits.append(timeout)
-        return came, [ref for ref in refs if not ref.is_ready()]
+        return [ref for ref in refs if ref.is_ready()], []
 
-    def remote(self, **options):
+    def remote(self, max_restarts, **options):
+        assert max_restarts == -1
+
         def of(kind):
             def begin(*args):
-                held, place = kind(*pickle.loads(cloudpickle.dumps(args))), len(self.actors)
-                self.actors.append(Actor(held, self._dies.get(place), place, self.stuck))
+                self.actors.append(Actor(self, kind, args))
                 return self.actors[-1]
 
             return SimpleNamespace(remote=begin)
@@ -114,4 +119,4 @@ class Pretended:
         return of
 
     def kill(self, actor):
-        actor.is_dead = True
+        actor.held = None

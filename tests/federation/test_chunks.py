@@ -5,7 +5,7 @@ import pytest
 from manifed.errors import ConfigError
 from manifed.experiment.assembly import client_side
 from manifed.experiment.load import parse
-from manifed.federation.chunks import Chunking
+from manifed.federation.stack import Chunking
 
 
 def side_of(clients=10, **federation):
@@ -44,11 +44,11 @@ def test_where_few_are_asked_stacks_are_larger_and_chunks_are_not():
     assert found.cut((0, 1, 4, 7), [0, 1, 2, 3]) == [[0, 1], [2], [3]]
 
 
-def test_workers_get_whole_stacks_of_about_equal_work_and_never_none():
-    found, side = chunking(), side_of()
+def test_workers_get_whole_stacks_and_never_none():
+    found = chunking()
     for workers in (1, 2, 3, 4):
-        shares = found.shared(side, workers)
+        shares = found.shared(workers)
         assert [k for share in shares for k in share] == [0, 1, 2, 3]
         assert all(shares)
     with pytest.raises(ConfigError, match="expected at most 4, the number of chunks of 3 clients"):
-        found.shared(side, 5)
+        found.shared(5)

@@ -132,16 +132,9 @@ class Simulated(InMemoryGrid):
     """Flower's own grid of a simulation, of nodes that answer in this process."""
 
     def __init__(self, nodes, registered=None):
-        self.nodes, self.registered = nodes, registered or nodes.get_node_ids
-
-    def get_node_ids(self):
-        return self.registered()
-
-    def push_messages(self, messages):
-        return self.nodes.push_messages(messages)
-
-    def pull_messages(self, message_ids):
-        return self.nodes.pull_messages(message_ids)
+        self._run = nodes.run
+        self.get_node_ids = registered or nodes.get_node_ids
+        self.push_messages, self.pull_messages = nodes.push_messages, nodes.pull_messages
 
 
 @pytest.mark.parametrize("wrapped", [lambda grid: grid, PollingGrid])

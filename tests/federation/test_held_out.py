@@ -8,7 +8,16 @@ import pytest
 import torch
 from scipy import stats
 
-from manifed.algorithms.held_out import (
+from manifed.algorithms.algorithm import ServerState
+from manifed.algorithms.payloads import Point
+from manifed.errors import ConfigError
+from manifed.experiment.assembly import client_side, own_node, plan_of
+from manifed.experiment.evaluation import HELD_OUT, Judged
+from manifed.experiment.load import load
+from manifed.experiment.schema import sha256
+from manifed.federation.client import Seat, Uncharged, run_update
+from manifed.federation.header import Failure
+from manifed.federation.held_out import (
     EVALUATE,
     FALSE_ALARM,
     Believed,
@@ -17,30 +26,23 @@ from manifed.algorithms.held_out import (
     Totals,
     ratio,
 )
-from manifed.algorithms.interface import ServerState
-from manifed.algorithms.payloads import Point
-from manifed.errors import ConfigError
-from manifed.experiment.assembly import client_side, own_node, plan_of
-from manifed.experiment.evaluation import HELD_OUT, Judged
-from manifed.experiment.load import load, sha256
-from manifed.experiment.privacy import example_mechanism, planned_statement
-from manifed.federation.client import Seat, Uncharged, run_update
-from manifed.federation.replies import Failure
-from manifed.federation.stacked import StackedTransport
-from manifed.federation.transport import MemoryTransport
+from manifed.federation.stack import StackTransport
 from manifed.flower.apps import run
 from manifed.flower.client import client_app_of
 from manifed.flower.inline import InlineGrid
 from manifed.manifolds.sphere import Sphere
+from manifed.mechanisms import example_mechanism
 from manifed.oracles.oracle import Draws
+from manifed.plan import planned_statement
 from manifed.privacy import gaussian
 from manifed.privacy.ledger import Ledger
-from manifed.privacy.mechanism import ExampleMechanism, RelativeNoise
+from manifed.privacy.mechanism import ExampleMechanism, Noise
 from manifed.privacy.noise import NoiseSource
 from manifed.privacy.odometer import Odometer
 from manifed.privacy.statement import audit_ledger
-from manifed.problems.base import Examples
+from manifed.problems.examples import Examples
 from manifed.runs import driver
+from tests.conformance.federated_loop import stacked
 
 QUICKSTART = Path(__file__).resolve().parents[2] / "configs" / "quickstart.toml"
 RULE = PrivateEvaluation(hold_out=0.25, loss_range=(-1.0, 0.0))
@@ -60,6 +62,22 @@ def placed(config, folder):
     return config.model_copy(update={"output": output})
 
 
+def ran(config, folder, transport=None):
+    rounds = driver.rounds_over(transport or StackTransport(client_side(config)))
+    return driver.run(placed(config, folder), rounds)
+
+
+def epsilons(folder):
+    """As the manifest says it, and as the ledger does."""
+    said = folder.manifest()["privacy"], audit_ledger(folder.ledger_path, 1e-4)
+    return [each["adversaries"][0]["epsilon"] for each in said]
+
+
+def planned(config):
+    sizes = plan_of(config).num_examples
+    return planned_statement(config.setting, sizes)["adversaries"][0]["epsilon"]
+
+
 def rows(count, seed=0):
     z = np.random.default_rng(seed).normal(size=(count, 3))
     return Examples({"z": torch.from_numpy(z)}, {"z": 1})
@@ -69,30 +87,28 @@ def sides(examples, relation):
     return [side["z"].tolist() for side in RULE.split(examples, relation, 7)]
 
 
+def moved(before, after):
+    """How many records each side has that it did not have."""
+    return [sum(r not in old for r in new) for new, old in zip(after, before, strict=True)]
+
+
 @pytest.mark.parametrize("place", [0, 17, 40])
 def test_a_record_more_is_on_one_side_and_moves_nobody_else(place):
     z = rows(40)["z"]
     more = torch.cat([z[:place], torch.full((1, 3), 0.5, dtype=z.dtype), z[place:]])
-    before = sides(Examples({"z": z}, {"z": 1}), "add-or-remove")
-    after = sides(Examples({"z": more}, {"z": 1}), "add-or-remove")
-    new = [[row for row in mine if row not in old] for mine, old in zip(after, before, strict=True)]
-    assert sorted(map(len, new)) == [0, 1]
-    assert [len(a) - len(b) for a, b in zip(after, before, strict=True)] == [len(x) for x in new]
+    before, after = (sides(Examples({"z": t}, {"z": 1}), "add-or-remove") for t in (z, more))
+    assert sorted(moved(before, after)) == [0, 1]
+    assert [len(a) - len(b) for a, b in zip(after, before, strict=True)] == moved(before, after)
 
 
 def test_another_record_in_a_place_stays_on_its_side():
-    examples = rows(40)
-    held = RULE.split(examples, "replace-one", 7)[1]
-    assert (len(held), 40 - len(held)) == (10, RULE.trained_on(40))
+    examples, before = rows(40), sides(rows(40), "replace-one")
+    assert RULE.trained_on(40) == 30
     for place in range(40):
         z = examples["z"].clone()
         z[place] = 0.5
         after = sides(Examples({"z": z}, {"z": 1}), "replace-one")
-        moved = [
-            sum(row not in old for row in mine)
-            for mine, old in zip(after, sides(examples, "replace-one"), strict=True)
-        ]
-        assert sorted(moved) == [0, 1]
+        assert sorted(moved(before, after)) == [0, 1]
         assert [len(side) for side in after] == [30, 10]
 
 
@@ -106,29 +122,22 @@ def test_training_and_hold_out_share_no_record_and_are_all():
 def test_epsilon_is_that_of_training_and_evaluation_composed_by_hand(relation, tmp_path):
     config = config_of(TARGET, f"privacy.neighboring_relation='{relation}'")
     sizes = (599, 599, 599)
-    noise = example_mechanism(config, sizes).noise.multiplier
+    noise = example_mechanism(config.setting, sizes).noise.multiplier
     mu = math.sqrt((4 * 2 + 2) / noise**2)  # 2 steps in each of 4 rounds, and 2 evaluations
-    said = planned_statement(config, sizes)["adversaries"][0]["epsilon"]
+    said = planned(config)
     assert said == pytest.approx(gaussian.epsilon(1e-4, mu=mu), abs=1e-6)
     assert 1.99 < said <= 2.0
     own = config_of("privacy.noise={kind='multiplier',noise_multiplier=5.0}", "privacy.delta=1e-4",
                     "evaluation.noise_multiplier=2.0")  # fmt: skip
-    folder = driver.run(
-        placed(own, tmp_path / "run"), driver.rounds_over(MemoryTransport(client_side(own)))
-    )
     mu = math.sqrt(8 / 5.0**2 + 2 / 2.0**2)
-    said = folder.manifest()["privacy"]["adversaries"][0]["epsilon"]
+    said, audited = epsilons(ran(own, tmp_path / "run"))
     assert said == pytest.approx(gaussian.epsilon(1e-4, mu=mu), abs=1e-6)
-    assert audit_ledger(folder.ledger_path, 1e-4)["adversaries"][0]["epsilon"] == said
+    assert audited == said
 
 
 def test_all_ways_to_the_clients_say_the_same(tmp_path):
     config = config_of(TARGET)
-    side, found = client_side(config), []
-    stacked = StackedTransport(side, device="cpu", memory_budget_mb=256)
-    found.append(driver.run(placed(config, tmp_path / "a"),
-                            driver.rounds_over(MemoryTransport(side))))  # fmt: skip
-    found.append(driver.run(placed(config, tmp_path / "b"), driver.rounds_over(stacked)))
+    found = [ran(config, tmp_path / "a"), ran(config, tmp_path / "b", stacked(client_side(config)))]
     grid = InlineGrid(client_app_of(lambda _: config), 3, {})
     found.append(run(grid, placed(config, tmp_path / "c")))
     tables = [folder.metrics() for folder in found]
@@ -147,8 +156,6 @@ def test_what_leaves_is_noised_and_only_in_rounds_that_are_charged():
     x = Point(torch.eye(1, 64, dtype=torch.float64)[0])
 
     def sent(server_round, seed):
-        from manifed.privacy.noise import NoiseSource
-
         seat = Seat(0, server_round, 0, EVALUATE.name)
         source = NoiseSource.from_seed(seed)
         return run_update(node.setup, seat, x, None, node.hold_out, 599, source).up.u
@@ -219,15 +226,13 @@ def test_a_run_may_end_early_and_pays_for_all_of_its_rounds(tmp_path):
     keep = "evaluation.keep='best'"
     config = config_of(TARGET, "federation.num_rounds=12", "evaluation.every=1", stop, keep,
                        "training.step_size=1e-9")  # fmt: skip
-    transport = MemoryTransport(client_side(config))
-    folder = driver.run(placed(config, tmp_path / "run"), driver.rounds_over(transport))
+    folder = ran(config, tmp_path / "run")
     manifest = folder.manifest()
     assert "all 12 rounds are paid for" in manifest["stopped"]
     assert manifest["final"]["rounds"] < 12
-    said = manifest["privacy"]["adversaries"][0]["epsilon"]
-    sizes = plan_of(config).num_examples
-    assert said == pytest.approx(planned_statement(config, sizes)["adversaries"][0]["epsilon"])
-    assert audit_ledger(folder.ledger_path, 1e-4)["adversaries"][0]["epsilon"] == said
+    said, audited = epsilons(folder)
+    assert said == pytest.approx(planned(config))
+    assert audited == said
     losses = folder.metrics()["held_out_loss"]
     best = folder.load_tensors("best")
     assert int(best["round"]) == min(range(1, len(losses)), key=lambda r: losses[r])
@@ -240,8 +245,7 @@ def test_a_run_that_ends_early_pays_what_it_would_have_paid_with_the_same_cohort
     paid = []
     for name, more in (("on", ()), ("early", ("evaluation.stop_when={no_better_for=1}",))):
         config = config_of(*sets, *more)
-        transport = MemoryTransport(client_side(config))
-        folder = driver.run(placed(config, tmp_path / name), driver.rounds_over(transport))
+        folder = ran(config, tmp_path / name)
         assert (folder.manifest()["final"]["rounds"] < 8) == (name == "early")
         odometer = Odometer()
         Ledger.verify(folder.ledger_path, feed=odometer.feed)
@@ -250,20 +254,20 @@ def test_a_run_that_ends_early_pays_what_it_would_have_paid_with_the_same_cohort
     assert sum(paid[0][0]) == 8
 
 
-def test_the_best_is_the_least_loss_and_a_drowned_one_counts_for_nothing():
+@pytest.mark.parametrize(
+    ("losses", "best"),
+    [
+        ([0.5, None, 0.6, 0.4, 0.4], Judged(0.4, 4, 1)),
+        ([math.nan, 0.5, math.nan, 0.4], Judged(0.4, 4, 0)),
+        ([math.nan], Judged(None, 0, 1)),
+    ],
+)
+def test_the_best_is_the_least_loss_and_one_that_is_drowned_or_no_number_never_is(losses, best):
     judged = Judged()
-    for server_round, loss in enumerate([0.5, None, 0.6, 0.4, 0.4], 1):
+    for server_round, loss in enumerate(losses, 1):
         judged = judged.after(server_round, loss)
-    assert judged == Judged(0.4, 4, 1)
-
-
-def test_a_loss_that_is_no_number_is_never_the_best():
-    judged = Judged()
-    for server_round, loss in enumerate([math.nan, 0.5, math.nan, 0.4], 1):
-        judged = judged.after(server_round, loss)
-    assert judged == Judged(0.4, 4, 0)
-    assert Judged().after(1, math.nan) == Judged(None, 0, 1)
-    assert Judged(0.4, 4, 0).after(5, math.nan).is_over(StopWhen(no_better_for=1))
+    assert judged == best
+    assert judged.after(9, math.nan).is_over(StopWhen(no_better_for=1))
 
 
 def test_what_a_config_says_of_evaluation_today_has_the_hash_of_before():
@@ -287,7 +291,7 @@ def test_what_cannot_be_evaluated_is_refused(name):
 
 
 # -- totals that no hold-out has ---------------------------------------------------------------
-class Says(MemoryTransport):
+class Says(StackTransport):
     """One site sends totals of its own; None: it does not answer."""
 
     def __init__(self, config, site, totals):
@@ -318,9 +322,7 @@ def test_a_site_that_totals_what_no_hold_out_can_is_named_and_left_out(case, tmp
     config = config_of(TARGET)
     tables = []
     for name, totals in (("beyond", BEYOND[case]), ("silent", None)):
-        transport = Says(config, 1, totals)
-        folder = driver.run(placed(config, tmp_path / name), driver.rounds_over(transport))
-        tables.append(folder.metrics())
+        tables.append(ran(config, tmp_path / name, Says(config, 1, totals)).metrics())
     for name in HELD_OUT:
         assert tables[0][name] == tables[1][name]
     assert sum(tables[0]["unusable"]) == sum(tables[1]["late"]) == 2
@@ -334,7 +336,7 @@ def test_a_site_that_totals_what_no_hold_out_can_is_named_and_left_out(case, tmp
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_an_honest_site_is_refused_with_probability_1e_9_at_most(dtype, relation):
     mechanism = ExampleMechanism(
-        l2_norm_clip=1.0, neighboring_relation=relation, noise=RelativeNoise(multiplier=2.0)
+        l2_norm_clip=1.0, neighboring_relation=relation, noise=Noise(multiplier=2.0)
     )
     stddev = RULE.stddev(mechanism)
     margin = stats.norm.isf(FALSE_ALARM / 6) * stddev  # six one-sided questions
@@ -346,10 +348,8 @@ def test_an_honest_site_is_refused_with_probability_1e_9_at_most(dtype, relation
         for totals in (
             [0.0, 0.0, most + share * margin],
             [0.0, 0.0, least - share * margin],
-            [100 + share * both, 0.0, 100.0],
-            [-100 - share * both, 0.0, 100.0],
-            [0.0, 100 + share * both, 100.0],
-            [0.0, -100 - share * both, 100.0],
+            *([sign * (100 + share * both), 0.0, 100.0] for sign in (1, -1)),
+            *([0.0, sign * (100 + share * both), 100.0] for sign in (1, -1)),
         ):
             u = torch.tensor([[0.0, 0.0, 100.0], totals], dtype=dtype)
             found = believed.refused(ServerState({}), EVALUATE.name, Totals(u), (0, 1))

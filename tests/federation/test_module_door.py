@@ -12,19 +12,21 @@ from torch import nn
 import manifed
 from manifed.algorithms.rsgd import RSGD
 from manifed.errors import ConfigError
+from manifed.federation.stack import StackTransport
 from manifed.manifolds.sphere import Sphere
 from manifed.privacy import accountant
-from manifed.privacy.events import GaussianRelease, PoissonSampled
-from manifed.problems.frechet_mean import FrechetMean
+from manifed.privacy.events import PoissonSampled, Release
+from manifed.problems.frechet import FrechetMean
 from manifed.problems.module_spec import made
-from manifed.runs.progress import watched
+from manifed.runs.progress import shown
+
+FRAME = torch.linalg.qr(torch.randn(6, 3, generator=torch.Generator().manual_seed(0)))[0]
 
 
 class Frame(nn.Module):
     def __init__(self):
         super().__init__()
-        frame = torch.linalg.qr(torch.randn(6, 3, generator=torch.Generator().manual_seed(0)))[0]
-        self.frame = geoopt.ManifoldParameter(frame, manifold=geoopt.EuclideanStiefel())
+        self.frame = geoopt.ManifoldParameter(FRAME.clone(), manifold=geoopt.EuclideanStiefel())
 
     def forward(self, feature):
         return feature @ self.frame
@@ -42,6 +44,7 @@ def sites(count=3, rows=30):
 
 
 SHORT = manifed.ExampleLevel(epsilon=2, delta=1e-4)
+SEEDED = SHORT.model_copy(update={"noise_source": "seed"})
 
 
 def trained(**changes):
@@ -64,15 +67,10 @@ def test_a_module_is_trained_within_its_budget_and_stays_on_its_manifold():
 
 
 def test_groups_and_a_shorter_type_cost_what_one_clip_costs():
-    seeded = SHORT.model_copy(update={"noise_source": "seed"})
-
-    def parts():
-        return nn.Sequential(Frame(), nn.Linear(3, 3))
-
-    model = made(parts, 0)
-    plain = trained(model=model, privacy=seeded)
-    grouped = trained(model=model, privacy=seeded, clip_shares={"0.": 3.0, "": 4.0})
-    short = trained(model=model, privacy=seeded, compute="float32")
+    model = made(lambda: nn.Sequential(Frame(), nn.Linear(3, 3)), 0)
+    plain = trained(model=model, privacy=SEEDED)
+    grouped = trained(model=model, privacy=SEEDED, clip_shares={"0.": 3.0, "": 4.0})
+    short = trained(model=model, privacy=SEEDED, compute="float32")
     assert grouped.statement["adversaries"] == plain.statement["adversaries"]
     assert short.statement["adversaries"] == plain.statement["adversaries"]
     assert float((grouped.model - plain.model).abs().max()) > 1e-6
@@ -87,25 +85,18 @@ def test_what_is_priced_is_what_the_sites_and_the_rounds_are():
         l2_norm_clip=1.0, noise={"kind": "multiplier", "noise_multiplier": 2.0}, delta=1e-4
     )
     found = trained(sites=few, privacy=noise, rounds=4, local_steps=3, batch_size=10.0)
-    worst = GaussianRelease(
-        unit="example",
-        neighboring_relation="add-or-remove",
-        noise_multiplier=2.0,
+    worst = Release(
+        unit="example", neighboring_relation="add-or-remove", noise_multiplier=2.0,
         sampling=PoissonSampled(sampling_probability=0.5),
-    )
+    )  # fmt: skip
     assert found.statement["adversaries"][0]["epsilon"] == pytest.approx(
         accountant.epsilon([worst.times(12)], 1e-4), rel=1e-6
     )
 
 
 def test_a_cohort_at_once_is_its_clients_one_by_one():
-    from manifed.federation.transport import MemoryTransport
-
-    seeded = SHORT.model_copy(update={"noise_source": "seed"})
-    stacked, single = (
-        trained(privacy=seeded, **way) for way in ({}, {"transport": MemoryTransport})
-    )
-    torch.testing.assert_close(stacked.model, single.model, rtol=0, atol=1e-10)
+    single = trained(privacy=SEEDED, transport=StackTransport)
+    torch.testing.assert_close(trained(privacy=SEEDED).model, single.model, rtol=0, atol=1e-10)
 
 
 def test_the_figure_shows_what_was_measured_and_what_is_promised():
@@ -122,14 +113,14 @@ def test_the_figure_shows_what_was_measured_and_what_is_promised():
 
 def test_a_line_follows_the_rounds_where_somebody_looks(capsys):
     trained(progress=True)
-    shown = capsys.readouterr().err
-    assert shown.count("\r") == 3
-    assert "round 3/3 [####################]" in shown.rpartition("\r")[2]
-    assert "test accuracy 0." in shown
+    said = capsys.readouterr().err
+    assert said.count("\r") == 3
+    assert "round 3/3 [####################]" in said.rpartition("\r")[2]
+    assert "test accuracy 0." in said
     trained()
     assert capsys.readouterr().err == "", "this is neither a notebook nor a terminal"
     stream = io.StringIO()
-    with watched(2, is_shown=True, stream=stream):
+    with shown(2, is_rewritten=True, stream=stream):
         pass
     assert stream.getvalue() == "", "no round, no line"
 
@@ -187,25 +178,21 @@ def test_what_cannot_work_is_said_in_one_line(changes, said):
 def changed(position, feature=lambda x: x, label=lambda y: y):
     mine = sites()
     mine[position] = feature(mine[position][0]), label(mine[position][1])
-    return mine
+    return {"sites": mine}
 
 
-FRAME = torch.linalg.qr(torch.randn(6, 3, generator=torch.Generator().manual_seed(0)))[0]
 NOTHING_FITS = {
-    "another width": ({"sites": changed(2, lambda x: x[:, :4])}, "client 2: .* like client 0's"),
-    "labels of rows": ({"sites": changed(1, label=lambda y: y[:, None])}, "client 1: .* like"),
-    "no rows": (
-        {"sites": changed(1, lambda x: x[:0], lambda y: y[:0])},
-        r"sites\[1\]: .* at least",
-    ),
-    "too few labels": ({"sites": changed(1, label=lambda y: y[:5])}, r"sites\[1\]: .* 5 labels"),
-    "NaN": ({"sites": changed(1, lambda x: x * torch.nan)}, "client 1, record 0: expected finite"),
-    "sparse": ({"sites": changed(1, lambda x: x.to_sparse())}, "client 1, 'feature': .* dense"),
-    "arrays": ({"sites": changed(1, lambda x: x.numpy())}, r"sites\[1\]: expected tensors"),
-    "one number": ({"sites": changed(1, lambda x: x[0, 0])}, r"sites\[1\]: expected tensors"),
+    "another width": (changed(2, lambda x: x[:, :4]), "client 2: .* like client 0's"),
+    "labels of rows": (changed(1, label=lambda y: y[:, None]), "client 1: .* like"),
+    "no rows": (changed(1, lambda x: x[:0], lambda y: y[:0]), r"sites\[1\]: .* at least"),
+    "too few labels": (changed(1, label=lambda y: y[:5]), r"sites\[1\]: .* 5 labels"),
+    "NaN": (changed(1, lambda x: x * torch.nan), "client 1, record 0: expected finite"),
+    "sparse": (changed(1, lambda x: x.to_sparse()), "client 1, 'feature': .* dense"),
+    "arrays": (changed(1, lambda x: x.numpy()), r"sites\[1\]: expected tensors"),
+    "one number": (changed(1, lambda x: x[0, 0]), r"sites\[1\]: expected tensors"),
     "a longer start": ({"start": torch.zeros(19, dtype=torch.float64)}, r"start: .*\(18,\)"),
     "a start off its manifold": ({"start": 2 * FRAME.double().reshape(-1)}, "start: Expected a"),
-    "a test of another width": ({"test": changed(0, lambda x: x[:, :4])[0]}, "test: "),
+    "a test of another width": ({"test": (torch.ones(5, 4), torch.zeros(5).long())}, "test: "),
 }
 
 

@@ -9,7 +9,7 @@ from manifed.algorithms.projected import Projected
 from manifed.algorithms.rfedsvrg import RFedSVRG
 from manifed.oracles.minibatch import WithoutReplacement
 from manifed.privacy.noise import NoiseSource
-from manifed.problems.base import Examples
+from manifed.problems.examples import Examples
 from manifed.problems.pca import KPCA
 from reproduction.checks_001 import CHECKS
 from reproduction.projected_theory import (

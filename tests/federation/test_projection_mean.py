@@ -3,12 +3,11 @@
 import pytest
 import torch
 
-from manifed.algorithms.interface import Collected
+from manifed.algorithms.algorithm import Collected
 from manifed.algorithms.payloads import Displacement
 from manifed.algorithms.projected import Projected, ProjectedPartial, corrections
 from manifed.errors import ConfigError, RoundFailed
 from manifed.experiment.load import parse
-from manifed.experiment.older import in_todays_keys
 from manifed.manifolds.sphere import Sphere
 from manifed.manifolds.stiefel import Stiefel
 
@@ -80,7 +79,7 @@ SOME = {"kind": "fixed-size", "cohort_size": 2}
 CLIENT = {"kind": "client-level", "l2_norm_clip": 1.0, "noise": NOISE, "delta": 1e-3}
 PUBLISHED = {"kind": "published", "local_epsilon": 1.0, "local_delta": 1e-5}
 EXAMPLE = {"kind": "example-level", "l2_norm_clip": 1.0, "noise": PUBLISHED, "delta": 1e-5}
-SPD = {"problem": {"kind": "frechet-mean"}, "data": {"kind": "wishart"}}
+SPD = {"problem": {"kind": "frechet-mean"}, "data": {"kind": "reproduction.recipes:Wishart"}}
 PROX = {"kind": "rfedprox", "step_size": 1.0, "penalty_weight": 1.0, "maps": "retraction"}
 
 
@@ -125,14 +124,3 @@ def test_the_table_itself_parses_and_needs_everyone():
 def test_the_server_moves_by_the_maps_of_the_client_update():
     for maps in ("exact", "retraction"):
         assert parse(TABLE | {"training": PROX | {"maps": maps}}).server_update.maps == maps
-
-
-def test_configs_of_older_run_folders_say_the_same_in_todays_keys():
-    tied = {"kind": "projection-mean", "server_step_size": 2.0, "tube_radius": 0.5}
-    old = TABLE | {"training": TABLE["training"] | {"server_step_size": 2.0}, "strategy": tied}
-    found = parse(in_todays_keys(old))
-    assert (found.server_update.server_step_size, found.server_update.tube_radius) == (2.0, 0.5)
-    old = {"training": SVRG | {"kind": "federated-svrg"}, "strategy": {"kind": "variance-reduced"}}
-    assert parse(in_todays_keys(TABLE | old)).training == parse(TABLE | {"training": SVRG}).training
-    old = {"training": PROX, "strategy": {"kind": "tangent-mean", "maps": "retraction"}}
-    assert parse(in_todays_keys(TABLE | old)).server_update.maps == "retraction"

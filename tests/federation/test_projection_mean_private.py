@@ -7,9 +7,9 @@ import torch
 from scipy import stats
 
 from manifed.algorithms.projected import Projected
-from manifed.federation.aggregation import ServerDraws
+from manifed.federation.rounds import ServerDraws
 from manifed.manifolds.stiefel import Stiefel
-from manifed.privacy.mechanism import ClientMechanism, ExampleMechanism, RelativeNoise
+from manifed.privacy.mechanism import ClientMechanism, ExampleMechanism, Noise
 from manifed.privacy.noise import NoiseSource
 from manifed.problems.pca import KPCA
 from tests.algorithms.test_projected import pca_shards, start
@@ -22,7 +22,7 @@ def test_noise_moves_the_run_and_vanishes_with_its_multiplier():
     plain = last(federate(problem, shards, update, update, x, 5)).state["x"]
 
     def gap(multiplier, clip=1e6):
-        noise = RelativeNoise(multiplier=multiplier)
+        noise = Noise(multiplier=multiplier)
         mechanism = ExampleMechanism(l2_norm_clip=clip, noise=noise)
         wide = update.model_copy(update={"tube_radius": 1e9})
         end = last(federate(problem, shards, wide, wide, x, 5, mechanism=mechanism))

@@ -7,16 +7,16 @@ import pytest
 import torch
 
 from manifed.algorithms.payloads import PerClient, Point
+from manifed.algorithms.rsgd import RSGD
 from manifed.experiment.assembly import client_side, initial_point, plan_of
 from manifed.experiment.load import load
-from manifed.federation.header import Header
-from manifed.federation.replies import Failure
+from manifed.federation.header import Failure, Header
 from manifed.federation.rounds import run_rounds
-from manifed.federation.stacked import StackedTransport
-from manifed.federation.transport import MemoryTransport
+from manifed.federation.stack import StackTransport
 from manifed.flower.client import client_app_of
 from manifed.flower.inline import InlineGrid
 from manifed.flower.transport import MessageTransport
+from tests.conformance.federated_loop import broken, stacked
 
 QUICKSTART = Path(__file__).resolve().parents[2] / "configs" / "quickstart.toml"
 SETS = ("federation.num_clients=4", "training.local_steps=2")
@@ -30,9 +30,9 @@ WAYS = ("memory", "stacked", "messages")
 
 def transport_of(way, config):
     if way == "memory":
-        return MemoryTransport(client_side(config))
+        return StackTransport(client_side(config))
     if way == "stacked":
-        return StackedTransport(client_side(config), device="cpu", memory_budget_mb=64)
+        return stacked(client_side(config))
     grid = InlineGrid(client_app_of(lambda _: config), 4, {})
     return MessageTransport.meet(grid, plan_of(config))
 
@@ -89,19 +89,10 @@ def test_memory_of_a_round_that_was_not_accepted_is_not_gone_on_with(way):
 
 
 def test_an_update_that_raises_is_that_clients_failure_alone(monkeypatch):
-    from manifed.algorithms import rsgd
-
-    plain = rsgd.RSGD.update
-
-    def breaks_for_client_1(self, phase, down, memory, oracle, manifold, draws):
-        if draws.partition == 1:
-            raise RuntimeError("boom")
-        return plain(self, phase, down, memory, oracle, manifold, draws)
-
-    monkeypatch.setattr(rsgd.RSGD, "update", breaks_for_client_1)
+    broken(monkeypatch, RSGD, {1}, RuntimeError("boom"))
     config = load(QUICKSTART, SETS)
     plan = plan_of(config)
     state = plan.server_update.initial(initial_point(config))
-    (report,) = run_rounds(plan, state, MemoryTransport(client_side(config)), num_rounds=1)
+    (report,) = run_rounds(plan, state, StackTransport(client_side(config)), num_rounds=1)
     assert report.participants == (0, 2, 3)
     assert report.failures == {1: Failure("absent", "RuntimeError: boom")}

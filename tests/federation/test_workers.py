@@ -3,36 +3,35 @@
 tests/federation/test_workers_on_ray.py has the real one.
 """
 
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+from manifed.algorithms import rsgd
 from manifed.cli.launch import check_parts
 from manifed.errors import ConfigError, RoundFailed
 from manifed.experiment import assembly
 from manifed.experiment.assembly import client_side, initial_point, outlined_side, plan_of
 from manifed.experiment.load import load, parse
 from manifed.federation import workers
-from manifed.federation.chunks import Chunking
 from manifed.federation.rounds import free, run_rounds
-from manifed.manifolds.defects import LARGEST
+from manifed.federation.stack import Chunking
 from manifed.privacy.noise import Stream
-from manifed.problems import federation
-from manifed.problems.files import FileData
-from manifed.problems.problem_specs import KPCASpec
-from manifed.problems.records import InvalidRecord
+from manifed.problems import shards
+from manifed.problems.own_files import FileData
+from manifed.problems.pca import KPCA
+from manifed.problems.problem import InvalidRecord
 from manifed.runs.cohort import cohort_transport
+from tests.conformance.federated_loop import broken
 from tests.federation.pretended_ray import Pretended
 
 PRIVATE = {
     "kind": "example-level", "l2_norm_clip": 1.0, "delta": 1e-3,
     "noise": {"kind": "multiplier", "noise_multiplier": 2.0},
 }  # fmt: skip
-CLIENT = {
-    "kind": "client-level", "l2_norm_clip": 1.0, "delta": 1e-3,
-    "noise": {"kind": "multiplier", "noise_multiplier": 2.0},
-}  # fmt: skip
+CLIENT = {**PRIVATE, "kind": "client-level"}
 RSGD = {"kind": "rsgd", "step_size": 0.05, "local_steps": 2, "minibatch": {"kind": "full"}}
 PROJECTED = {"kind": "projected", "step_size": 1e-3, "local_steps": 2}
 SOME = {"cohort": {"kind": "fixed-size", "cohort_size": 7}}
@@ -40,6 +39,7 @@ LINES = {
     "problem": {"kind": "least-squares"},
     "data": {"kind": "synthetic-least-squares", "num_clients": 13, "rows": 5},
 }
+FAR = {**RSGD, "step_size": 1e-3}
 FRAMES = {
     "problem": {"kind": "kpca", "num_components": 2},
     "data": {"kind": "synthetic-pca", "num_clients": 13, "rows": 6, "dimension": 9},
@@ -65,7 +65,7 @@ CASES = {
     "least squares, some of them": (LINES, RSGD, None, SOME),
     "private least squares, some of them": (LINES, RSGD, PRIVATE, SOME),
     "frames with memory": (FRAMES, PROJECTED),
-    "private frames": (FRAMES, {**RSGD, "step_size": 1e-3}, PRIVATE),
+    "private frames": (FRAMES, FAR, PRIVATE),
     "frames, each client's record at the server": (
         FRAMES, {**PROJECTED, "kind": "projected-partial"}, None, SOME,
     ),
@@ -74,8 +74,6 @@ CASES = {
         LINES, RSGD, CLIENT, {"cohort": {"kind": "poisson", "sampling_probability": 0.5}},
     ),
     "gossip": (LINES, {"kind": "gossip", "graph": {"kind": "ring"}, "step_size": 0.02}),
-    "neighbours": (LINES, {"kind": "gossip", "graph": {"kind": "ring"}, "step_size": 0.02,
-                           "mixing": "client"}),
 }  # fmt: skip
 
 
@@ -94,7 +92,7 @@ def played(given, charge=free):
 @pytest.fixture
 def ray(monkeypatch):
     found = Pretended()
-    monkeypatch.setattr(workers, "_ray", lambda: found)
+    monkeypatch.setitem(sys.modules, "ray", found)
     return found
 
 
@@ -117,46 +115,15 @@ def test_one_two_and_four_workers_give_the_bits_of_one_process(case):
 
 
 @pytest.mark.usefixtures("ray")
-def test_an_upload_that_cannot_be_used_is_dropped_where_it_is_summed(monkeypatch):
-    from manifed.algorithms import rsgd
-
-    plain = rsgd.RSGD.update
-
-    def update(self, phase, down, memory, oracle, manifold, draws):
-        up, after = plain(self, phase, down, memory, oracle, manifold, draws)
-        bad = torch.tensor([i in {3, 4, 11} for i in draws.partition]).unsqueeze(-1)
-        if 8 in draws.partition:
-            raise RuntimeError("no factor")
-        return type(up)(torch.where(bad, torch.nan, up.tensors()["u"])), after
-
-    monkeypatch.setattr(rsgd.RSGD, "update", update)
+def test_an_upload_that_cannot_be_used_and_one_that_fails_are_their_clients_failures(monkeypatch):
+    broken(monkeypatch, rsgd.RSGD, {3, 4, 11})
+    broken(monkeypatch, rsgd.RSGD, {8}, RuntimeError("no factor"))
     expected = played(table(LINES, RSGD))
     assert {i: f.kind for i, f in expected[-1].failures.items()} == {
         3: "unusable", 4: "unusable", 8: "absent", 11: "unusable"
     }  # fmt: skip
     for count in (1, 2, 4):
         assert_same(played(table(LINES, RSGD, workers=count)), expected)
-
-
-def test_who_led_to_a_state_that_nobody_can_use_is_found_among_rows_that_are_fetched(
-    ray, monkeypatch
-):
-    from manifed.algorithms import rsgd
-
-    plain = rsgd.RSGD.update
-
-    def update(self, phase, down, memory, oracle, manifold, draws):
-        up, after = plain(self, phase, down, memory, oracle, manifold, draws)
-        far = torch.tensor([i == 5 for i in draws.partition]).double().unsqueeze(-1)
-        return type(up)(up.tensors()["u"] + far * 0.1 * LARGEST[torch.float64]), after
-
-    monkeypatch.setattr(rsgd.RSGD, "update", update)
-    far = table(LINES, RSGD) | {"strategy": {"kind": "tangent-mean", "server_step_size": 1000.0}}
-    expected = played(far)
-    assert expected[0].failures[5].kind == "unusable"
-    far["engine"]["workers"] = 2
-    assert_same(played(far), expected)
-    assert ray.actors[0].calls.count("rows") > 0
 
 
 def test_what_hold_outs_say_is_that_of_one_process(ray):
@@ -172,20 +139,8 @@ def test_what_hold_outs_say_is_that_of_one_process(ray):
     assert len(ray.actors) == 2
 
 
-@pytest.mark.parametrize(("most", "puts"), [(workers._IN_THE_CALL, 0), (8 * 5 * 2 - 1, 3)])
-def test_a_mean_takes_no_row_to_the_driver_and_what_is_large_is_put_once(
-    ray, monkeypatch, most, puts
-):
-    monkeypatch.setattr(workers, "_IN_THE_CALL", most)
-    played(table(LINES, RSGD, workers=2))
-    assert ray.puts == puts
-    assert all(actor.calls.count("rows") == 0 for actor in ray.actors)
-
-
 @pytest.mark.usefixtures("ray")
 def test_in_a_release_every_worker_draws_a_key_of_its_own_for_every_exchange(monkeypatch):
-    from manifed.algorithms import rsgd
-
     plain, drawn = rsgd.RSGD.update, set()
     at = {"stream": Stream.COHORT, "partition": 3, "server_round": 1, "attempt": 0}
 
@@ -203,81 +158,61 @@ def with_policy(how):
     return {"replies": {"on_failure": how, "min_fraction": 0.3}}
 
 
-def test_a_worker_that_dies_is_its_clients_failure_and_is_started_anew(ray, caplog):
-    ray._dies[1] = ("exchange", 2)
+@pytest.mark.parametrize(
+    ("how", "taking_part"), [("retry", [13, 13, 13]), ("proceed", [13, 7, 13])]
+)
+def test_a_worker_that_dies_is_its_clients_failure_and_is_started_anew(
+    ray, caplog, how, taking_part
+):
+    ray.dies[0] = ("exchange", 2)
     charged = []
     found = played(
-        table(FRAMES, PROJECTED, federation=with_policy("retry"), workers=2),
+        table(FRAMES, PROJECTED if how == "retry" else FAR, federation=with_policy(how), workers=2),
         lambda *attempt: charged.append(attempt[:2]),
     )
-    assert charged == [(1, 0), (2, 0), (2, 1), (3, 0)]
-    assert len(ray.actors) == 3
-    assert "Worker 1 died" in caplog.text
-    lost = found[1].failures
-    assert {f.kind for f in lost.values()} == {"unavailable"} or not lost
-    assert found[2].participants == tuple(range(13))
-
-
-def test_a_policy_that_proceeds_goes_on_without_the_clients_of_a_dead_worker(ray):
-    ray._dies[0] = ("exchange", 2)
-    found = played(table(LINES, RSGD, federation=with_policy("proceed"), workers=2))
-    assert [len(report.participants) for report in found] == [13, 7, 13]
+    assert charged == [(1, 0), (2, 0), *[(2, 1)] * (how == "retry"), (3, 0)]
+    assert [actor.starts for actor in ray.actors] == [2, 1]
+    assert "Worker 0 died" in caplog.text
+    assert [len(report.participants) for report in found] == taking_part
     assert {f.kind for f in found[1].failures.values()} == {"unavailable"}
 
 
 def test_a_worker_without_room_is_waited_for_once_and_asked_when_it_is_up(ray):
-    ray._dies[0] = ("exchange", 2)
-    ray.stuck |= {(2, "process"), (2, "exchange")}
+    ray.dies[0] = ("exchange", 2)
 
     def charge(server_round, *_):
+        if server_round == 2:
+            ray.stuck |= {(0, "process")}
         if server_round == 5:
             ray.stuck.clear()
 
-    given = table(LINES, RSGD, federation=with_policy("proceed"), workers=2)
-    config = parse(given)
+    config = parse(table(LINES, RSGD, federation=with_policy("proceed"), workers=2))
     with cohort_transport(config) as transport:
         found = reports_of(config, transport, charge, num_rounds=5)
     assert [len(report.participants) for report in found] == [13, 7, 7, 7, 13]
     for report in found[1:4]:
         assert {f.kind for f in report.failures.values()} == {"unavailable"}
-    assert ray.waits == pytest.approx([workers._AGAIN, 0.0], abs=1.0)
-    assert ray.actors[2].calls == ["process", "exchange"]
+    assert ray.waits == [workers._AGAIN, 0.0]
+    assert ray.actors[0].calls == ["process", "exchange", "exchange", "process", "exchange"]
     assert found[2].bytes_down * 13 == found[0].bytes_down * 7
 
 
-def test_a_worker_that_dies_before_it_is_up_is_begun_anew(ray):
-    ray._dies |= dict.fromkeys((0, 2), ("process", 1)) | {1: ("exchange", 2), 4: ("process", 1)}
-    found = played(table(LINES, RSGD, federation=with_policy("proceed"), workers=2))
-    assert [len(report.participants) for report in found] == [13, 6, 13]
-    assert len(ray.actors) == 6
-
-
-def test_a_worker_that_never_comes_up_is_begun_three_times_and_its_clients_are_unavailable(ray):
-    ray._dies |= {0: ("exchange", 2), **dict.fromkeys(range(2, 8), ("process", 1))}
-    found = played(table(LINES, RSGD, federation=with_policy("proceed"), workers=2))
-    assert [len(report.participants) for report in found] == [13, 7, 7]
-    assert len(ray.actors) == 2 + 1 + workers._STARTS
-
-
-def test_a_run_whose_workers_never_come_up_ends_in_one_line(ray):
-    ray._dies |= dict.fromkeys(range(8), ("process", 1))
-    with pytest.raises(ConfigError, match="a worker could not build its clients: the actor died"):
-        played(table(LINES, RSGD, workers=2))
-    assert len(ray.actors) == 1 + workers._STARTS
-
-
-def test_rows_that_do_not_come_end_the_round_in_one_line(ray):
-    ray.stuck.add((1, "rows"))
-    given = table(FRAMES, {**PROJECTED, "kind": "projected-partial"}, workers=2)
-    given["federation"]["replies"] = {"timeout": 5.0}
-    with pytest.raises(RoundFailed, match=r"within 5 s; raise federation\.replies\.timeout"):
+@pytest.mark.parametrize(
+    ("happens", "replies", "words"),
+    [
+        ({"stuck": {(1, "exchange")}}, {"timeout": 5.0}, "worker 1: no reply within 5 s"),
+        ({"dies": {0: ("exchange", 2)}}, {}, "worker 0 died"),
+    ],
+)
+def test_a_policy_that_aborts_ends_the_run_when_a_worker_is_late_or_dies(
+    ray, happens, replies, words
+):
+    vars(ray).update(happens)
+    given = table(
+        LINES, RSGD, federation={"replies": {"on_failure": "abort", **replies}}, workers=2
+    )
+    with pytest.raises(RoundFailed, match=words):
         played(given)
-
-
-def test_a_policy_that_aborts_ends_the_run_when_a_worker_dies(ray):
-    ray._dies[0] = ("exchange", 2)
-    with pytest.raises(RoundFailed, match="worker 0 died"):
-        played(table(LINES, RSGD, federation=with_policy("abort"), workers=2))
 
 
 @pytest.mark.parametrize(
@@ -296,16 +231,7 @@ def test_what_cannot_be_shared_out_is_refused_in_one_line(engine, words):
 
 
 def test_without_ray_one_line_says_what_to_install(monkeypatch):
-    import builtins
-
-    plain = builtins.__import__
-
-    def without(name, *args, **options):
-        if name == "ray":
-            raise ImportError(name)
-        return plain(name, *args, **options)
-
-    monkeypatch.setattr(builtins, "__import__", without)
+    monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ConfigError, match=r"pip install 'flwr\[simulation\]'"):
         played(table(LINES, RSGD, workers=2))
 
@@ -341,13 +267,13 @@ def test_files_are_opened_by_workers_and_once_more_where_nobody_says_how_long_th
 @pytest.mark.usefixtures("ray")
 def test_of_a_named_data_set_the_driver_keeps_sizes_alone(monkeypatch):
     expected = played(table(*CASES["private frames"]))
-    federation._shards.cache_clear()
+    shards.shards.cache_clear()
     monkeypatch.setattr(assembly, "load_shards", lambda _: pytest.fail("the driver loads data"))
     config = parse(table(*CASES["private frames"], workers=2) | OFF)
     check_parts(config)
     with cohort_transport(config) as transport:
         assert_same(reports_of(config, transport), expected)
-    caches = federation._dataset, federation._shards
+    caches = shards.dataset, shards.shards
     assert [cache.cache_info().currsize for cache in caches] == [0, 0]
 
 
@@ -364,9 +290,8 @@ def test_sizes_alone_say_the_same_chunks_as_the_data(case):
     config = at_sites() if case == "three sites" else parse(CHUNKED[case])
     known, full = outlined_side(config), client_side(config)
     for budget in (1, 4, 64):
-        found = Chunking.of(known, "cpu", budget)
-        assert found == Chunking.of(full, "cpu", budget)
-        assert found.shared(known, 1) == found.shared(full, 1)
+        found = Chunking.of(known, "cpu", budget, None)
+        assert found == Chunking.of(full, "cpu", budget, None)
 
 
 @pytest.mark.usefixtures("ray")
@@ -374,7 +299,7 @@ def test_a_record_that_nothing_may_be_computed_from_is_found_by_its_worker(monke
     def check_records(*_):
         raise InvalidRecord("record 3: no number")
 
-    monkeypatch.setattr(KPCASpec, "check_records", check_records)
+    monkeypatch.setattr(KPCA, "check_records", check_records)
     config = parse(table(FRAMES, PROJECTED, workers=2))
     check_parts(config)
     with (

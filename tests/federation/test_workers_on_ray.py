@@ -85,7 +85,7 @@ def test_a_worker_holds_no_more_than_its_share_of_the_budget():
     config = parse(given)
     with cohort_transport(config) as transport:
         (report,) = reports_of(config, transport, num_rounds=1)
-        held = ray.get([each.__ray_call__.remote(held_mb) for each in transport._workers])
+        held = ray.get([each.__ray_call__.remote(held_mb) for each in transport.actors])
     assert len(report.participants) == 4000
     assert 15 < min(held) <= max(held) <= 42 / 2
 
@@ -110,7 +110,7 @@ def test_a_node_that_dies_in_mid_run_fails_its_attempt_and_its_worker_starts_els
         charged.append((server_round, attempt))
         if charged[-1] == (2, 0):
             ray.kill(others)
-            nodes = ray.get([each.__ray_call__.remote(node_of) for each in transport._workers])
+            nodes = ray.get([each.__ray_call__.remote(node_of) for each in transport.actors])
             cluster.remove_node(second, allow_graceful=False)
             # A machine takes its processes along; here one may live long enough to answer.
             with suppress(ProcessLookupError):

@@ -37,12 +37,12 @@ def quoting(*arguments, **keywords):
 
 
 PLACES = {
-    "loading": "manifed.experiment.assembly._setup",
+    "loading": "manifed.experiment.assembly.client_setup",
     "validating": "manifed.experiment.assembly.own_examples",
     "the turn": "manifed.federation.client.run_update",
-    "packing": "manifed.flower.client.pack",
-    "memory": "manifed.flower.client._write",
-    "introducing": "manifed.flower.client.ConfigRecord",
+    "packing": "manifed.flower.clients.local_training.pack",
+    "memory": "manifed.flower.client.keep",
+    "introducing": "manifed.flower.client.code_sha256",
 }
 
 

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from benchmarks.scaling import memory_of_a_round
+from benchmarks.engines import memory_of_a_round
 
 pytestmark = [
     pytest.mark.slow,

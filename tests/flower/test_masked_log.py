@@ -7,10 +7,8 @@ import pytest
 import torch
 from flwr.app import ArrayRecord, Message
 
-from manifed.audit.transcript import Heard, read
 from manifed.experiment.assembly import initial_point, load_shards, plan_of
 from manifed.experiment.load import parse
-from manifed.experiment.schema import CorrelatedNoise
 from manifed.federation.rounds import run_rounds
 from manifed.flower.client import client_app_of
 from manifed.flower.handshake import meet
@@ -18,6 +16,8 @@ from manifed.flower.inline import InlineGrid
 from manifed.flower.records import tensors_from_record
 from manifed.flower.transport import MessageTransport
 from manifed.privacy.secldp import Correlated
+from manifed.setting import CorrelatedNoise
+from tests.attacks.transcript import Heard, read
 
 NODES, ROUNDS, D = 6, 20, 5
 
@@ -51,7 +51,7 @@ class Log:
     grid: InlineGrid
 
 
-def played(config) -> Log:
+def played(config):
     class Listening(InlineGrid):
         def send_and_receive(self, messages, *, timeout=None):
             messages = list(messages)
@@ -69,12 +69,12 @@ def played(config) -> Log:
     return Log(heard, grid)
 
 
-def arrays(message: Message) -> dict[str, torch.Tensor]:
+def arrays(message):
     (record,) = (r for r in message.content.values() if isinstance(r, ArrayRecord))
     return tensors_from_record(record)
 
 
-def heard_in(log: Log, config) -> list[Heard]:
+def heard_in(log, config):
     """The rounds, from the bytes on the wire."""
     last = log.messages[-NODES * ROUNDS :]
     rounds = [last[r * NODES : (r + 1) * NODES] for r in range(ROUNDS)]
@@ -92,9 +92,9 @@ def clean(config):
     """Every node's clipped gradient, from all data."""
     found = load_shards(config)
 
-    def gradients(x: torch.Tensor) -> torch.Tensor:
+    def gradients(x):
         each = torch.stack([
-            found.problem.rgrad_sum(x[i], shard, torch.full((D,), 1 / D, dtype=torch.float64))
+            found.problem.gradients(x[i], shard).sum(torch.full((D,), 1 / D, dtype=torch.float64))
             for i, shard in enumerate(found.examples)
         ])  # fmt: skip
         return each * (1.0 / each.norm(dim=1, keepdim=True)).clamp_max(1.0)
@@ -122,7 +122,7 @@ def test_nothing_un_masked_is_in_the_message_log_of_a_run(keys):
         _no_secret_travelled(log)
 
 
-def _no_secret_travelled(log: Log) -> None:
+def _no_secret_travelled(log):
     """Of every 32 bytes that a node holds as a secret, none are in a message."""
     wire = b"".join(
         np.ascontiguousarray(tensor.numpy()).tobytes()

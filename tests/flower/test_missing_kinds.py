@@ -5,10 +5,10 @@ import torch
 from flwr.app import Error, Message, RecordDict
 from flwr.common.constant import ErrorCode
 
+from clients.local_training import app_of
 from manifed.algorithms.payloads import Point
 from manifed.algorithms.rsgd import RSGD
 from manifed.federation.header import Header
-from manifed.flower.client import client_app
 from manifed.flower.inline import InlineGrid
 from manifed.flower.polling import UNREADABLE_REPLY
 from manifed.flower.transport import MessageTransport
@@ -28,7 +28,7 @@ ANSWERS = {
 @pytest.mark.parametrize("answer", ANSWERS)
 def test_each_way_to_be_missing_has_its_kind(answer):
     said, kind, text = ANSWERS[answer]
-    grid = InlineGrid(client_app(lambda _: None), 1, {})
+    grid = InlineGrid(app_of(lambda _: None), 1, {})
     transport = MessageTransport(grid, {0: 2}, 7.0)
     header, phase = Header("c", 1, 0, "train", -1), RSGD(step_size=0.1).phases[0]
     down = Point(torch.ones(3, dtype=torch.float64))

@@ -1,7 +1,6 @@
 """Data at home: the server knows shapes and public sizes, and each node opens its own file."""
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
@@ -11,44 +10,44 @@ from manifed.cli.launch import check_parts
 from manifed.errors import ConfigError
 from manifed.experiment import assembly
 from manifed.experiment.assembly import client_side, facts_of, own_node
-from manifed.experiment.load import from_toml, parse, sha256, to_toml
+from manifed.experiment.load import from_toml, parse, to_toml
 from manifed.experiment.plugins import VARIABLE
-from manifed.experiment.privacy import planned_statement
-from manifed.federation.transport import MemoryTransport
+from manifed.experiment.schema import sha256
+from manifed.federation.stack import StackTransport
 from manifed.flower.apps import run
 from manifed.flower.client import client_app_of
 from manifed.flower.handshake import HandshakeFailed
 from manifed.flower.inline import InlineGrid
 from manifed.flower.run_config import SIMULATION, experiment_of, run_config_of
+from manifed.plan import planned_statement
 from manifed.privacy.statement import audit_ledger
-from manifed.problems.federation import DATA_VARIABLE
+from manifed.problems.shards import DATA_VARIABLE
 from manifed.runs import driver
-from manifed.runs.run_folder import RunFolder
+from manifed.runs.folder import RunFolder
 from tests.experiment.own_rows import SIZES, config_of, write
 
 ABSENT = "this node is absent; its own log says why"
 
 
 class Sites(InlineGrid):
-    """Nodes with a node config of their own each."""
+    """Nodes with a node config of their own each: the path, and N_i where a site declares one."""
 
-    def __init__(self, config, nodes):
-        super().__init__(client_app_of(lambda _: config), len(nodes), {})
-        for context, own in zip(self._contexts.values(), nodes, strict=True):
-            context.node_config.update(own)
-
-
-def at_home(folder, sizes=SIZES, declared=None):
-    """Node configs: the path of each site, and N_i where it declares one."""
-    nodes = [{"data-path": str(path)} for path in write(folder, sizes)]
-    if declared is not None:
-        nodes = [{**node, "num-examples": size} for node, size in zip(nodes, declared, strict=True)]
-    return nodes
+    def __init__(self, config, folder, sizes=SIZES, declared=None):
+        super().__init__(client_app_of(lambda _: config), len(sizes), {})
+        self.paths = write(folder, sizes)
+        for i, context in enumerate(self._contexts.values()):
+            context.node_config["data-path"] = str(self.paths[i])
+            if declared is not None:
+                context.node_config["num-examples"] = declared[i]
 
 
 def placed(config, folder, **more):
     output = config.output.model_copy(update={"directory": str(folder), **more})
     return config.model_copy(update={"output": output})
+
+
+def ran(config, folder, **sites):
+    return run(Sites(config, folder / "homes", **sites), placed(config, folder / "run"))
 
 
 def model(folder):
@@ -64,36 +63,35 @@ def blind(monkeypatch):
 
 
 def test_a_server_without_data_runs_what_one_process_with_all_files_runs(tmp_path, blind):
-    nodes, config = at_home(tmp_path / "homes"), config_of()
-    folder = run(Sites(config, nodes), placed(config, tmp_path / "run"))
+    config = config_of()
+    folder = ran(config, tmp_path)
     said = folder.experiment_path.read_text() + json.dumps(folder.manifest()["config"])
     assert "homes" not in said
     assert list(folder.manifest()["data_checksums"].values()) == [None]
     blind.undo()
-    paths = tuple(Path(node["data-path"]) for node in nodes)
-    simulated = config_of(paths=paths)
+    simulated = config_of(paths=write(tmp_path / "homes"))
     assert sha256(simulated) == sha256(config)
     check_parts(simulated)
     side = client_side(simulated)
     other = driver.run(
-        placed(simulated, tmp_path / "other"), driver.rounds_over(MemoryTransport(side))
+        placed(simulated, tmp_path / "other"), driver.rounds_over(StackTransport(side))
     )
     assert torch.equal(model(folder), model(other))
 
 
 def test_sites_declare_their_sizes_before_anything_is_priced(tmp_path, blind):
-    nodes, config = at_home(tmp_path / "homes", declared=SIZES), config_of(sizes=None)
+    config = config_of(sizes=None)
     with pytest.raises(ConfigError, match="every site declares its own"):
-        planned_statement(config, facts_of(config).sizes)
-    folder = run(Sites(config, nodes), placed(config, tmp_path / "run"))
+        planned_statement(config.setting, facts_of(config).sizes)
+    folder = ran(config, tmp_path, declared=SIZES)
     assert "N_i as every site declares it (12, 9, 15)" in folder.manifest()["privacy"]["released"]
     (terms,) = [
-        entry["body"]["terms"]
+        entry["terms"]
         for entry in map(json.loads, folder.ledger_path.read_text().splitlines())
-        if "terms" in entry["body"]
+        if entry.get("terms")
     ]
     assert terms["num_examples"] == list(SIZES)
-    known = run(Sites(config_of(), nodes), placed(config_of(), tmp_path / "known"))
+    known = ran(config_of(), tmp_path / "known", declared=SIZES)
     assert torch.equal(model(folder), model(known))
     ours, theirs = (audit_ledger(one.ledger_path, 1e-3)["adversaries"] for one in (folder, known))
     assert ours == theirs
@@ -101,7 +99,7 @@ def test_sites_declare_their_sizes_before_anything_is_priced(tmp_path, blind):
 
 def test_a_client_that_later_declares_another_size_is_refused(tmp_path, blind):
     config = config_of(sizes=None, federation={"replies": {"timeout": 0.3}})
-    grid = Sites(config, at_home(tmp_path / "homes", declared=SIZES))
+    grid = Sites(config, tmp_path / "homes", declared=SIZES)
     send, rounds = grid.send_and_receive, []
 
     def stop_in_round_2(messages, *, timeout=None):
@@ -114,7 +112,7 @@ def test_a_client_that_later_declares_another_size_is_refused(tmp_path, blind):
     with pytest.raises(KeyboardInterrupt):
         run(grid, placed(config, tmp_path / "run"))
     before = RunFolder(tmp_path / "run").ledger_path.read_bytes()
-    others = Sites(config, at_home(tmp_path / "homes", declared=(12, 10, 15)))
+    others = Sites(config, tmp_path / "homes", declared=(12, 10, 15))
     with pytest.raises(HandshakeFailed, match="declares 10 examples, the accounting uses 9"):
         run(others, placed(config, tmp_path / "run", resume=True))
     assert RunFolder(tmp_path / "run").ledger_path.read_bytes() == before
@@ -123,16 +121,17 @@ def test_a_client_that_later_declares_another_size_is_refused(tmp_path, blind):
 @pytest.mark.parametrize("node", [{"num-examples": 8}, {"num-examples": True}, {}])
 def test_a_size_that_nobody_or_somebody_else_says_is_refused_at_the_node(tmp_path, node):
     config = config_of() if node else config_of(sizes=None)
-    nodes = at_home(tmp_path)
+    path = write(tmp_path)[1]
     with pytest.raises((ConfigError, ValueError), match="num-examples of this node"):
-        own_node(config, 1, Path(nodes[1]["data-path"]), node.get("num-examples"))
+        own_node(config, 1, path, node.get("num-examples"))
 
 
 def test_what_is_wrong_with_a_file_stays_in_the_log_of_its_site(tmp_path, blind, caplog):
-    config, nodes = config_of(federation={"replies": {"timeout": 0.3}}), at_home(tmp_path)
-    nodes[1]["data-path"] = str(tmp_path / "secret-name.npy")
+    config = config_of(federation={"replies": {"timeout": 0.3}})
+    grid = Sites(config, tmp_path)
+    grid._contexts[3].node_config["data-path"] = str(tmp_path / "secret-name.npy")
     with pytest.raises(HandshakeFailed, match=ABSENT) as failed:
-        run(Sites(config, nodes), placed(config, tmp_path / "run"))
+        run(grid, placed(config, tmp_path / "run"))
     assert "secret-name" not in str(failed.value)
     assert "secret-name" in caplog.text
     assert not (tmp_path / "run" / "model.safetensors").exists()
@@ -162,18 +161,17 @@ def test_the_audit_of_a_config_needs_no_data(blind):
     assert [attack.how[:4] for attack in attacks_of(config_of(), 10)] == ["own "] * 3 + ["wors"]
 
 
-REFUSED = {
-    "as many as clients": ({"federation": {"num_examples": [3]}}, "one for each of .* = 3, got 1"),
-    "a target needs them": (
-        {"sizes": None, "privacy": {"noise": {"kind": "target", "epsilon": 1, "delta": 1e-3}}},
-        "federation.num_examples: required with",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_a_config_that_cannot_be_is_refused(name):
-    parts, words = REFUSED[name]
+@pytest.mark.parametrize(
+    ("parts", "words"),
+    [
+        ({"federation": {"num_examples": [3]}}, "one for each of .* = 3, got 1"),
+        (
+            {"sizes": None, "privacy": {"noise": {"kind": "target", "epsilon": 1, "delta": 1e-3}}},
+            "federation.num_examples: required with",
+        ),
+    ],
+)
+def test_a_config_that_cannot_be_is_refused(parts, words):
     with pytest.raises(ConfigError, match=words):
         config_of(**parts)
 
@@ -181,13 +179,13 @@ def test_a_config_that_cannot_be_is_refused(name):
 def test_a_data_set_that_the_config_names_counts_its_examples_itself():
     table = config_of().model_dump(mode="json", exclude={"data", "strategy"})
     with pytest.raises(ConfigError, match=r"federation\.num_examples: expected none"):
-        parse({**table, "data": {"kind": "spiked-rows"}})
+        parse({**table, "data": {"kind": "reproduction.recipes:SpikedRows"}})
 
 
 def leaving(folder, sizes, **parts):
     """Every message that leaves the clients, as bytes; client 1 has so many rows."""
     config = config_of(**parts)
-    grid = Sites(config, at_home(folder / "homes", sizes))
+    grid = Sites(config, folder / "homes", sizes)
     kept, deliver = [], grid._deliver
 
     def deliver_and_keep(message):
@@ -212,6 +210,10 @@ def parts_of(content):
     )  # fmt: skip
 
 
+def raw(reply):
+    return [a.data for record in reply.content.array_records.values() for a in record.values()]
+
+
 def test_of_a_row_more_only_the_noised_payload_tells(tmp_path, blind):
     evaluation = {"kind": "private", "hold_out": 0.3, "loss_range": [-1.0, 0.0]}
     found = [
@@ -224,12 +226,7 @@ def test_of_a_row_more_only_the_noised_payload_tells(tmp_path, blind):
         assert not before.has_error()
         assert not after.has_error()
         assert parts_of(before.content) == parts_of(after.content)
-        payloads = [
-            [array.data for record in reply.content.array_records.values()
-             for array in record.values()]
-            for reply in (before, after)
-        ]  # fmt: skip
-        changed += payloads[0] != payloads[1]
+        changed += raw(before) != raw(after)
     assert changed > 0
 
 
@@ -237,7 +234,7 @@ def test_a_public_file_at_the_server_judges_the_model(tmp_path):
     (test,) = write(tmp_path / "public", (40,))
     held = {"kind": "public", "path": str(test), "keep": "best"}
     config = config_of(evaluation=held, federation={"num_rounds": 3})
-    folder = run(Sites(config, at_home(tmp_path / "homes")), placed(config, tmp_path / "run"))
+    folder = ran(config, tmp_path)
     losses = folder.metrics()["held_out_loss"]
     z, x = config.data.read(test)["z"], model(folder)
     assert min(losses[1:]) == pytest.approx(-float((z @ x).square().mean()), rel=1e-9)
@@ -246,5 +243,5 @@ def test_a_public_file_at_the_server_judges_the_model(tmp_path):
     )
     gone = config_of(evaluation=held | {"path": str(tmp_path / "none.npy")})
     with pytest.raises(ConfigError, match=r"evaluation\.path"):
-        run(Sites(gone, at_home(tmp_path / "homes")), placed(gone, tmp_path / "gone"))
-    assert not (tmp_path / "gone" / "ledger.jsonl").exists()
+        ran(gone, tmp_path / "gone")
+    assert not (tmp_path / "gone" / "run" / "ledger.jsonl").exists()

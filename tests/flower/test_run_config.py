@@ -10,7 +10,8 @@ from flwr.supercore.constant import DEFAULT_SIMULATION_CONFIG
 from app.client_app import app as client_app
 from manifed.errors import ConfigError
 from manifed.experiment.assembly import load_shards
-from manifed.experiment.load import load, sha256
+from manifed.experiment.load import load
+from manifed.experiment.schema import sha256
 from manifed.flower import client as node
 from manifed.flower import handshake
 from manifed.flower.handshake import HandshakeFailed, meet
@@ -106,14 +107,14 @@ def test_a_node_that_runs_other_code_refuses_the_server_and_both_hashes_are_name
     config = experiment_of(run_config)
     grid, sizes = InlineGrid(client_app, 2, run_config), tuple(load_shards(config).sizes)
     assert meet(grid, sha256(config), sizes, 1.0) == {0: 2, 1: 3}
-    introduce = node.introduce
+    check = node.check_server
 
-    def other_code(message, context, config):
+    def other_code(message):
         with monkeypatch.context() as planted:
             planted.setattr(handshake, "code_sha256", lambda: "e" * 64)
-            return introduce(message, context, config)
+            check(message)
 
-    monkeypatch.setattr(node, "introduce", other_code)
+    monkeypatch.setattr(node, "check_server", other_code)
     said = f"the server runs manifed '{code_sha256()[:12]}', this process 'eeeeeeeeeeee'"
     with pytest.raises(HandshakeFailed, match=rf"node 2: error 2: BadMessage: {said}"):
         meet(grid, sha256(config), sizes, 1.0, patience=0.0)

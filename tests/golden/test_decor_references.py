@@ -6,18 +6,16 @@ import numpy as np
 import pytest
 import torch
 
-from manifed.experiment.figure_files import read_figure
 from manifed.graphs.specs import Complete, Ring
-from manifed.oracles.minibatch import Full
 from manifed.oracles.oracle import Draws, Oracle
-from manifed.oracles.query import Query
+from manifed.oracles.query import Ask, Query
 from manifed.privacy.mechanism import ExampleMechanism
 from manifed.privacy.noise import NoiseSource
-from manifed.problems.base import Examples
-from manifed.problems.mlp import MLP
-from reproduction import decor_curves, figure
+from manifed.problems.examples import Examples
+from reproduction import decor_curves
 from reproduction.checks_004.learning import local_stddev
 from reproduction.decor_learning import Logistic, Method, Network, curves, train
+from reproduction.mlp import MLP
 
 pytestmark = pytest.mark.golden
 
@@ -36,7 +34,7 @@ def test_clipped_sums_of_the_network_are_the_librarys():
             {"z": 1, "label": 0},
         )
         oracle = Oracle(
-            problem, shard, [(Query.of(mechanism, Full(), 8),)], Draws(source, 0, 1)
+            problem, shard, [(Query.of(mechanism, Ask(), 8),)], Draws(source, 0, 1)
         )  # fmt: skip
         expected = oracle.gradient(torch.tensor(x[0, i]))
         assert np.allclose(found[i], expected.numpy(), rtol=1e-10, atol=1e-12)
@@ -100,8 +98,7 @@ def test_figures_2_and_3_are_the_recovered_numbers():
 
 @pytest.mark.slow
 def test_a_curve_of_the_accountant_is_drawn_with_its_table(tmp_path):
-    path = Path(figure.__file__).parents[1] / "configs" / "figures" / "004_2.toml"
-    drawn = figure.draw_computed(read_figure(path), tmp_path)
+    drawn = decor_curves.draw("004-2", tmp_path)
     (picture,) = [path for path in drawn if path.suffix == ".png"]
     (table,) = [path for path in drawn if path.suffix == ".csv"]
     assert picture.read_bytes()[:4] == b"\x89PNG"

@@ -11,11 +11,11 @@ import torch
 
 from manifed.experiment.assembly import initial_point, load_shards
 from manifed.experiment.evaluation import client_shares
-from manifed.experiment.figure_files import read_figure
 from manifed.experiment.load import load
 from manifed.manifolds.hyperbolic import Lorentz
-from manifed.problems.federation import data_folder
-from manifed.problems.readers import find
+from manifed.problems.real import find
+from manifed.problems.shards import data_folder
+from reproduction.figure_files import read_figure
 
 pytestmark = pytest.mark.data
 FIGURE = Path(__file__).resolve().parents[2] / "configs" / "figures" / "000_5.toml"

@@ -2,7 +2,7 @@
 
 Utpala, Han, Jawanpuria, Mishra (TMLR 2023). Figure 2 was made with autodp 0.2.3; the values below
 are autodp's (spec 003 §9.2). Here they come from Wang et al.'s bound at a dense grid of orders
-(manifed/privacy/subset_divergence.py, checked against dp-accounting's RdpAccountant).
+(manifed/privacy/renyi.py, checked against dp-accounting's RdpAccountant).
 """
 
 import doctest
@@ -14,7 +14,7 @@ import pytest
 from manifed.algorithms.rsvrg import RSVRG
 from manifed.oracles.minibatch import WithoutReplacement
 from manifed.privacy import accountant
-from manifed.privacy.mechanism import ExampleMechanism, PublishedNoise
+from manifed.privacy.mechanism import ExampleMechanism, Noise
 from reproduction import published_rsvrg, rsvrg_prices
 from reproduction.published_rsvrg import Schedule
 from reproduction.rsvrg_prices import (
@@ -190,7 +190,7 @@ def test_our_clients_are_charged_every_step():
         l2_norm_clip=1.0,
         correction_l2_norm_clip=0.01,
         neighboring_relation="replace-one",
-        noise=PublishedNoise(coefficient=0.99 * 6903),
+        noise=Noise(coefficient=0.99 * 6903),
     )
     ours = training.releases(mechanism, 6903)
     theirs = schedule.releases(0.99)

@@ -1,7 +1,6 @@
 """Graphs: constants of the paper's examples, mixing matrices, and what is refused."""
 
 import itertools
-import math
 import time
 
 import numpy as np
@@ -19,9 +18,6 @@ from manifed.graphs.graph import (
 from manifed.graphs.mixing import (
     check_mixing,
     complete_mixing,
-    consensus_rate,
-    distance_to_mean,
-    heterogeneity,
     metropolis_hastings,
 )
 from manifed.graphs.specs import (
@@ -40,10 +36,10 @@ SPECS = (
     Ring(), Torus(), Complete(), Star(), Exponential(), RandomRegular(degree=4),
     ErdosRenyi(probability=0.4),
 )  # fmt: skip
-PUBLISHED = {  # spec 004, H4 and H5, n = 16: a, a_1, p, H, |W - J|^2
-    "ring": (0.15224, 0.043705, 0.098919, 0.1111, 4.3333),
-    "torus": (2.0, 1.65708, 0.64, 0.12, 2.2),
-    "complete": (16.0, 15.0, 1.0, 0.0, 0.0),
+PUBLISHED = {  # spec 004, H5, n = 16: a and a_1; p, H and |W - J|^2 are checked in reproduction/
+    "ring": (0.15224, 0.043705),
+    "torus": (2.0, 1.65708),
+    "complete": (16.0, 15.0),
 }
 
 
@@ -51,14 +47,7 @@ PUBLISHED = {  # spec 004, H4 and H5, n = 16: a, a_1, p, H, |W - J|^2
 @pytest.mark.parametrize("spec", SPECS[:3], ids=lambda s: s.kind)
 def test_the_constants_of_sixteen_nodes_are_the_published_ones(spec):
     graph = spec.build(16)
-    weights = metropolis_hastings(graph)
-    found = (
-        algebraic_connectivity(graph),
-        connectivity_without(graph, 1),
-        consensus_rate(weights),
-        heterogeneity(graph, weights),
-        distance_to_mean(weights),
-    )
+    found = algebraic_connectivity(graph), connectivity_without(graph, 1)
     assert found == pytest.approx(PUBLISHED[spec.kind], rel=2e-5, abs=5e-5)
 
 
@@ -67,7 +56,6 @@ def test_a_star_loses_everything_with_its_hub():
     graph = Star().build(16)
     assert algebraic_connectivity(graph) == pytest.approx(1.0)
     assert connectivity_without(graph, 1) == 0.0
-    assert heterogeneity(graph, metropolis_hastings(graph)) == pytest.approx(0.41016, abs=5e-6)
 
 
 def every_entry_of(graph):
@@ -160,37 +148,17 @@ def test_metropolis_hastings_is_what_the_printed_formula_is_not():
         check_mixing(np.array([[2.0, -1.0], [-1.0, 2.0]]))
 
 
-@pytest.mark.parametrize("spec", SPECS, ids=lambda s: s.kind)
-def test_what_is_said_of_entries_is_what_is_said_of_all(spec, monkeypatch):
-    """The same constants from the entries of W, by a sparse solver, and from all of W."""
+@pytest.mark.parametrize("spec", [Ring(), Star(), Exponential()], ids=lambda s: s.kind)
+def test_the_connectivity_of_a_large_graph_is_that_of_all_its_entries(spec, monkeypatch):
+    """By Lanczos' method, and where it does not end by a factored matrix."""
     graph = spec.build(144)
-    weights = metropolis_hastings(graph)
-    dense = weights.toarray()
-    said = consensus_rate(dense)
-    monkeypatch.setattr("manifed.graphs.mixing._DENSE", 10)
-    assert consensus_rate(weights) == pytest.approx(said, abs=1e-12)
-    monkeypatch.setattr("manifed.graphs.graph._RESTARTS", 1)
-    assert consensus_rate(weights) == pytest.approx(said, abs=1e-12)
-    i, k = np.array(graph.edges).T
-    by_hand = ((dense[:, i] - dense[:, k]) ** 2).sum() / (2 * len(graph.edges))
-    assert heterogeneity(graph, weights) == pytest.approx(by_hand, abs=1e-14)
-    monkeypatch.setattr("manifed.graphs.mixing._AT_ONCE", 4 * len(graph.edges))
-    assert heterogeneity(graph, weights) == pytest.approx(by_hand, abs=1e-14)
-    connectivity = algebraic_connectivity(graph)
-    monkeypatch.setattr("manifed.graphs.graph._DENSE", 10)
-    assert algebraic_connectivity(graph) == pytest.approx(connectivity, abs=1e-9)
-    assert distance_to_mean(weights) == pytest.approx(((dense - 1 / 144) ** 2).sum(), abs=1e-12)
-
-
-@pytest.mark.parametrize("parts", [2, 50])
-def test_many_alike_parts_of_a_large_graph_never_agree(parts):
-    """1 is an eigenvalue of each part, of which Lanczos' method finds one."""
-    m = 2000 // parts
-    edges = [(c * m + i, c * m + (i + 1) % m) for c in range(parts) for i in range(m)]
-    graph = Graph.of(2000, edges)
-    assert consensus_rate(metropolis_hastings(graph)) == 0.0
-    assert consensus_rate(np.array([[0.0, 1.0], [1.0, 0.0]])) == 0.0  # they only change places
-    assert algebraic_connectivity(graph) == 0.0
+    said = algebraic_connectivity(graph)
+    monkeypatch.setattr("manifed.graphs.graph.DENSE", 10)
+    assert algebraic_connectivity(graph) == pytest.approx(said, abs=1e-9)
+    monkeypatch.setattr("manifed.graphs.graph.RESTARTS", 1)
+    assert algebraic_connectivity(graph) == pytest.approx(said, abs=1e-9)
+    apart = Graph.of(24, [(i, i + 1) for i in range(23) if i != 11])
+    assert algebraic_connectivity(apart) == 0.0
 
 
 def test_a_stranger_is_found_among_the_entries_of_a_large_graph():
@@ -248,15 +216,6 @@ def test_bad_graphs_are_refused():
         connectivity_without(Complete().build(40), 20)
     with pytest.raises(ValueError, match=r"0\.\.2"):
         Graph(3, ()).without([7])
-
-
-def test_complete_mixing_leaves_nothing_of_masks():
-    graph = Ring().build(6)
-    assert heterogeneity(graph, complete_mixing(6)) == pytest.approx(0, abs=1e-30)
-    assert consensus_rate(complete_mixing(6)) == pytest.approx(1.0)
-    assert consensus_rate(np.ones((1, 1))) == 1.0
-    assert heterogeneity(Graph(2, ()), np.eye(2)) == 0.0
-    assert math.isclose(distance_to_mean(np.eye(4)), 3.0)
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,11 @@
 """How large the house is: tokens, names and modules, a package a line.
 
-    python -m tests.house.size [--json]
+    python -m tests.house.size [--json] [--check]
 
 Tokens are those of Python's tokenizer over `ast.unparse` of every module without its docstrings, so
 neither packing lines nor deleting comments changes the number. A file that is not Python counts one
 token for four characters, and so does a string of more than 200 characters. Names are those that a
-module defines at its top.
+module defines at its top. `make check` fails beyond the ceilings of budget.toml, which only fall.
 """
 
 import argparse
@@ -15,13 +15,17 @@ import json
 import subprocess
 import sys
 import tokenize
+import tomllib
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-HOUSE, REST = ("manifed", "app", "strategies", "clients"), ("extras", "reproduction", "benchmarks")
+HOUSE = ("manifed", "app", "strategies", "clients")
+REST = ("extras/manifed_extras", "extras/benchmarks", "reproduction", "benchmarks")
+TESTS = ("tests", "extras/tests")
+OURS = (*HOUSE, "manifed_extras", "extras", "reproduction", "benchmarks", "tests")
 LONG_STRING, CHARACTERS = 200, 4
 SILENT = (tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER,
           tokenize.ENCODING, tokenize.COMMENT)  # fmt: skip
@@ -138,27 +142,62 @@ def imported() -> int:
     return int(done.stdout.split()[-1])
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """Print it."""
+def private_imports() -> list[str]:
+    """Names with an underscore that another module imports, a line each."""
+    found: list[str] = []
+    for path in (one for folder in (*HOUSE, *REST) for one in files_of(folder)):
+        if path.suffix == ".py":
+            found += [
+                f"{path.relative_to(ROOT)}: {node.module}.{name.name}"
+                for node in ast.walk(ast.parse(path.read_text()))
+                if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in OURS
+                for name in node.names
+                if name.name.startswith("_") and not name.name.startswith("__")
+            ]
+    return found
+
+
+def excesses(totals: dict[str, Size], count: int) -> list[str]:
+    """Where the ceilings of budget.toml are passed, a line each."""
+    ceilings = tomllib.loads(Path(__file__).with_name("budget.toml").read_text())
+    found = {name: asdict(one) for name, one in totals.items()}
+    found["house"]["imported"] = count
+    return [
+        f"{name}.{what}: expected at most {most} (tests/house/budget.toml), got {found[name][what]}"
+        for name, most_of in ceilings.items()
+        for what, most in most_of.items()
+        if found[name][what] > most
+    ] + [f"{line}: expected no import of a private name" for line in private_imports()]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Print it; with --check print what is too much, and return 1 if anything is."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document")
+    parser.add_argument("--check", action="store_true", help="fail beyond tests/house/budget.toml")
     given = parser.parse_args(arguments)
-    house, rest = sizes_of(HOUSE), sizes_of(REST)
-    totals = {"house": together(house), "rest": together(rest)}
-    lines = {**house, **rest, **totals}
+    house, rest, tests = sizes_of(HOUSE), sizes_of(REST), together(sizes_of(TESTS))
+    totals = {"house": together(house), "rest": together(rest), "tests": tests}
+    totals["house and rest"] = together({"house": totals["house"], "rest": totals["rest"]})
     count = imported()
+    if given.check:
+        lines = excesses(totals, count)
+        print(*(lines or ["The house is within its budget."]), sep="\n")
+        return bool(lines)
+    lines = {**house, **rest, **totals}
     if given.json:
         print(json.dumps({name: asdict(one) for name, one in lines.items()} | {"imported": count}))
-        return
+        return 0
     print(f"{'':28s}{'tokens':>9s}{'modules':>9s}{'names':>8s}{'public':>8s}{'largest':>9s}")
     for name, one in lines.items():
         print(
             f"{name:28s}{one.tokens:9d}{one.modules:9d}{one.names:8d}{one.public:8d}{one.largest:9d}"
         )
     print(f"the quickstart imports {count} modules of manifed")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -11,14 +11,11 @@ from manifed.oracles.minibatch import Full, Poisson
 from manifed.oracles.oracle import Draws, Oracle
 from manifed.privacy.mechanism import ExampleMechanism
 from manifed.privacy.noise import NoiseSource
-from manifed.problems.base import Examples
+from manifed.problems.examples import Examples
 from manifed.problems.module_problem import module_problem
+from tests.layers.test_layers import labelled, normals
 
 SOURCE, FULL = NoiseSource.from_seed(3), Full()
-
-
-def normals(*shape, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def model():
@@ -30,10 +27,7 @@ def model():
 
 
 def shard(n, seed=5):
-    label = torch.arange(n) % 3
-    return Examples(
-        {"feature": normals(n, 6, seed=seed), "label": label}, {"feature": 1, "label": 0}
-    )
+    return labelled(normals(n, 6, seed=seed))
 
 
 def oracle(examples, partition, minibatch=FULL, clip=0.5):

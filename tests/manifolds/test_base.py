@@ -7,19 +7,11 @@ import pytest
 import torch
 
 from manifed.manifolds.hyperbolic import Lorentz
-from manifed.manifolds.linalg import standard_normal
 from manifed.manifolds.spd import SPD
 from manifed.manifolds.sphere import Sphere
+from tests.conformance.manifold_marks import generator, normals
 
 FLOAT = torch.float64
-
-
-def generator(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
-def normals(seed: int, *size: int) -> torch.Tensor:
-    return standard_normal(size, generator(seed))
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,6 @@ def pairs() -> list[tuple[str, Manifold, object, tuple[int, ...], tuple[str, ...
         ("sphere", Sphere(), manifolds.Sphere(6), (6,), every),
         ("spd", SPD(), manifolds.SymmetricPositiveDefinite(4), (4, 4), every),
         ("polar", Stiefel(), manifolds.Stiefel(7, 3, retraction="polar"), (7, 3), stiefel),
-        ("qr", Stiefel(retraction="qr"), manifolds.Stiefel(7, 3, retraction="qr"), (7, 3), stiefel),
     ]
 
 

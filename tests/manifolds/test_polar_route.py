@@ -53,28 +53,3 @@ def test_one_bad_frame_does_not_cost_the_others_their_digits():
 
 def test_a_stack_of_nothing_has_a_polar_factor():
     assert tuple(polar(torch.zeros(0, 7, 3, dtype=torch.float64)).shape) == (0, 7, 3)
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_no_mild_stack_is_sent_to_the_svd(seed, monkeypatch):
-    """Condition 2 of the frames is condition 4 of their Gram matrices, however it is spread."""
-    generator = torch.Generator().manual_seed(seed)
-    u, v = (positive_qr(standard_normal((4, n, 5), generator))[0] for n in (40, 5))
-    singular = 0.51 + 0.49 * torch.rand(4, 1, 5, generator=generator, dtype=torch.float64).round()
-    monkeypatch.setattr(torch.linalg, "svd", lambda *a, **k: pytest.fail("an SVD"))
-    torch.testing.assert_close(polar((u * singular) @ v.mT), u @ v.mT, rtol=0, atol=1e-14)
-
-
-@pytest.mark.parametrize("step", [0.0, 1e-12, 1e-6, 1e-4, 1e-3, 1e-2, 0.1])
-def test_a_frame_just_off_the_manifold_comes_back_to_rounding(step):
-    """Whatever the degree of the series, or beyond it."""
-    generator = torch.Generator().manual_seed(3)
-    u, v = (positive_qr(standard_normal((6, n, 5), generator))[0] for n in (60, 5))
-    stretched = 1 + step * torch.rand(6, 1, 5, generator=generator, dtype=torch.float64)
-    torch.testing.assert_close(polar((u * stretched) @ v.mT), u @ v.mT, rtol=0, atol=5e-15)
-
-
-def test_small_steps_need_no_eigenproblem(monkeypatch):
-    monkeypatch.setattr(torch.linalg, "eigh", lambda *a, **k: pytest.fail("an eigenproblem"))
-    x, exact = frames(1 + 1e-3, 4)
-    torch.testing.assert_close(polar(x), exact, rtol=0, atol=5e-15)

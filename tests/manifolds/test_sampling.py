@@ -8,16 +8,10 @@ import torch
 from scipy import stats
 
 from manifed.manifolds.base import Manifold
-from manifed.manifolds.euclidean import Euclidean
-from manifed.manifolds.fixed_rank import FixedRank
-from manifed.manifolds.grassmann import Grassmann
-from manifed.manifolds.hyperbolic import Lorentz
 from manifed.manifolds.poincare import PoincareBall
-from manifed.manifolds.spd import SPD, SPDBuresWasserstein
+from manifed.manifolds.spd import SPD
 from manifed.manifolds.sphere import Sphere
-from manifed.manifolds.stiefel import Stiefel
 from reproduction.tangent_samplers import (
-    Basis,
     Metropolis,
     StuckChainError,
     metric_basis,
@@ -28,17 +22,6 @@ from tests.conformance.manifold_cases import CASES
 STDDEV = 0.3
 CHAINS = 16_000
 """Chains of the Metropolis law: with dim 5 a band of 2.5 % of the variance at 1e-6."""
-PLACES = [
-    (Stiefel(), (6, 3)),
-    (Stiefel("canonical"), (6, 3)),
-    (SPD(), (4, 4)),
-    (SPDBuresWasserstein(), (4, 4)),
-    (Lorentz(), (6,)),
-    (PoincareBall(), (6,)),
-]
-AT = pytest.mark.parametrize(
-    ("manifold", "shape"), PLACES, ids=[f"{m.name}-{'x'.join(map(str, s))}" for m, s in PLACES]
-)
 
 
 def source(seed: int):
@@ -59,16 +42,6 @@ def assert_chi_square(manifold: Manifold, x: torch.Tensor, draws: torch.Tensor) 
         assert not low <= mutant**2 * total <= high, f"stddev x {mutant} was accepted"
 
 
-@pytest.mark.statistical
-@AT
-def test_basis_draws_have_the_exact_law(manifold: Manifold, shape: tuple[int, ...]):
-    """The basis is built once here; ``Basis.sample`` is checked against it below."""
-    x = point(manifold, shape)
-    basis = metric_basis(manifold, x)
-    coefficients = STDDEV * source(3)((40_000, basis.shape[0]))
-    assert_chi_square(manifold, x, torch.tensordot(coefficients, basis, dims=1))
-
-
 @pytest.mark.slow
 @pytest.mark.statistical
 @pytest.mark.parametrize(
@@ -87,13 +60,17 @@ def test_converged_chains_have_the_exact_law(manifold: Manifold, shape, step):
     assert_chi_square(manifold, x, draws)
 
 
+def gram_gap(m: Manifold, x: torch.Tensor, basis: torch.Tensor) -> float:
+    gram = m.inner(x, basis.unsqueeze(0), basis.unsqueeze(1))
+    return float((gram - torch.eye(len(basis))).abs().max())
+
+
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_the_basis_is_orthonormal_tangent_and_complete(case):
     m, x = case.manifold, case.points(5)
     basis = metric_basis(m, x)
-    gram = m.inner(x, basis.unsqueeze(0), basis.unsqueeze(1))
     assert basis.shape == (m.dim(case.shape), *case.shape)
-    assert float((gram - torch.eye(len(basis))).abs().max()) <= 1e-13
+    assert gram_gap(m, x, basis) <= 1e-13
     assert m.check_vector_on_tangent(x, basis, atol=1e-12, rtol=1e-12)
 
 
@@ -102,19 +79,7 @@ def test_the_basis_stays_orthonormal_far_out_and_ill_conditioned():
     far = ball.expmap(torch.zeros(4).double(), torch.tensor([8.0, 0, 0, 0]).double())
     x = torch.diag(torch.tensor([1.0, 1e-3, 1e-6]).double())
     for manifold, place in ((ball, far), (SPD(), x)):
-        basis = metric_basis(manifold, place)
-        gram = manifold.inner(place, basis.unsqueeze(0), basis.unsqueeze(1))
-        assert float((gram - torch.eye(len(basis))).abs().max()) <= 1e-10
-
-
-def test_basis_sampling_is_normals_times_the_basis_of_each_point():
-    m, shape = Grassmann(), (5, 2)
-    x = torch.stack([point(m, shape, seed) for seed in (1, 2)])
-    draws = Basis().sample(m, x, 2.0, source(6))
-    coefficients = source(6)((2, 6))
-    for i in range(2):
-        expected = 2.0 * torch.tensordot(coefficients[i], metric_basis(m, x[i]), dims=1)
-        assert torch.allclose(draws[i], expected, atol=1e-14)
+        assert gram_gap(manifold, place, metric_basis(manifold, place)) <= 1e-10
 
 
 @pytest.mark.parametrize(
@@ -131,23 +96,3 @@ def test_the_published_chain_returns_zero_noise_and_ours_refuses_it(dim: int, st
     adapted = Metropolis(burn_in=600).sample(SPD(), x, stddev, source(7))
     size = float(SPD().norm(x, adapted)) / (stddev * math.sqrt(SPD().dim((dim, dim))))
     assert 0.3 <= size <= 2.0
-
-
-def test_one_stuck_chain_of_a_batch_is_enough_to_refuse():
-    """The second point lies far out in the ball, where a unit step is enormous."""
-    ball = PoincareBall()
-    x = torch.stack([torch.zeros(2), torch.tensor([1 - 1e-9, 0.0], dtype=torch.float64)])
-    with pytest.raises(StuckChainError, match="acceptance_rate"):
-        Metropolis(burn_in=300, step=0.5).sample(ball, x, 1.0, source(8))
-
-
-@pytest.mark.parametrize("strategy", [Basis(), Metropolis(burn_in=100)])
-def test_every_strategy_keeps_leading_dimensions_and_its_arguments(strategy):
-    for m, shape in ((FixedRank(4, 3, 1), (8, 1)), (Euclidean(), (3,))):
-        x = torch.stack([point(m, shape, seed) for seed in range(6)]).reshape(2, 3, *shape)
-        before = x.clone()
-        v = strategy.sample(m, x, 0.5, source(9))
-        assert v.shape == x.shape
-        assert m.check_vector_on_tangent(x, v, atol=1e-12)
-        assert torch.equal(x, before)
-        assert torch.equal(v, strategy.sample(m, x, 0.5, source(9)))

@@ -5,18 +5,11 @@ import math
 import pytest
 import torch
 
-from manifed.manifolds.linalg import positive_qr, standard_normal
+from manifed.manifolds.linalg import positive_qr
 from manifed.manifolds.spd import SPD
+from tests.conformance.manifold_marks import normals
 
 FLOAT = torch.float64
-
-
-def generator(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
-def normals(seed: int, *size: int) -> torch.Tensor:
-    return standard_normal(size, generator(seed))
 
 
 def ill_conditioned(condition: float, seed: int) -> torch.Tensor:
@@ -38,21 +31,6 @@ def test_spd_geometry_survives_ill_conditioned_points(condition, tolerance):
     assert float(m.norm(y, m.transp(x, y, u) + m.logmap(y, x))) <= tolerance
 
 
-def test_spd_is_invariant_under_congruence():
-    m = SPD()
-    x, y = m.random(2, 4, 4, generator=generator(21))
-    a = normals(22, 4, 4)
-    moved = m.dist(a @ x @ a.mT, a @ y @ a.mT)
-    assert abs(float(m.dist(x, y) - moved)) <= 1e-12
-
-
 def test_spd_refuses_an_indefinite_point():
     with pytest.raises(torch.linalg.LinAlgError):
         SPD().norm(-torch.eye(2, dtype=FLOAT), torch.eye(2, dtype=FLOAT))
-
-
-def test_spd_gradients_are_finite_at_repeated_eigenvalues():
-    m = SPD()
-    x = torch.eye(3, dtype=FLOAT).requires_grad_()
-    total = m.dist(x, 2 * torch.eye(3, dtype=FLOAT)) + m.expmap(x, torch.zeros_like(x)).sum()
-    assert bool(torch.autograd.grad(total, x)[0].isfinite().all())

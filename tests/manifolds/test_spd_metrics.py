@@ -6,8 +6,7 @@ import scipy.linalg
 import torch
 
 from manifed.manifolds.base import Manifold
-from manifed.manifolds.spd import SPD, SPDBuresWasserstein, SPDSet
-from manifed.manifolds.spd_flat import SPDLogCholesky, SPDLogEuclidean
+from manifed.manifolds.spd import SPDBuresWasserstein, SPDLogCholesky, SPDLogEuclidean
 
 FLAT = pytest.mark.parametrize(
     "manifold", [SPDLogEuclidean(), SPDLogCholesky()], ids=lambda m: m.name
@@ -37,25 +36,6 @@ def test_the_metric_is_the_pull_back_of_the_chart(manifold: Manifold):
     ahead, behind = (x + step * u).numpy(), (x - step * u).numpy()
     slope = (chart(manifold.name, ahead) - chart(manifold.name, behind)) / (2 * step)
     assert abs(float(manifold.norm(x, u)) / np.linalg.norm(slope) - 1) <= 1e-8
-
-
-@FLAT
-def test_the_closed_form_mean_is_the_karcher_mean(manifold: Manifold):
-    cloud = points(2, 6)
-    weights = torch.tensor([1.0, 2, 3, 4, 5, 6], dtype=torch.float64)
-    karcher = Manifold.frechet_mean(manifold, cloud, weights)
-    assert torch.allclose(manifold.frechet_mean(cloud, weights), karcher, atol=1e-12)
-    assert torch.allclose(
-        manifold.frechet_mean(cloud), manifold.frechet_mean(cloud, torch.ones(6).double())
-    )
-
-
-@FLAT
-def test_transport_does_not_depend_on_the_path(manifold: Manifold):
-    x, y, z = points(3, 3)
-    v = manifold.from_coords(x, points(4, 1)[0])
-    detour = manifold.transp(z, y, manifold.transp(x, z, v))
-    assert torch.allclose(manifold.transp(x, y, v), detour, atol=1e-12)
 
 
 def test_log_euclidean_survives_repeated_and_close_eigenvalues():
@@ -95,39 +75,22 @@ def test_bures_transport_is_parallel_when_the_points_commute():
     assert torch.allclose(moved, (pairs_b / pairs_a).sqrt() * v, atol=1e-15)
 
 
-def test_bures_geodesics_end_where_the_margin_does():
+def test_bures_geodesics_end_where_the_matrix_of_the_step_is_singular():
     x = torch.eye(2, dtype=torch.float64)
     inside = torch.diag(torch.tensor([-1.9, 0.0]).double())
     outside = torch.diag(torch.tensor([-2.2, 0.0]).double())
-    assert float(BURES.geodesic_margin(x, inside)) == pytest.approx(0.05)
-    assert float(BURES.geodesic_margin(x, outside)) == pytest.approx(-0.1)
     back = BURES.logmap(x, BURES.expmap(x, inside))
     assert torch.allclose(back, inside, atol=1e-12)
     assert not torch.allclose(BURES.logmap(x, BURES.expmap(x, outside)), outside, atol=0.1)
 
 
-def test_projection_clamps_eigenvalues_and_the_check_names_the_reason():
+def test_projection_clamps_eigenvalues_and_the_check_refuses_what_has_no_cholesky_factor():
     bad = torch.diag(torch.tensor([1.0, -3.0, 0.0]).double())
     projected = BURES.projx(bad)
     assert torch.allclose(projected, torch.diag(torch.tensor([1.0, 0.0, 0.0]).double()), atol=1e-11)
     assert BURES.check_point_on_manifold(projected)
     ok, reason = BURES.check_point_on_manifold(bad, explain=True)
     assert not ok
-    assert "positive definite" in reason
+    assert "membership_defect <= 2e-05, got inf" in reason
     tilted = torch.tensor([[1.0, 0.5], [0.0, 1.0]]).double()
-    assert "x - x^T" in BURES.check_point_on_manifold(tilted, explain=True)[1]
-    assert isinstance(BURES, SPDSet)
-
-
-@pytest.mark.parametrize("size", [0.01, 1.0, 6.0])
-def test_the_exponential_of_a_large_stack_is_that_of_its_elements(size: float):
-    """A stack of short steps goes through a polynomial, a single step through an eigenproblem."""
-    spd = SPD()
-    x = points(9, 40, 10)
-    u = spd.from_coords(x, points(10, 40, 10))
-    u = size * u / spd.norm(x, u, keepdim=True)
-    stack = spd.expmap(x, u)
-    for i in (0, 17, 39):
-        single = spd.expmap(x[i], u[i])
-        assert float(spd.dist(single, stack[i])) <= 1e-13 * (1 + size)
-    assert torch.equal(stack, stack.mT)
+    assert not BURES.check_point_on_manifold(tilted)

@@ -5,18 +5,11 @@ import math
 import pytest
 import torch
 
-from manifed.manifolds.linalg import positive_qr, standard_normal
+from manifed.manifolds.linalg import positive_qr
 from manifed.manifolds.sphere import Sphere
+from tests.conformance.manifold_marks import generator, normals
 
 FLOAT = torch.float64
-
-
-def generator(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
-def normals(seed: int, *size: int) -> torch.Tensor:
-    return standard_normal(size, generator(seed))
 
 
 @pytest.mark.parametrize("d", [1e-9, 1e-6, 1e-3, 1.0, math.pi - 1e-3, math.pi - 1e-6])

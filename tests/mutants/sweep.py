@@ -51,7 +51,8 @@ NOT_OURS = (
     )),
 )  # fmt: skip
 """What the server process imports once."""
-OURS = {"app", "benchmarks", "clients", "manifed", "reproduction", "strategies", "tests"}
+OURS = {"app", "benchmarks", "clients", "extras", "manifed", "manifed_extras", "reproduction",
+        "strategies", "tests"}  # fmt: skip
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "FLWR_TELEMETRY_ENABLED": "0"}
 
 
@@ -158,7 +159,11 @@ def run_in(tree: Path, bytecode: Path, log: Path, tests: Sequence[str]) -> None:
     sys.pycache_prefix = str(bytecode)
     gc.freeze()  # what the server imported is not looked through again, nor copied for that
     os.chdir(tree)
-    sys.path[:] = [str(tree), *(p for p in sys.path if p != str(CATALOGUE.parent))]
+    sys.path[:] = [
+        str(tree),
+        str(tree / "extras"),
+        *(p for p in sys.path if p != str(CATALOGUE.parent)),
+    ]
     import pytest
 
     out = os.open(log, os.O_WRONLY | os.O_CREAT)

@@ -7,25 +7,22 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, get_args
 
 import mpmath as mp
 import torch
 from torch import Tensor
 
+from manifed.experiment.schema import PROBLEMS
 from manifed.manifolds.base import Manifold
-from manifed.manifolds.power import Power
-from manifed.manifolds.product import Product
-from manifed.manifolds.scaled import Scaled
+from manifed.manifolds.product import Power, Product, Scaled
 from manifed.manifolds.stiefel import Stiefel
-from manifed.problems.base import Examples
 from manifed.problems.class_means import ClassMeans
-from manifed.problems.finite_sum import FiniteSum
-from manifed.problems.frechet_mean import FrechetMean
-from manifed.problems.linear import with_squared_norms
+from manifed.problems.examples import Examples
+from manifed.problems.frechet import MANIFOLDS, FrechetMean
+from manifed.problems.hyperbolic import HyperbolicPrediction
 from manifed.problems.module_spec import ModuleSpec
-from manifed.problems.problem_specs import HyperbolicPredictionSpec, ProblemSource
-from manifed.problems.spec import ProblemSpec
+from manifed.problems.problem import Problem, ProblemSource
 
 DIGITS = 50
 SCALES = (1e-300, 1e-160, 1e-30, 1e-8, 1.0, 1e4, 1e8, 1e30, 1e153, 1e160, 1e300)
@@ -138,7 +135,7 @@ def normal(generator: torch.Generator, *shape: int) -> Tensor:
     return torch.randn(shape, generator=generator, dtype=torch.float64)
 
 
-def points(problem: FiniteSum, shape: tuple[int, ...], seed: int) -> list[Tensor]:
+def points(problem: Problem, shape: tuple[int, ...], seed: int) -> list[Tensor]:
     """Random points, drifted as a long chain of maps drifts, near borders, ill conditioned."""
     generator = torch.Generator().manual_seed(seed)
     manifold = problem.manifold
@@ -167,7 +164,7 @@ def points(problem: FiniteSum, shape: tuple[int, ...], seed: int) -> list[Tensor
 
 
 def _at_radius(v: Tensor, radius: float) -> Tensor:
-    space = torch.tensor(radius, dtype=torch.float64).sinh() * v[1:] / v[1:].norm()
+    space = float64(radius).sinh() * v[1:] / v[1:].norm()
     return torch.cat([(1 + space.square().sum()).sqrt().unsqueeze(0), space])
 
 
@@ -181,7 +178,7 @@ def hostile_rows(x: Tensor, generator: torch.Generator) -> Tensor:
     away = away / away.norm()
     rows = [s * (axis + t * away) for s, t in product(SCALES, TILTS)]
     rows += [s * away for s in SCALES] + [torch.zeros_like(away)]
-    mixed = torch.tensor(SCALES, dtype=torch.float64)[: len(x)]
+    mixed = float64(SCALES[: len(x)])
     rows += [mixed * away, mixed.flip(0) * away]
     for bad in BAD:
         rows.append(away.clone())
@@ -189,50 +186,52 @@ def hostile_rows(x: Tensor, generator: torch.Generator) -> Tensor:
     return torch.stack(rows)
 
 
+def float64(numbers: object) -> Tensor:
+    return torch.tensor(numbers, dtype=torch.float64)
+
+
+def examples_of(**tensors: Tensor) -> Examples:
+    return Examples(tensors, {key: t.ndim - 1 for key, t in tensors.items()})
+
+
+def crossed(**parts: Tensor) -> Examples:
+    """Every row of the first with every row of the second."""
+    (first, a), (second, b) = parts.items()
+    each = b.repeat(len(a), *[1] * (b.ndim - 1))
+    return examples_of(**{first: a.repeat_interleave(len(b), 0), second: each})
+
+
+OTHERS = float64([0.0, 1e-300, -1e-160, 1e-8, 1.0, -1e8, 1e160, 1e300, float("nan")])
+LABELS = float64([0.0, 1.0, 0.5, -7.0, 1e300, *BAD])
+
+
 def _rows(x: Tensor, generator: torch.Generator) -> Examples:
-    return with_squared_norms(Examples({"z": hostile_rows(x, generator)}, {"z": 1}), "z")
+    return examples_of(z=hostile_rows(x, generator))
 
 
 def _sphere_points(x: Tensor, generator: torch.Generator) -> Examples:
     z = hostile_rows(x, generator)
     opposite = [-s * (x + t * normal(generator, len(x))) for s, t in product((1.0, 1e8), TILTS)]
-    return Examples({"z": torch.cat([z, torch.stack(opposite)])}, {"z": 1})
-
-
-def _features(x: Tensor, generator: torch.Generator) -> tuple[Tensor, list[float], Tensor]:
-    a = hostile_rows(x, generator)
-    others = [0.0, 1e-300, -1e-160, 1e-8, 1.0, -1e8, 1e160, 1e300, float("nan")]
-    return a.repeat_interleave(len(others), 0), others * len(a), a
+    return examples_of(z=torch.cat([z, torch.stack(opposite)]))
 
 
 def _regression(x: Tensor, generator: torch.Generator) -> Examples:
-    features, targets, a = _features(x, generator)
-    cancelled = a @ x  # residuals of rounding alone
-    tensors = {
-        "feature": torch.cat([features, a]),
-        "target": torch.cat([torch.tensor(targets, dtype=torch.float64), cancelled]),
-    }
-    return with_squared_norms(Examples(tensors, {"feature": 1, "target": 0}), "feature")
+    a = hostile_rows(x, generator)
+    ends = {"feature": a, "target": a @ x}  # residuals of rounding alone
+    pairs = crossed(feature=a, target=OTHERS)
+    return examples_of(**{key: torch.cat([pairs[key], end]) for key, end in ends.items()})
 
 
 def _classification(x: Tensor, generator: torch.Generator) -> Examples:
-    features, labels, _ = _features(x, generator)
-    tensors = {"feature": features, "label": torch.tensor(labels, dtype=torch.float64)}
-    return with_squared_norms(Examples(tensors, {"feature": 1, "label": 0}), "feature")
+    return crossed(feature=hostile_rows(x, generator), label=OTHERS)
 
 
 def _columns(x: Tensor, generator: torch.Generator) -> Examples:
     rows = hostile_rows(x, generator)
-    masks = [torch.full((len(x),), value, dtype=torch.float64) for value in (1, 0, -1, 1e5, 1e200)]
+    one = torch.eye(len(x), dtype=torch.float64)[0]
+    masks = [value * torch.ones_like(one) for value in (1, 0, -1, 1e5, 1e200)]
     some = (normal(generator, len(x)) > 0).to(torch.float64)
-    one = torch.zeros(len(x), dtype=torch.float64)
-    one[0] = 1
-    masks += [some, one]
-    tensors = {
-        "column": rows.repeat_interleave(len(masks), 0),
-        "mask": torch.stack(masks).repeat(len(rows), 1),
-    }
-    return Examples(tensors, {"column": 1, "mask": 1})
+    return crossed(column=rows, mask=torch.stack([*masks, some, one]))
 
 
 def _on_hyperboloid(x: Tensor, generator: torch.Generator) -> Tensor:
@@ -244,7 +243,7 @@ def _on_hyperboloid(x: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def _lorentz(x: Tensor, generator: torch.Generator) -> Examples:
-    return Examples({"z": _on_hyperboloid(x, generator)}, {"z": 1})
+    return examples_of(z=_on_hyperboloid(x, generator))
 
 
 def _poincare(x: Tensor, generator: torch.Generator) -> Examples:
@@ -252,17 +251,12 @@ def _poincare(x: Tensor, generator: torch.Generator) -> Examples:
     unit = unit / unit.norm()
     lengths = (0.0, 1e-300, 0.5, 1 - 1e-12, 1 - 1e-16, 1.0, 1.00016, 2.0, 1e8)
     rows = [r * unit for r in lengths] + [x, -x, x / x.norm(), x * (1 + 1e-9)]
-    return Examples({"z": torch.cat([torch.stack(rows), hostile_rows(x, generator)])}, {"z": 1})
+    return examples_of(z=torch.cat([torch.stack(rows), hostile_rows(x, generator)]))
 
 
 def _prediction(x: Tensor, generator: torch.Generator) -> Examples:
-    target = _on_hyperboloid(x, generator)
-    weights = [1.0, -1e-300, 1e8, 1e300, float("nan")]
-    tensors = {
-        "target": target.repeat_interleave(len(weights), 0),
-        "weight": torch.tensor(weights, dtype=torch.float64).repeat(len(target)),
-    }
-    return Examples(tensors, {"target": 1, "weight": 0})
+    weights = float64([1.0, -1e-300, 1e8, 1e300, float("nan")])
+    return crossed(target=_on_hyperboloid(x, generator), weight=weights)
 
 
 def _matrices(x: Tensor, generator: torch.Generator) -> Examples:
@@ -271,24 +265,23 @@ def _matrices(x: Tensor, generator: torch.Generator) -> Examples:
     eye = torch.eye(size, dtype=torch.float64)
     spread = torch.diag(torch.logspace(-12, 12, size, dtype=torch.float64))
     shapes = [eye, g @ g.mT, g[:, :1] @ g[:, :1].mT, g, -eye, x, x + 1e-9 * g, spread, 0 * eye]
-    broken = [eye * bad for bad in BAD]
     scaled = [s * z for s, z in product((*SCALES, 1e-320, 1e308), shapes)]
-    return Examples({"z": torch.stack([*scaled, *broken])}, {"z": 2})
+    return examples_of(z=torch.stack([*scaled, *(eye * bad for bad in BAD)]))
+
+
+def _labelled(z: Tensor) -> Examples:
+    """Each twice, with labels in turn."""
+    labels = LABELS.repeat(len(z))[: 2 * len(z)]
+    return examples_of(z=z.repeat_interleave(2, 0), label=labels)
 
 
 def _labelled_matrices(x: Tensor, generator: torch.Generator) -> Examples:
-    z = _matrices(x[0], generator)["z"]
-    labels = torch.tensor([0.0, 1.0, 0.5, -7.0, 1e300, *BAD], dtype=torch.float64)
-    tensors = {"z": z.repeat_interleave(2, 0), "label": labels.repeat(len(z))[: 2 * len(z)]}
-    return Examples(tensors, {"z": 2, "label": 0})
+    return _labelled(_matrices(x[0], generator)["z"])
 
 
 def _labelled_rows(x: Tensor, generator: torch.Generator) -> Examples:
     """Of three numbers each, the inputs of a network with as many weights as x has entries."""
-    z = hostile_rows(x[:3], generator)
-    labels = torch.tensor([0.0, 1.0, 0.5, -7.0, 1e300, *BAD], dtype=torch.float64)
-    tensors = {"z": z.repeat_interleave(2, 0), "label": labels.repeat(len(z))[: 2 * len(z)]}
-    return Examples(tensors, {"z": 1, "label": 0})
+    return _labelled(hostile_rows(x[:3], generator))
 
 
 def records(spec: ProblemSource, x: Tensor, seed: int) -> Examples:
@@ -306,7 +299,7 @@ def records(spec: ProblemSource, x: Tensor, seed: int) -> Examples:
         "labelled-rows": _labelled_rows,
         "hyperbolic-pairs": _poincare if name == "PoincareBall" else _lorentz,
     }
-    is_prediction = isinstance(spec, HyperbolicPredictionSpec)
+    is_prediction = isinstance(spec, HyperbolicPrediction)
     made = (_prediction if is_prediction else makers[spec.needs])(x, generator)
     return spec.prepare(made, {}) if isinstance(spec, ModuleSpec) else made
 
@@ -328,8 +321,8 @@ def _variants(model: type[ProblemSource]) -> Iterator[ProblemSource]:
     """Every combination of a specification's choices; penalties off and on."""
     choices: dict[str, tuple[object, ...]] = {}
     for name, field in model.model_fields.items():
-        if get_origin(field.annotation) is Literal and name in {"on", "manifold", "center"}:
-            choices[name] = get_args(field.annotation)
+        if name in {"on", "manifold", "center"}:
+            choices[name] = get_args(field.annotation) or tuple(MANIFOLDS)
         elif name in {"num_classes", "hidden"}:
             choices[name] = (K,)
         elif name == "model":
@@ -343,10 +336,9 @@ def _variants(model: type[ProblemSource]) -> Iterator[ProblemSource]:
 
 @lru_cache
 def cases() -> tuple[Case, ...]:
-    """Every problem of the union in manifed/problems/spec.py."""
-    union = get_args(ProblemSpec)[0]
+    """Every problem of a config."""
     found: list[Case] = []
-    for model in get_args(union):
+    for model in map(PROBLEMS.model, PROBLEMS.homes):
         if model is ModuleSpec:  # no loss of ours: tests/problems/test_module_problem.py
             continue
         for spec in _variants(model):

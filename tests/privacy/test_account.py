@@ -8,42 +8,40 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from manifed.errors import BudgetExhausted, ConfigError
 from manifed.privacy import accountant, cohorts
-from manifed.privacy.account import Account
-from manifed.privacy.adversaries import CLIENT_LEVEL, EXTERNAL, SERVER
-from manifed.privacy.charges import Charge, ClientReleases, Consumption, Reservation, Terms
-from manifed.privacy.events import PoissonSampled, SampledWithoutReplacement, repeated
-from manifed.privacy.ledger import Ledger, LedgerDamaged
+from manifed.privacy.account import Account, opened
+from manifed.privacy.adversaries import CLIENT_LEVEL, EXTERNAL, SERVER, Adversary
+from manifed.privacy.events import PoissonSampled, repeated
+from manifed.privacy.ledger import Entry, Ledger, LedgerDamaged, Reserves, Settles
 from manifed.privacy.odometer import Odometer
-from manifed.privacy.participation import external_epsilon, external_epsilon_of_rounds
-from tests.privacy.test_spending import DELTA, LARGE, SMALL, UPDATES, odometer_of, release
-
-settings.register_profile("privacy", derandomize=True, deadline=None, max_examples=50)
-settings.load_profile("privacy")
-PAIRS = SampledWithoutReplacement(sample_size=2, population=5)
-TERMS = Terms(population=5, updates=UPDATES, sampling=PAIRS)
-
-
-def opened(path, *, block=1, terms=TERMS, last_round=None):
-    ledger = Ledger.create(path, {})
-    return Account(ledger, Odometer(), terms, block=block, last_round=last_round)
-
-
-def audited(path):
-    odometer = Odometer()
-    Ledger.verify(path, feed=odometer.feed)
-    return odometer
+from manifed.privacy.statement import Budget, Promise
+from manifed.privacy.tariff import ClientReleases, Tariff, Terms
+from tests.privacy.forging import audited
+from tests.privacy.releases import poisson, release
+from tests.privacy.test_spending import (
+    DELTA,
+    LARGE,
+    SMALL,
+    TERMS,
+    reserved,
+    state,
+)
 
 
-def state(odometer):
-    """Everything that can be asked, without a price."""
-    return (
-        odometer.participations_by_client().tolist(),
-        odometer.rounds_counted,
-        odometer.rounds_consumed,
-        odometer.covered,
-        [odometer.attempts(r) for r in range(12)],
-    )
+def promise_of(*lines, **more):
+    return Promise(Tariff(lines), 100, **more)
+
+
+PROMISE = promise_of(TERMS)
+
+
+def account_at(path, promise=PROMISE, **more):
+    return Account(promise, Ledger.create(path, {}), **more)
+
+
+def resumed(path, at, promise=PROMISE, last_round=8, block=1):
+    return opened(path, promise, last_round=last_round, header={}, block=block, resumed_at=at)
 
 
 # -- cohorts -----------------------------------------------------------------------------------
@@ -72,30 +70,23 @@ def test_a_cohort_takes_the_shorter_of_ranges_and_bits():
 
 
 # -- what counts -------------------------------------------------------------------------------
-def test_one_round_is_one_line_and_prices_are_those_of_self_contained_charges(tmp_path):
+def test_one_round_is_one_line_and_what_is_live_is_what_the_file_says(tmp_path):
     path, rng = tmp_path / "ledger.jsonl", random.Random(1)
-    drawn = [tuple(sorted(rng.sample(range(5), 2))) for _ in range(9)]
-    with (account := opened(path)).ledger as ledger:
-        for server_round, cohort in enumerate(drawn, start=1):
-            account.charge(server_round, 0, cohort)
+    with (account := account_at(path)).ledger as ledger:
+        for server_round in range(1, 10):
+            account.charge(server_round, 0, rng.sample(range(5), 2))
             assert ledger.head.sequence == server_round
             assert state(audited(path)) == state(account.odometer)
             assert account.odometer.rounds_consumed == server_round - 1
-    found = account.odometer.spent(DELTA)
-    paid = [Charge(server_round=1, partitions=c, turns=UPDATES, sampling=PAIRS) for c in drawn]
-    for mine, theirs in zip(found, odometer_of(paid).spent(DELTA), strict=True):
-        assert mine.epsilon == pytest.approx(theirs.epsilon, rel=1e-12)
-        assert mine.epsilon_consumed <= mine.epsilon
-    assert audited(path).spent(DELTA) == found
+    assert audited(path).spent(DELTA) == account.odometer.spent(DELTA)
 
 
 def test_a_crash_counts_the_whole_block_and_an_orderly_end_only_what_was_run(tmp_path):
-    path = tmp_path / "ledger.jsonl"
-    with (account := opened(path, block=6)).ledger as ledger:
+    path, crashed = tmp_path / "ledger.jsonl", tmp_path / "crashed.jsonl"
+    with (account := account_at(path, block=6)).ledger as ledger:
         account.charge(1, 0, (0,))
         account.charge(2, 0, (0, 3))
         assert ledger.head.sequence == 1
-        crashed = tmp_path / "crashed.jsonl"
         shutil.copy(path, crashed)
         shutil.copy(f"{path}.head", f"{crashed}.head")
         assert state(audited(crashed)) == state(account.odometer)
@@ -108,206 +99,101 @@ def test_a_crash_counts_the_whole_block_and_an_orderly_end_only_what_was_run(tmp
     assert real.participations_by_client().tolist() == [2, 0, 0, 1, 0]
     assert [real.attempts(r) for r in (1, 2, 3)] == [1, 1, 0]
     assert state(real) == state(account.odometer)
-    resumed = Account.recover(crashed, TERMS, resumed_at=2, block=6)
-    with resumed.ledger:
-        assert [resumed.attempts(r) for r in (1, 2, 6, 7)] == [1, 1, 1, 0]
-        resumed.charge(2, 1, (1, 2))
-        resumed.settle()
+    with resumed(crashed, 2, block=6) as again:
+        assert [again.attempts(r) for r in (1, 2, 6, 7)] == [1, 1, 1, 0]
+        again.charge(2, 1, (1, 2))
     after = audited(crashed)
     assert (after.rounds_counted, after.rounds_consumed) == (7, 1)  # the lost block stays
     assert after.participations_by_client().tolist() == [6, 7, 7, 6, 6]
 
 
-def test_a_note_inside_a_block_bounds_what_a_crash_costs(tmp_path):
+def test_a_retry_ends_a_block_and_is_a_coin_of_its_own(tmp_path):
     path = tmp_path / "ledger.jsonl"
-    with (account := opened(path, block=4)).ledger:
-        account.charge(1, 0, (0,))
-        account.charge(2, 0, ())
-        account.note()
-        assert state(audited(path)) == state(account.odometer)
-        assert audited(path).participations_by_client().tolist() == [3, 2, 2, 2, 2]
-        assert audited(path).rounds_consumed == 2
-        account.charge(3, 0, (4,))
-        account.settle()
-    assert audited(path).participations_by_client().tolist() == [1, 0, 0, 0, 1]
-
-
-def test_a_retry_ends_a_block_and_one_cohort_used_again_is_one_coin(tmp_path):
-    path = tmp_path / "ledger.jsonl"
-    with (account := opened(path, block=4, last_round=6)).ledger:
+    with (account := account_at(path, block=4, last_round=6)).ledger:
         account.charge(1, 0, (0, 1))
         account.charge(2, 0, (0, 1))
-        account.charge(2, 1, (0, 1), cohort_attempt=0)
+        account.charge(2, 1, (0, 1))
         assert [account.attempts(r) for r in (2, 3)] == [2, 0]
         account.charge(3, 0, (0, 1))
         account.settle()
     found = audited(path)
     assert found.participations_by_client().tolist() == [4, 4, 0, 0, 0]
-    updates = [(SMALL, 0.4), (repeated(SMALL, 2), 0.4), (SMALL, 0.4)]
-    assert found.epsilon(EXTERNAL, DELTA) == pytest.approx(
-        external_epsilon_of_rounds(updates, DELTA), rel=1e-9
-    )
+    priced = Tariff((TERMS,)).ahead(EXTERNAL, (4,), DELTA)
+    assert found.epsilon(EXTERNAL, DELTA) == pytest.approx(priced, rel=1e-9)
     assert found.spent(DELTA)[1].epsilon_consumed == found.epsilon(EXTERNAL, DELTA)
 
 
 @settings(max_examples=6)
 @given(st.integers(1, 5), st.integers(0, 2**32 - 1))
 def test_live_and_audit_agree_after_every_step_whatever_happens(tmp_path_factory, block, seed):
-    """Rounds, retries, notes, orderly ends and crashes, in any order; nothing is under-reported."""
+    """Rounds, retries, orderly ends and crashes, in any order; nothing is under-reported."""
     path, rng = tmp_path_factory.mktemp("any") / "ledger.jsonl", random.Random(seed)
-    account, server_round, released = opened(path, block=block, last_round=8), 1, []
+    account, server_round, released = account_at(path, block=block, last_round=8), 1, []
     for _ in range(10):
-        step = rng.choice(["round", "round", "round", "retry", "note", "crash", "end"])
+        step = rng.choice(["round", "round", "round", "retry", "crash", "end"])
         if step in ("round", "retry"):
             server_round += step == "round" and server_round < 8
             cohort = tuple(rng.sample(range(5), rng.randrange(4)))
             attempt = account.attempts(server_round)
             account.charge(server_round, attempt, cohort)
             released.append((server_round, attempt, cohort))
-        elif step == "note":
-            account.note()
         else:
             if step == "end":
                 account.settle()
             account.ledger.close()
-            server_round = max(1, server_round - rng.randrange(3))
-            account = Account.recover(
-                path, TERMS, resumed_at=server_round, block=block, last_round=8
-            )
+            server_round, odometer = max(1, server_round - rng.randrange(3)), Odometer()
+            ledger = Ledger.recover(path, feed=odometer.feed)
+            account = Account(PROMISE, ledger, odometer, block=block, last_round=8)
         found = audited(path)
         assert state(found) == state(account.odometer)
         real = np.bincount([p for _, _, cohort in released for p in cohort], minlength=5)
-        counted = np.zeros(5, dtype=int)
-        counted[: found.participations_by_client().size] = found.participations_by_client()
-        assert (counted >= real).all()
+        assert (found.participations_by_client() >= real).all()
         assert found.rounds_counted >= len(released)
     assert len({(r, a) for r, a, _ in released}) == len(released)
     account.ledger.close()
 
 
-def test_what_if_is_what_happens_and_changes_nothing(tmp_path):
-    with (account := opened(tmp_path / "ledger.jsonl")).ledger:
-        account.charge(1, 0, (0, 3))
-        before = state(account.odometer)
-        asked = account.after(2, 0, (0, 1))
-        assert state(account.odometer) == before
-        account.charge(2, 0, (0, 1))
-        assert state(asked) == state(account.odometer)
-        assert asked.spent(DELTA) == account.odometer.spent(DELTA)
-
-
-def test_planned_draws_are_priced_for_the_outsider_and_for_nobody_else(tmp_path):
-    terms = TERMS.model_copy(update={"planned_draws": 10})
-    with (account := opened(tmp_path / "ledger.jsonl", terms=terms)).ledger:
-        account.charge(1, 0, (3, 4))
-    expected = max(
-        external_epsilon(update, participation_probability=0.4, num_rounds=10, delta=DELTA)
-        for update in (SMALL, LARGE)
-    )
-    found = {one.adversary.name: one.epsilon for one in account.odometer.spent(DELTA)}
-    assert found["external"] == pytest.approx(expected, rel=1e-9)
-    assert found["server"] == accountant.epsilon(LARGE, DELTA)
-
-
-def test_a_client_whose_terms_change_pays_for_both(tmp_path):
-    path, turned = (
-        tmp_path / "ledger.jsonl",
-        (
-            ClientReleases(partitions=(3, 4), releases=SMALL),
-            ClientReleases(partitions=(0, 1, 2), releases=LARGE),
-        ),
-    )
-    with (account := opened(path)).ledger as ledger:
-        account.charge(1, 0, (0, 3))
+def test_without_a_ledger_the_same_is_counted_and_nothing_is_written(tmp_path):
+    written, counted = account_at(tmp_path / "ledger.jsonl", block=3), Account(PROMISE, block=3)
+    for account in (written, counted):
+        for server_round, cohort in ((1, (0, 1)), (2, ()), (3, (2,)), (4, (3, 4))):
+            account.charge(server_round, 0, cohort)
         account.settle()
-        other = Account(ledger, account.odometer, TERMS.model_copy(update={"updates": turned}))
-        other.charge(2, 0, (0, 4))
-        other.settle()
-    found = audited(path)
-    by_client = found.spent_by_client(DELTA)
-    assert by_client == {
-        0: accountant.epsilon((*SMALL, *LARGE), DELTA),
-        3: accountant.epsilon(LARGE, DELTA),
-        4: accountant.epsilon(SMALL, DELTA),
-    }
-    assert found.epsilon(SERVER, DELTA) == max(by_client.values())
-
-
-def test_client_level_rounds_are_priced_from_the_ledger_alone(tmp_path):
-    coin = PoissonSampled(sampling_probability=0.1)
-    upload = release(1.2, coin, unit="client")
-    terms = Terms(population=50, sampling=coin, aggregate=(upload,))
-    with (account := opened(tmp_path / "ledger.jsonl", terms=terms, block=8)).ledger:
-        for server_round in range(1, 21):
-            account.charge(server_round, 0, ())
-        account.settle()
-    (found,) = audited(tmp_path / "ledger.jsonl").spent(DELTA)
-    assert (found.adversary, found.unit) == (CLIENT_LEVEL, "client")
-    assert found.epsilon == accountant.epsilon(repeated((upload,), 20), DELTA)
-    assert found.epsilon_consumed == found.epsilon
+    assert state(counted.odometer) == state(written.odometer)
+    written.ledger.close()
 
 
 # -- what is refused ---------------------------------------------------------------------------
-BOUND = np.arange(3)
+def forged(**reserves):
+    """An entry that no account makes."""
+    made = Reserves.model_construct(attempt=0, **reserves)
+    return Entry.model_construct(reserves=made, terms=TERMS, said={})
 
 
 @pytest.mark.parametrize(
-    ("consumption", "message"),
+    "entry",
     [
-        (Consumption(0), "up to 1 to 4"),
-        (Consumption(5), "up to 1 to 4"),
-        (Consumption(3, (BOUND,)), "2 cohorts"),
-        (Consumption(2, (np.array([4]),)), "reserved clients"),
+        Entry(settles=Settles(upto=1)),
+        reserved(1, (0, 1)),
+        reserved(1, (7,), terms=TERMS),
+        forged(first=2, last=1, cohort=""),
+        forged(first=1, last=10**12, cohort=""),
+        forged(first=1, last=1, cohort=7),
+        Entry(said={"place": "nowhere"}),
     ],
 )
-def test_a_consumption_that_proves_what_was_never_reserved_is_refused(consumption, message):
-    odometer = Odometer()
-    odometer.declare(TERMS)
-    odometer.reserve(Reservation(2, 4, 0, BOUND))
-    before = state(odometer)
-    with pytest.raises(ValueError, match=message):
-        odometer.consume(consumption)
-    with pytest.raises(ValueError, match=message):
-        odometer.check(Reservation(5, 5, 0, BOUND, consumed=consumption))
-    assert state(odometer) == before
-
-
-def test_a_lost_reservation_cannot_be_consumed_later(tmp_path):
-    odometer = Odometer()
-    odometer.declare(TERMS)
-    odometer.reserve(Reservation(1, 4, 0, BOUND))
-    odometer.reserve(Reservation(1, 1, 1, BOUND))
-    odometer.consume(Consumption(1))
-    with pytest.raises(ValueError, match="open reservation"):
-        odometer.consume(Consumption(4, (BOUND,) * 4))
-    assert (odometer.rounds_counted, odometer.rounds_consumed) == (5, 1)
-
-
-@pytest.mark.parametrize(
-    ("kind", "body"),
-    [
-        ("consumed", {"upto": 1}),
-        ("reserved", {"rounds": [1, 1], "attempt": 0, "cohort": "0-1"}),
-        ("reserved", {"rounds": [2, 1], "attempt": 0, "cohort": "", "terms": TERMS.body()}),
-        ("reserved", {"rounds": [1, 1], "attempt": 0, "cohort": "7", "terms": TERMS.body()}),
-        ("reserved", {"rounds": [1, 10**12], "attempt": 0, "cohort": "", "terms": TERMS.body()}),
-        ("reserved", {"rounds": [1, 1], "attempt": 0, "cohort": 7, "terms": TERMS.body()}),
-        ("reserved", {}),
-        ("refund", {"epsilon": -1}),
-    ],
-)
-def test_an_entry_that_cannot_be_counted_is_found_by_line(tmp_path, kind, body):
+@pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")
+def test_an_entry_that_cannot_be_counted_is_found_by_line(tmp_path, entry):
     with Ledger.create(tmp_path / "ledger.jsonl", {}) as ledger:
-        ledger.append(kind, body)
+        ledger.append(entry)
     with pytest.raises(LedgerDamaged, match="line 2: is no charge that can be counted"):
         audited(tmp_path / "ledger.jsonl")
-    assert len(Ledger.read(tmp_path / "ledger.jsonl")) == 2
 
 
 def test_what_could_not_be_read_back_is_not_written(tmp_path):
-    with (account := opened(tmp_path / "ledger.jsonl")).ledger as ledger:
+    with (account := account_at(tmp_path / "ledger.jsonl")).ledger as ledger:
         for charge in ((1, 0, (7,)), (1, -1, (0,))):
-            with pytest.raises(ValueError, match="Expected"):
+            with pytest.raises(ValueError, match=r"Expected clients < 5|greater than or equal"):
                 account.charge(*charge)
         assert ledger.head.sequence == 0
         account.charge(1, 0, (0,))
@@ -316,3 +202,93 @@ def test_what_could_not_be_read_back_is_not_written(tmp_path):
         assert ledger.head.sequence == 1
     assert state(audited(tmp_path / "ledger.jsonl")) == state(account.odometer)
     assert account.odometer.rounds_counted == 1
+
+
+# -- budgets -----------------------------------------------------------------------------------
+COUNT = release(40.0, kind="laplace", label="count")
+UPDATE = (*SMALL, COUNT)
+"""What a site releases each time: two noised gradients and one noised count."""
+SITE = Terms(population=1, updates=(ClientReleases(partitions=(0,), releases=UPDATE),))
+
+
+def of_site(times):
+    """Just enough for so many updates."""
+    epsilon = accountant.epsilon(repeated(UPDATE, times), DELTA) * 1.0001
+    return promise_of(SITE, budget=Budget(epsilon, DELTA, SERVER))
+
+
+@pytest.mark.parametrize("block", [1, 4])
+def test_a_site_pays_its_own_updates_until_its_own_budget_is_spent(tmp_path, block):
+    promise, path = of_site(6), tmp_path / "ledger.jsonl"
+    assert promise.planned_draws == 6
+    with (account := account_at(path, promise, block=block)).ledger:
+        for server_round in (3, 4, 5, 8, 9, 12):
+            account.charge(server_round, 0, (0,))
+        with pytest.raises(BudgetExhausted, match="would be cohort draw 7"):
+            account.charge(13, 0, (0,))
+        account.settle()
+    found = audited(path)
+    assert found.participations == 6
+    assert found.epsilon(SERVER, DELTA) == pytest.approx(
+        accountant.epsilon(repeated(UPDATE, 6), DELTA), rel=1e-12
+    )
+
+
+def test_a_block_is_cut_where_the_budget_ends(tmp_path):
+    with (account := account_at(tmp_path / "ledger.jsonl", of_site(6), block=4)).ledger as ledger:
+        for server_round in range(1, 7):
+            account.charge(server_round, 0, (0,))
+            assert account.odometer.rounds_counted <= 6
+        assert ledger.head.sequence == 2
+
+
+def test_the_price_of_draws_never_falls_and_is_least_for_who_sees_least():
+    upload = (poisson(2.0, 0.2, unit="client"),)
+    knows = Adversary("cohorts", "one who sees cohorts", "aggregate", sees_cohorts=True)
+    own = (ClientReleases(partitions=(0,), releases=SMALL),)
+    terms = Terms(population=1, updates=own, sampling=upload[0].sampling, aggregate=upload)
+    draw = Tariff((terms,))
+    for unknowing, knowing in ((EXTERNAL, SERVER), (CLIENT_LEVEL, knows)):
+        less, more = (
+            [draw.ahead(adversary, (draws,), DELTA) for draws in (0, 1, 5, 25)]
+            for adversary in (unknowing, knowing)
+        )
+        assert less == sorted(less)
+        assert less[0] == 0.0
+        assert all(a <= b for a, b in zip(less, more, strict=True))
+
+
+def test_without_a_budget_everything_is_paid():
+    assert PROMISE.planned_draws == 100
+    assert PROMISE.pays((10**6,))
+    PROMISE.check((10**6,), 1)
+
+
+def test_draws_of_ranges_are_summed_by_line_and_the_most_attempts_count():
+    terms = [Terms(population=n) for n in range(1, 5)]
+    tariff = Tariff(tuple(terms), lengths=(2, 3, 5, 1))
+    ranges = [(1, 4, 1), (5, 9, 1), (3, 4, 2), (12, 14, 3)]
+    assert tariff.counted(ranges) == (2, 2 + 2 + 1, 4, 9)
+    assert tariff.counted([]) == ()
+    first_and_last = [tariff.of(r).population for r in (1, 2, 3, 5, 6, 10, 11, 99)]
+    assert first_and_last == np.repeat([1, 2, 3, 4], 2).tolist()
+    coin = PoissonSampled(sampling_probability=0.5)
+    with pytest.raises(ValueError, match="rounds one by one where cohorts are drawn"):
+        Tariff((Terms(population=1, sampling=coin),), lengths=(3,))
+
+
+def test_an_outsider_is_promised_what_the_ledger_says(tmp_path):
+    promise = promise_of(TERMS, adversaries=(EXTERNAL,), delta=DELTA).for_draws(10)
+    with (account := account_at(tmp_path / "ledger.jsonl", promise)).ledger:
+        account.charge(1, 0, (0, 1))
+    found = audited(tmp_path / "ledger.jsonl")
+    assert found.epsilon(EXTERNAL, DELTA) == pytest.approx(
+        Tariff((TERMS,)).ahead(EXTERNAL, (10,), DELTA), rel=1e-9
+    )
+    promise.check_ledger(found)
+    cheaper = TERMS.model_copy(
+        update={"updates": (ClientReleases(partitions=range(5), releases=LARGE),)}
+    )
+    other = promise_of(cheaper, adversaries=(EXTERNAL,), delta=DELTA).for_draws(10)
+    with pytest.raises(ConfigError, match="was charged under other terms"):
+        other.check_ledger(found)

@@ -14,43 +14,11 @@ from hypothesis import strategies as st
 
 from manifed.privacy import accountant, gaussian
 from manifed.privacy.accountant import NoValidBound
-from manifed.privacy.events import (
-    GaussianRelease,
-    LaplaceRelease,
-    PoissonSampled,
-    SampledWithoutReplacement,
-    Unsampled,
-)
-from manifed.privacy.participation import external_epsilon, server_epsilon
+from manifed.privacy.events import PoissonSampled, Release, SampledWithoutReplacement
+from manifed.privacy.participation import external_epsilon
+from tests.privacy.releases import laplace, poisson, release, subset
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "privacy_epsilons.json").read_text())
-settings.register_profile("privacy", derandomize=True, deadline=None, max_examples=50)
-settings.load_profile("privacy")
-
-
-def release(z, sampling=None, count=1, relation="add-or-remove", unit="example"):
-    return GaussianRelease(
-        unit=unit,
-        neighboring_relation=relation,
-        noise_multiplier=z,
-        sampling=sampling or Unsampled(),
-        count=count,
-    )
-
-
-def laplace(z, count=1, relation="add-or-remove"):
-    return LaplaceRelease(
-        unit="example", neighboring_relation=relation, noise_multiplier=z, count=count
-    )
-
-
-def poisson(z, q, count=1):
-    return release(z, PoissonSampled(sampling_probability=q), count)
-
-
-def subset(z, size, population, count=1, relation="replace-one"):
-    sampling = SampledWithoutReplacement(sample_size=size, population=population)
-    return release(z, sampling, count, relation)
 
 
 @pytest.mark.golden
@@ -67,23 +35,18 @@ def test_the_golden_table_covers_every_adversary_and_sampling():
     ids=[f"{c['adversary']} {c['name']} {c['times']} {c['delta']:g}" for c in GOLDEN],
 )
 def test_epsilon_agrees_with_dp_accounting(case):
-    releases = [GaussianRelease.model_validate(r) for r in case["releases"]]
+    releases = [Release.model_validate(r) for r in case["releases"]]
     if case["adversary"] == "external":
-        found = external_epsilon(
-            releases,
-            participation_probability=case["rate"],
-            num_rounds=case["times"],
-            delta=case["delta"],
-        )
+        found = external_epsilon([(tuple(releases), case["rate"], case["times"])], case["delta"])
     else:
-        found = server_epsilon(releases, participations=case["times"], delta=case["delta"])
+        found = accountant.epsilon([r.times(case["times"]) for r in releases], case["delta"])
     assert found == pytest.approx(case["epsilon"], rel=1e-3)
 
 
 @pytest.mark.golden
 @pytest.mark.parametrize("case", [c for c in GOLDEN if c["adversary"] != "external"][::5])
 def test_delta_is_the_inverse_of_epsilon(case):
-    releases = [GaussianRelease.model_validate(r).times(case["times"]) for r in case["releases"]]
+    releases = [Release.model_validate(r).times(case["times"]) for r in case["releases"]]
     epsilon = accountant.epsilon(releases, case["delta"])
     back = accountant.delta(releases, epsilon)
     assert back <= case["delta"] * (1 + 1e-9)
@@ -92,32 +55,51 @@ def test_delta_is_the_inverse_of_epsilon(case):
     assert accountant.delta(releases, 1.05 * epsilon) < back
 
 
-EVENTS = [
-    ([release(2.0, count=3)], dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE),
-    ([poisson(1.0, 0.1, 4), release(9.0)], dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE),
-    ([subset(2.0, 3, 300, 5)], dp_accounting.NeighboringRelation.REPLACE_ONE),
-    ([laplace(1.0)], dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE),
-    ([laplace(10.0, 500)], dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE),
-    (
-        [laplace(5.0, 20), release(3.0, count=5)],
-        dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE,
-    ),
-    (
-        [laplace(20.0, 99), poisson(1.0, 0.01, 9)],
-        dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE,
-    ),
-]
+def dp_event(releases):
+    """The releases as dp-accounting states them."""
+    events = []
+    for one in releases:
+        noise = (
+            dp_accounting.LaplaceDpEvent if one.kind == "laplace" else dp_accounting.GaussianDpEvent
+        )
+        event, sampling = noise(one.noise_multiplier), one.sampling
+        if isinstance(sampling, PoissonSampled):
+            event = dp_accounting.PoissonSampledDpEvent(sampling.sampling_probability, event)
+        elif isinstance(sampling, SampledWithoutReplacement):
+            event = dp_accounting.SampledWithoutReplacementDpEvent(
+                sampling.population, sampling.sample_size, event
+            )
+        events.append(dp_accounting.SelfComposedDpEvent(event, one.count))
+    return dp_accounting.ComposedDpEvent(events)
 
 
-@pytest.mark.parametrize(("releases", "relation"), EVENTS)
-def test_events_convert_to_dp_accounting_and_cost_the_same_there(releases, relation):
-    event = accountant.to_dp_event(releases)
-    if relation is dp_accounting.NeighboringRelation.REPLACE_ONE:
+RELATIONS = dp_accounting.NeighboringRelation
+
+
+def by_dp_accounting(releases, delta=1e-5):
+    if any(isinstance(one.sampling, SampledWithoutReplacement) for one in releases):
+        relation = RELATIONS.REPLACE_ONE
         theirs = rdp_privacy_accountant.RdpAccountant(neighboring_relation=relation)
     else:
-        theirs = pld_privacy_accountant.PLDAccountant(relation, 1e-3)
-    theirs.compose(event)
-    assert accountant.epsilon(releases, 1e-5) == pytest.approx(theirs.get_epsilon(1e-5), rel=1e-3)
+        theirs = pld_privacy_accountant.PLDAccountant(RELATIONS.ADD_OR_REMOVE_ONE, 1e-3)
+    return theirs.compose(dp_event(releases)).get_epsilon(delta)
+
+
+@pytest.mark.parametrize(
+    "releases",
+    [
+        [release(2.0, count=3)],
+        [poisson(1.0, 0.1, 4), release(9.0)],
+        [subset(2.0, 3, 300, 5)],
+        [laplace(1.0)],
+        [laplace(10.0, 500)],
+        [laplace(5.0, 20), release(3.0, count=5)],
+        [laplace(20.0, 99), poisson(1.0, 0.01, 9)],
+    ],
+)
+def test_releases_cost_the_same_at_dp_accounting(releases):
+    found = accountant.epsilon(releases, 1e-5)
+    assert found == pytest.approx(by_dp_accounting(releases), rel=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -126,7 +108,7 @@ def test_events_convert_to_dp_accounting_and_cost_the_same_there(releases, relat
         ([release(1.0), release(1.0, unit="client")], "one privacy unit"),
         ([release(1.0), release(1.0, relation="replace-one")], "one neighbouring relation"),
         (
-            [release(1.0, PoissonSampled(sampling_probability=0.1), 1, "replace-one")],
+            [poisson(1.0, 0.1, relation="replace-one")],
             "Poisson sampling is priced under add-or-remove",
         ),
         (
@@ -173,9 +155,8 @@ def test_laplace_noise_composes_with_whatever_else_was_released():
     assert accountant.epsilon(subsets[:1], 1e-5) < accountant.epsilon(subsets, 1e-5) <= most * SLACK
     rare = [poisson(2.0, 1e-8, 9), laplace(9.0, 30)]
     assert accountant.epsilon(rare, 1e-5) < 1.05 * accountant.epsilon([laplace(9.0, 30)], 1e-6)
-    mixture = {"participation_probability": 0.1, "num_rounds": 20, "delta": 1e-5}
-    seen = server_epsilon([laplace(9.0)], participations=20, delta=1e-5)
-    assert 0 < external_epsilon([laplace(9.0)], **mixture) < seen
+    seen = accountant.epsilon([laplace(9.0, 20)], 1e-5)
+    assert 0 < external_epsilon([((laplace(9.0),), 0.1, 20)], 1e-5) < seen
 
 
 @pytest.mark.parametrize(
@@ -227,14 +208,7 @@ def test_sampling_never_costs_more_than_taking_everybody(size, epsilon_of_everyb
     assert accountant.epsilon(sampled, 1e-5) <= most * SLACK
     for epsilon in (0.5 * most, most):
         assert accountant.delta(sampled, epsilon) <= accountant.delta(whole, epsilon) * SLACK
-    kinds = dp_accounting.NeighboringRelation
-    theirs = [
-        pld_privacy_accountant.PLDAccountant(kinds.ADD_OR_REMOVE_ONE, 1e-3),
-        rdp_privacy_accountant.RdpAccountant(neighboring_relation=kinds.REPLACE_ONE),
-    ]
-    for judge, releases in zip(theirs, (whole, sampled), strict=True):
-        judge.compose(accountant.to_dp_event(releases))
-    least = min(judge.get_epsilon(1e-5) for judge in theirs)
+    least = min(map(by_dp_accounting, (whole, sampled)))
     assert accountant.epsilon(sampled, 1e-5) == pytest.approx(least, rel=2e-3)
 
 
@@ -260,35 +234,37 @@ DELTAS = st.integers(2, 9).map(lambda n: 10.0**-n)
 SLACK = 1 + 1e-9
 
 
+def check_monotone(price, z, count, delta, slack=1.0, more=1.05):
+    base = price(z, count, delta)
+    assert price(z * more, count, delta) <= base * slack
+    assert price(z, count + 1, delta) * slack >= base
+    assert price(z, count, delta / 2) * slack >= base
+    return base
+
+
 @settings(max_examples=20)
 @given(NOISES, RATES, COUNTS, DELTAS)
 def test_poisson_prices_are_monotone_in_every_parameter(z, q, count, delta):
-    base = accountant.epsilon([poisson(z, q, count)], delta)
-    assert accountant.epsilon([poisson(z * 1.05, q, count)], delta) <= base * SLACK
+    price = lambda z, n, delta: accountant.epsilon([poisson(z, q, n)], delta)  # noqa: E731
+    base = check_monotone(price, z, count, delta, SLACK)
     assert accountant.epsilon([poisson(z, q * 1.05, count)], delta) * SLACK >= base
-    assert accountant.epsilon([poisson(z, q, count + 1)], delta) * SLACK >= base
-    assert accountant.epsilon([poisson(z, q, count)], delta / 2) * SLACK >= base
     assert accountant.epsilon([poisson(z, q, count), release(9.0)], delta) * SLACK >= base
     assert base <= accountant.epsilon([release(z, count=count)], delta) * (1 + 1e-4)
 
 
 @given(NOISES, COUNTS, DELTAS)
-def test_unsampled_prices_are_strictly_monotone(z, count, delta):
-    base = accountant.epsilon([release(z, count=count)], delta)
-    assert accountant.epsilon([release(z * 1.01, count=count)], delta) <= base
-    assert accountant.epsilon([release(z, count=count + 1)], delta) >= base
-    assert accountant.epsilon([release(z, count=count)], delta / 2) >= base
+def test_unsampled_prices_are_monotone_in_every_parameter(z, count, delta):
+    price = lambda z, n, delta: accountant.epsilon([release(z, count=n)], delta)  # noqa: E731
+    check_monotone(price, z, count, delta, more=1.01)
 
 
 @pytest.mark.slow
 @settings(max_examples=4)
 @given(st.integers(10, 40).map(lambda n: n / 10), st.integers(1, 50), COUNTS, DELTAS)
 def test_subset_prices_are_monotone_in_every_parameter(z, size, count, delta):
-    base = accountant.epsilon([subset(z, size, 1000, count)], delta)
-    assert accountant.epsilon([subset(z * 1.05, size, 1000, count)], delta) <= base
+    price = lambda z, n, delta: accountant.epsilon([subset(z, size, 1000, n)], delta)  # noqa: E731
+    base = check_monotone(price, z, count, delta)
     assert accountant.epsilon([subset(z, size + 1, 1000, count)], delta) >= base
-    assert accountant.epsilon([subset(z, size, 1000, count + 1)], delta) >= base
-    assert accountant.epsilon([subset(z, size, 1000, count)], delta / 2) >= base
 
 
 def test_a_run_that_asks_after_every_round_is_not_slow():

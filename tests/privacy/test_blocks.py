@@ -1,24 +1,21 @@
 """Rounds that one line of the ledger pays for: safe wherever a run ends, and nearly exact."""
 
-import math
-
 import pytest
 
 from manifed.experiment.assembly import client_side, facts_of
-from manifed.experiment.load import load, sha256
-from manifed.experiment.privacy import promise_of
-from manifed.federation.transport import MemoryTransport
+from manifed.experiment.load import load
+from manifed.experiment.schema import sha256
+from manifed.federation.stack import StackTransport
+from manifed.plan import promise_of
 from manifed.privacy import accountant
-from manifed.privacy.blocks import SPREAD, blocks
-from manifed.privacy.events import GaussianRelease
-from manifed.privacy.filter import Schedule
-from manifed.privacy.ledger import Ledger
 from manifed.privacy.odometer import Odometer
 from manifed.privacy.statement import audit_ledger
-from manifed.privacy.tally import stretched
-from manifed.runs.driver import rounds_over, run_experiment
+from manifed.privacy.tariff import SPREAD, blocks
+from manifed.runs.driver import rounds_over, run
 from tests.algorithms.test_growing_samples import PRIVATE, experiment
 from tests.conformance.test_growing_batch import QUICKSTART
+from tests.privacy.forging import audited, entries_of
+from tests.privacy.releases import release
 
 ROUNDS, DELTA = 60, 1e-4
 TARGET = {**PRIVATE, "noise": {"kind": "target", "epsilon": 2.0, "delta": DELTA}}
@@ -35,7 +32,7 @@ def growing(tmp_path, reserve=20, privacy=TARGET, name="run", **output):
     )
 
 
-class Watched(MemoryTransport):
+class Watched(StackTransport):
     """Keeps what left, and may die in a round."""
 
     def __init__(self, side, until=None):
@@ -52,15 +49,9 @@ class Watched(MemoryTransport):
 def made(config, until=None):
     transport = Watched(client_side(config), until)
     try:
-        return run_experiment(config, rounds_over(transport)), transport.left
+        return run(config, rounds_over(transport)), transport.left
     except KeyboardInterrupt:
         return None, transport.left
-
-
-def odometer_of(path):
-    odometer = Odometer()
-    Ledger.verify(path, feed=odometer.feed)
-    return odometer
 
 
 def released(config):
@@ -71,12 +62,12 @@ def released(config):
 
 def test_every_round_is_charged_at_least_what_it_releases_and_at_most_a_hundredth_more(tmp_path):
     config = growing(tmp_path)
-    promise = promise_of(config, facts_of(config).sizes)
-    assert sum(promise.lengths) == ROUNDS
-    assert len(promise.lengths) < ROUNDS / 2
-    assert 5 <= max(promise.lengths) <= 20
+    promise = promise_of(config.setting, facts_of(config).sizes)
+    assert sum(promise.tariff.lengths) == ROUNDS
+    assert len(promise.tariff.lengths) < ROUNDS / 2
+    assert 5 <= max(promise.tariff.lengths) <= 20
     for r, (event,) in enumerate(released(config), 1):
-        ((charged,),) = {one.releases for one in promise.terms_of(r).updates}
+        ((charged,),) = {one.releases for one in promise.tariff.of(r).updates}
         assert charged.noise_multiplier <= event.noise_multiplier * (1 + 1e-12)
         assert event.noise_multiplier <= SPREAD * charged.noise_multiplier
 
@@ -105,14 +96,14 @@ def test_a_run_that_dies_has_charged_what_left_and_resumed_sends_nothing_twice(t
     config = growing(tmp_path, checkpoint_every=10)
     _, before = made(config, until)
     path = tmp_path / "run" / "ledger.jsonl"
-    counted = odometer_of(path)
+    counted = audited(path)
     assert all(counted.attempts(r) > attempt for r, attempt in before)
     assert counted.rounds_counted >= len(before)
     again = growing(tmp_path, checkpoint_every=10, resume=True)
     folder, after = made(again)
     assert folder.manifest()["final"]["rounds"] == ROUNDS or folder.manifest()["stopped"]
     assert not set(before) & set(after)  # a round that is made again is another attempt
-    counted = odometer_of(path)
+    counted = audited(path)
     assert all(counted.attempts(r) > attempt for r, attempt in before + after)
 
 
@@ -120,14 +111,13 @@ def test_a_block_that_nobody_settled_counts_whole(tmp_path):
     """As after kill -9 in the middle of the last block: no consumption is written."""
     config = growing(tmp_path)
     folder, _ = made(config)
-    entries = list(Ledger.read(folder.ledger_path))
-    last = max(i for i, entry in enumerate(entries) if entry.kind == "reserved")
-    odometer = Odometer.of(entries[: last + 1])
+    entries = list(entries_of(folder.ledger_path))
+    last = max(i for i, entry in enumerate(entries) if entry.reserves)
+    odometer = Odometer().after(*entries[: last + 1])
     assert odometer.rounds_counted == ROUNDS
     assert odometer.rounds_consumed < ROUNDS
-    whole = promise_of(config, facts_of(config).sizes).headline(odometer)
-    settled = promise_of(config, facts_of(config).sizes).headline(Odometer.of(entries))
-    assert whole == pytest.approx(settled, rel=1e-12)
+    headline = promise_of(config.setting, facts_of(config).sizes).headline
+    assert headline(odometer) == pytest.approx(headline(Odometer().after(*entries)), rel=1e-12)
 
 
 def test_near_the_end_of_a_budget_rounds_are_reserved_one_by_one(tmp_path):
@@ -167,10 +157,7 @@ def test_left_out_it_changes_no_hash_and_no_price(tmp_path):
 
 
 def event(z, label="gradient", count=1):
-    return GaussianRelease(
-        unit="example", neighboring_relation="replace-one", noise_multiplier=z, label=label,
-        count=count,
-    )  # fmt: skip
+    return release(z, count=count, relation="replace-one", label=label)
 
 
 def test_blocks_end_where_cost_or_kind_changes_and_are_charged_the_dearest_of_each_size():
@@ -188,17 +175,3 @@ def test_blocks_end_where_cost_or_kind_changes_and_are_charged_the_dearest_of_ea
         (charged,) = found[0].charged(size, lambda r, n=size: rounds[r - 1][n])
         assert charged.noise_multiplier == least
     assert [one.last for one in blocks(rounds[:3], 2)] == [2, 3]
-
-
-def test_attempts_are_summed_over_stretches():
-    ranges = [(1, 4, 1), (5, 9, 1), (3, 4, 2), (12, 14, 3)]
-    assert stretched(ranges, (2, 3, 5, 1)) == (2, 2 + 2 + 1, 4, 9)
-    assert stretched([], (2, 3)) == ()
-    by_round = [1, 1, 2, 2, 1, 1, 1, 1, 1, 0, 0, 3, 3, 3]
-    assert math.fsum(by_round) == sum(stretched(ranges, (14,)))
-
-
-def test_stretches_of_drawn_cohorts_are_refused():
-    run = frozenset({((event(1.0),),)})
-    with pytest.raises(ValueError, match="rounds one by one where cohorts are drawn"):
-        Schedule(run, 0.5, lengths=(3,))

@@ -9,21 +9,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from manifed.federation.aggregation import ServerDraws
+from manifed.federation.rounds import ServerDraws
 from manifed.manifolds.euclidean import Euclidean
 from manifed.manifolds.hyperbolic import Lorentz
 from manifed.manifolds.sphere import Sphere
 from manifed.manifolds.stiefel import Stiefel
-from manifed.oracles.minibatch import Full
 from manifed.oracles.oracle import Draws, Oracle
-from manifed.oracles.query import Form, Query
+from manifed.oracles.query import Ask, Form, Query
 from manifed.privacy.clipping import clip_factors, clipped
 from manifed.privacy.mechanism import ClientMechanism, ExampleMechanism
 from manifed.privacy.noise import NoiseSource
-from manifed.problems.base import Examples, Gradients, Problem
-from manifed.problems.least_squares import LeastSquares
-from manifed.problems.linear import with_squared_norms
+from manifed.problems.examples import Examples
+from manifed.problems.linear import LeastSquares
 from manifed.problems.pca import KPCA, PrincipalEigenvector
+from manifed.problems.problem import Gradients, Problem
 from tests.privacy.clip_bound_cases import (
     BAD,
     DIGITS,
@@ -31,6 +30,8 @@ from tests.privacy.clip_bound_cases import (
     Case,
     cases,
     exact,
+    examples_of,
+    float64,
     frobenius,
     hostile_rows,
     judge,
@@ -63,8 +64,8 @@ def digits():
 
 def queries_of(mechanism: ExampleMechanism, size: int, form: Form = "each") -> tuple[Query, ...]:
     """Full batches, no noise."""
-    correction = Query.of(mechanism, Full(), size, label="correction", form=form)
-    return Query.of(mechanism, Full(), size), correction
+    correction = Query.of(mechanism, Ask(label="correction", form=form), size)
+    return Query.of(mechanism, Ask(), size), correction
 
 
 def stacked_oracle(
@@ -135,15 +136,13 @@ def test_no_record_adds_more_than_any_bound(case, seed):
 def test_a_linear_gradient_that_is_not_finite_adds_zero_and_changes_nobody_elses(target):
     """Slopes are cut off, so an infinite one would count as one of the bound's length."""
     rows, values = [[3.0, 4.0], [1e100, 0.0], [0.3, 0.1]], [7.0, target, 0.2]
-    named = {"feature": rows, "target": values}
-    tensors = {name: torch.tensor(each, dtype=torch.float64) for name, each in named.items()}
-    examples = with_squared_norms(Examples(tensors, {"feature": 1, "target": 0}), "feature")
-    x, clip = torch.zeros(2, dtype=torch.float64), 2.0
-    each = alone(LeastSquares(), x, examples, clip)
+    examples = examples_of(feature=float64(rows), target=float64(values))
+    finite = examples.take(torch.tensor([0, 2]))
+    x, clip = float64([0.0, 0.0]), 2.0
+    each, ordinary = (alone(LeastSquares(), x, some, clip) for some in (examples, finite))
     assert torch.equal(each[1], x)
-    ordinary = alone(LeastSquares(), x, examples.take(torch.tensor([0, 2])), clip)
     assert torch.equal(each[::2], ordinary)
-    gradients = LeastSquares().gradients(x, examples.take(torch.tensor([0, 2])))
+    gradients = LeastSquares().gradients(x, finite)
     factors = clip_factors(gradients.norms, clip)
     known = [gradients.sum(factors * one) for one in torch.eye(2, dtype=torch.float64)]
     assert torch.allclose(ordinary, torch.stack(known), rtol=1e-14, atol=0)
@@ -152,8 +151,7 @@ def test_a_linear_gradient_that_is_not_finite_adds_zero_and_changes_nobody_elses
 def test_rows_that_change_in_place_are_clipped_by_the_norms_that_they_have():
     """Also by numpy on the memory that they share, which torch counts as no change."""
     rows = normal(torch.Generator().manual_seed(0), 4, 3)
-    tensors = {"feature": rows, "target": torch.zeros(4, dtype=torch.float64)}
-    examples = Examples(tensors, {"feature": 1, "target": 0})
+    examples = examples_of(feature=rows, target=float64([0.0] * 4))
     for x in torch.full((2, 3), 5.0, dtype=torch.float64):
         mean = one_client(LeastSquares(), examples, 1.0).gradient(x)
         assert 0 < float(mean.norm()) <= 1 + 1e-9
@@ -203,11 +201,14 @@ def test_the_judge_finds_norms_that_cancel_and_norms_that_vanish():
     broken = alone(CancellingNorms(2), x, examples, 0.03)
     finite = broken[torch.isfinite(broken).flatten(1).all(1)]
     assert worst(KPCA(2), x, finite, 0.03) > 1e3
-    a = torch.full((1, 3), 1e-200, dtype=torch.float64)
-    rows = Examples({"feature": a, "target": a[:, 0] * 0 + 1e200}, {"feature": 1, "target": 0})
-    x = torch.zeros(3, dtype=torch.float64)
-    assert worst(LeastSquares(), x, alone(BareNorms(), x, rows, 0.03), 0.03) > 30
-    assert worst(LeastSquares(), x, alone(LeastSquares(), x, rows, 0.03), 0.03) <= TOLERANCE
+    rows = examples_of(feature=float64([[1e-200] * 3]), target=float64([1e200]))
+    x = float64([0.0] * 3)
+    bare, own = (
+        worst(LeastSquares(), x, alone(one, x, rows, 0.03), 0.03)
+        for one in (BareNorms(), LeastSquares())
+    )
+    assert bare > 30
+    assert own <= TOLERANCE
 
 
 # -- a record among others -----------------------------------------------------------------------
@@ -228,49 +229,33 @@ def test_among_others_a_record_adds_at_most_the_bound_and_leaves_theirs(case):
         assert norms(sums - apart) <= clip * (TOLERANCE + mp.mpf(10) ** -9)
 
 
-def test_a_stacked_record_that_fails_changes_nothing_for_other_clients():
-    case = find("frechet-mean-spd")
-    problem = case.spec.build()
-    x = points(problem, case.shape, 0)[0]
-    good = torch.linalg.matrix_exp(torch.diag(torch.arange(3, dtype=torch.float64)))
-    z = good.expand(3, 4, 3, 3).clone()
-    for bad in (torch.zeros(3, 3), torch.full((3, 3), BAD[0]), 1e308 * torch.eye(3)):
-        z[1, 2] = bad.to(torch.float64)
-        oracle = Oracle(
-            problem,
-            Examples({"z": z}, {"z": 2}),
-            [queries_of(ExampleMechanism(l2_norm_clip=0.5), 4)] * 3,
-            Draws(SOURCE, (0, 1, 2), 1),
-        )
-        total = 4 * oracle.gradient(x.expand(3, 3, 3))
-        torch.testing.assert_close(total[0], total[2], rtol=0, atol=0)
-        lone = one_client(problem, Examples({"z": good[None]}, {"z": 2}), 0.5)
-        single = lone.gradient(x)
-        torch.testing.assert_close(total[0], 4 * single, rtol=1e-12, atol=1e-14)
-        torch.testing.assert_close(total[1], 3 * single, rtol=1e-12, atol=1e-14)
-
-
 @pytest.mark.parametrize(
     "case", [c for c in cases() if c.spec.needs == "spd-matrices" and not is_variant(c)], ids=str
 )
-def test_a_record_without_a_factor_counts_as_zero_for_one_client(case):
-    """Rank one, 1e308 I and NaN end a factorisation or an eigendecomposition."""
-    problem = case.spec.build()
+def test_a_record_without_a_factor_counts_as_zero_and_changes_nothing_for_others(case):
+    """Zero, rank one, 1e308 I and NaN end a factorisation or an eigendecomposition."""
+    problem, clip = case.spec.build(), 0.5
     x = points(problem, case.shape, 0)[0]
-    v = torch.tensor([[1.0], [2.0], [3.0]], dtype=torch.float64)
-    eye = torch.eye(3, dtype=torch.float64)
-    z = torch.stack([v @ v.mT - eye, 2 * eye, 1e308 * (v @ v.mT), eye * BAD[0], 3 * eye])
-    both = 2 * one_client(problem, Examples({"z": z[[1, 4]]}, {"z": 2}), 0.5).gradient(x)
-    found = 5 * one_client(problem, Examples({"z": z}, {"z": 2}), 0.5).gradient(x)
+    v, eye = float64([[1.0], [2.0], [3.0]]), torch.eye(3, dtype=torch.float64)
+    bad = [v @ v.mT - eye, 1e308 * (v @ v.mT), 0 * eye, eye * BAD[0]]
+    bad += [1e308 * eye] * (problem.manifold.name == "SPD")  # whose factor has a finite logarithm
+    z = torch.stack([2 * eye, *bad, 3 * eye])
+    n = len(z)
+    both = 2 * one_client(problem, examples_of(z=z[[0, -1]]), clip).gradient(x)
+    found = n * one_client(problem, examples_of(z=z), clip).gradient(x)
     torch.testing.assert_close(found, both, rtol=1e-12, atol=1e-14)
+    good = z[[0, -1] * n][:n]
+    queries = [queries_of(ExampleMechanism(l2_norm_clip=clip), n)] * 3
+    stacked = Examples({"z": torch.stack([good, z, good])}, {"z": 2})
+    total = n * Oracle(problem, stacked, queries, Draws(SOURCE, (0, 1, 2), 1)).gradient(
+        x.expand(3, 3, 3)
+    )
+    assert torch.equal(total[0], total[2])
+    single = n * one_client(problem, examples_of(z=good), clip).gradient(x)
+    torch.testing.assert_close(total[:2], torch.stack([single, both]), rtol=1e-12, atol=1e-14)
 
 
 # -- tangent -------------------------------------------------------------------------------------
-def normal_share(case: Case, values: Tensor, x: Tensor, clip: float) -> mp.mpf:
-    manifold = case.spec.build().manifold
-    return max(normal_part(manifold, x, value) for value in values) / mp.mpf(clip)
-
-
 @pytest.mark.parametrize(
     "kind", ["frechet-mean-sphere", "principal", "kpca-stiefel", "kpca-grassmann"]
 )
@@ -281,11 +266,14 @@ def test_nothing_normal_to_the_manifold_leaves_the_oracle(kind):
     x = points(problem, case.shape, 0)[0]
     examples = records(case.spec, x, 0)
     values = alone(problem, x, examples, 1.0)
-    assert normal_share(case, values, x, 1.0) <= mp.mpf(10) ** -14
+
+    def normal_share(values):
+        return max(normal_part(problem.manifold, x, value) for value in values)
+
+    assert normal_share(values) <= mp.mpf(10) ** -14
     if kind == "frechet-mean-sphere":
         bare = problem.rgrads(x, examples)
-        bare = clipped(bare, bare.norm(dim=-1), 1.0)
-        assert normal_share(case, bare, x, 1.0) > 0.1
+        assert normal_share(clipped(bare, bare.norm(dim=-1), 1.0)) > 0.1
 
 
 # -- corrections ---------------------------------------------------------------------------------
@@ -294,7 +282,8 @@ def test_nothing_normal_to_the_manifold_leaves_the_oracle(kind):
 def test_a_correction_is_at_most_one_bound_or_two(case, is_one):
     problem, clip = case.spec.build(), 0.03
     x = points(problem, case.shape, 0)[0]
-    step = problem.manifold.from_coords(x, normal(torch.Generator(), *coords(problem, x)))
+    coords = problem.manifold.coords_shape(tuple(x.shape))
+    step = problem.manifold.from_coords(x, normal(torch.Generator(), *coords))
     anchor = problem.manifold.retr(x, 0.1 * step)
     examples = records(case.spec, x, 0)
     examples = examples.take(torch.arange(0, len(examples), stride_of(case, 12)))
@@ -303,10 +292,6 @@ def test_a_correction_is_at_most_one_bound_or_two(case, is_one):
     at, there = (p.expand(len(examples), *p.shape) for p in (x, anchor))
     values = oracle.correction(at, there)
     assert worst(problem, x, values, clip) <= (1 if is_one else 2) * TOLERANCE
-
-
-def coords(problem: Problem, x: Tensor) -> tuple[int, ...]:
-    return problem.manifold.coords_shape(tuple(x.shape))
 
 
 # -- float32 -------------------------------------------------------------------------------------
@@ -321,23 +306,14 @@ def test_in_float32_nothing_exceeds_the_bound_at_all():
     assert max(frobenius(exact(v)) for v in plain) > mp.mpf(0.03)
     assert found.dtype == torch.float32
     x = Sphere().random(6, generator=generator)
-    rows = Examples({"z": hostile_rows(x, generator).to(torch.float32)}, {"z": 1})
+    rows = examples_of(z=hostile_rows(x, generator).to(torch.float32))
     values = alone(PrincipalEigenvector(), x.to(torch.float32), rows, 0.03)
     assert values.dtype == torch.float32
     assert max(frobenius(exact(v)) for v in values) <= mp.mpf(0.03)
 
 
-def test_rows_that_are_prepared_and_then_narrowed_are_clipped_by_their_own_norms():
-    generator = torch.Generator().manual_seed(0)
-    x = Sphere().random(4, generator=generator)
-    z = 5 * x * normal(generator, 400, 1).abs() + 1e-4 * normal(generator, 400, 4)
-    rows = with_squared_norms(Examples({"z": z}, {"z": 1}), "z").to(torch.float32)
-    values = alone(PrincipalEigenvector(), x.to(torch.float32), rows, 1e-4)
-    assert max(frobenius(exact(v)) for v in values) <= mp.mpf(1e-4)
-
-
 def test_factors_at_the_ends_of_the_range():
-    norms = torch.tensor([0.0, 5e-324, 1e-300, 1.0, 1e300, 1.7e308], dtype=torch.float64)
+    norms = float64([0.0, 5e-324, 1e-300, 1.0, 1e300, 1.7e308])
     for clip in (1e-140, 1e-30, 1.0, 1e300):
         factors = clip_factors(norms, clip)
         assert bool(((factors >= 0) & (factors <= 1)).all())

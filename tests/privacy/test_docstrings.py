@@ -5,7 +5,7 @@ import importlib
 
 import pytest
 
-MODULES = ("accountant", "calibration", "gaussian", "participation", "published")
+MODULES = ("accountant", "calibration", "gaussian", "published")
 
 
 @pytest.mark.parametrize("name", MODULES)

@@ -5,13 +5,11 @@ import math
 import numpy as np
 import pytest
 from dp_accounting import gaussian_mechanism
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from manifed.privacy import gaussian
 
-settings.register_profile("privacy", derandomize=True, deadline=None, max_examples=50)
-settings.load_profile("privacy")
 MUS = st.integers(-60, 30).map(lambda n: 10.0 ** (n / 10))
 DELTAS = st.integers(1, 24).map(lambda n: 10.0 ** (-n / 2))
 

@@ -13,21 +13,21 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from manifed.algorithms.held_out import PrivateEvaluation
 from manifed.algorithms.payloads import Point
 from manifed.experiment.assembly import client_side
 from manifed.experiment.load import parse
 from manifed.federation.header import Header
-from manifed.federation.stacked import StackedTransport
-from manifed.oracles.minibatch import Full
+from manifed.federation.held_out import PrivateEvaluation
+from manifed.federation.stack import StackTransport
 from manifed.oracles.oracle import Draws, Oracle
-from manifed.oracles.query import Query
-from manifed.privacy.mechanism import ExampleMechanism, RelativeNoise
+from manifed.oracles.query import Ask, Query
+from manifed.privacy.mechanism import ExampleMechanism, Noise
 from manifed.privacy.noise import NoiseSource
-from manifed.problems.base import Examples, Problem
-from manifed.problems.logistic import Logistic
-from manifed.problems.mlp import MLP
+from manifed.problems.examples import Examples
+from manifed.problems.linear import Logistic
 from manifed.problems.module_problem import module_problem
+from manifed.problems.problem import Problem
+from reproduction.mlp import MLP
 
 HIDDEN, WIDTH = 1, 21
 PRICED = sqrt(3.0)
@@ -58,13 +58,9 @@ def totals(problem: Problem, x: Tensor, examples: Examples) -> Tensor:
 
 def summed(problem: Problem, x: Tensor, examples: Examples, clip: float = 1.0) -> Tensor:
     """The clipped sum of a full batch, in clips."""
-    mechanism = ExampleMechanism(l2_norm_clip=clip, noise=RelativeNoise(multiplier=0.0))
-    query = Query.of(mechanism, Full(), 1)
+    mechanism = ExampleMechanism(l2_norm_clip=clip, noise=Noise(multiplier=0.0))
+    query = Query.of(mechanism, Ask(), 1)
     return Oracle(problem, examples, [[query]], DRAWS).gradient(x) / clip
-
-
-def least_of(examples: Examples, count: int) -> Examples:
-    return examples.take(torch.arange(count))
 
 
 def worst_move(
@@ -90,7 +86,7 @@ def with_bad_label(examples: Examples) -> Examples:
 
 
 def without_last(examples: Examples) -> Examples:
-    return least_of(examples, len(examples) - 1)
+    return examples.take(torch.arange(len(examples) - 1))
 
 
 @pytest.mark.parametrize(("width", "count"), [(64, 64), (30, 256), (123, 128)])
@@ -188,7 +184,7 @@ def test_a_client_moves_no_other_clients_upload_however_many_steps_they_take():
         """That of the first client beside others with so many records each."""
         shards = [Examples({"z": normal(n, 30, seed=n)}, {"z": 1}) for n in (37, *others)]
         own = replace(side, shards=shards, num_examples=[37, *others], point_shape=(30,))
-        cohort = StackedTransport(own, device="cpu", memory_budget_mb=64)
+        cohort = StackTransport(own, at_once=None, memory_budget_mb=64)
         header, phase = Header("c", 1, 0, "train", -1), own.setup.training.phases[0]
         replies = cohort.exchange(header, phase, Point(start), (0, 1, 2), {})
         return next(iter(replies.uploads.tensors().values()))[0]

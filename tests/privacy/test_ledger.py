@@ -1,28 +1,68 @@
-"""The ledger never forgets: damage is found by line, crashes never under-report."""
+"""The ledger never forgets: damage is found by line, forgers by key, crashes never under-report."""
 
+import hashlib
 import json
-import multiprocessing
 import os
 import random
-import signal
+import shutil
 import time
+import tracemalloc
 from itertools import pairwise
 
+import numpy as np
 import pytest
 
-import manifed.privacy.ledger as ledger_module
-from manifed.privacy.chain import RECOVERED, LedgerDamaged, LedgerLocked, LedgerTorn
-from manifed.privacy.charges import Charge, charges
-from manifed.privacy.ledger import Head, Ledger, head_file, write_head
+from benchmarks.ledger import append
+from manifed.errors import ConfigError
+from manifed.privacy.account import Account, ledger_key, opened
+from manifed.privacy.ledger import (
+    GENESIS,
+    Entry,
+    Head,
+    Ledger,
+    LedgerDamaged,
+    LedgerLocked,
+    Settles,
+    head_file,
+    key_id_of,
+    mac,
+    write_head,
+)
+from manifed.privacy.odometer import Odometer
+from manifed.privacy.statement import Promise, audit_ledger
+from manifed.privacy.tariff import ClientReleases, Tariff, Terms
+from tests.privacy.forging import OLDER, entries_of, rewritten, write_older
+from tests.privacy.test_spending import SMALL, reserved
 
-BODY = {"server_round": 1, "attempt": 0, "partitions": [0, 2]}
+KEY, OTHER = b"k" * 32, b"o" * 32
+TERMS = Terms(population=3, updates=(ClientReleases(partitions=(0, 1, 2), releases=SMALL),))
+PROMISE = Promise(Tariff((TERMS,)), 100)
 
 
-def written(path, count=3):
-    with Ledger.create(path, {"config": "abc"}) as ledger:
+def entry(server_round):
+    return reserved(server_round, (0, 2), terms=TERMS if server_round == 1 else None)
+
+
+def written(path, count=3, key=None):
+    with Ledger.create(path, {"config": "abc"}, key=key) as ledger:
         for server_round in range(1, count + 1):
-            ledger.append("charge", {**BODY, "server_round": server_round})
+            ledger.append(entry(server_round))
     return path
+
+
+def recovered(path, **how):
+    """Opened as a run does that was to charge round 4."""
+    Ledger.recover(path, pays=lambda: entry(4), **how).close()
+
+
+def charged_rounds(path):
+    return [one.reserves.first for one in entries_of(path)[1:]]
+
+
+def refused(path, said, take=recovered, **how):
+    with pytest.raises(LedgerDamaged, match=said) as caught:
+        take(path, **how)
+    return caught.value
 
 
 @pytest.fixture
@@ -30,20 +70,24 @@ def path(tmp_path):
     return written(tmp_path / "ledger.jsonl")
 
 
-def test_what_was_appended_is_read_back_in_order(path):
-    with Ledger.open(path) as ledger:
-        assert [e.kind for e in ledger.entries] == ["header", "charge", "charge", "charge"]
-        assert ledger.entries[0].body["config"] == "abc"
-        assert [e.body["server_round"] for e in ledger.entries[1:]] == [1, 2, 3]
-        ledger.append("charge", {**BODY, "server_round": 4})
-        assert ledger.entries == Ledger.read(path)
-    assert len(path.read_text().splitlines()) == 5
+def counted(path, **how):
+    odometer = Odometer()
+    found = Ledger.verify(path, feed=odometer.feed, **how)
+    return odometer.participations, found.authenticity
 
 
-def test_every_line_is_chained_to_the_one_before(path):
+# -- accidents ---------------------------------------------------------------------------------
+def test_what_was_appended_is_read_back_in_order_and_chained(path):
+    entries = entries_of(path)
+    assert entries[0].said["config"] == "abc"
+    assert [one.reserves.first for one in entries[1:]] == [1, 2, 3]
+    assert entries[1].terms == TERMS
     lines = [json.loads(line) for line in path.read_text().splitlines()]
-    assert lines[0]["previous"] == "0" * 64
+    assert lines[0]["previous"] == GENESIS
     assert all(b["previous"] == a["sha256"] for a, b in pairwise(lines))
+    with Ledger.recover(path) as ledger:
+        more = ledger.append(entry(4))
+        assert entries_of(path) == (*entries, more)
 
 
 def test_any_changed_byte_is_found_at_its_line(path):
@@ -54,105 +98,47 @@ def test_any_changed_byte_is_found_at_its_line(path):
             continue
         path.write_bytes(good[:position] + bytes([good[position] ^ 1]) + good[position + 1 :])
         line = sum(start <= position for start in starts)
-        with pytest.raises(LedgerDamaged, match=f"line {line}:") as caught:
-            Ledger.open(path)
-        assert caught.value.line == line
+        assert refused(path, f"line {line}:").line == line
     path.write_bytes(good)
-    Ledger.open(path).close()
+    recovered(path)
+    assert path.read_bytes() == good
 
 
 @pytest.mark.parametrize("line", [1, 2, 3])
-def test_a_removed_line_is_found(path, line):
+def test_a_removed_line_and_an_end_that_was_cut_off_are_found(path, line):
     lines = path.read_bytes().splitlines(keepends=True)
-    del lines[line - 1]
-    path.write_bytes(b"".join(lines))
-    with pytest.raises(LedgerDamaged, match=f"line {line}:"):
-        Ledger.open(path)
-
-
-@pytest.mark.parametrize("kept", [1, 2, 3])
-def test_an_end_that_was_cut_off_is_found(path, kept):
-    lines = path.read_bytes().splitlines(keepends=True)
-    path.write_bytes(b"".join(lines[:kept]))
-    with pytest.raises(LedgerDamaged, match=rf"line {kept + 1}: is missing: 4 lines") as caught:
-        Ledger.open(path)
-    assert not isinstance(caught.value, LedgerTorn)
-    with pytest.raises(LedgerDamaged, match="is missing"):
-        Ledger.recover(path, charge=BODY)
+    path.write_bytes(b"".join([*lines[: line - 1], *lines[line:]]))
+    refused(path, f"line {line}:")
+    path.write_bytes(b"".join(lines[:line]))
+    refused(path, rf"line {line + 1}: is missing: 4 lines")
 
 
 def test_swapped_lines_and_a_rewritten_end_are_found(path):
     first, second, *rest = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join([second, first, *rest]))
-    with pytest.raises(LedgerDamaged, match="line 1:"):
-        Ledger.open(path)
+    refused(path, "line 1:", Ledger.verify)
     other = written(path.with_name("other.jsonl"), 2)
-    with Ledger.open(other) as ledger:
-        ledger.append("charge", {**BODY, "server_round": 99})
+    with Ledger.recover(other) as ledger:
+        ledger.append(entry(99))
     path.write_bytes(other.read_bytes())
-    with pytest.raises(LedgerDamaged, match="line 4: is not the line that was written"):
-        Ledger.open(path)
+    refused(path, "line 4: is not the line that was written", Ledger.verify)
 
 
-def test_a_ledger_without_its_head_or_without_lines_is_refused(path):
+def test_a_ledger_without_its_head_or_without_lines_is_refused_and_none_is_made(path):
+    with pytest.raises(FileNotFoundError):
+        recovered(path.with_name("none.jsonl"))
     head_file(path).unlink()
-    with pytest.raises(LedgerDamaged, match="head"):
-        Ledger.open(path)
+    refused(path, r"its head ledger\.jsonl\.head is missing")
     path.write_bytes(b"")
-    with pytest.raises(LedgerDamaged, match="line 1: the header is missing"):
-        Ledger.open(path)
-
-
-def test_a_torn_last_line_is_told_apart_and_paid_for(path):
-    whole = path.read_bytes()
-    for cut in (1, 20, 100):
-        path.write_bytes(whole + b'{"body":{"server_round":4' * 5 + b"x" * cut)
-        with pytest.raises(LedgerTorn, match=r"line 5: was never finished .* Ledger.recover"):
-            Ledger.open(path)
-        with pytest.raises(LedgerTorn):
-            Ledger.read(path)
-    torn = path.read_bytes()[len(whole) :]
-    with Ledger.recover(path, charge={**BODY, "server_round": 4}) as ledger:
-        assert ledger.entries[-1].kind == RECOVERED
-        assert bytes.fromhex(ledger.entries[-1].body["torn"]) == torn
-        ledger.append("charge", {**BODY, "server_round": 5})
-    assert [c.server_round for c in charges(Ledger.read(path))] == [1, 2, 3, 4, 5]
-
-
-def test_a_recovery_that_was_interrupted_can_be_done_again(path, monkeypatch):
-    whole = path.read_bytes()
-    for interrupted in ("append_durably", "_forget_torn"):
-        path.write_bytes(path.read_bytes() + b"torn")
-        with monkeypatch.context() as patch:
-
-            def die(*_):
-                raise KeyboardInterrupt
-
-            patch.setattr(ledger_module, interrupted, die)
-            with pytest.raises(KeyboardInterrupt):
-                Ledger.recover(path, charge=BODY)
-        with pytest.raises(LedgerTorn):
-            Ledger.open(path)
-        Ledger.recover(path, charge=BODY).close()
-        recovered = [e for e in Ledger.read(path) if e.kind == RECOVERED]
-        assert bytes.fromhex(recovered[-1].body["torn"]) == b"torn"
-    assert len(recovered) == 2
-    assert path.read_bytes().startswith(whole)
-
-
-def test_recovering_a_sound_ledger_changes_nothing(path):
-    before = path.read_bytes()
-    Ledger.recover(path, charge=BODY).close()
-    assert path.read_bytes() == before
+    refused(path, "line 1: the header is missing")
 
 
 def test_two_runs_cannot_hold_one_ledger(path):
-    with Ledger.open(path):
-        for take in (Ledger.open, lambda p: Ledger.recover(p, charge=BODY)):
-            with pytest.raises(LedgerLocked, match="another process"):
-                take(path)
-        assert len(Ledger.read(path)) == 4
-    Ledger.open(path).close()
+    with Ledger.recover(path):
+        with pytest.raises(LedgerLocked, match="another process"):
+            recovered(path)
+        assert len(entries_of(path)) == 4
+    recovered(path)
 
 
 def test_a_ledger_is_never_overwritten(path):
@@ -161,41 +147,38 @@ def test_a_ledger_is_never_overwritten(path):
         Ledger.create(path, {})
     assert path.read_bytes() == before
     path.unlink()
-    with pytest.raises(LedgerDamaged, match="only its head is left"):
-        Ledger.create(path, {})
+    for head in (None, b'{"sequence": 3, "sha256": "' + b"0" * 64 + b'"}', b"?"):
+        if head is not None:
+            head_file(path).write_bytes(head)
+        refused(path, "only its head is left", Ledger.create, header={})
 
 
 def test_creation_that_was_interrupted_can_be_done_again(tmp_path):
     path = tmp_path / "ledger.jsonl"
     write_head(path, Head(0, "0" * 64))
     Ledger.create(path, {"a": 1}).close()
-    assert Ledger.read(path)[0].body["a"] == 1
+    assert entries_of(path)[0].said["a"] == 1
 
 
-def test_a_missing_ledger_is_not_created(tmp_path):
-    with pytest.raises(FileNotFoundError):
-        Ledger.open(tmp_path / "none.jsonl")
-
-
-def test_a_body_that_is_no_json_is_refused_and_the_ledger_goes_on(path):
-    with Ledger.open(path) as ledger:
-        for body in ({"x": float("nan")}, {"x": object()}):
+def test_what_is_no_json_is_refused_and_the_ledger_goes_on(path):
+    with Ledger.recover(path) as ledger:
+        for said in ({"x": float("nan")}, {"x": object()}):
             with pytest.raises((ValueError, TypeError)):
-                ledger.append("charge", body)
-        ledger.append("charge", BODY)
-    assert len(Ledger.read(path)) == 5
+                ledger.append(Entry(said=said))
+        ledger.append(entry(4))
+    assert len(entries_of(path)) == 5
 
 
 def test_after_a_failed_write_nothing_more_is_taken(path, monkeypatch):
-    with Ledger.open(path) as ledger:
+    with Ledger.recover(path) as ledger:
         with monkeypatch.context() as patch:
             patch.setattr(os, "write", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
             with pytest.raises(OSError, match="disk full"):
-                ledger.append("charge", BODY)
+                ledger.append(entry(4))
         with pytest.raises(LedgerDamaged, match="an earlier write failed"):
-            ledger.append("charge", BODY)
-    with Ledger.open(path) as ledger:
-        ledger.append("charge", BODY)
+            ledger.append(entry(4))
+    with Ledger.recover(path) as ledger:
+        ledger.append(entry(4))
 
 
 def test_append_returns_after_the_line_the_head_and_the_directory_are_synced(path, monkeypatch):
@@ -206,44 +189,313 @@ def test_append_returns_after_the_line_the_head_and_the_directory_are_synced(pat
         synced.append(os.readlink(f"/proc/self/fd/{descriptor}"))
         real(descriptor)
 
-    with Ledger.open(path) as ledger:
+    with Ledger.recover(path) as ledger:
         monkeypatch.setattr(os, "fsync", fsync)
-        ledger.append("charge", BODY)
+        ledger.append(entry(4))
     assert synced[0] == str(path)
     assert synced[1].startswith(str(path.parent / f".{head_file(path).name}"))
     assert synced[2] == str(path.parent)
 
 
-def write_until_killed(path, witness):
-    """Appends charges; writes to `witness` what it was told is on disk."""
-    ledger = Ledger.recover(path, charge=BODY)
-    number = len(ledger.entries)
-    with open(witness, "ab", buffering=0) as released:
-        while True:
-            number += 1
-            ledger.append("charge", {**BODY, "server_round": number, "pad": "x" * 3000})
-            released.write(b"%d\n" % number)
+# -- formats -----------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("content", "named"),
+    [
+        (OLDER, "has format 2"),
+        (OLDER.replace(b'"format":2,', b""), "has format 1"),
+        (OLDER.replace(b'"format":2', b'"format":4'), "has format 4"),
+        (OLDER.replace(b"body", b"said"), "has format 2"),
+    ],
+)
+def test_a_ledger_of_another_format_is_refused_by_name_and_left_as_it_is(tmp_path, content, named):
+    path = tmp_path / "ledger.jsonl"
+    before = write_older(path, content)
+    for take in (Ledger.verify, recovered, lambda p: audit_ledger(p, 1e-5)):
+        refused(path, rf"line 1: {named}, .* format 3 alone; go on with", take)
+    with pytest.raises(LedgerDamaged, match=named):
+        opened(path, PROMISE, last_round=3, header={}, resumed_at=1).__enter__()
+    assert {one.name: one.read_bytes() for one in tmp_path.iterdir()} == before
 
 
-def test_a_killed_writer_never_leaves_a_ledger_that_under_reports(tmp_path):
-    path, witness = tmp_path / "ledger.jsonl", tmp_path / "witness"
-    Ledger.create(path, {}).close()
-    witness.touch()
-    moments = random.Random(1)
-    context = multiprocessing.get_context("fork")
-    for _ in range(12):
-        process = context.Process(target=write_until_killed, args=(path, witness))
-        process.start()
-        time.sleep(moments.uniform(0.01, 0.08))
-        os.kill(process.pid, signal.SIGKILL)
-        process.join()
-        with Ledger.recover(path, charge=BODY) as ledger:
-            paid = {c.server_round for c in charges_of(ledger)}
-        assert {int(n) for n in witness.read_text().split()} <= paid
-    assert len(paid) > 12
+def test_a_head_of_another_format_is_refused_by_name(path):
+    head = json.loads(head_file(path).read_bytes())
+    for changed in ({**head, "format": 2}, {k: v for k, v in head.items() if k != "format"}):
+        head_file(path).write_text(json.dumps(changed))
+        refused(path, "is no head of format 3")
 
 
-def charges_of(ledger):
-    bodies = [e.body if e.kind == "charge" else e.body["charge"] for e in ledger.entries[1:]]
-    without_pad = [{k: v for k, v in body.items() if k != "pad"} for body in bodies]
-    return [Charge.model_validate(body) for body in without_pad]
+# -- torn lines --------------------------------------------------------------------------------
+def test_a_torn_last_line_is_told_apart_and_paid_for(path):
+    whole = path.read_bytes()
+    for cut in (1, 20, 100):
+        path.write_bytes(whole + b'{"previous":"4' * 5 + b"x" * cut)
+        refused(path, r"line 5: was never finished .* resume the run", audit_ledger, delta=1e-5)
+    torn = path.read_bytes()[len(whole) :]
+    with Ledger.recover(path, pays=lambda: entry(4)) as ledger:
+        assert bytes.fromhex(entries_of(path)[-1].said["torn"]) == torn
+        ledger.append(entry(5))
+    assert charged_rounds(path) == [1, 2, 3, 4, 5]
+
+
+def test_a_recovery_that_was_interrupted_still_pays(path, monkeypatch):
+    """Killed before, between and after its writes: the torn line is paid once or more."""
+    whole = path.read_bytes()
+    for interrupted in ("pwrite", "fsync", "ftruncate"):
+        path.write_bytes(path.read_bytes() + b"torn" * 300)
+        paid = sum(one.reserves is not None for one in _entries(path))
+        with monkeypatch.context() as patch:
+
+            def die(*_):
+                raise KeyboardInterrupt
+
+            patch.setattr(os, interrupted, die)
+            with pytest.raises(KeyboardInterrupt):
+                recovered(path)
+        if interrupted == "pwrite":  # after it the new end is whole, and longer than the torn one
+            assert Ledger.verify(path).is_torn
+        recovered(path)
+        assert sum(one.reserves is not None for one in entries_of(path)) > paid
+    assert path.read_bytes().startswith(whole)
+
+
+def _entries(path):
+    found = []
+    Ledger.verify(path, feed=found.append)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("lost", "is_charged"),
+    [
+        (Entry(said={"noise_origins": ["os"]}), False),
+        (Entry(settles=Settles(upto=1)), False),
+        (entry(2), True),
+        (reserved(2, (0,), settles=Settles(upto=1)), True),
+    ],
+)
+def test_a_torn_line_is_charged_unless_it_is_seen_to_cost_nothing(tmp_path, lost, is_charged):
+    whole = written(tmp_path / "whole.jsonl", 1)
+    before = len(whole.read_bytes())
+    with Ledger.recover(whole) as ledger:
+        ledger.append(lost)
+    line = whole.read_bytes()[before:]
+    shown = len(b'{"previous":"') + 64 + len(b'","s')
+    for length in (5, shown - 1, shown, len(line) - 1):
+        path = written(tmp_path / f"{length}.jsonl", 1)
+        path.write_bytes(path.read_bytes() + line[:length])
+        with Ledger.recover(path, pays=lambda: entry(2)):
+            # Until the key after the hash is seen, a line may be anything, and counts.
+            assert len(entries_of(path)) == 2 + (is_charged or length < shown), length
+
+
+@pytest.mark.parametrize(("key", "block"), [(None, 1), (KEY, 3)])
+def test_a_write_torn_at_every_byte_counts_all_that_was_acknowledged(
+    tmp_path, monkeypatch, key, block
+):
+    """The last line cut at each of its bytes, the head before or after it."""
+    path = tmp_path / "ledger.jsonl"
+    if key is not None:
+        (tmp_path / "key").write_bytes(key)
+        monkeypatch.setenv("MANIFED_LEDGER_KEY_FILE", str(tmp_path / "key"))
+    account = Account(PROMISE, Ledger.create(path, {}, key=key), block=block)
+    account.charge(1, 0, (0, 1))
+    for server_round in range(2, block + 1):
+        account.charge(server_round, 0, (0,))
+    acknowledged, before = path.read_bytes(), head_file(path).read_bytes()
+    account.charge(block + 1, 0, (0, 2))
+    whole, after = path.read_bytes(), head_file(path).read_bytes()
+    account.ledger.close()
+    torn = []
+    for length in range(len(acknowledged), len(whole) + 1, block):
+        path.write_bytes(whole[:length])
+        head_file(path).write_bytes(before)
+        is_torn = Ledger.verify(path, key=key).is_torn
+        assert is_torn == (len(acknowledged) < length < len(whole))
+        torn += [length] * is_torn
+    for length in (torn[0], torn[len(torn) // 2], torn[-1], len(acknowledged), len(whole)):
+        path.write_bytes(whole[:length])
+        head_file(path).write_bytes(before)
+        ahead = {"resumed_at": block + 1, "block": block}
+        with opened(path, PROMISE, last_round=99, header={}, **ahead) as resumed:
+            found = resumed.odometer
+        audited = Odometer()
+        assert not Ledger.verify(path, key=key, feed=audited.feed).is_torn
+        assert audited.spent(1e-5) == found.spent(1e-5)
+        if length > len(acknowledged):
+            assert found.attempts(block + 1) == 1
+            assert (found.participations_by_client() >= np.array([block + 1, 1, 1])).all()
+    path.write_bytes(whole[:-1])
+    head_file(path).write_bytes(after)
+    refused(path, "is missing", Ledger.verify, key=key)
+
+
+def test_a_resumed_run_charges_a_torn_line_for_everybody(path):
+    path.write_bytes(path.read_bytes() + b"{")
+    with opened(path, PROMISE, last_round=5, header={}, block=8, resumed_at=4) as account:
+        assert account.odometer.participations_by_client().tolist() == [5, 2, 5]
+        assert [account.attempts(r) for r in (3, 4, 5, 6)] == [1, 1, 1, 0]
+
+
+# -- keys --------------------------------------------------------------------------------------
+def cheaper(found):
+    if "reserves" in found:
+        return {**found, "reserves": {**found["reserves"], "cohort": ""}}
+    return found
+
+
+def saying(found, **said):
+    return (
+        {**found, "said": {**found["said"], **said}} if "format" in found.get("said", {}) else found
+    )
+
+
+def test_a_keyed_ledger_is_verified_with_its_key_and_read_without(tmp_path):
+    path = written(tmp_path / "ledger.jsonl", key=KEY)
+    assert counted(path, key=KEY) == (3, "verified")
+    assert counted(path) == (3, "not checked")
+    assert counted(written(tmp_path / "plain.jsonl")) == (3, "unkeyed")
+    assert entries_of(path)[0].said["key_id"] == key_id_of(KEY) != key_id_of(OTHER)
+    everything = path.read_bytes() + head_file(path).read_bytes()
+    for secret in (KEY, KEY.hex().encode(), hashlib.sha256(KEY).hexdigest().encode()):
+        assert secret not in everything
+    with Ledger.recover(path, key=KEY) as ledger:
+        ledger.append(Entry(said={"text": "free"}))
+    assert counted(path, key=KEY) == (3, "verified")
+
+
+def test_a_wrong_a_missing_and_a_needless_key_are_refused(tmp_path):
+    path, plain = written(tmp_path / "a.jsonl", key=KEY), written(tmp_path / "b.jsonl")
+    said = r"line 1: was keyed with key .* give the run's key"
+    refused(path, said, Ledger.verify, key=OTHER)
+    refused(plain, r"line 1: .* this ledger is not keyed", Ledger.verify, key=KEY)
+    before = path.read_bytes()
+    refused(path, "no key was given")
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("content", [b"", b"  \n", b"x" * 15 + b"\n"])
+def test_a_short_key_is_refused(tmp_path, content):
+    (tmp_path / "key").write_bytes(content)
+    with pytest.raises(ConfigError, match=r"at least 16 bytes .* openssl rand -hex 32"):
+        ledger_key(tmp_path / "key")
+    with pytest.raises(ValueError, match="at least 16 bytes"):
+        Ledger.create(tmp_path / "ledger.jsonl", {}, key=content.strip())
+    assert not (tmp_path / "ledger.jsonl").exists()
+
+
+def test_a_consistent_rewrite_passes_unkeyed_and_fails_keyed(tmp_path):
+    """The unkeyed chain detects accidents, not forgers; docs/privacy.md says so."""
+    plain, keyed = written(tmp_path / "a.jsonl"), written(tmp_path / "b.jsonl", key=KEY)
+    rewritten(plain, cheaper)
+    assert counted(plain) == (0, "unkeyed")
+    rewritten(keyed, cheaper, keep_tags=True)
+    assert counted(keyed) == (0, "not checked")
+    said = "line 2: was rewritten by somebody without the key"
+    refused(keyed, said, Ledger.verify, key=KEY)
+
+
+def test_no_rewrite_of_a_keyed_ledger_passes_with_the_key(tmp_path):
+    good = written(tmp_path / "good.jsonl", key=KEY)
+    lines = good.read_bytes().splitlines(keepends=True)
+
+    def forged(name):
+        shutil.copy(good, path := tmp_path / name)
+        shutil.copy(head_file(good), head_file(path))
+        return path
+
+    rewritten(forged("tags dropped"), cheaper)
+    unkeyed = lambda found: saying(cheaper(found), key_id=None)  # noqa: E731
+    rewritten(forged("said to be unkeyed"), unkeyed)
+    rekeyed = lambda found: saying(found, key_id=key_id_of(OTHER))  # noqa: E731
+    rewritten(forged("said to have another key"), rekeyed, keep_tags=True)
+    cut = lambda found: found if found["sequence"] < 3 else None  # noqa: E731
+    rewritten(forged("cut, head made right"), cut, keep_tags=True)
+    forged("line swapped for a later one").write_bytes(
+        b"".join([lines[0], lines[2], lines[1], *lines[3:]])
+    )
+    other = written(tmp_path / "another run.jsonl", key=KEY)
+    mixed = forged("lines of another run")
+    mixed.write_bytes(b"".join([lines[0], *other.read_bytes().splitlines(keepends=True)[1:]]))
+    forged("head of another run")
+    shutil.copy(head_file(other), head_file(tmp_path / "head of another run"))
+    assert counted(good, key=KEY) == (3, "verified")
+    names = [p.name for p in tmp_path.iterdir() if not p.suffix and " " in p.name]
+    assert len(names) == 7
+    for name in names:
+        refused(tmp_path / name, None, Ledger.verify, key=KEY)
+    assert mac(KEY, "line", "a") != mac(KEY, "head", "a")
+
+
+# -- anchors -----------------------------------------------------------------------------------
+@pytest.mark.parametrize("key", [None, KEY])
+def test_a_rolled_back_pair_is_found_by_an_anchor_and_by_nothing_else(tmp_path, key):
+    path = written(tmp_path / "ledger.jsonl", key=key)
+    old = path.read_bytes(), head_file(path).read_bytes()
+    earlier = Ledger.verify(path, key=key).head
+    with Ledger.recover(path, key=key) as ledger:
+        ledger.append(Entry(said={"text": "later"}))
+        anchor = ledger.head
+    assert Ledger.verify(path, key=key, anchors=[earlier, anchor]).head == anchor
+    path.write_bytes(old[0])
+    head_file(path).write_bytes(old[1])
+    assert Ledger.verify(path, key=key, anchors=[earlier]).head == earlier
+    for take in (Ledger.verify, recovered):
+        said = r"line 5: is missing: 5 lines .*rolled back"
+        refused(path, said, take, key=key, anchors=[anchor])
+
+
+def test_an_anchor_of_another_run_is_refused_and_a_head_is_read_as_it_was_printed(tmp_path):
+    one, two = written(tmp_path / "a.jsonl"), written(tmp_path / "b.jsonl")
+    anchor = Ledger.verify(two).head
+    assert Head.parse(f" {anchor}\n") == anchor
+    assert Ledger.verify(one).run_id != Ledger.verify(two).run_id
+    said = "line 4: is not the line that was written"
+    refused(one, said, Ledger.verify, anchors=[anchor])
+    for text in ("", "4", "4:abc", f"-1:{'0' * 64}", f"x:{'0' * 64}"):
+        with pytest.raises(ValueError, match="Expected a ledger head"):
+            Head.parse(text)
+
+
+def test_verification_writes_nothing(path):
+    path.write_bytes(path.read_bytes() + b"torn")
+    before = {p.name: (p.read_bytes(), p.stat().st_mtime_ns) for p in path.parent.iterdir()}
+    assert Ledger.verify(path).is_torn
+    assert before == {p.name: (p.read_bytes(), p.stat().st_mtime_ns) for p in path.parent.iterdir()}
+
+
+# -- sizes -------------------------------------------------------------------------------------
+def test_an_append_is_bounded_in_memory_and_bytes_at_ten_thousand_clients(tmp_path, monkeypatch):
+    """Half of 10 000 clients, drawn anew: 98 kB and 0.55 MB of memory a round before."""
+    monkeypatch.setattr(os, "fsync", lambda _: None)
+    clients, rng = 10_000, random.Random(0)
+    own = (ClientReleases(partitions=tuple(range(clients)), releases=SMALL),)
+    promise = Promise(Tariff((Terms(population=clients, updates=own),)), 100)
+    path = tmp_path / "ledger.jsonl"
+    with Ledger.create(path, {}) as ledger:
+        account = Account(promise, ledger)
+        drawn = [rng.sample(range(clients), clients // 2) for _ in range(4)]
+        account.charge(1, 0, drawn[0])
+        tracemalloc.start()
+        account.charge(2, 0, drawn[1])
+        begun, size = tracemalloc.get_traced_memory()[0], path.stat().st_size
+        for server_round in range(3, 33):
+            account.charge(server_round, 0, drawn[server_round % 4])
+        grown = tracemalloc.get_traced_memory()[0] - begun
+        tracemalloc.stop()
+    assert (path.stat().st_size - size) / 30 < 2_200
+    assert grown < 100_000
+
+
+@pytest.mark.slow
+def test_two_thousand_rounds_of_a_thousand_clients_are_audited_in_three_seconds(
+    tmp_path, monkeypatch
+):
+    """With pricing; 25 s before (benchmarks/ledger.py)."""
+    monkeypatch.setattr(os, "fsync", lambda _: None)
+    path = tmp_path / "append.jsonl"
+    append(path, 1000, 2000)
+    begun = time.process_time()
+    found = audit_ledger(path, 1e-5)
+    assert time.process_time() - begun < 3
+    assert found["charges"] == found["consumed"] == 2010
+    assert [one["name"] for one in found["adversaries"]] == ["server", "external"]

@@ -6,28 +6,21 @@ import time
 import pytest
 
 from manifed.privacy import accountant, gaussian, rare
-from manifed.privacy.calibration import noise_multiplier
-from manifed.privacy.events import GaussianRelease, PoissonSampled, Unsampled
+from manifed.privacy.calibration import least_multiplier
+from tests.privacy.releases import poisson, release
 
 DELTA = 1e-5
 
 
 def step(rate, count=600, z=1.0):
-    sampling = PoissonSampled(sampling_probability=rate)
-    return GaussianRelease(
-        unit="example",
-        neighboring_relation="add-or-remove",
-        noise_multiplier=z,
-        sampling=sampling,
-        count=count,
-    )
+    return poisson(z, rate, count)
 
 
 @pytest.mark.parametrize("rate", [9e-7, 1e-9, 1e-12, 1e-300, 5e-324])
 def test_a_tiny_rate_is_priced_and_calibrated_at_once(rate):
     began = time.process_time()
     assert 0 <= accountant.epsilon([step(rate)], DELTA) < 20
-    found = noise_multiplier(lambda z: [step(rate, z=z)], target_epsilon=2.0, target_delta=DELTA)
+    found = least_multiplier(lambda z: accountant.epsilon([step(rate, z=z)], DELTA), 2.0)
     assert accountant.epsilon([step(rate, z=found)], DELTA) <= 2.0
     assert time.process_time() - began < 2.0
 
@@ -66,6 +59,6 @@ def test_less_than_delta_of_participation_costs_nothing_and_more_costs_something
 
 
 def test_a_rare_release_beside_plain_ones_costs_at_least_what_they_cost():
-    plain = step(1.0, count=1, z=2.0).model_copy(update={"sampling": Unsampled()})
+    plain = release(2.0)
     alone = accountant.epsilon([plain], DELTA)
     assert alone <= accountant.epsilon([plain, step(1e-9)], DELTA) <= alone * 1.2

@@ -1,38 +1,27 @@
-"""Realised accounting: who was asked pays, attempts count, all adversaries of the charges."""
+"""What entries cost: who was asked pays, attempts count, all adversaries of the charges."""
 
+import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from manifed.privacy import accountant
-from manifed.privacy.accountant import NoValidBound
 from manifed.privacy.adversaries import CLIENT_LEVEL, EXTERNAL, SERVER, Adversary
-from manifed.privacy.charges import Charge, ClientReleases, charges
+from manifed.privacy.cohorts import encode, members
 from manifed.privacy.events import (
-    GaussianRelease,
     PoissonSampled,
     SampledWithoutReplacement,
     Unsampled,
     repeated,
 )
-from manifed.privacy.ledger import Ledger
+from manifed.privacy.ledger import Entry, Reserves, Settles
 from manifed.privacy.odometer import Odometer
-from manifed.privacy.participation import external_epsilon, external_epsilon_of_rounds
+from manifed.privacy.participation import external_epsilon
+from manifed.privacy.tariff import ClientReleases, Terms
+from tests.privacy.releases import release
 
-settings.register_profile("privacy", derandomize=True, deadline=None, max_examples=50)
-settings.load_profile("privacy")
 DELTA = 1e-5
-
-
-def release(z, sampling=None, count=1, unit="example"):
-    return GaussianRelease(
-        unit=unit,
-        neighboring_relation="add-or-remove",
-        noise_multiplier=z,
-        sampling=sampling or Unsampled(),
-        count=count,
-    )
 
 
 SMALL, LARGE = (release(5.0, count=2),), (release(9.0, count=2),)
@@ -41,184 +30,172 @@ UPDATES = (
     ClientReleases(partitions=(3, 4), releases=LARGE),
 )
 PAIRS = SampledWithoutReplacement(sample_size=2, population=5)
+TERMS = Terms(population=5, updates=UPDATES, sampling=PAIRS)
 
 
-def charge(server_round, partitions, *, attempt=0, turns=UPDATES, sampling=PAIRS, **more):
-    return Charge(
-        server_round=server_round,
-        attempt=attempt,
-        partitions=partitions,
-        turns=turns,
-        sampling=sampling,
-        **more,
+def reserved(first, cohort, *, last=None, attempt=0, terms=None, settles=None):
+    reserves = Reserves(
+        first=first, last=last or first, attempt=attempt, cohort=encode(members(cohort))
     )
+    return Entry(terms=terms, reserves=reserves, settles=settles)
 
 
-def odometer_of(paid):
+def odometer_of(cohorts, terms=TERMS):
     odometer = Odometer()
-    for one in paid:
-        odometer.charge(one)
+    odometer.declare(terms)
+    for r, cohort in enumerate(cohorts, start=1):
+        odometer.feed(reserved(r, cohort))
     return odometer
 
 
-def spent(paid):
-    return {s.adversary.name: s for s in odometer_of(paid).spent(DELTA)}
-
-
-def external_spent(paid):
-    return odometer_of(paid).epsilon(EXTERNAL, DELTA)
+def spent(odometer):
+    return {one.adversary.name: one for one in odometer.spent(DELTA)}
 
 
 def test_a_client_pays_for_the_rounds_it_was_asked_in_and_only_for_those():
-    paid = [charge(1, (0, 3)), charge(2, (0, 1)), charge(3, (3, 4))]
-    by_client = odometer_of(paid).spent_by_client(DELTA)
-    assert by_client == {
-        0: accountant.epsilon(repeated(SMALL, 2), DELTA),
-        1: accountant.epsilon(SMALL, DELTA),
-        3: accountant.epsilon(repeated(LARGE, 2), DELTA),
-        4: accountant.epsilon(LARGE, DELTA),
-    }
-    found = spent(paid)
+    found = spent(odometer_of([(0, 3), (0, 1), (3, 4)]))
     assert list(found) == ["server", "external"]
-    assert found["server"].epsilon == max(by_client.values())
+    assert found["server"].epsilon == accountant.epsilon(repeated(SMALL, 2), DELTA)
     assert found["server"].unit == "example"
     assert found["server"].neighboring_relation == "add-or-remove"
-    assert "upload" in found["server"].adversary.text
+    large = spent(odometer_of([(3,), (0, 3), (3, 4), (4, 3)]))["server"].epsilon
+    assert large == accountant.epsilon(repeated(LARGE, 4), DELTA)
 
 
-def test_aborted_attempts_and_retries_are_paid():
-    once, again = charge(1, (0, 1)), charge(1, (0, 2), attempt=1)
-    by_client = odometer_of([once, again]).spent_by_client(DELTA)
-    assert by_client[0] == accountant.epsilon(repeated(SMALL, 2), DELTA)
-    assert by_client[1] == by_client[2] == accountant.epsilon(SMALL, DELTA)
+def test_an_outsider_prices_every_client_for_every_draw_whoever_was_in_it():
+    expected = max(external_epsilon([(tuple(update), 0.4, 10)], DELTA) for update in (SMALL, LARGE))
+    found = odometer_of([(3, 4)] * 10).epsilon(EXTERNAL, DELTA)
+    assert found == pytest.approx(expected, rel=1e-9)
 
 
-def test_an_outsider_prices_every_named_client_for_every_round():
-    paid = [charge(r, (3, 4)) for r in range(10)]
-    expected = max(
-        external_epsilon(update, participation_probability=0.4, num_rounds=10, delta=DELTA)
-        for update in (SMALL, LARGE)
+def test_draws_that_are_planned_count_for_the_outsider_and_for_nobody_else():
+    found = spent(odometer_of([(3, 4)], TERMS.model_copy(update={"planned_draws": 10})))
+    assert found["external"].epsilon == pytest.approx(
+        odometer_of([()] * 10).epsilon(EXTERNAL, DELTA), rel=1e-12
     )
-    assert external_spent(paid) == pytest.approx(expected, rel=1e-9)
-
-
-def test_a_retry_with_the_same_cohort_is_one_coin():
-    fresh = [charge(1, (0, 1)), charge(1, (0, 1), attempt=1)]
-    same = [fresh[0], charge(1, (0, 1), attempt=1, cohort_attempt=0)]
-    assert external_spent(fresh) == pytest.approx(
-        external_epsilon_of_rounds([(SMALL, 0.4)] * 2, DELTA), rel=1e-9
-    )
-    assert external_spent(same) == pytest.approx(
-        external_epsilon_of_rounds([(repeated(SMALL, 2), 0.4)], DELTA), rel=1e-9
-    )
-    assert external_spent(same) > external_spent(fresh)
-
-
-def test_charges_that_name_only_their_cohort_are_completed_where_one_update_fits():
-    alike = ClientReleases(partitions=(0,), releases=SMALL)
-    other = ClientReleases(partitions=(1,), releases=SMALL)
-    coin = PoissonSampled(sampling_probability=0.3)
-    paid = [
-        charge(1, (0,), turns=(alike,), sampling=coin),
-        charge(2, (1,), turns=(other,), sampling=coin),
-        charge(3, (), turns=(), sampling=coin),
-    ]
-    expected = external_epsilon(SMALL, participation_probability=0.3, num_rounds=3, delta=DELTA)
-    assert external_spent(paid) == pytest.approx(expected, rel=1e-9)
-
-
-def test_a_price_that_the_charges_leave_open_is_refused_by_name():
-    turns = (ClientReleases(partitions=(0,), releases=SMALL),)
-    others = (
-        ClientReleases(partitions=(1,), releases=LARGE),
-        ClientReleases(partitions=(2,), releases=SMALL),
-    )
-    paid = [charge(1, (0,), turns=turns), charge(2, (1, 2), turns=others)]
-    with pytest.raises(NoValidBound, match=r"round 2 .* client 0 .* Charge.turns"):
-        external_spent(paid)
+    assert found["server"].epsilon == accountant.epsilon(LARGE, DELTA)
 
 
 def test_with_everybody_in_every_round_all_pay_the_exact_composition():
-    paid = [charge(r, (0, 1, 2, 3, 4), sampling=Unsampled()) for r in range(7)]
+    terms = TERMS.model_copy(update={"sampling": Unsampled()})
     exact = accountant.epsilon(repeated(SMALL, 7), DELTA)
-    assert [s.epsilon for s in spent(paid).values()] == [exact, exact]
+    found = spent(odometer_of([range(5)] * 7, terms))
+    assert [one.epsilon for one in found.values()] == [exact, exact]
 
 
-def test_client_level_releases_have_an_adversary_of_their_own():
-    upload = release(1.2, PoissonSampled(sampling_probability=0.1), unit="client")
-    paid = [charge(r, (0,), turns=(), aggregate=(upload,)) for r in range(20)]
-    ((name, found),) = spent(paid).items()
+def test_a_client_whose_terms_change_pays_for_both():
+    turned = (
+        ClientReleases(partitions=(3, 4), releases=SMALL),
+        ClientReleases(partitions=(0, 1, 2), releases=LARGE),
+    )
+    odometer = odometer_of([(0, 3), (1,)])
+    odometer.feed(reserved(3, (0, 4), terms=TERMS.model_copy(update={"updates": turned})))
+    both = accountant.epsilon((*SMALL, *LARGE), DELTA)
+    assert odometer.epsilon(SERVER, DELTA) == pytest.approx(both, rel=1e-12)
+
+
+def test_client_level_releases_have_an_adversary_of_their_own_and_cohorts_that_are_seen_cost_more():
+    coin = PoissonSampled(sampling_probability=0.1)
+    upload = release(1.2, coin, unit="client")
+    terms = Terms(population=5, sampling=coin, aggregate=(upload,))
+    odometer = odometer_of([(r % 2,) for r in range(21)], terms)
+    ((name, found),) = spent(odometer).items()
     assert (name, found.unit) == ("client-level", "client")
-    assert found.epsilon == accountant.epsilon(repeated((upload,), 20), DELTA)
-    assert list(spent([*paid, charge(20, (0,))])) == ["server", "external", "client-level"]
-
-
-def test_an_adversary_is_data_and_what_it_sees_decides_its_price():
-    """One who sees the cohorts of client-level rounds gains the amplification back."""
-    knows_cohorts = Adversary("cohorts", "one who sees cohorts", "aggregate", sees_cohorts=True)
-    upload = release(1.2, PoissonSampled(sampling_probability=0.1), unit="client")
-    paid = [charge(r, (r % 2,), turns=(), aggregate=(upload,)) for r in range(21)]
-    odometer = odometer_of(paid)
-    (found,) = odometer.spent(DELTA, [knows_cohorts])
-    assert found.epsilon == accountant.epsilon([release(1.2, count=11, unit="client")], DELTA)
-    assert found.epsilon > odometer.epsilon(CLIENT_LEVEL, DELTA)
+    assert found.epsilon == accountant.epsilon(repeated((upload,), 21), DELTA)
+    knows = Adversary("cohorts", "one who sees cohorts", "aggregate", sees_cohorts=True)
+    (seen,) = odometer.spent(DELTA, [knows])
+    assert seen.epsilon == accountant.epsilon([release(1.2, count=11, unit="client")], DELTA)
+    assert seen.epsilon > odometer.epsilon(CLIENT_LEVEL, DELTA)
 
 
 def test_nothing_charged_is_nothing_spent():
-    assert spent([]) == {}
-    assert odometer_of([]).spent_by_client(DELTA) == {}
-
-
-def test_spending_is_read_from_a_ledger_with_its_recovered_lines(tmp_path):
-    path = tmp_path / "ledger.jsonl"
-    paid = [charge(1, (0, 1)), charge(2, (0, 3))]
-    with Ledger.create(path, {}) as ledger:
-        ledger.append("charge", paid[0].model_dump(mode="json"))
-        ledger.append("note", {"text": "no charge"})
-    path.write_bytes(path.read_bytes() + b'{"body"')
-    with Ledger.recover(path, charge=paid[1].model_dump(mode="json")) as ledger:
-        assert charges(ledger.entries) == tuple(paid)
-
-
-def test_a_budget_is_asked_before_the_charge(tmp_path):
-    with Ledger.create(tmp_path / "ledger.jsonl", {}) as ledger:
-        for server_round in range(3):
-            ledger.append("charge", charge(server_round, (0, 1)).model_dump(mode="json"))
-        now = accountant.epsilon(repeated(SMALL, 3), DELTA)
-        after = accountant.epsilon(repeated(SMALL, 4), DELTA)
-        for budget, partitions, exceeds in (
-            (after, (0,), False),
-            (after * 0.999, (0,), True),
-            (now, (3, 4), False),
-            (now * 0.999, (3, 4), True),
-        ):
-            asked = Odometer.of(ledger.entries)
-            asked.charge(charge(3, partitions))
-            assert (asked.epsilon(SERVER, DELTA) > budget) == exceeds
-        asked = Odometer.of(ledger.entries)
-        asked.charge(charge(3, (0,)))
-        assert asked.epsilon(EXTERNAL, DELTA) <= after
+    assert spent(Odometer()) == {}
+    assert [one.epsilon for one in spent(odometer_of([])).values()] == [0.0, 0.0]
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=1, max_size=12))
-def test_spending_only_grows_and_ignores_the_order(pairs):
-    paid = [charge(r, tuple(sorted({a, b}))) for r, (a, b) in enumerate(pairs)]
+def test_spending_only_grows_and_ignores_the_order(cohorts):
     total, before, turned = (
-        {name: one.epsilon for name, one in spent(some).items()}
-        for some in (paid, paid[:-1], paid[::-1])
+        {name: one.epsilon for name, one in spent(odometer_of(some)).items()}
+        for some in (cohorts, cohorts[:-1], cohorts[::-1])
     )
     assert turned == total
     assert all(before[name] <= total[name] for name in before)
 
 
+# -- what is settled -----------------------------------------------------------------------------
+def state(odometer):
+    """Everything that can be asked, without a price."""
+    return (
+        odometer.participations_by_client().tolist(),
+        odometer.rounds_counted,
+        odometer.rounds_consumed,
+        odometer.covered,
+        [odometer.attempts(r) for r in range(12)],
+    )
+
+
 @pytest.mark.parametrize(
-    ("fields", "message"),
+    ("settles", "message"),
     [
-        ({"turns": UPDATES, "partitions": (0, 9)}, r"none for \[9\]"),
-        ({"turns": (UPDATES[0], UPDATES[0]), "partitions": (0,)}, "one update at most"),
-        ({"partitions": (0,), "server_round": -1}, "server_round"),
+        (Settles(upto=0), "up to 1 to 4"),
+        (Settles(upto=5), "up to 1 to 4"),
+        (Settles(upto=3, cohorts=("0-2",)), "2 cohorts"),
+        (Settles(upto=2, cohorts=("4",)), "reserved clients"),
+        (Settles(upto=2, cohorts=("7",)), "clients < 5"),
     ],
 )
-def test_a_charge_that_does_not_say_who_released_what_is_refused(fields, message):
+def test_a_settlement_that_proves_what_was_never_reserved_is_refused(settles, message):
+    odometer = Odometer().after(reserved(2, range(3), last=4, terms=TERMS))
+    before = state(odometer)
+    for entry in (Entry(settles=settles), reserved(5, (0,), settles=settles)):
+        with pytest.raises(ValueError, match=message):
+            odometer.after(entry)
+    assert state(odometer) == before
+
+
+def test_a_lost_reservation_counts_for_ever_and_cannot_be_settled_later():
+    odometer = Odometer().after(
+        reserved(1, range(3), last=4, terms=TERMS),
+        reserved(1, range(3), attempt=1),
+        Entry(settles=Settles(upto=1)),
+    )
+    assert (odometer.rounds_counted, odometer.rounds_consumed) == (5, 1)
+    with pytest.raises(ValueError, match="open reservation"):
+        odometer.feed(Entry(settles=Settles(upto=4)))
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        (reserved(1, (0,)), "terms before or in the first"),
+        (reserved(1, (5,), terms=TERMS), "clients < 5"),
+        (Entry(settles=Settles(upto=1)), "open reservation"),
+    ],
+)
+def test_an_entry_that_cannot_be_counted_is_refused(entry, message):
+    with pytest.raises(ValueError, match=message):
+        Odometer().feed(entry)
+    with pytest.raises(ValueError, match="terms of 5 clients, got 6"):
+        odometer_of([]).declare(Terms(population=6))
+
+
+@pytest.mark.parametrize(
+    ("updates", "message"),
+    [
+        (UPDATES[:1], "each of 5 clients in one update"),
+        ((*UPDATES, UPDATES[0]), "each of 5 clients in one update"),
+        ((ClientReleases(partitions=range(6), releases=SMALL),), "each of 5 clients"),
+    ],
+)
+def test_terms_that_do_not_say_what_each_client_releases_are_refused(updates, message):
     with pytest.raises(ValidationError, match=message):
-        Charge(**{"server_round": 0, **fields})
+        Terms(population=5, updates=updates)
+
+
+def test_as_if_everybody_was_asked_no_price_depends_on_a_cohort():
+    odometer = odometer_of([(0,), (4,), ()])
+    found = odometer.of_everybody()
+    assert found.participations_by_client().tolist() == [3] * 5
+    assert found.epsilon(SERVER, DELTA) == accountant.epsilon(repeated(SMALL, 3), DELTA)
+    assert (odometer.participations_by_client() == np.array([1, 0, 0, 0, 1])).all()

@@ -8,27 +8,24 @@ import torch
 from torch import Tensor
 
 from manifed.manifolds.hyperbolic import Lorentz
-from manifed.manifolds.spd import SPD
+from manifed.manifolds.spd import SPD, SPDLogEuclidean
 from manifed.manifolds.sphere import Sphere
-from manifed.problems.base import Examples
 from manifed.problems.class_means import ClassMeans
-from manifed.problems.finite_sum import FiniteSum
-from manifed.problems.frechet_mean import FrechetMean
-from manifed.problems.geometric_median import GeometricMedian
-from manifed.problems.hyperbolic_prediction import HyperbolicPrediction
-from manifed.problems.least_squares import LeastSquares
-from manifed.problems.logistic import Logistic
+from manifed.problems.examples import Examples
+from manifed.problems.frechet import FrechetMean, GeometricMedian
+from manifed.problems.hyperbolic import HyperbolicPrediction
+from manifed.problems.linear import LeastSquares, Logistic
 from manifed.problems.matrix_completion import MatrixCompletion
-from manifed.problems.mlp import MLP
 from manifed.problems.pca import KPCA, PrincipalEigenvector
-from manifed.problems.spd_mean import SPDMean
+from manifed.problems.problem import Problem
+from reproduction.mlp import MLP
 
 Maker = Callable[[torch.Generator, tuple[int, ...]], Examples]
 
 
 @dataclass(frozen=True)
 class Case:
-    problem: FiniteSum
+    problem: Problem
     make: Maker
     has_optimum: bool = True
     """Whether a minimiser can be computed; of a network none can."""
@@ -104,20 +101,20 @@ CASES = {
     "principal-eigenvector": Case(PrincipalEigenvector(), rows),
     "kpca-stiefel": Case(KPCA(2, "stiefel"), rows),
     "kpca-grassmann": Case(KPCA(2, "grassmann"), rows),
-    "frechet-mean-sphere": Case(FrechetMean(Sphere(), 1.0), near(Sphere(), (5,), 0.3)),
-    "frechet-mean-spd": Case(FrechetMean(SPD(), -0.5), near(SPD(), (4, 4), 0.5)),
-    "spd-mean": Case(SPDMean(), near(SPD(), (4, 4), 0.5)),
+    "frechet-mean-sphere": Case(FrechetMean(Sphere()), near(Sphere(), (5,), 0.3)),
+    "frechet-mean-spd": Case(FrechetMean(SPD()), near(SPD(), (4, 4), 0.5)),
+    "frechet-mean-flat": Case(FrechetMean(SPDLogEuclidean()), near(SPD(), (4, 4), 0.5)),
     "frechet-mean-lorentz": Case(FrechetMean(Lorentz()), near(Lorentz(), (4,), 0.8)),
     "geometric-median": Case(GeometricMedian(Lorentz()), near(Lorentz(), (4,), 0.8)),
     "class-means": Case(ClassMeans(SPD(), 3), labelled(near(SPD(), (3, 3), 0.5), 3)),
     "class-medians": Case(
         ClassMeans(Lorentz(), 2, is_median=True), labelled(near(Lorentz(), (4,), 0.8), 2)
     ),
-    "hyperbolic-prediction": Case(HyperbolicPrediction(8.0), weighted_targets),
+    "hyperbolic-prediction": Case(HyperbolicPrediction(), weighted_targets),
     "least-squares": Case(LeastSquares(), regression),
     "ridge": Case(LeastSquares(ridge=0.3), regression),
     "logistic": Case(Logistic(), classification),
-    "logistic-penalised": Case(Logistic(ridge=0.3), classification),
+    "logistic-penalised": Case(Logistic(penalty=0.3), classification),
     "mlp-relu": Case(MLP(4, 3), labelled(rows, 3), has_optimum=False),
     "mlp-tanh": Case(MLP(4, 3, "tanh"), labelled(rows, 3), has_optimum=False),
     "matrix-completion-stiefel": Case(MatrixCompletion(2, "stiefel"), columns),

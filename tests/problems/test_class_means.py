@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from manifed.manifolds.spd import SPD
-from manifed.problems.base import Examples
 from manifed.problems.class_means import ClassMeans
-from manifed.problems.records import InvalidRecord
+from manifed.problems.examples import Examples
+from manifed.problems.problem import InvalidRecord
 from tests.privacy.test_clip_bound import one_client
 from tests.problems.conftest import CASES
 

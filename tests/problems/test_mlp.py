@@ -6,14 +6,10 @@ import pytest
 import torch
 from torch.func import grad, vmap
 
-from manifed.problems import federation
-from manifed.problems.base import Examples
-from manifed.problems.files import FileData
-from manifed.problems.mlp import MLP
-from manifed.problems.partition_specs import EqualSpec
-from manifed.problems.problem_specs import MLPSpec
-from manifed.problems.real_data import BreastCancer, Digits
-from manifed.problems.starts import LayersStart
+from manifed.problems.examples import Examples
+from manifed.problems.own_files import FileData
+from manifed.problems.real import BreastCancer, Digits
+from reproduction.mlp import MLP
 
 
 def normal(seed: int, *shape: int) -> torch.Tensor:
@@ -42,7 +38,7 @@ def test_per_example_gradients_are_those_of_torch_func(activation):
     label = shard["label"].long()
     expected = vmap(grad(loss), in_dims=(None, 0, 0))(x, shard["z"], label)
     assert torch.allclose(problem.rgrads(x, shard), expected, rtol=1e-10, atol=1e-12)
-    assert torch.allclose(problem.rgrad_norms(x, shard), expected.norm(dim=-1), rtol=1e-10)
+    assert torch.allclose(problem.gradients(x, shard).norms, expected.norm(dim=-1), rtol=1e-10)
     losses = vmap(loss, in_dims=(None, 0, 0))(x, shard["z"], label)
     assert torch.allclose(problem.losses(x, shard), losses, rtol=1e-12)
 
@@ -50,7 +46,7 @@ def test_per_example_gradients_are_those_of_torch_func(activation):
 def test_a_record_of_no_class_counts_for_nothing():
     problem, shard = MLP(3, 2), examples(4, 2, 2)
     shard.tensors["label"][1] = 0.5
-    norms = problem.rgrad_norms(normal(0, *problem.point_shape(shard)), shard)
+    norms = problem.gradients(normal(0, *problem.point_shape(shard)), shard).norms
     assert torch.isnan(norms[1])
     assert bool(torch.isfinite(norms[[0, 2, 3]]).all())
     with pytest.raises(ValueError, match="record 1: expected a class number from 0 to 1"):
@@ -63,32 +59,17 @@ def test_huge_scores_have_finite_losses():
     assert bool(torch.isfinite(problem.losses(x, shard)).all())
 
 
+def first(problem, shard):
+    shape = problem.point_shape(shard)
+    return problem.first_point(problem, shape, torch.Generator().manual_seed(0))
+
+
 def test_a_network_starts_as_torch_layers_do():
-    spec = MLPSpec(hidden=8, num_classes=3)
-    assert spec.start == LayersStart(hidden=8, num_classes=3)
-    problem = spec.build()
-    shape = problem.point_shape(examples(3, 25, 3))
-    x = spec.start.point(problem.manifold, shape, torch.Generator().manual_seed(0))
-    parts = MLP(8, 3).layers(x)
+    problem = MLP(hidden=8, num_classes=3)
+    parts = problem.layers(first(problem, examples(3, 25, 3)))
     assert 0.9 / 5 < float(parts.w1.abs().max()) <= 1 / 5
     assert float(parts.w2.abs().max()) <= 1 / 8**0.5
-    with pytest.raises(ValueError, match=r"problem\.start: 'layers' expects a network of 8 hidden"):
-        spec.start.point(problem.manifold, (40,), torch.Generator())
-    assert MLPSpec.model_validate(spec.model_dump()) == spec
-
-
-def test_plain_gradient_descent_learns_the_digits():
-    spec = MLPSpec(hidden=16, num_classes=10)
-    data = Digits(has_labels=True, is_unit_norm=False)
-    (shard,) = federation.shards(spec, data, EqualSpec(), 1, 0)
-    problem = spec.build()
-    x = spec.start.point(
-        problem.manifold, problem.point_shape(shard), torch.Generator().manual_seed(0)
-    )
-    share = torch.full((len(shard),), 1 / len(shard), dtype=torch.float64)
-    for _ in range(80):
-        x = x - 0.5 * problem.rgrad_sum(x, shard, share)
-    assert float(problem.correct(x, shard).mean()) > 0.9
+    assert MLP.model_validate(problem.model_dump()) == problem
 
 
 def test_images_keep_their_digits_only_if_asked():

@@ -7,15 +7,20 @@ from manifed.errors import ConfigError
 from manifed.experiment import assembly
 from manifed.experiment.load import load
 from manifed.experiment.schema import Experiment
-from manifed.problems import federation, readers
-from manifed.problems.base import Examples
-from reproduction.experiments import curves, experiment_path
+from manifed.problems import real, shards
+from manifed.problems.examples import Examples
 from tests.experiment.test_load import QUICKSTART
 from tests.problems.test_starts import experiment, forget, problems
 
-MAMMALS = "data={kind='wordnet-mammals'} problem={kind='frechet-mean',manifold='lorentz'}"
-WEIGHTS = "data={kind='hyperbolic-tree'} problem={kind='hyperbolic-prediction'}"
-PHOTOS = "data={kind='sample-photos',is_standardised=true} problem={kind='frechet-mean'}"
+MAMMALS = (
+    "data={kind='reproduction.mammals:WordnetMammals'} "
+    "problem={kind='frechet-mean',manifold='lorentz'}"
+)
+WEIGHTS = "data={kind='reproduction.mammals:HyperbolicTree'} problem={kind='hyperbolic-prediction'}"
+PHOTOS = (
+    "data={kind='reproduction.photos:SamplePhotos',is_standardised=true} "
+    "problem={kind='frechet-mean'}"
+)
 CLIENT_LEVEL = (
     " privacy={kind='client-level',l2_norm_clip=1.0,noise={kind='multiplier',noise_multiplier=1.0}}"
 )
@@ -50,14 +55,9 @@ def test_what_is_declared_public_may_look_across_records():
     read(WEIGHTS + CLIENT_LEVEL)
 
 
-def test_a_centre_is_given_once():
-    with pytest.raises(ConfigError, match="is_centred"):
-        read("data.is_centred=true data.centre=0.5 privacy={kind='none'}")
-
-
 def moved(overrides: str, monkeypatch, record: int = 700) -> list[int]:
     """How many per-example gradients of each client move when one record is replaced."""
-    pixels, labels = readers.digits()
+    pixels, labels = real.digits()
 
     def gradients() -> list[torch.Tensor]:
         forget()
@@ -66,22 +66,19 @@ def moved(overrides: str, monkeypatch, record: int = 700) -> list[int]:
         return [found.problem.rgrads(x, shard) for shard in found.examples]
 
     with monkeypatch.context() as patch:
-        patch.setattr(readers, "digits", lambda: (pixels, labels))
+        patch.setattr(real, "digits", lambda: (pixels, labels))
         before = gradients()
         other = pixels.copy()
         other[record] = 1e3 * other[record][::-1]
-        patch.setattr(readers, "digits", lambda: (other, labels))
+        patch.setattr(real, "digits", lambda: (other, labels))
         after = gradients()
     forget()
     pairs = zip(before, after, strict=True)
     return [int((one != two).any(-1).sum()) for one, two in pairs]
 
 
-@pytest.mark.parametrize(
-    "centre", ["0.3", str([0.25] * 64).replace(" ", "")], ids=["number", "point"]
-)
-def test_with_a_public_centre_a_record_moves_only_its_own_gradient(centre, monkeypatch):
-    counts = moved(f"data.centre={centre} data.is_unit_norm=false", monkeypatch)
+def test_a_record_moves_only_its_own_gradient(monkeypatch):
+    counts = moved("data.is_unit_norm=false", monkeypatch)
     assert sorted(counts) == [0] * (len(counts) - 1) + [1]
 
 
@@ -89,18 +86,12 @@ def test_the_mean_of_all_rows_moves_every_client(monkeypatch):
     assert min(moved("data.is_centred=true data.is_unit_norm=false", monkeypatch)) > 100
 
 
-def test_a_centre_of_another_length_is_refused_in_one_line():
-    config = read("data.centre=[0.5,0.5]")
-    with pytest.raises(ConfigError, match=r"data\.centre: expected one number or 64, got 2"):
-        assembly.load_shards(config)
-
-
 @pytest.mark.parametrize(
     "spec", problems(), ids=lambda p: "-".join(map(str, p.model_dump().values()))
 )
 def test_preparing_a_shard_treats_each_record_by_itself_or_says_that_it_does_not(spec):
     data = experiment(spec).data
-    one, two = (federation.dataset(data, seed) for seed in (1, 2))
+    one, two = (shards.dataset(data, seed) for seed in (1, 2))
     shard = one.examples.take(torch.arange(8))
     mixed = Examples(
         {key: torch.cat([two.examples[key][:1], rows[1:]]) for key, rows in shard.tensors.items()},
@@ -109,10 +100,3 @@ def test_preparing_a_shard_treats_each_record_by_itself_or_says_that_it_does_not
     before, after = spec.prepare(shard, one.meta), spec.prepare(mixed, one.meta)
     is_alone = all(torch.equal(before[key][1:], after[key][1:]) for key in before.tensors)
     assert is_alone == (spec.mixes_records() is None)
-
-
-def test_every_private_experiment_that_ships_keeps_its_records_apart():
-    private = [load(experiment_path(name)) for name in curves()]
-    private = [config for config in private if config.privacy.kind != "none"]
-    assert private
-    assert {config.data.mixes_records() for config in private} == {None}

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from manifed.manifolds.hyperbolic import Lorentz
 from manifed.manifolds.spd import SPD
 from manifed.problems.file_formats import BadFile
-from manifed.problems.files import FileData
-from manifed.problems.records import check_points
+from manifed.problems.own_files import FileData
+from manifed.problems.problem import check_points
 
 BOUNDS = ((-1.0, 1.0), (0.0, 2.0), (-3.0, 3.0), (-0.5, 4.0))
 ROWS = FileData(examples="rows", shape=(4,))
@@ -96,70 +96,73 @@ def test_a_signal_is_its_own_covariance_with_a_ridge(folder):
     assert np.allclose(z, np.cov(x[1], bias=True) + 0.1 * np.eye(3), atol=1e-12)
 
 
+HYPERBOLIC = FileData(examples="hyperbolic-points", shape=(4,))
+MATRICES = FileData(examples="spd-matrices", shape=(2, 2))
 OUTSIDE = {
-    "a number": (ROWS.model_copy(update={"range": BOUNDS}), [[0, 0, 0, 0], [0, 0, 9, 0]],
+    "a number": (ROWS, {"range": BOUNDS}, [[0, 0, 0, 0], [0, 0, 9, 0]],
                  r"example 1, column 'entry \[2\]': expected a number inside data.range"),
-    "a length": (ROWS.model_copy(update={"row_norm": 1.0}), [[1, 1, 0, 0]], "0: expected a row"),
-    "a direction": (FileData(examples="sphere-points", shape=(4,)), [[1, 1, 0, 0]], "length 1"),
-    "no direction": (RULES["sphere points"], [[0, 0, 0, 0]], "a row of zeros"),
-    "off the ball": (FileData(examples="hyperbolic-points", shape=(4,)), [[1, 1, 0, 0]], "poin"),
-    "off the hyperboloid": (
-        FileData(examples="hyperbolic-points", shape=(4,), coordinates="lorentz"),
-        [[1, 0.1, 0, 0]], "lorentz"),
-    "too far out": (FileData(examples="hyperbolic-points", shape=(4,), row_norm=1),
-                    [[0.9, 0, 0, 0]], "row_norm"),
-    "not definite": (FileData(examples="spd-matrices", shape=(2, 2)), [[[1, 2], [2, 1]]], "defin"),
-    "not symmetric": (FileData(examples="spd-matrices", shape=(2, 2)), [[[2, 1], [0, 2]]], "symm"),
-    "an eigenvalue": (FileData(examples="spd-matrices", shape=(2, 2), range=(1, 2)),
-                      [[[3, 0], [0, 2]]], "data.range"),
-    "a signal": (FileData(examples="signals", shape=(1, 2), range=(-1, 1)), [[[0, 2]]], "data.ran"),
+    "a length": (ROWS, {"row_norm": 1.0}, [[1, 1, 0, 0]], "0: expected a row"),
+    "a direction": (RULES["sphere points"], {"outside": "refuse"}, [[1, 1, 0, 0]], "length 1"),
+    "no direction": (RULES["sphere points"], {}, [[0, 0, 0, 0]], "a row of zeros"),
+    "off the ball": (HYPERBOLIC, {}, [[1, 1, 0, 0]], "poin"),
+    "off the hyperboloid": (HYPERBOLIC, {"coordinates": "lorentz"}, [[1, 0.1, 0, 0]], "lorentz"),
+    "too far out": (HYPERBOLIC, {"row_norm": 1}, [[0.9, 0, 0, 0]], "row_norm"),
+    "not definite": (MATRICES, {}, [[[1, 2], [2, 1]]], "defin"),
+    "not symmetric": (MATRICES, {}, [[[2, 1], [0, 2]]], "symm"),
+    "an eigenvalue": (MATRICES, {"range": (1, 2)}, [[[3, 0], [0, 2]]], "data.range"),
+    "a signal": (FileData(examples="signals", shape=(1, 2)), {"range": (-1, 1)}, [[[0, 2]]],
+                 "data.ran"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", list(OUTSIDE))
 def test_a_row_outside_is_refused_by_its_place(folder, name):
-    data, values, expected = OUTSIDE[name]
+    data, more, values, expected = OUTSIDE[name]
     with pytest.raises(BadFile, match=expected):
-        read(folder, data, np.array(values, dtype=np.float64))
+        read(folder, FileData(**data.model_dump() | more), np.array(values, dtype=np.float64))
 
 
+def rows(**given):
+    return {"examples": "rows", "columns": ("a",), **given}
+
+
+def labelled(**given):
+    return rows(examples="classification", label="y", **given)
+
+
+def matrices(**given):
+    return {"examples": "spd-matrices", "shape": (2, 2), **given}
+
+
+TWO = ("a", "b")
 CONFIGS = {
-    "neither columns nor shape": ({"examples": "rows"}, "columns"),
-    "a column twice": ({"columns": ("a", "a")}, "each column once"),
+    "neither columns nor shape": (rows(columns=()), "columns"),
+    "a column twice": (rows(columns=("a", "a")), "each column once"),
     "the label among the columns": (
-        {"examples": "regression", "columns": ("a", "y"), "label": "y"}, "each column once"),
-    "another shape": ({"columns": ("a", "b"), "shape": (3,)}, "a shape of 2 columns"),
-    "no matrices": ({"examples": "spd-matrices", "shape": (4,)}, r"shape \[m, m\]"),
-    "not square": ({"examples": "spd-matrices", "shape": (4, 3)}, "square"),
-    "no label": ({"examples": "classification", "columns": ("a",)}, "label: required"),
-    "three classes": (
-        {"examples": "classification", "columns": ("a",), "label": "y", "classes": ("u", "v", "w")},
-        "two classes"),
-    "texts and integers": (
-        {"examples": "classification", "columns": ("a",), "label": "y", "classes": ("u", 1)},
-        "texts or integers"),
-    "classes of rows": ({"columns": ("a",), "classes": ("u", "v")}, "needs label"),
-    "low above high": ({"columns": ("a",), "range": (1, 0)}, "low < high"),
-    "eigenvalues of zero": (
-        {"examples": "spd-matrices", "shape": (2, 2), "range": (0, 1)}, "eigenvalues above 0"),
-    "no range": ({"columns": ("a",), "range": ()}, "one for each column of .1., got 0"),
-    "no range of matrices": (
-        {"examples": "spd-matrices", "shape": (2, 2), "range": ()}, "one pair"),
-    "ranges of matrices": (
-        {"examples": "spd-matrices", "shape": (2, 2), "range": ((1, 2), (1, 2))}, "one pair"),
-    "no end": ({"columns": ("a",), "range": (float("-inf"), 1)}, "finite"),
+        rows(examples="regression", columns=("a", "y"), label="y"), "each column once"),
+    "another shape": (rows(columns=TWO, shape=(3,)), "a shape of 2 columns"),
+    "no matrices": (matrices(shape=(4,)), r"shape \[m, m\]"),
+    "not square": (matrices(shape=(4, 3)), r"shape \[m, m\]"),
+    "no label": (rows(examples="classification"), "label: required"),
+    "three classes": (labelled(classes=("u", "v", "w")), "two classes"),
+    "texts and integers": (labelled(classes=("u", 1)), "texts or integers"),
+    "classes of rows": (rows(classes=("u", "v")), "needs label"),
+    "low above high": (rows(range=(1, 0)), "low < high"),
+    "eigenvalues of zero": (matrices(range=(0, 1)), "eigenvalues above 0"),
+    "no range": (rows(range=()), "one for each column of .1., got 0"),
+    "no range of matrices": (matrices(range=()), "one pair"),
+    "ranges of matrices": (matrices(range=((1, 2), (1, 2))), "one pair"),
+    "no end": (rows(range=(float("-inf"), 1)), "finite"),
     "ends whose squares overflow": (
-        {"columns": ("a",), "range": (0, 1), "rescale_to": (0, 1e308)}, "rescale_to: expected"),
-    "two ranges of three": ({"columns": ("a", "b", "c"), "range": BOUNDS[:2]}, "one pair, or one"),
-    "rescale without range": ({"columns": ("a",), "rescale_to": (0, 1)}, "needs range"),
-    "project without a radius": ({"columns": ("a",), "outside": "project"}, "needs row_norm"),
-    "clip points": (
-        {"examples": "sphere-points", "columns": ("a", "b"), "outside": "clip"}, "got 'clip'"),
+        rows(range=(0, 1), rescale_to=(0, 1e308)), "rescale_to: expected"),
+    "two ranges of three": (rows(columns=(*TWO, "c"), range=BOUNDS[:2]), "one pair, or one"),
+    "rescale without range": (rows(rescale_to=(0, 1)), "needs range"),
+    "project without a radius": (rows(outside="project"), "needs row_norm"),
+    "clip points": (rows(examples="sphere-points", columns=TWO, outside="clip"), "got 'clip'"),
     "query without features": (
-        {"examples": "hyperbolic-points", "columns": ("a", "b"), "query": (1.0,)}, "query"),
-    "a mask of rows": ({"columns": ("a",), "mask": "m"}, "mask"),
-    "no such source": ({"columns": ("a",), "source": "nowhere:read"}, "can be imported"),
-    "a source that is no function": ({"columns": ("a",), "source": "pathlib:Path"}, "a function"),
+        rows(examples="hyperbolic-points", columns=TWO, query=(1.0,)), "query"),
+    "no such source": (rows(source="nowhere:read"), "can be imported"),
+    "a source that is no function": (rows(source="pathlib:Path"), "a function"),
 }  # fmt: skip
 
 
@@ -167,7 +170,7 @@ CONFIGS = {
 def test_a_config_that_does_not_fit_together_is_refused(name):
     fields, expected = CONFIGS[name]
     with pytest.raises(ValueError, match=expected):
-        FileData(**{"examples": "rows", **fields})
+        FileData(**fields)
 
 
 def test_what_overflows_is_refused_by_its_place(folder):

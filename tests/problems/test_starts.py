@@ -1,6 +1,6 @@
 """x^(0) is public: it depends on shapes, the config and the seed, and on no example."""
 
-from typing import Any, Literal, get_args, get_origin
+from typing import Annotated, Any, get_args
 
 import pytest
 import torch
@@ -10,20 +10,24 @@ from manifed.cli.launch import check_parts
 from manifed.errors import ConfigError
 from manifed.experiment import assembly
 from manifed.experiment.load import parse
-from manifed.experiment.schema import Experiment
-from manifed.problems import federation
-from manifed.problems.hyperbolic_data import WordnetEmbedding, WordnetMammals
-from manifed.problems.problem_specs import ProblemSource
-from manifed.problems.real_data import A9a, BreastCancer, Digits, Mnist, SamplePhotos
-from manifed.problems.spec import DataSpec, ProblemSpec
-from manifed.problems.starts import Start
+from manifed.experiment.plugins import Kinds
+from manifed.experiment.schema import DATA, PROBLEMS, Experiment
+from manifed.problems import shards
+from manifed.problems.frechet import MANIFOLDS
+from manifed.problems.problem import ProblemSource
+from manifed.problems.real import A9a, BreastCancer, Digits, Mnist
+from reproduction import recipes
 
-REAL = {A9a, BreastCancer, Digits, Mnist, SamplePhotos, WordnetEmbedding, WordnetMammals}
-SMALL = {"num_examples": 40, "num_nodes": 41, "num_clients": 4, "columns": 10, "dimension": 10}
+RECIPES = (
+    "OneHotLogistic", "HyperbolicCloud", "LowRank", "SphereCloud", "SPDClasses", "ClassMixture",
+)  # fmt: skip
+REAL = {A9a, BreastCancer, Digits, Mnist}
+SMALL = {"num_examples": 40, "num_clients": 4, "columns": 10, "dimension": 10}
 OTHERWISE = {
-    "class-mixture": {"num_classes": 2},
-    "wishart": {"dimension": 2},
-    "synthetic-low-rank": {"oversampling": 2.0},
+    "reproduction.recipes:ClassMixture": {"num_classes": 2},
+    "reproduction.recipes:Wishart": {"dimension": 2},
+    "spd-lognormal": {"dimension": 2},
+    "reproduction.recipes:LowRank": {"oversampling": 2.0},
 }
 CLIENTS = 4
 
@@ -33,20 +37,20 @@ def linear() -> torch.nn.Module:
     return torch.nn.Linear(10, 2)
 
 
-def members(union: Any) -> tuple[Any, ...]:
-    """The classes of a discriminated union."""
-    return get_args(get_args(union)[0])
+def members(kinds: Kinds) -> list[Any]:
+    """The classes of a field's kinds."""
+    return [kinds.model(kind) for kind in kinds.homes]
 
 
 def problems() -> list[ProblemSource]:
     """Every problem of the union, on every manifold that a field of it names."""
     found: list[ProblemSource] = []
-    for spec in members(ProblemSpec):
+    for spec in members(PROBLEMS):
         places = [
             (name, value)
             for name, field in spec.model_fields.items()
-            if name in {"on", "manifold"} and get_origin(field.annotation) is Literal
-            for value in get_args(field.annotation)
+            if name in {"on", "manifold"}
+            for value in get_args(field.annotation) or MANIFOLDS
         ]
         needed = {"num_classes": 2, "model": f"{__name__}:linear"}
         rest = {name: value for name, value in needed.items() if name in spec.model_fields}
@@ -56,7 +60,8 @@ def problems() -> list[ProblemSource]:
 
 def synthetic(needs: str) -> dict[str, Any]:
     """A small random data set of this kind of examples."""
-    kinds = [one for one in members(DataSpec) if one not in REAL and one.provides == needs]
+    known = [*members(DATA), *(vars(recipes)[name] for name in RECIPES)]
+    kinds = [one for one in known if one not in REAL and one.provides == needs]
     assert kinds, f"no random data set provides {needs}"
     sizes = {name: size for name, size in SMALL.items() if name in kinds[0].model_fields}
     kind = kinds[0].model_fields["kind"].default
@@ -67,7 +72,7 @@ def experiment(problem: ProblemSource | dict[str, Any], seed: int = 3) -> Experi
     spec = (
         problem
         if isinstance(problem, ProblemSource)
-        else TypeAdapter[Any](ProblemSpec).validate_python(problem)
+        else TypeAdapter[Any](Annotated[Any, PROBLEMS]).validate_python(problem)
     )
     return parse(
         {
@@ -88,7 +93,7 @@ def experiment(problem: ProblemSource | dict[str, Any], seed: int = 3) -> Experi
 
 def forget() -> None:
     """Empty the caches of everything that was loaded."""
-    for cache in (assembly.load_shards, federation._shards, federation._dataset):
+    for cache in (assembly.load_shards, shards.shards, shards.dataset):
         cache.cache_clear()
 
 
@@ -160,8 +165,3 @@ def test_a_given_start_that_is_no_point_is_refused_in_one_line(entries, words):
         check_parts(config)
     assert "\n" not in str(caught.value)
     assert [word for word in words if word.lower() not in str(caught.value).lower()] == []
-
-
-def test_every_kind_of_start_is_in_the_union():
-    kinds = {one.model_fields["kind"].default for one in members(Start)}
-    assert kinds == {"random", "origin", "given", "layers", "model"}

@@ -9,14 +9,12 @@ import torch
 from manifed.errors import ConfigError
 from manifed.experiment.assembly import client_side, load_shards
 from manifed.experiment.load import load
-from manifed.federation.stacked import StackedTransport
-from manifed.federation.transport import MemoryTransport
-from manifed.oracles.oracle import Answers
-from manifed.privacy import noise
+from manifed.federation.stack import StackTransport
+from manifed.oracles import oracle
 from manifed.privacy.account import Account
-from manifed.problems.base import Examples
-from manifed.problems.streams import BLOCK, COVARIANCE, DrawnRecords
-from manifed.runs.driver import _Run, rounds_over, run_experiment
+from manifed.problems.examples import BLOCK, Examples, Stream
+from manifed.runs.driver import _Run, rounds_over, run
+from reproduction.recipes import COVARIANCE
 
 CONFIG = "configs/examples/long_stream.toml"
 NODES = 3
@@ -94,7 +92,7 @@ def test_a_stream_is_read_in_order_or_not_at_all(override, message):
         config_of(override)
 
 
-class Dies(MemoryTransport):
+class Dies(StackTransport):
     """Ends in the middle of a round."""
 
     until = None
@@ -113,8 +111,8 @@ def test_a_run_that_dies_and_goes_on_reads_no_record_twice(tmp_path, monkeypatch
         read.extend((client, int(j)) for j in positions)
         return found(records, client, positions)
 
-    found = DrawnRecords._rows
-    monkeypatch.setattr(DrawnRecords, "_rows", noted)
+    found = Stream._rows
+    monkeypatch.setattr(Stream, "_rows", noted)
     monkeypatch.setattr(_Run, "_keep_the_newest", lambda _: None)  # as after kill -9
     settle = Account.settle
     sets = (*LATE, "output.checkpoint_every=10", "federation.reserve_rounds=20")
@@ -124,7 +122,7 @@ def test_a_run_that_dies_and_goes_on_reads_no_record_twice(tmp_path, monkeypatch
         transport.until = until
         monkeypatch.setattr(Account, "settle", settle if until is None else lambda _: None)
         try:
-            folder = run_experiment(config, rounds_over(transport))
+            folder = run(config, rounds_over(transport))
         except KeyboardInterrupt:
             assert until is not None
     assert folder.manifest()["final"]["rounds"] == 24
@@ -136,11 +134,10 @@ def test_a_run_that_dies_and_goes_on_reads_no_record_twice(tmp_path, monkeypatch
 
 def test_a_long_run_writes_little_and_holds_what_a_short_one_holds(tmp_path, monkeypatch):
     """At most 50 bytes of ledger a round, no list of all records, no object a round."""
-    monkeypatch.setattr(Answers, "present", property(lambda _: pytest.fail("listed all records")))
-    monkeypatch.setattr(noise, "_AHEAD", 1)  # normals drawn ahead: more as rounds go by, to 2^14
+    monkeypatch.setattr(oracle, "all_present", lambda *_: pytest.fail("listed all records"))
     rounds = 300
     config = config_of(*LATE, "engine.execution=cohort", rounds=rounds, folder=tmp_path / "run")
-    transport = StackedTransport(client_side(config), device="cpu", memory_budget_mb=64)
+    transport = StackTransport(client_side(config), at_once=None, memory_budget_mb=64)
     held = {}
 
     def watched(job):
@@ -150,6 +147,6 @@ def test_a_long_run_writes_little_and_holds_what_a_short_one_holds(tmp_path, mon
                 gc.collect()
                 held[report.server_round] = len(gc.get_objects())
 
-    folder = run_experiment(config, watched)
+    folder = run(config, watched)
     assert folder.ledger_path.stat().st_size <= 50 * rounds
     assert held[280] - held[100] < 180 / 4

@@ -27,12 +27,11 @@ from manifed.experiment.assembly import initial_point, plan_of
 from manifed.experiment.load import load
 from manifed.experiment.schema import Experiment
 from manifed.federation import client as node
-from manifed.flower.loop import ServerLoop
 from manifed.privacy.ledger import Ledger
 from manifed.privacy.odometer import Odometer
 from manifed.runs import manifest
-from manifed.runs.reading import FolderDamaged
-from manifed.runs.run_folder import RunFolder
+from manifed.runs.folder import FolderDamaged, RunFolder
+from strategies.any_update import AnyUpdate
 
 CALLS = ("write", "replace", "fsync", "ftruncate", "mkdir", "link", "unlink")
 Mode = Literal["before", "half", "after", "full"]
@@ -208,6 +207,13 @@ def under_reported(path: Path, released: set[tuple[int, int, int]]) -> list[str]
     return found
 
 
+class Free(AnyUpdate):
+    """The strategy of any update, which charges nothing."""
+
+    def charge(self, server_round: int, attempt: int, partitions: tuple[int, ...]) -> None:
+        """Nothing is paid."""
+
+
 @lru_cache(maxsize=256)
 def reference(config: Experiment, attempts: tuple[int, ...]) -> torch.Tensor:
     """The model of an uninterrupted run in memory whose round r is attempt ``attempts[r - 1]``."""
@@ -217,7 +223,8 @@ def reference(config: Experiment, attempts: tuple[int, ...]) -> torch.Tensor:
     plan = plan_of(config)
     grid = InlineGrid(client_app_of(lambda _: config), config.federation.num_clients, {})
     start = plan.server_update.initial(initial_point(config))
-    talk = ServerLoop(plan, start, attempts=lambda r: attempts[r - 1])
+    talk = Free.of_plan(plan, config.training)
+    talk.go_on_at(1, start, {}, lambda r: attempts[r - 1])
     talk.start(grid, num_rounds=config.federation.num_rounds)
     return plan.server_update.output(talk.state, plan.manifold)
 
@@ -307,14 +314,14 @@ def live_and_die(
 
 
 def _ran(request: Request) -> int:
-    from manifed.cli.launch import launch_or_exit
-
-    def fail(message: str, code: int = 2) -> NoReturn:
-        sys.stderr.write(f"error: {message}\n")
-        raise SystemExit(code)
+    from manifed.cli.launch import launch, outcome
 
     try:
-        launch_or_exit(request, fail)
-    except SystemExit as ended:
-        return int(ended.code or 0)
+        launch(request)
+    except Exception as error:
+        known = outcome(error)
+        if known is None:
+            raise
+        sys.stderr.write(f"error: {known[0]}\n")
+        return known[1]
     return 0

@@ -40,9 +40,9 @@ from manifed.federation.plan import RoundReport
 from manifed.flower.client import client_app_of
 from manifed.flower.handshake import HandshakeFailed
 from manifed.flower.inline import InlineGrid
-from manifed.flower.loop import ServerLoop
 from manifed.flower.records import tensors_to_record
 from manifed.runs.manifest import code_sha256
+from strategies.any_update import AnyUpdate
 
 CLIENTS, ROUNDS, HOSTILE = 4, 2, 2
 FIRST_NODE, STRANGER = 2, 6
@@ -109,14 +109,20 @@ class HostileGrid(InlineGrid):
         return list(self.pull_messages(self.push_messages(list(messages))))
 
 
+class Free(AnyUpdate):
+    """The strategy of any update, which charges nothing."""
+
+    def charge(self, server_round: int, attempt: int, partitions: tuple[int, ...]) -> None:
+        """Nothing is paid."""
+
+
 def run(case: Case | None) -> tuple[torch.Tensor, list[RoundReport]]:
     """The model and the rounds of the federation under one case."""
     config = experiment()
     plan = plan_of(config)
-    reports: list[RoundReport] = []
-    state = plan.server_update.initial(initial_point(config))
-    loop = ServerLoop(plan, state, on_round=reports.append)
-    loop.start(HostileGrid(case), num_rounds=ROUNDS)
+    loop = Free.of_plan(plan, config.training)
+    loop.go_on_at(1, plan.server_update.initial(initial_point(config)), {}, lambda _: 0)
+    reports = list(loop.rounds(HostileGrid(case), ROUNDS))
     return loop.state["x"], reports
 
 

@@ -8,75 +8,43 @@ import json
 import os
 import shutil
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
 
-from manifed.privacy.chain import GENESIS, written
-from manifed.privacy.ledger import Head, Ledger, write_head
 from manifed.runs import checkpoint
+from tests.privacy.forging import rewritten
 
 MANIFEST, METRICS, EXPERIMENT = "manifest.json", "metrics.csv", "experiment.toml"
 LEDGER, HEAD = "ledger.jsonl", "ledger.jsonl.head"
 CHECKPOINT, MODEL = "checkpoint.safetensors", "model.safetensors"
-Change = Callable[[Path], None]
+Change = Callable[[Path], object]
 Damage = tuple[str, str, Change]
+Keys = tuple[str | int, ...]
 LONG = "9" * 5000
 DEEP = "[" * 5000 + "]" * 5000
 
 
-def everything(root: Path) -> dict[str, object]:
-    """Names, kinds, contents and dates of all that is under ``root``."""
-    found: dict[str, object] = {}
-    for place, folders, files in os.walk(root):
-        for name in [*folders, *files, "."]:
-            path = Path(place) / name
-            seen = path.lstat()
-            is_file = path.is_file() and not path.is_symlink()
-            found[str(path)] = (seen.st_mode, seen.st_mtime_ns, is_file and path.read_bytes())
-    return found
-
-
 # -- any file ------------------------------------------------------------------------------------
 def of_bytes(change: Callable[[bytes], bytes]) -> Change:
-    return lambda path: path.write_bytes(change(path.read_bytes())) and None
+    return lambda path: path.write_bytes(change(path.read_bytes()))
 
 
-def _folder(path):
-    path.unlink()
-    path.mkdir()
-    (path / "inside").write_text("x")
-
-
-def _loop(path):
-    path.unlink()
-    path.symlink_to(path.name)
-
-
-def _dangling(path):
-    path.unlink()
-    path.symlink_to("nowhere")
-
-
-def _pipe(path):
-    path.unlink()
-    os.mkfifo(path)
-
-
-def _device(path):
-    path.unlink()
-    path.symlink_to("/dev/zero")
+def instead(make: Callable[[Path], object]) -> Change:
+    """Something that is no file, made in its place."""
+    return lambda path: path.unlink() or make(path)
 
 
 ANY: dict[str, Change] = {
     "gone": lambda path: path.unlink(),
-    "a folder": _folder,
-    "a loop": _loop,
-    "a link to nothing": _dangling,
-    "a pipe": _pipe,
-    "an endless device": _device,
+    "a folder": instead(lambda path: (path / "inside").mkdir(parents=True)),
+    "a loop": instead(lambda path: path.symlink_to(path.name)),
+    "a link to nothing": instead(lambda path: path.symlink_to("nowhere")),
+    "a pipe": instead(os.mkfifo),
+    "an endless device": instead(lambda path: path.symlink_to("/dev/zero")),
     "empty": of_bytes(lambda data: b""),
     "a newline": of_bytes(lambda data: b"\n"),
     "cut by 10": of_bytes(lambda data: data[:-10]),
@@ -120,7 +88,7 @@ def _put(table, keys, value):
         table[last] = value
 
 
-def json_change(keys: tuple[str | int, ...], value: object, raw: str | None = None) -> Change:
+def json_change(keys: Keys, value: object, raw: str | None = None) -> Change:
     def change(path):
         table = json.loads(path.read_text())
         _put(table, keys, value if raw is None else "RAW")
@@ -129,13 +97,25 @@ def json_change(keys: tuple[str | int, ...], value: object, raw: str | None = No
     return change
 
 
-def json_damage(file: str, places: list[tuple[str | int, ...]]) -> Iterator[Damage]:
+def placed(
+    file: str,
+    says: str,
+    places: Iterable[Keys],
+    names: Iterable[str],
+    change: Callable[[Keys, object], Change],
+) -> Iterator[Damage]:
+    """Each of these `VALUES` in each of these places."""
     for keys in places:
         where = ".".join(map(str, keys))
-        for name, value in VALUES.items():
-            yield file, f"{where} {name}", json_change(keys, value)
+        for name in names:
+            yield file, f"{says}{where} {name}", change(keys, VALUES[name])
+
+
+def json_damage(file: str, places: list[Keys]) -> Iterator[Damage]:
+    yield from placed(file, "", places, VALUES, json_change)
+    for keys in places:
         for name, raw in RAW.items():
-            yield file, f"{where} {name}", json_change(keys, None, raw)
+            yield file, f"{'.'.join(map(str, keys))} {name}", json_change(keys, None, raw)
 
 
 MANIFEST_KEYS = [
@@ -200,29 +180,15 @@ def of_lines(change: Callable[[list[bytes]], list[bytes]]) -> Change:
     return of_bytes(lambda data: b"".join(change(data.splitlines(keepends=True))))
 
 
-def consistent(change: Callable[[int, str, dict], tuple[str, object]]) -> Change:
-    """A chain and head of the bodies that ``change`` gives; the hashes are right."""
+def with_line(sequence: int, keys: Keys, value: object) -> Change:
+    """A chain and head that are right, with another value in one line."""
 
-    def spoil(path):
-        previous, lines = GENESIS, []
-        for entry in Ledger.read(path):
-            kind, body = change(entry.sequence, entry.kind, json.loads(json.dumps(entry.body)))
-            made, line = written(len(lines), kind, body, previous)
-            lines.append(line)
-            previous = made.sha256
-        path.write_bytes(b"".join(lines))
-        write_head(path, Head(len(lines) - 1, previous))
+    def change(found):
+        if found["sequence"] == sequence:
+            _put(found, keys, value)
+        return found
 
-    return spoil
-
-
-def with_body(sequence: int, keys: tuple[str | int, ...], value: object) -> Change:
-    def change(at, kind, body):
-        if at == sequence:
-            _put(body, keys, value)
-        return kind, body
-
-    return consistent(change)
+    return lambda path: rewritten(path, change)
 
 
 def ledger_damage() -> Iterator[Damage]:
@@ -239,33 +205,22 @@ def ledger_damage() -> Iterator[Damage]:
     }
     for name, change in lines.items():
         yield LEDGER, name, of_lines(change)
-    header = [("format",), ("run_id",), ("config_sha256",), ("key_id",)]
-    for keys in header:
-        for name in ("null", "a list", "a table", "-1", "1.5", "long", "true"):
-            if (keys, name) != (("key_id",), "null"):
-                yield LEDGER, f"header {keys[0]} {name}", with_body(0, keys, VALUES[name])
+    names = ("null", "a list", "a table", "-1", "1.5", "long", "true")
+    header = [("said", key) for key in ("format", "run_id", "config_sha256", "key_id")]
+    yield from placed(LEDGER, "header ", header, names, partial(with_line, 0))
+    update = ("terms", "updates", 0)
     first = [
-        ("rounds",), ("rounds", 0), ("attempt",), ("cohort",), ("terms",), ("terms", "population"),
-        ("terms", "turns"), ("terms", "sampling"), ("terms", "aggregate"),
-        ("terms", "planned_draws"), ("terms", "turns", 0, "releases", 0, "noise_multiplier"),
-        ("terms", "turns", 0, "releases", 0, "count"),
+        ("reserves",), ("reserves", "first"), ("reserves", "attempt"), ("reserves", "cohort"),
+        ("terms",), ("terms", "population"), ("terms", "updates"), ("terms", "sampling"),
+        ("terms", "aggregate"), ("terms", "planned_draws"), (*update, "partitions"),
+        (*update, "releases", 0, "noise_multiplier"), (*update, "releases", 0, "count"),
     ]  # fmt: skip
-    for keys in first:
-        for name in ("gone", "null", "a list", "a table", "a word", "-1", "long"):
-            if (keys[-1], name) in {("aggregate", "a list"), ("turns", "a list"), (0, "gone")}:
-                continue
-            if (keys[-1], name) in {("count", "gone"), ("planned_draws", "gone")}:
-                continue
-            where = ".".join(map(str, keys))
-            yield LEDGER, f"charge {where} {name}", with_body(1, keys, VALUES[name])
+    names = ("gone", "null", "a list", "a table", "a word", "-1", "long")
+    yield from placed(LEDGER, "charge ", first, names, partial(with_line, 1))
     for cohort in ("0-99999999", "1-0", "b:!", "b:////", "0-" + "9" * 30, "-1"):
-        yield LEDGER, f"cohort {cohort[:12]}", with_body(1, ("cohort",), cohort)
-    for kind in ("mystery", "consumed", "recovered", "header", "charge", "note"):
-
-        def renamed(at, was, body, kind=kind):
-            return (kind if at == 1 else was), body
-
-        yield LEDGER, f"kind {kind}", consistent(renamed)
+        yield LEDGER, f"cohort {cohort[:12]}", with_line(1, ("reserves", "cohort"), cohort)
+    for key in ("kind", "body", "settles", "amends", "mystery"):
+        yield LEDGER, f"with {key}", with_line(1, (key,), {"upto": 1})
 
 
 # -- tensors -------------------------------------------------------------------------------------
@@ -322,10 +277,14 @@ def consistent_checkpoint(**changes: Callable) -> Change:
         metadata = {"round": str(parts["server_round"]), "meta": parts["meta"]}
         if not isinstance(metadata["meta"], str):
             metadata["meta"] = json.dumps(metadata["meta"])
-        metadata["sha256"] = checkpoint._digest(parts["tensors"], metadata)
+        metadata["sha256"] = checkpoint.digest_of(parts["tensors"], metadata)
         save_file(parts["tensors"], path, metadata)
 
     return spoil
+
+
+def with_meta(keys: Keys, value: object) -> Change:
+    return consistent_checkpoint(meta=lambda meta: _put(meta, keys, value) or meta)
 
 
 def checkpoint_damage() -> Iterator[Damage]:
@@ -357,30 +316,12 @@ def checkpoint_damage() -> Iterator[Damage]:
         ("tally", "by_client"), ("tally", "failures"), ("config_sha256",), ("ledger_run_id",),
         ("ledger_head",),
     ]  # fmt: skip
-    for keys in places:
-        for name in ("gone", "null", "a list", "a table", "a word", "-1", "1.5", "long"):
-            if (keys, name) in {(("last_accepted", "0"), "gone"), (("tally",), "gone")}:
-                continue
-
-            def put(meta, keys=keys, value=VALUES[name]):
-                _put(meta, keys, value)
-                return meta
-
-            yield CHECKPOINT, f"meta {'.'.join(keys)} {name}", consistent_checkpoint(meta=put)
+    names = ("gone", "null", "a list", "a table", "a word", "-1", "1.5", "long")
+    yield from placed(CHECKPOINT, "meta ", places, names, with_meta)
     for key in ("x", "-1", "99", LONG, "1.5"):
-
-        def add(meta, key=key):
-            meta["last_accepted"][key] = 1
-            return meta
-
-        yield CHECKPOINT, f"meta last_accepted key {key[:9]}", consistent_checkpoint(meta=add)
-        if key not in {"99"}:
-
-            def blame(meta, key=key):
-                meta["tally"]["by_client"][key] = {"reason": 1}
-                return meta
-
-            yield CHECKPOINT, f"meta by_client key {key[:9]}", consistent_checkpoint(meta=blame)
+        yield CHECKPOINT, f"meta last_accepted key {key[:9]}", with_meta(("last_accepted", key), 1)
+        blamed = with_meta(("tally", "by_client", key), {"reason": 1})
+        yield CHECKPOINT, f"meta by_client key {key[:9]}", blamed
 
 
 # -- all -----------------------------------------------------------------------------------------
@@ -404,4 +345,4 @@ def all_damage(files: tuple[str, ...], deeper: bool) -> list[Damage]:
 
 
 def _other(name: str) -> Change:
-    return lambda path: shutil.copy(path.with_name(name), path) and None
+    return lambda path: shutil.copy(path.with_name(name), path)

@@ -5,6 +5,7 @@ import itertools
 import pytest
 
 from manifed.cli.main import main, simulation
+from tests.runs.running import refused
 
 COMPARE = {
     "--local-epsilon": "0.15", "--local-delta": "1e-4", "--clients": "100", "--cohort-size": "1",
@@ -32,17 +33,6 @@ def cases():
         yield "ledger", {"--delta": value}, "--delta"
 
 
-def refused(capsys, call, words):
-    with pytest.raises(SystemExit) as caught:
-        call(words)
-    shown = capsys.readouterr()
-    assert caught.value.code == 2
-    assert shown.out == ""
-    assert shown.err.startswith("error: ")
-    assert shown.err.count("\n") == 1
-    return shown.err
-
-
 def test_every_bad_number_of_the_privacy_commands_is_one_line(capsys, tmp_path):
     count = 0
     for command, options, culprit in cases():
@@ -63,6 +53,8 @@ def test_every_bad_number_of_the_privacy_commands_is_one_line(capsys, tmp_path):
         (["privacy", "compare"], "--local-epsilon"),
         (["run", "--set"], "--set"),
         (["run", "--data-dir", "/nothing/here"], "--data-dir"),
+        (["run", "/nothing/here.toml"], "/nothing/here.toml"),
+        (["run", "--resume", "/nothing/here", "--status"], "expected a run folder"),
     ],
 )
 def test_words_that_are_no_arguments_are_one_line(capsys, words, expected):

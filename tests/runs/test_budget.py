@@ -14,10 +14,10 @@ import pytest
 
 from manifed.errors import BudgetExhausted, ConfigError
 from manifed.experiment.load import load
-from manifed.experiment.privacy import promise_of
+from manifed.plan import promise_of
 from manifed.privacy.account import opened
 from manifed.privacy.participation import external_epsilon
-from tests.runs.test_cli import QUICKSTART, ROOT
+from tests.runs.running import QUICKSTART, ROOT
 
 MULTIPLIER, DELTA, RATE = 0.8, 1e-3, 0.3
 SIZES = (400, 400)
@@ -73,7 +73,7 @@ class FollowsTheCoins:
     """The planted fault: stops by realised counts, and prices the draws that were made."""
 
     def __init__(self, experiment):
-        (clients,) = promise_of(experiment, SIZES).terms.updates
+        (clients,) = promise_of(experiment.setting, SIZES).terms.updates
         cohort, self._update = experiment.federation.cohort, clients.releases
         self._budget, self._rate = experiment.privacy.max_epsilon, cohort.rate(2)
         self._counts, self._draws = Counter(), 0
@@ -81,19 +81,14 @@ class FollowsTheCoins:
     def opened(self, path):
         return nullcontext(self)
 
-    def charge(self, server_round, attempt, cohort):
+    def charge(self, server_round, attempt, cohort, disclosed=()):
         after = self._counts + Counter(cohort)
         if self._budget and after and delta_of(max(after.values()), self._budget) > DELTA:
             raise BudgetExhausted
         self._counts, self._draws = after, self._draws + 1
 
     def statement(self):
-        epsilon = external_epsilon(
-            self._update,
-            participation_probability=self._rate,
-            num_rounds=self._draws,
-            delta=DELTA,
-        )
+        epsilon = external_epsilon([(tuple(self._update), self._rate, self._draws)], DELTA)
         return {"adversaries": [{"name": "external", "epsilon": epsilon}]}
 
 
@@ -102,7 +97,7 @@ class Honest:
 
     def __init__(self, experiment):
         self._promise, self._last = (
-            promise_of(experiment, SIZES),
+            promise_of(experiment.setting, SIZES),
             experiment.federation.num_rounds,
         )
 
@@ -209,25 +204,23 @@ def stopped_after(sets, tmp_path, charges):
 TARGET = "privacy.noise={{kind='target',epsilon=2.0,delta=1e-4,adversary='{}'}}"
 
 
-@pytest.mark.parametrize("adversary", ["server", "external"])
-def test_the_budget_of_a_target_run_is_the_target(tmp_path, adversary):
-    sets = ("federation.num_rounds=5", POISSON, TARGET.format(adversary))
-    paid, refusal, _ = stopped_after(sets, tmp_path, 9)
-    assert paid == 5
-    assert "privacy.noise.epsilon" in refusal
-    assert "privacy.max_epsilon may allow more" in refusal
-
-
-def test_a_run_that_may_pass_its_target_says_so(tmp_path):
-    sets = ("federation.num_rounds=5", POISSON, TARGET.format("server"), "privacy.max_epsilon=2.5")
-    paid, refusal, statement = stopped_after(sets, tmp_path, 6)
-    assert (paid, refusal) == (6, None)
-    assert [note for note in statement["notes"] if "target epsilon 2 is passed: 6 cohort" in note]
-
-
-def test_a_smaller_budget_than_the_target_stops_earlier(tmp_path):
-    sets = ("federation.num_rounds=5", POISSON, TARGET.format("server"), "privacy.max_epsilon=1.5")
-    paid, refusal, statement = stopped_after(sets, tmp_path, 5)
-    assert 0 < paid < 5
-    assert "privacy.max_epsilon" in refusal
-    assert not [note for note in statement["notes"] if "is passed" in note]
+@pytest.mark.parametrize(
+    ("adversary", "most", "charges", "paid", "words"),
+    [
+        ("server", None, 9, [5], ["privacy.noise.epsilon", "privacy.max_epsilon may allow more"]),
+        ("external", None, 9, [5], ["privacy.noise.epsilon", "privacy.max_epsilon may allow more"]),
+        ("server", 1.5, 5, range(1, 5), ["privacy.max_epsilon"]),
+        ("server", 2.5, 6, [6], []),
+    ],
+)
+def test_the_budget_is_the_target_unless_a_smaller_or_larger_one_is_said(
+    tmp_path, adversary, most, charges, paid, words
+):
+    more = [f"privacy.max_epsilon={most}"] if most else []
+    sets = ("federation.num_rounds=5", POISSON, TARGET.format(adversary), *more)
+    number, refusal, statement = stopped_after(sets, tmp_path, charges)
+    assert number in paid
+    assert (refusal is None) is (not words)
+    assert all(word in refusal for word in words)
+    passed = [note for note in statement["notes"] if "target epsilon 2 is passed: 6 cohort" in note]
+    assert len(passed) == (most == 2.5)

@@ -8,7 +8,7 @@ import shutil
 
 import pytest
 
-from manifed.runs.run_folder import RunFolder
+from manifed.runs.folder import RunFolder
 from tests.robustness.crash_points import Crash, attempt, judge, points
 from tests.robustness.kills import CASES, trials_of
 

@@ -6,16 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from manifed.cli.launch import Request, launch
 from manifed.cli.main import main
-from manifed.experiment.load import load, sha256, to_toml
+from manifed.experiment.load import load, to_toml
+from manifed.experiment.schema import sha256
 from manifed.privacy.account import KEY_FILE
 from manifed.privacy.label import AUTHENTICITY, RELEASE, SEEDED, UNKNOWN
 from manifed.privacy.ledger import head_file, read_head
 from manifed.runs.evidence import evidence_of
-from manifed.runs.run_folder import experiment_digest
-from tests.runs.folder_damage import consistent, consistent_checkpoint
-from tests.runs.test_cli import QUICKSTART
+from manifed.runs.folder import experiment_digest
+from tests.privacy.forging import rewritten
+from tests.runs.folder_damage import consistent_checkpoint
+from tests.runs.running import ended, one_line, run_in
 
 SETS = (
     "federation.num_clients=4",
@@ -23,7 +24,7 @@ SETS = (
     "output.plots=false",
     "evaluation.is_enabled=false",
 )
-READERS = ("export", "status", "report", "report --server-view", "watch", "ledger", "ledger FILE")
+READERS = ("export", "status", "report", "report --server-view", "ledger", "ledger FILE")
 
 
 @pytest.fixture(scope="module")
@@ -31,8 +32,7 @@ def runs(tmp_path_factory):
     """A seeded run and a release, finished."""
     root = tmp_path_factory.mktemp("runs")
     for source in ("seed", "os"):
-        sets = (*SETS, f"privacy.noise_source={source}")
-        launch(Request(QUICKSTART, sets, out=root / source, plain=True))
+        run_in(root / source, *SETS, f"privacy.noise_source={source}")
     return root
 
 
@@ -48,17 +48,17 @@ def read(reader, folder, out, capsys):
     """Exit code, what was said, and what went wrong."""
     words = {
         "export": ["export", folder, "--out", out],
-        "status": ["status", folder],
+        "status": ["run", "--resume", folder, "--status"],
         "report": ["report", folder, "--out", out],
         "report --server-view": ["report", folder, "--out", out, "--server-view"],
-        "watch": ["watch", folder],
         "ledger": ["privacy", "ledger", folder, "--delta", "1e-5"],
         "ledger FILE": ["privacy", "ledger", folder / "ledger.jsonl", "--delta", "1e-5"],
     }[reader]
-    with pytest.raises(SystemExit) as caught:
-        main([str(word) for word in words])
-    shown = capsys.readouterr()
-    return caught.value.code, shown.out, shown.err
+    return ended(main, words, capsys)
+
+
+def head_of(folder):
+    return str(read_head(folder / "ledger.jsonl")[0])
 
 
 def edit(path, change):
@@ -71,26 +71,27 @@ def edit(path, change):
 def ten_times_the_noise(folder):
     """The chain made anew, and its head."""
 
-    def louder(_, kind, body):
-        for turn in (body.get("terms") or {"turns": ()})["turns"]:
-            for release in turn["releases"]:
+    def louder(found):
+        for update in found.get("terms", {}).get("updates", ()):
+            for release in update["releases"]:
                 release["noise_multiplier"] *= 10
-        return kind, body
+        return found
 
-    consistent(louder)(folder / "ledger.jsonl")
+    rewritten(folder / "ledger.jsonl", louder)
 
 
 def with_the_manifest_s_head(folder):
     ten_times_the_noise(folder)
-    head = str(read_head(folder / "ledger.jsonl")[0])
-    edit(folder / "manifest.json", lambda found: found.update(ledger_head=head))
+    edit(folder / "manifest.json", lambda found: found.update(ledger_head=head_of(folder)))
+
+
+def with_in_its_checkpoint(folder, **said):
+    consistent_checkpoint(meta=lambda meta: meta | said)(folder / "checkpoint.safetensors")
 
 
 def with_both_heads(folder):
     with_the_manifest_s_head(folder)
-    head = str(read_head(folder / "ledger.jsonl")[0])
-    change = consistent_checkpoint(meta=lambda meta: meta | {"ledger_head": head})
-    change(folder / "checkpoint.safetensors")
+    with_in_its_checkpoint(folder, ledger_head=head_of(folder))
 
 
 def without_a_checkpoint(folder):
@@ -101,21 +102,25 @@ def without_a_checkpoint(folder):
 def with_other_rounds(folder):
     """The terms of the config, and two rounds fewer."""
 
-    def fewer(at, kind, body):
-        if kind == "reserved" and body["rounds"][0] > 1:
-            return "note", {"said": "nothing"}
-        return kind, {k: v for k, v in body.items() if k != "consumed"}
+    def fewer(found):
+        found.pop("settles", None)
+        if found.get("reserves", {"first": 0})["first"] > 1:
+            found["said"] = {"note": "nothing"}
+            del found["reserves"]
+        return found
 
-    consistent(fewer)(folder / "ledger.jsonl")
+    rewritten(folder / "ledger.jsonl", fewer)
 
 
 def with_another_note(folder):
     """No term and no price changes: heads alone refute it."""
 
-    def noted(_, kind, body):
-        return kind, (body | {"said": "more"} if kind == "note" else body)
+    def noted(found):
+        if "noise_origins" in found.get("said", {}):
+            found["said"]["note"] = "more"
+        return found
 
-    consistent(noted)(folder / "ledger.jsonl")
+    rewritten(folder / "ledger.jsonl", noted)
 
 
 REWRITTEN = {
@@ -135,10 +140,7 @@ def test_a_ledger_that_its_folder_refutes_is_believed_by_no_reader(
 ):
     folder = copy()
     rewrite(folder)
-    code, said, error = read(reader, folder, tmp_path / "out", capsys)
-    assert (code, said) == (2, "")
-    assert why in error
-    assert error.count("\n") == 1
+    assert why in one_line(*read(reader, folder, tmp_path / "out", capsys))
     assert not (tmp_path / "out").exists()
 
 
@@ -149,25 +151,24 @@ def seeded_called_a_release(folder, *, checkpoint=False):
     config = before.model_copy(update={"privacy": privacy})
     (folder / "experiment.toml").write_text(to_toml(config))
 
-    def released(_, kind, body):
-        body |= {"config_sha256": sha256(config)} if kind == "header" else {}
-        body |= {"noise_origins": ["os"]} if "noise_origins" in body else {}
-        return kind, body
+    def released(found):
+        said = found.get("said", {})
+        said |= {"config_sha256": sha256(config)} if "format" in said else {}
+        said |= {"noise_origins": ["os"]} if "noise_origins" in said else {}
+        return found
 
-    consistent(released)(folder / "ledger.jsonl")
-    head = str(read_head(folder / "ledger.jsonl")[0])
+    rewritten(folder / "ledger.jsonl", released)
+    said = {"ledger_head": head_of(folder), "config_sha256": sha256(config)}
 
     def change(found):
         found["config"]["privacy"]["noise_source"] = "os"
         found["privacy"] |= {"noise_source": "os", "noise_origins": ["os"]}
         digest = experiment_digest((folder / "experiment.toml").read_bytes())
-        found |= {"experiment_sha256": digest, "config_sha256": sha256(config)}
-        found |= {"ledger_head": head, "randomness_source": "os"}
+        found |= said | {"experiment_sha256": digest, "randomness_source": "os"}
 
     edit(folder / "manifest.json", change)
     if checkpoint:
-        said = {"ledger_head": head, "config_sha256": sha256(config)}
-        consistent_checkpoint(meta=lambda meta: meta | said)(folder / "checkpoint.safetensors")
+        with_in_its_checkpoint(folder, **said)
 
 
 @pytest.mark.parametrize("reader", READERS)
@@ -176,8 +177,7 @@ def test_a_seeded_run_that_is_rewritten_as_a_release_is_refuted_by_its_checkpoin
 ):
     folder = copy("seed")
     seeded_called_a_release(folder)
-    code, said, error = read(reader, folder, tmp_path / "out", capsys)
-    assert (code, said) == (2, "")
+    error = one_line(*read(reader, folder, tmp_path / "out", capsys))
     assert "expected a checkpoint of this config" in error
 
 
@@ -222,18 +222,16 @@ def test_what_cannot_be_excluded_without_a_key_is_said_by_every_reader(
     code, said, error = read(reader, folder, tmp_path / "out", capsys)
     assert (code, error) == (0, "")
     assert AUTHENTICITY["unkeyed"] in said
-    if reader == "export":
-        assert AUTHENTICITY["unkeyed"] in (tmp_path / "out" / "statement.txt").read_text()
-        assert AUTHENTICITY["unkeyed"] in (tmp_path / "out" / "manifest.json").read_text()
-    if reader.startswith("report"):
-        assert AUTHENTICITY["unkeyed"] in (tmp_path / "out" / "report.html").read_text()
+    written = {"export": ("statement.txt", "manifest.json"), "report": ("report.html",)}
+    for name in written.get(reader.split()[0], ()):
+        assert AUTHENTICITY["unkeyed"] in (tmp_path / "out" / name).read_text()
 
 
 def test_a_key_refutes_what_nothing_else_does(tmp_path, monkeypatch, capsys):
     key, folder = tmp_path / "key", tmp_path / "run"
     key.write_text("ab" * 32)
     monkeypatch.setenv(KEY_FILE, str(key))
-    launch(Request(QUICKSTART, SETS, out=folder, plain=True))
+    run_in(folder, *SETS)
     assert evidence_of(folder).doubts[-1].endswith(AUTHENTICITY["verified"])
     monkeypatch.delenv(KEY_FILE)
     assert evidence_of(folder).doubts[-1].endswith(AUTHENTICITY["not checked"])
@@ -247,10 +245,11 @@ def test_the_label_of_a_folder_is_what_its_config_and_its_ledger_say(runs, copy)
     assert evidence_of(runs / "seed").label == SEEDED
     folder = copy()
 
-    def silent(_, kind, body):
-        return kind, ({"said": "nothing"} if "noise_origins" in body else body)
+    def silent(found):
+        found.get("said", {}).pop("noise_origins", None)
+        return found
 
-    consistent(silent)(folder / "ledger.jsonl")
+    rewritten(folder / "ledger.jsonl", silent)
     for name in ("manifest.json", "checkpoint.safetensors"):
         (folder / name).unlink()
     assert evidence_of(folder).label == UNKNOWN
@@ -263,13 +262,14 @@ def test_a_config_that_this_version_reads_otherwise_is_no_release(copy):
     """The bytes are those of the run, and the hash is another: nobody knows which is right."""
     folder = copy()
 
-    def older(_, kind, body):
-        return kind, (body | {"config_sha256": "ab" * 32} if kind == "header" else body)
+    def older(found):
+        if "format" in found.get("said", {}):
+            found["said"]["config_sha256"] = "ab" * 32
+        return found
 
-    consistent(older)(folder / "ledger.jsonl")
-    head = str(read_head(folder / "ledger.jsonl")[0])
-    said = {"ledger_head": head, "config_sha256": "ab" * 32}
-    consistent_checkpoint(meta=lambda meta: meta | said)(folder / "checkpoint.safetensors")
+    rewritten(folder / "ledger.jsonl", older)
+    said = {"ledger_head": head_of(folder), "config_sha256": "ab" * 32}
+    with_in_its_checkpoint(folder, **said)
     edit(folder / "manifest.json", lambda found: found.update(said))
     found = evidence_of(folder)
     assert found.label == UNKNOWN

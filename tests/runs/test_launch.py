@@ -4,21 +4,24 @@ import json
 import os
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tomli_w
 from typer.testing import CliRunner
 
-from manifed.cli import commands
+from manifed.cli import launch as launching
 from manifed.cli import main as cli
-from manifed.cli.launch import Request, RunEnded, launch, resolve
+from manifed.cli.launch import Request, RunEnded, _networked, launch, resolve
+from manifed.cli.main import register
 from manifed.errors import ConfigError, EngineFailed
-from manifed.experiment.load import load, sha256
+from manifed.experiment.load import load
+from manifed.experiment.schema import sha256
 from manifed.flower import apps
 from manifed.flower import client as node
 from manifed.flower.inline import InlineGrid
 from manifed.flower.run_config import experiment_of, run_config_of
-from tests.runs.test_cli import QUICKSTART
+from tests.runs.running import QUICKSTART, run_in
 
 SETS = (
     "federation.num_clients=2",
@@ -33,9 +36,9 @@ def ran(monkeypatch, request):
     seen = []
     run, node_of = apps.run, node.node_of
 
-    def server(grid, config, strategy, began):
+    def server(grid, config, **more):
         seen.append(config)
-        return run(grid, config, strategy, began)
+        return run(grid, config, **more)
 
     def client(context, config):
         seen.append(config)
@@ -92,7 +95,7 @@ NAMES = [
 @pytest.mark.parametrize("name", NAMES)
 def test_a_run_folder_has_any_name_that_the_file_system_takes(tmp_path, name):
     out = tmp_path / name
-    folder = launch(Request(QUICKSTART, SETS, out=out, plain=True))
+    folder = run_in(out, *SETS)
     assert folder.directory == out
     assert os.listdir(os.fsencode(tmp_path)) == [os.fsencode(name)]
     assert folder.manifest()["final"]["rounds"] == 1
@@ -101,9 +104,9 @@ def test_a_run_folder_has_any_name_that_the_file_system_takes(tmp_path, name):
 
 def test_a_folder_in_the_config_is_used(tmp_path):
     sets = (*SETS, f"output.directory={tmp_path / 'mine'}")
-    assert resolve(Request(QUICKSTART, sets)).directory == tmp_path / "mine"
+    assert resolve(Request(QUICKSTART, sets)).output.directory == str(tmp_path / "mine")
     request = Request(QUICKSTART, sets, out=tmp_path / "other")
-    assert resolve(request).directory == tmp_path / "other"
+    assert resolve(request).output.directory == str(tmp_path / "other")
 
 
 @pytest.mark.parametrize(
@@ -111,16 +114,20 @@ def test_a_folder_in_the_config_is_used(tmp_path):
     [
         ("deployment", {}, {"is_insecure": False, "credentials": None}),
         ("deployment", {"is_insecure": True}, {"is_insecure": True, "credentials": None}),
-        ("inline", {}, {}),
         ("inline", {"is_insecure": True}, "--insecure: expected --engine deployment, got 'inline'"),
         ("ray", {"credentials": Path("c")}, "--credentials: expected --engine deployment"),
         ("deployment", {"is_insecure": True, "credentials": Path("c")}, "--insecure: .*got both"),
     ],
 )
-def test_a_deployment_is_secure_unless_it_is_asked_not_to_be(tmp_path, kind, given, found):
+def test_a_deployment_is_secure_unless_it_is_asked_not_to_be(
+    tmp_path, monkeypatch, kind, given, found
+):
     request = Request(QUICKSTART, SETS, kind, out=tmp_path / "run", **given)
     if isinstance(found, dict):
-        assert resolve(request).secure == found
+        told = dict[str, Any]()
+        monkeypatch.setattr(launching, "engine", lambda _: lambda **given: told.update(given))
+        _networked(resolve(request), request)
+        assert {key: told[key] for key in ("is_insecure", "credentials")} == found
         return
     with pytest.raises(ConfigError, match=found):
         resolve(request)
@@ -130,16 +137,16 @@ def test_a_deployment_is_secure_unless_it_is_asked_not_to_be(tmp_path, kind, giv
 @pytest.mark.parametrize("name", NAMES[:-1])
 def test_every_process_of_a_run_reads_the_experiment_that_was_resolved(tmp_path, text, name):
     request = Request(QUICKSTART, (f"description={text}", *SETS), "ray", out=tmp_path / name)
-    plan = resolve(request)
-    sent = tomllib.loads(tomli_w.dumps(run_config_of(plan.config)))
-    assert experiment_of(sent) == plan.config
-    assert plan.config.output.directory == str(tmp_path / name)
+    config = resolve(request)
+    sent = tomllib.loads(tomli_w.dumps(run_config_of(config)))
+    assert experiment_of(sent) == config
+    assert config.output.directory == str(tmp_path / name)
 
 
 def test_a_folder_whose_name_is_no_text_cannot_be_told_to_other_processes(tmp_path):
-    plan = resolve(Request(QUICKSTART, SETS, "ray", out=tmp_path / NAMES[-1]))
+    config = resolve(Request(QUICKSTART, SETS, "ray", out=tmp_path / NAMES[-1]))
     with pytest.raises(ConfigError, match="Unicode"):
-        run_config_of(plan.config)
+        run_config_of(config)
 
 
 def test_what_flwr_run_carries_is_a_file_and_lines_of_toml():
@@ -156,7 +163,7 @@ def test_what_flwr_run_carries_is_a_file_and_lines_of_toml():
 
 
 def test_the_printed_folder_is_one_line(tmp_path):
-    commands.register(cli.app)
+    register()
     words = [w for s in SETS for w in ("--set", s)]
     result = CliRunner().invoke(
         cli.app, ["run", QUICKSTART, *words, "--plain", "--json", "--out", str(tmp_path / "a\nb")]

@@ -13,6 +13,7 @@ from benchmarks.leaderboard.own_data import WHEELS, Connectomes, MovieLens
 from benchmarks.leaderboard.tasks import TASKS
 from manifed.errors import ConfigError
 from manifed.experiment import load as config_of
+from manifed.experiment.schema import sha256
 
 DIGITS = TASKS[0]
 
@@ -64,7 +65,7 @@ def test_cells_are_measured_once_and_auto_is_resolved_before_it_is_hashed(tmp_pa
     assert kept["method"]["kind"] != "auto"
     table = {**DIGITS.table(1.0, 0), "training": {"kind": "auto"}}
     table["federation"]["num_rounds"] = cells.MOST_UPLOADS
-    assert kept["config_sha256"] == config_of.sha256(config_of.parse(table))
+    assert kept["config_sha256"] == sha256(config_of.parse(table))
     assert 0.99 < kept["claimed"] <= 1.0
     assert 64 <= kept["numbers_up"] <= 100 * 64
     assert max(kept["shares"]) < 0.01

@@ -6,13 +6,13 @@ import math
 import pytest
 import torch
 
-from manifed.algorithms.interface import ServerState
+from manifed.algorithms.algorithm import ServerState
 from manifed.algorithms.tangent_mean import TangentMean
-from manifed.cli.launch import Request, launch
 from manifed.errors import RoundFailed
 from manifed.runs import checkpoint
 from manifed.runs.report.runs import read
-from tests.runs.test_cli import QUICKSTART
+from tests.runs.running import run_in
+from tests.runs.test_checkpoint import META
 
 SETS = (
     "federation.num_clients=2",
@@ -40,7 +40,7 @@ def test_a_state_that_is_not_finite_fails_the_round_and_the_last_good_one_stays(
 
     monkeypatch.setattr(TangentMean, "step", breaks_in_round_4)
     with pytest.raises(RoundFailed, match=rf"Round 4: .* 1 of 64 numbers in {name}") as caught:
-        launch(Request(QUICKSTART, SETS, out=tmp_path / "run", plain=True))
+        run_in(tmp_path / "run", *SETS)
     assert "\n" not in str(caught.value)
     assert json.loads((tmp_path / "run" / "error.json").read_text())["is_computed"] is True
     saved = checkpoint.load(tmp_path / "run" / "checkpoint.safetensors")
@@ -54,7 +54,7 @@ def test_a_state_that_is_not_finite_fails_the_round_and_the_last_good_one_stays(
 
 def test_a_checkpoint_holds_finite_numbers_only(tmp_path):
     path = tmp_path / "checkpoint.safetensors"
-    checkpoint.save(path, 1, {"x": torch.ones(2)}, {})
+    checkpoint.save(path, 1, {"x": torch.ones(2)}, META)
     with pytest.raises(ValueError, match="finite tensors in a checkpoint, got x"):
-        checkpoint.save(path, 2, {"x": torch.tensor([1.0, math.nan])}, {})
+        checkpoint.save(path, 2, {"x": torch.tensor([1.0, math.nan])}, META)
     assert checkpoint.load(path).server_round == 1

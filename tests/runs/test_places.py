@@ -10,30 +10,33 @@ import sys
 import pytest
 
 from manifed.cli import launch as launching
-from manifed.cli.launch import Request, RunEnded, launch
+from manifed.cli.launch import RunEnded
 from manifed.cli.main import main, simulation
 from manifed.privacy.account import Account
-from manifed.runs.report.apart import draw_apart
+from manifed.runs.folder import RunFolder
+from manifed.runs.report import public
+from manifed.runs.report.figures import write_figures
 from manifed.runs.report.public import export
-from manifed.runs.run_folder import RunFolder
-from tests.runs.folder_damage import everything
-from tests.runs.test_cli import QUICKSTART
+from manifed.runs.report.runs import curves_of, read
+from tests.runs.running import QUICKSTART, ended, everything, go_on, refused, run_in
 from tests.runs.test_refusals import SETS
 
 SMALL = ["--plain", *(word for item in SETS for word in ("--set", item))]
 
 
+FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def raises(error):
+    def fails(*_, **__):
+        raise error
+
+    return fails
+
+
 def a_file(root):
     (root / "file").write_text("mine")
     return root / "file"
-
-
-def below_a_file(root):
-    return a_file(root) / "run"
-
-
-def far_below_a_file(root):
-    return a_file(root) / "a" / "b"
 
 
 def a_full_folder(root):
@@ -42,22 +45,9 @@ def a_full_folder(root):
     return root / "full"
 
 
-def a_loop(root):
-    (root / "loop").symlink_to("loop")
-    return root / "loop" / "run"
-
-
-def a_link_to_a_file(root):
-    (root / "link").symlink_to(a_file(root))
-    return root / "link"
-
-
-def a_long_name(root):
-    return root / ("x" * 256)
-
-
-def a_long_path(root):
-    return root.joinpath(*["x" * 200] * 25)
+def a_link(root, name, target):
+    (root / name).symlink_to(target)
+    return root / name
 
 
 def an_inner_path_that_is_too_long(root):
@@ -66,45 +56,52 @@ def an_inner_path_that_is_too_long(root):
     return root.joinpath(*["x" * 200] * deep, "y" * max(rest - 1, 1))
 
 
-PLACES = [
-    a_file, below_a_file, far_below_a_file, a_loop, a_link_to_a_file, a_long_name, a_long_path,
-    an_inner_path_that_is_too_long, lambda _: "/dev/null", lambda _: "/proc/run",
-    lambda _: "/proc/self/run", lambda _: "/dev/null/run", lambda _: "/sys/run",
-]  # fmt: skip
-
-
-FOR_A_FIGURE = {a_file, a_link_to_a_file, an_inner_path_that_is_too_long}
+PLACES = {
+    "a file": a_file,
+    "a link to a file": lambda root: a_link(root, "link", a_file(root)),
+    "an inner path that is too long": an_inner_path_that_is_too_long,
+    "a full folder": a_full_folder,
+    "below a file": lambda root: a_file(root) / "run",
+    "far below a file": lambda root: a_file(root) / "a" / "b",
+    "a loop": lambda root: a_link(root, "loop", "loop") / "run",
+    "a long name": lambda root: root / ("x" * 256),
+    "a long path": lambda root: root.joinpath(*["x" * 200] * 25),
+    **{place: lambda _, place=place: place for place in (
+        "/dev/null", "/proc/run", "/proc/self/run", "/dev/null/run", "/sys/run")},
+}  # fmt: skip
+WRITERS = {
+    "run": (simulation, [QUICKSTART, *SMALL, "--out"], PLACES),
+    "export": (main, ["export", "RUN", "--out"], PLACES),
+    "report": (main, ["report", "RUN", "--out"], [*PLACES][:3] + [*PLACES][4:]),
+    "figure": (main, ["privacy", "curve", QUICKSTART, "--plot"], [*PLACES][4:]),
+}
+"""The words of what writes, and where it may not: a figure replaces a file."""
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    root = tmp_path_factory.mktemp("places")
-    launch(Request(QUICKSTART, SETS, out=root / "run", plain=True))
-    return root / "run"
+    return run_in(tmp_path_factory.mktemp("places") / "run", *SETS).directory
 
 
-def undated(found):
-    return {path: (mode, content) for path, (mode, _, content) in found.items()}
+def undated(root):
+    return {path: (mode, content) for path, (mode, _, content) in everything(root).items()}
 
 
 def refusal(capsys, root, call, words, code=2):
-    before = everything(root)
-    with pytest.raises(SystemExit) as caught:
-        call([str(word) for word in words])
-    shown = capsys.readouterr()
-    assert caught.value.code == code, shown
-    assert shown.out == ""
-    assert shown.err.startswith("error: ")
-    assert shown.err.count("\n") == 1
-    assert len(shown.err) < 1000
-    assert undated(everything(root)) == undated(before)
-    return shown.err
+    before = undated(root)
+    line = refused(capsys, call, words, code)
+    assert len(line) < 1000
+    assert undated(root) == before
+    return line
 
 
-@pytest.mark.parametrize("place", [*PLACES, a_full_folder])
-def test_a_run_is_refused_a_place_where_it_cannot_write(place, tmp_path, capsys):
-    words = [QUICKSTART, *SMALL, "--out", place(tmp_path)]
-    assert "--out" in refusal(capsys, tmp_path, simulation, words)
+@pytest.mark.parametrize(
+    ("writer", "place"), [(name, place) for name, found in WRITERS.items() for place in found[2]]
+)
+def test_what_writes_is_refused_a_place_where_it_cannot(writer, place, tmp_path, capsys, finished):
+    call, words, _ = WRITERS[writer]
+    words = [finished if word == "RUN" else word for word in words]
+    assert words[-1] in refusal(capsys, tmp_path, call, [*words, PLACES[place](tmp_path)])
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o077])
@@ -115,9 +112,9 @@ def test_a_run_is_its_owners_alone_whatever_the_umask_and_an_export_is_not(tmp_p
     before = os.umask(umask)
     try:
         for out, plots in ((tmp_path / "new", umask == 0), (here, False)):
-            launch(Request(QUICKSTART, SETS, out=out, plain=True))
-            drawn = draw_apart(out) if plots else []
-            assert {path.name for path in out.glob("*.png")} == set(drawn)
+            run_in(out, *SETS)
+            drawn = write_figures(curves_of([read(out)]), out) if plots else []
+            assert set(out.glob("*.png")) == set(drawn)
         export(here, tmp_path / "public")
     finally:
         os.umask(before)
@@ -130,31 +127,12 @@ def test_a_run_is_its_owners_alone_whatever_the_umask_and_an_export_is_not(tmp_p
         assert mode == (0o666 & ~umask if path.parent.name == "public" else 0o600), path
 
 
-@pytest.mark.parametrize("place", [*PLACES, a_full_folder])
-def test_an_export_is_refused_one_too(place, tmp_path, capsys, finished):
-    words = ["export", finished, "--out", place(tmp_path)]
-    assert "--out" in refusal(capsys, tmp_path, main, words)
-
-
-@pytest.mark.parametrize("place", PLACES)
-def test_a_report_is_refused_one_too(place, tmp_path, capsys, finished):
-    words = ["report", finished, "--out", place(tmp_path)]
-    assert "--out" in refusal(capsys, tmp_path, main, words)
-
-
-@pytest.mark.parametrize("place", [place for place in PLACES if place not in FOR_A_FIGURE])
-def test_a_figure_is_refused_one_too(place, tmp_path, capsys):
-    words = ["privacy", "curve", QUICKSTART, "--plot", place(tmp_path)]
+def test_a_folder_in_the_place_of_a_page_or_a_figure_is_refused(tmp_path, capsys, finished):
+    (tmp_path / "report.html").mkdir()
+    words = ["report", finished, "--out", tmp_path]
+    assert "report.html" in refusal(capsys, tmp_path, main, words)
+    words = ["privacy", "curve", QUICKSTART, "--plot", tmp_path / "report.html"]
     assert "--plot" in refusal(capsys, tmp_path, main, words)
-    (tmp_path / "folder").mkdir()
-    words = ["privacy", "curve", QUICKSTART, "--plot", tmp_path / "folder"]
-    assert "--plot" in refusal(capsys, tmp_path, main, words)
-
-
-def test_a_figure_of_a_report_that_is_a_folder_is_refused(tmp_path, capsys, finished):
-    (tmp_path / "cost-by-round.png").mkdir()
-    words = ["report", finished, "--out", tmp_path, "--as-server"]
-    assert "cost-by-round.png" in refusal(capsys, tmp_path, main, words)
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.EACCES])
@@ -173,15 +151,9 @@ def test_a_disk_that_refuses_from_the_start_is_one_line(number, tmp_path, capsys
 
 
 def test_an_export_onto_a_disk_that_fills_leaves_nothing(tmp_path, capsys, monkeypatch, finished):
-    from manifed.runs.report import public
-
-    def full(*_):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(public, "write_atomically", full)
-    assert "No space" in refusal(
-        capsys, tmp_path, main, ["export", finished, "--out", tmp_path / "o"]
-    )
+    monkeypatch.setattr(public, "write_atomically", raises(FULL))
+    words = ["export", finished, "--out", tmp_path / "o"]
+    assert "No space" in refusal(capsys, tmp_path, main, words)
 
 
 @pytest.mark.slow
@@ -200,13 +172,11 @@ def test_a_run_whose_disk_fills_says_how_to_go_on(tmp_path):
     assert last.startswith("error: run failed: ")
     assert last.endswith(f"--resume {tmp_path / 'run'}")
     assert "Traceback" not in done.stderr
-    launch(Request(QUICKSTART, resume=tmp_path / "run", plain=True))
+    go_on(tmp_path / "run")
 
 
 def test_a_device_that_is_not_there_is_refused(tmp_path, capsys, monkeypatch):
-    import torch
-
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     words = [QUICKSTART, *SMALL, "--out", tmp_path / "run", "--set", "engine.device=cuda"]
     assert "engine.device" in refusal(capsys, tmp_path, simulation, words)
 
@@ -231,11 +201,9 @@ def test_an_unexpected_error_in_a_run_is_one_line_that_names_it(
     error, tmp_path, capsys, monkeypatch
 ):
     fails_in_round_3(monkeypatch, error)
-    words = [QUICKSTART, *SMALL, "--out", str(tmp_path / "it's")]
-    with pytest.raises(SystemExit) as caught:
-        simulation(words)
-    assert caught.value.code == 1
-    shown = capsys.readouterr().err
+    words = [QUICKSTART, *SMALL, "--out", tmp_path / "it's"]
+    code, _, shown = ended(simulation, words, capsys)
+    assert code == 1
     line = shown.splitlines()[-1]
     assert line.startswith("error: run failed: ")
     assert str(error.args[-1]) in line
@@ -245,7 +213,7 @@ def test_an_unexpected_error_in_a_run_is_one_line_that_names_it(
         assert "MANIFED_DEBUG=1" in line
     assert "Traceback" not in shown
     monkeypatch.undo()
-    folder = launch(Request(QUICKSTART, resume=tmp_path / "it's", plain=True))
+    folder = go_on(tmp_path / "it's")
     assert folder.metrics()["round"] == list(range(6))
 
 
@@ -257,10 +225,8 @@ def test_under_debug_an_unexpected_error_is_not_caught(tmp_path, monkeypatch):
 
 
 def test_an_unexpected_error_outside_a_run_is_one_line(capsys, monkeypatch, tmp_path):
-    def fails(*_, **__):
-        raise ZeroDivisionError("planted\nin two lines")
-
-    monkeypatch.setattr(launching, "check_parts", fails)
+    error = ZeroDivisionError("planted\nin two lines")
+    monkeypatch.setattr(launching, "check_parts", raises(error))
     line = refusal(capsys, tmp_path, main, ["privacy", "statement"], code=1)
     assert "ZeroDivisionError: planted in two lines" in line
     assert "MANIFED_DEBUG=1" in line
@@ -270,8 +236,8 @@ def test_an_unexpected_error_outside_a_run_is_one_line(capsys, monkeypatch, tmp_
 
 
 def test_what_a_run_raises_for_bad_input_stays_what_it_is(tmp_path, monkeypatch):
-    fails_in_round_3(monkeypatch, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+    fails_in_round_3(monkeypatch, FULL)
     with pytest.raises(RunEnded, match="nothing that was written is lost") as caught:
-        launch(Request(QUICKSTART, SETS, out=tmp_path / "run", plain=True))
+        run_in(tmp_path / "run", *SETS)
     assert caught.value.code == 1
     assert RunFolder(tmp_path / "run").experiment_path.is_file()

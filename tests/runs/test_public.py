@@ -1,30 +1,26 @@
 """What is published of a private run follows from its config and its releases alone."""
 
 import dataclasses
-import itertools
 import json
 import os
 import shutil
 
 import pytest
 
-from manifed.cli.launch import Request, launch
 from manifed.experiment import assembly
-from manifed.experiment.load import load
-from manifed.experiment.privacy import promise_of
+from manifed.plan import promise_of
 from manifed.privacy.account import KEY_FILE
 from manifed.privacy.ledger import LedgerDamaged
+from manifed.runs.folder import RunFolder
 from manifed.runs.report import public
-from manifed.runs.report.__main__ import main as report
-from manifed.runs.report.page import page_of
+from manifed.runs.report.page import page_of, rows_of
+from manifed.runs.report.public import viewed
 from manifed.runs.report.runs import Run, read
-from manifed.runs.report.tables import table_of
-from manifed.runs.run_folder import RunFolder, experiment_digest
 from manifed.runs.statement import verdict
-from manifed.runs.watching import view_of
 from tests.algorithms.test_masked_mean import NODES, Watched, masked
 from tests.algorithms.test_masked_mean import run as run_masked
-from tests.runs.test_cli import QUICKSTART, manifed  # noqa: F401  a fixture
+from tests.runs.running import run_in
+from tests.runs.test_cli import manifed  # noqa: F401  a fixture
 
 SETS = (
     "federation.num_clients=6",
@@ -36,7 +32,7 @@ SETS = (
 
 
 def launched(path, *sets):
-    return launch(Request(QUICKSTART, (*SETS, *sets), out=path, plain=True)).directory
+    return run_in(path, *SETS, *sets).directory
 
 
 def exported(directory, out):
@@ -91,7 +87,7 @@ def test_neighbours_publish_the_same_but_for_the_model(neighbours, tmp_path):
 @pytest.mark.parametrize(
     ("name", "planted"),
     [
-        ("MANIFEST", ("started", "command_line", "seconds_by_part", "replies")),
+        ("MANIFEST", ("started", "command_line", "replies")),
         ("COLUMNS", ("bytes_up", "participants", "seconds")),
     ],
 )
@@ -113,13 +109,8 @@ def launched_plain(neighbours):
     path = neighbours[0].parent / "plain"
     if path.exists():
         return path
-    return launch(
-        Request(
-            QUICKSTART,
-            ("privacy={kind='none'}", "federation.num_rounds=1", "output.plots=false"),
-            out=path,
-            plain=True,
-        )
+    return run_in(
+        path, "privacy={kind='none'}", "federation.num_rounds=1", "output.plots=false"
     ).directory
 
 
@@ -136,15 +127,6 @@ def test_the_epsilon_that_is_published_is_that_of_no_cohort(neighbours, tmp_path
     server, external = ({a["name"]: a["epsilon"] for a in found}[k] for k in ("server", "external"))
     assert external <= server * 1.001
     assert 2.0 * 0.99 <= server <= 2.0
-
-
-def test_a_report_shows_the_public_view_unless_asked(neighbours, capsys):
-    assert report([str(neighbours[0])]) == 0
-    line = capsys.readouterr().out.splitlines()[2].split()
-    assert line[-3:] == ["-", "-", "-"]
-    assert report([str(neighbours[0]), "--as-server"]) == 0
-    line = capsys.readouterr().out.splitlines()[2].split()
-    assert line[-3:] != ["-", "-", "-"]
 
 
 def test_an_oracle_is_published_where_it_was_declared(tmp_path):
@@ -164,36 +146,12 @@ def test_export_is_a_command_with_errors_of_one_line(manifed, neighbours, tmp_pa
     assert manifed("export", tmp_path, "--out", tmp_path / "b").exit_code == 2
 
 
-def test_a_run_of_an_older_version_is_published_audited_and_reported_as_before(
-    neighbours, tmp_path
-):
-    """Up to format 2 adversaries were called views, in manifests and in configs."""
-    old = tmp_path / "old"
-    shutil.copytree(neighbours[0], old)
-    manifest = json.loads((old / "manifest.json").read_text())
-    privacy, noise = manifest["privacy"], manifest["config"]["privacy"]["noise"]
-    privacy["views"] = [
-        {"view": one.pop("name"), "adversary": one.pop("text"), **one}
-        for one in privacy.pop("adversaries")
-    ]
-    noise["view"] = noise.pop("adversary")
-    config = (old / "experiment.toml").read_text().replace("\nadversary =", "\nview =")
-    (old / "experiment.toml").write_text(config)
-    manifest["experiment_sha256"] = experiment_digest(config.encode())
-    (old / "manifest.json").write_text(json.dumps(manifest))
-    assert "\nview = " in (old / "experiment.toml").read_text()
-    now, then = exported(neighbours[0], tmp_path / "now"), exported(old, tmp_path / "then")
-    assert then == now
-    assert load(old / "experiment.toml") == load(neighbours[0] / "experiment.toml")
-    assert report([str(old), "--as-server", "--out", str(tmp_path)]) == 0
-
-
 def of_other_replies(directory, out):
     """The same run as if other clients had been drawn, had failed and had taken other times."""
     shutil.copytree(directory, out)
     manifest = json.loads((out / "manifest.json").read_text())
     manifest["replies"] = {"participants": 987654, "failures": 1, "by_kind": {"late": 1}}
-    manifest |= {"started": "then", "command_line": "planted", "seconds_by_part": {"rounds": 98.25}}
+    manifest |= {"started": "then", "command_line": "planted"}
     manifest["machine"]["platform"] = "planted"
     manifest["final"]["seconds"] = 98765.25
     (out / "manifest.json").write_text(json.dumps(manifest))
@@ -210,19 +168,18 @@ def of_other_replies(directory, out):
 def test_a_page_is_the_same_whoever_was_drawn_and_whoever_replied(neighbours, tmp_path):
     first, second = neighbours
     third = of_other_replies(first, tmp_path / "third")
-    pages = {page_of([read(run)]) for run in (first, second, third)}
+    pages = {page_of([viewed(read(run))]) for run in (first, second, third)}
     assert len(pages) == 1
     page = pages.pop()
     assert not [word for word in ("987654", "planted", "realised") if word in page]
-    plain = of_other_replies(launched_plain(neighbours), tmp_path / "plain")
-    assert "987654" not in page_of([read(plain)])
-    assert "1975308" in page_of([read(plain)], is_server_view=True)  # both rows
+    shown = page_of([viewed(read(third), is_server_view=True)], is_server_view=True)
+    assert "987654" in shown
 
 
 def test_a_page_tells_no_seed_from_which_its_cohorts_can_be_drawn(tmp_path):
     sets = ("privacy.noise_source=seed", "evaluation.is_simulated_oracle=false")
     runs = [launched(tmp_path / f"{s}", *sets, f"federation.seed={s}") for s in (4711, 815)]
-    pages = {page_of([read(run)]) for run in runs}
+    pages = {page_of([viewed(read(run))]) for run in runs}
     assert len(pages) == 1
     page = pages.pop()
     assert "4711" not in page
@@ -230,33 +187,19 @@ def test_a_page_tells_no_seed_from_which_its_cohorts_can_be_drawn(tmp_path):
     first, second = (exported(run, tmp_path / f"out{i}") for i, run in enumerate(runs))
     assert first == second
     assert "seed" not in first["manifest"]["config"]["federation"]
-    told = table_of([public.public_run(read(run)) for run in runs])
-    assert "run 2" in told
-    assert "seed 4711" not in told
-    assert "4711" in page_of([read(runs[0])], is_server_view=True)
+    told = rows_of([viewed(read(run)) for run in runs])
+    assert [row[0][-5:] for row in told] == ["run 1", "run 2"]
+    assert "4711" in page_of([viewed(read(runs[0]), is_server_view=True)], is_server_view=True)
 
 
 def test_only_the_servers_page_says_who_took_part_and_it_is_marked(neighbours):
-    asked = [
-        json.loads(line)["body"]
-        for line in (neighbours[0] / "ledger.jsonl").read_text().splitlines()
-        if json.loads(line)["kind"] == "reserved"
-    ]
-    shown = page_of([read(neighbours[0])], is_server_view=True)
-    for body in asked:
-        assert f"<td>{body['cohort'] or 'nobody'}</td>" in shown
+    run = read(neighbours[0])
+    shown = page_of([viewed(run, is_server_view=True)], is_server_view=True)
+    assert "&#34;participants&#34;" in shown
     assert "voids the secrecy of the sample" in shown
     assert "NOT FOR PUBLICATION" in shown
-    assert "NOT FOR PUBLICATION" not in page_of([read(neighbours[0])])
-
-
-def test_who_watches_a_run_sees_nothing_that_depends_on_who_was_drawn(neighbours):
-    first, second = (json.dumps(view_of(run).data()).replace(str(run), "RUN") for run in neighbours)
-    assert first == second
-    assert "epsilon" not in view_of(neighbours[0]).data()["curves"]
-    shown = view_of(neighbours[0], is_server_view=True)
-    assert "epsilon" in dict(shown.curves)
-    assert "replies used so far" in shown.clients
+    page = page_of([viewed(run)])
+    assert not [word for word in ("NOT FOR PUBLICATION", "participants") if word in page]
 
 
 class SilentOnce(Watched):
@@ -272,7 +215,7 @@ def masked_run(folder, rounds):
     folder.mkdir()
     config = masked(rounds)
     _, odometer = run_masked(config, folder, SilentOnce(config))
-    told = promise_of(config, (3,) * NODES).statement(odometer, noise_origins={"seed"})
+    told = promise_of(config.setting, (3,) * NODES).statement(odometer, noise_origins={"seed"})
     manifest = {"privacy": told, "config": config.model_dump(mode="json")}
     return Run(folder, "masked", manifest, {}), {
         a["name"]: a["epsilon"] for a in told["adversaries"]
@@ -281,16 +224,12 @@ def masked_run(folder, rounds):
 
 def test_a_node_that_was_silent_in_a_middle_round_is_in_the_epsilon_that_is_published(tmp_path):
     run, spent = masked_run(tmp_path / "whole", 4)
-    privacy = public.public_run(run).manifest["privacy"]
+    privacy = viewed(run).manifest["privacy"]
     assert {one["name"]: one["epsilon"] for one in privacy["adversaries"]} == spent
     assert all("nodes that were silent" in one["remark"] for one in privacy["adversaries"])
     assert not any("before any cohort" in note for note in privacy["notes"])
-    rows = public.spending_of(run)
     _, of_two = masked_run(tmp_path / "two", 2)
-    assert [row["round"] for row in rows] == [0, 1, 2, 3, 4]
-    assert rows[2] == {"round": 2} | of_two
-    assert rows[-1] == {"round": 4} | spent
-    assert all(a["server"] < b["server"] for a, b in itertools.pairwise(rows))
+    assert all(of_two[name] < spent[name] for name in spent)
 
 
 @pytest.fixture(scope="module")
@@ -332,9 +271,8 @@ def test_no_interval_of_a_private_evaluation_tells_how_many_replied(evaluated, t
     )
     first, second = (exported(run, tmp_path / f"{i}") for i, run in enumerate((evaluated, other)))
     assert first == second
-    assert page_of([read(evaluated)]) == page_of([read(other)])
+    assert page_of([viewed(read(evaluated))]) == page_of([viewed(read(other))])
     assert "held_out_accuracy" in first["metrics"].splitlines()[0].split(",")
-    assert view_of(evaluated).data()["curves"]["held_out_loss"]
     assert "held_out_loss_low" in (evaluated / "metrics.csv").read_text()
 
 
@@ -357,7 +295,7 @@ def test_a_release_that_keeps_noise_is_published_as_one(neighbours, tmp_path):
     manifest["privacy"]["kept_noise"] = "the noise of its last 3 rounds"
     (kept / "manifest.json").write_text(json.dumps(manifest))
     run = read(kept)
-    shown = public.public_run(run).manifest["privacy"]
+    shown = viewed(run).manifest["privacy"]
     assert verdict(shown) == verdict(run.manifest["privacy"])
     assert "keeps its draws" in exported(kept, tmp_path / "out")["statement"]
 
@@ -368,4 +306,4 @@ def test_a_tag_that_is_not_the_keys_is_found_before_anything_is_shown(
 ):
     monkeypatch.setenv(KEY_FILE, str(key_in(tmp_path / "key", b"other")))
     with pytest.raises(LedgerDamaged):
-        page_of([read(evaluated)], is_server_view=is_server_view)
+        viewed(read(evaluated), is_server_view=is_server_view)

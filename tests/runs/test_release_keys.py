@@ -5,7 +5,7 @@ import pytest
 from manifed.experiment.assembly import client_side, plan_of
 from manifed.experiment.load import load
 from manifed.privacy.noise import NoiseSource
-from tests.runs.test_cli import QUICKSTART
+from tests.runs.running import QUICKSTART
 
 SEED = 11
 OS = ["privacy.noise_source='os'", f"federation.seed={SEED}"]
@@ -20,7 +20,7 @@ GUESSES = {NoiseSource.from_seed(seed).key for seed in (*range(64), SEED, 2**63 
 def drawn_keys(sets):
     """The keys of three client updates and of two servers."""
     config = load(QUICKSTART, sets)
-    clients = [client_side(config).turn_source() for _ in range(3)]
+    clients = [client_side(config).source() for _ in range(3)]
     return [*clients, *(plan_of(config).source for _ in range(2))]
 
 

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 LIBRARY, APPLICATION = {"manifed"}, {"app", "strategies", "clients"}
-BESIDE = {"tests", "benchmarks", "reproduction"}
+BESIDE = {"tests", "benchmarks", "reproduction", "extras", "manifed_extras"}
 PACKAGES = {path.parent.name for path in ROOT.glob("*/__init__.py")}
 
 
@@ -33,7 +33,8 @@ def test_the_wheel_is_the_library_and_the_bundle_adds_the_application():
     assert set(wheel) == LIBRARY
     assert bundle - {"README.md", "configs"} == LIBRARY | APPLICATION
     assert set(PROJECT["tool"]["importlinter"]["root_packages"]) == LIBRARY | APPLICATION
-    assert PACKAGES | {"tests", "benchmarks"} == LIBRARY | APPLICATION | BESIDE
+    found = PACKAGES | {"tests", "benchmarks", "extras", "manifed_extras"}
+    assert found == LIBRARY | APPLICATION | BESIDE
     assert set(first_party) == LIBRARY | APPLICATION | BESIDE
 
 

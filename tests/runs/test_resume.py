@@ -8,13 +8,12 @@ import signal
 import pytest
 import torch
 
-from manifed.cli.launch import Request, RunEnded, launch
-from manifed.errors import ConfigError
+from manifed.cli.launch import RunEnded
 from manifed.privacy.account import Account
-from manifed.privacy.ledger import Ledger
 from manifed.runs import checkpoint, driver
-from manifed.runs.run_folder import RunFolder
-from tests.runs.test_cli import QUICKSTART
+from manifed.runs.folder import FORMAT, RunFolder
+from tests.privacy.forging import entries_of
+from tests.runs.running import go_on, killed_in, run_in
 
 SETS = (
     "federation.num_clients=4",
@@ -24,36 +23,13 @@ SETS = (
 )
 
 
-class Died(BaseException):
-    """Stands for a kill: nothing catches it."""
-
-
-def run_until_death(tmp_path, monkeypatch, at_round, sets=SETS):
-    charge = Account.charge
-
-    def charge_then_die(self, server_round, attempt, partitions):
-        charge(self, server_round, attempt, partitions)
-        if server_round == at_round:
-            raise Died
-
-    monkeypatch.setattr(Account, "charge", charge_then_die)
-    keep = driver._Run._keep_the_newest
-    monkeypatch.setattr(driver._Run, "_keep_the_newest", lambda _: None)
-    with pytest.raises(Died):
-        launch(Request(QUICKSTART, sets, out=tmp_path / "run", plain=True))
-    monkeypatch.setattr(Account, "charge", charge)
-    monkeypatch.setattr(driver._Run, "_keep_the_newest", keep)
-
-
-def test_a_resumed_run_ends_with_all_rounds_and_pays_for_the_lost_ones(tmp_path, monkeypatch):
+def test_a_resumed_run_ends_with_all_rounds_and_pays_for_the_lost_ones(tmp_path):
     sets = (*SETS, "privacy.max_epsilon=3.0")
-    whole = launch(Request(QUICKSTART, sets, out=tmp_path / "whole", plain=True))
-    run_until_death(tmp_path, monkeypatch, at_round=4, sets=sets)
-    folder = launch(Request(QUICKSTART, resume=tmp_path / "run", plain=True))
+    whole = run_in(tmp_path / "whole", *sets)
+    folder = go_on(killed_in(4, run_in, tmp_path / "run", *sets))
     assert folder.manifest()["final"]["rounds"] == 6
     assert folder.metrics()["round"] == list(range(7))
-    with Ledger.open(folder.ledger_path) as ledger:
-        charged = [e.body["rounds"][0] for e in ledger.entries if e.kind == "reserved"]
+    charged = [e.reserves.first for e in entries_of(folder.ledger_path) if e.reserves]
     assert charged == [1, 2, 3, 4, 3, 4, 5, 6]
     spent, honest = folder.manifest()["final"]["epsilon"], whole.manifest()["final"]["epsilon"]
     assert spent > honest
@@ -61,7 +37,7 @@ def test_a_resumed_run_ends_with_all_rounds_and_pays_for_the_lost_ones(tmp_path,
     assert [note for note in notes if "target epsilon 2 is passed" in note]
 
 
-def test_the_moments_of_adam_go_on_where_they_were(tmp_path, monkeypatch):
+def test_the_moments_of_adam_go_on_where_they_were(tmp_path):
     """Nothing is drawn, so that a round done again is the same round."""
     sets = (
         *SETS,
@@ -69,37 +45,26 @@ def test_the_moments_of_adam_go_on_where_they_were(tmp_path, monkeypatch):
         "training.minibatch={kind='full'}",
         "strategy={kind='tangent-mean', server_step_size=0.05, adam={}}",
     )
-    whole = launch(Request(QUICKSTART, sets, out=tmp_path / "whole", plain=True))
-    run_until_death(tmp_path, monkeypatch, at_round=4, sets=sets)
-    folder = launch(Request(QUICKSTART, resume=tmp_path / "run", plain=True))
+    whole = run_in(tmp_path / "whole", *sets)
+    folder = go_on(killed_in(4, run_in, tmp_path / "run", *sets))
     assert folder.metrics()["round"] == list(range(7))
     assert torch.equal(folder.load_tensors("model")["x"], whole.load_tensors("model")["x"])
 
 
-def test_a_resumed_run_stops_before_it_passes_its_target(tmp_path, monkeypatch):
-    run_until_death(tmp_path, monkeypatch, at_round=4)
-    manifest = launch(Request(QUICKSTART, resume=tmp_path / "run", plain=True)).manifest()
+def test_a_round_done_again_is_paid_again_draws_fresh_noise_and_stops_at_the_target(
+    tmp_path, caplog
+):
+    before = run_in(tmp_path / "whole", *SETS)
+    killed_in(4, run_in, tmp_path / "run", *SETS)
+    caplog.clear()
+    after = go_on(tmp_path / "run")
+    assert "rounds 3 to 4 were charged before the run stopped" in caplog.text
+    assert before.metrics()["cost"][2] == after.metrics()["cost"][2]
+    assert before.metrics()["cost"][3] != after.metrics()["cost"][3]
+    manifest = after.manifest()
     assert manifest["final"]["rounds"] == 4
     assert manifest["final"]["epsilon"] <= 2.0
     assert "privacy.noise.epsilon" in manifest["stopped"]
-
-
-def test_a_round_done_again_draws_fresh_noise(tmp_path, monkeypatch):
-    run_until_death(tmp_path, monkeypatch, at_round=4)
-    before = launch(Request(QUICKSTART, SETS, out=tmp_path / "whole", plain=True))
-    after = launch(Request(QUICKSTART, resume=tmp_path / "run", plain=True))
-    assert before.metrics()["cost"][2] == after.metrics()["cost"][2]
-    assert before.metrics()["cost"][3] != after.metrics()["cost"][3]
-
-
-def test_a_finished_run_and_another_config_are_not_resumed(tmp_path, monkeypatch):
-    launch(Request(QUICKSTART, SETS, out=tmp_path / "done", plain=True))
-    with pytest.raises(ConfigError, match="unfinished"):
-        launch(Request(QUICKSTART, resume=tmp_path / "done", plain=True))
-    run_until_death(tmp_path, monkeypatch, at_round=3)
-    changed = Request(QUICKSTART, ("federation.seed=5",), resume=tmp_path / "run", plain=True)
-    with pytest.raises(ConfigError, match="same settings"):
-        launch(changed)
 
 
 def test_a_budget_stops_the_run_before_the_round_that_would_exceed_it(tmp_path):
@@ -109,7 +74,7 @@ def test_a_budget_stops_the_run_before_the_round_that_would_exceed_it(tmp_path):
         "privacy.delta=1e-5",
         "privacy.max_epsilon=1.5",
     )
-    folder = launch(Request(QUICKSTART, sets, out=tmp_path / "run", plain=True))
+    folder = run_in(tmp_path / "run", *sets)
     manifest = folder.manifest()
     assert 0 < manifest["final"]["rounds"] < 6
     assert manifest["final"]["epsilon"] <= 1.5
@@ -126,27 +91,27 @@ def test_a_signal_ends_a_run_that_keeps_its_last_round_and_names_its_folder(
     told = driver._Run._tell
     out = tmp_path / "it's mine"
 
-    def tell(self, server_round, state, held_out=None):
-        told(self, server_round, state, held_out)
-        if server_round == 4:
+    def tell(self, held_out=None):
+        told(self, held_out)
+        if self.done == 4:
             os.kill(os.getpid(), number)
 
     monkeypatch.setattr(driver._Run, "_tell", tell)
     before = [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGHUP)]
     sets = (*SETS, "privacy.max_epsilon=20.0")
     with pytest.raises(RunEnded) as caught:
-        launch(Request(QUICKSTART, sets, out=out, plain=True))
+        run_in(out, *sets)
     assert [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGHUP)] == before
     assert caught.value.code == code
     assert str(caught.value).endswith(f"--resume {shlex.quote(str(out))}")
     monkeypatch.undo()
-    folder = launch(Request(QUICKSTART, resume=out, plain=True))
+    folder = go_on(out)
     assert folder.metrics()["round"] == list(range(7))
 
 
 def test_an_interrupted_run_without_privacy_ends_like_an_uninterrupted_one(tmp_path, monkeypatch):
     sets = (*SETS, "privacy={kind='none'}", "output.checkpoint_every=100")
-    whole = launch(Request(QUICKSTART, sets, out=tmp_path / "whole", plain=True))
+    whole = run_in(tmp_path / "whole", *sets)
     charge = Account.charge
 
     def fails_in_round_5(self, server_round, *rest):
@@ -156,11 +121,11 @@ def test_an_interrupted_run_without_privacy_ends_like_an_uninterrupted_one(tmp_p
 
     monkeypatch.setattr(Account, "charge", fails_in_round_5)
     with pytest.raises(RunEnded, match="No space left") as caught:
-        launch(Request(QUICKSTART, sets, out=tmp_path / "run", plain=True))
+        run_in(tmp_path / "run", *sets)
     assert caught.value.code == 1
     assert checkpoint.load(tmp_path / "run" / "checkpoint.safetensors").server_round == 4
     monkeypatch.undo()
-    folder = launch(Request(QUICKSTART, resume=tmp_path / "run", plain=True))
+    folder = go_on(tmp_path / "run")
     assert torch.equal(folder.load_tensors("model")["x"], whole.load_tensors("model")["x"])
     assert folder.metrics()["cost"] == whole.metrics()["cost"]
 
@@ -188,15 +153,9 @@ def test_checkpoints_by_time_take_their_share_and_no_more(monkeypatch):
     assert [checkpoint.Pace(3).is_due(n) for n in (1, 2, 3, 6)] == [False, False, True, True]
 
 
-def test_a_resumed_private_run_says_what_is_paid_again(tmp_path, monkeypatch, caplog):
-    run_until_death(tmp_path, monkeypatch, at_round=4)
-    caplog.clear()
-    launch(Request(QUICKSTART, resume=tmp_path / "run", plain=True))
-    assert "rounds 3 to 4 were charged before the run stopped" in caplog.text
-
-
 def test_a_torn_row_is_dropped_and_a_row_is_all_or_nothing(tmp_path, monkeypatch):
-    folder = RunFolder.create(tmp_path / "run", {"name": "torn"})
+    folder = RunFolder.claim(tmp_path / "run")
+    folder.begin({"format": FORMAT, "name": "torn"})
     for server_round in range(3):
         folder.append_metrics({"round": server_round, "cost": 0.5})
     whole = folder.metrics_path.read_bytes()

@@ -10,9 +10,8 @@ import time
 
 import pytest
 
-from manifed.cli.launch import Request, launch
 from manifed.runs.interrupt import Ended, ending_signals
-from tests.runs.test_cli import QUICKSTART
+from tests.runs.running import QUICKSTART, run_in
 
 SIGNALS = [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
 SETS = ("federation.num_clients=2", "federation.num_rounds=20000", "output.plots=false",
@@ -117,15 +116,13 @@ def test_a_signal_that_is_ignored_stays_ignored(tmp_path, monkeypatch):
 
         told = driver._Run._tell
 
-        def tell(self, server_round, state, held_out=None):
-            told(self, server_round, state, held_out)
+        def tell(self, held_out=None):
+            told(self, held_out)
             os.kill(os.getpid(), signal.SIGHUP)
 
         monkeypatch.setattr(driver._Run, "_tell", tell)
         sets = (*SETS, "federation.num_rounds=2")
-        assert launch(Request(QUICKSTART, sets, out=tmp_path / "run", plain=True)).manifest()[
-            "final"
-        ]
+        assert run_in(tmp_path / "run", *sets).manifest()["final"]
     finally:
         signal.signal(signal.SIGHUP, before)
 

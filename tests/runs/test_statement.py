@@ -5,18 +5,17 @@ from dataclasses import replace
 
 import pytest
 
-from manifed.cli.launch import Request, launch
 from manifed.cli.main import main
 from manifed.errors import ConfigError
 from manifed.experiment.assembly import facts_of
 from manifed.experiment.load import load
-from manifed.experiment.privacy import promise_of
+from manifed.plan import promise_of
 from manifed.privacy import accountant
 from manifed.privacy.account import opened
-from manifed.privacy.charges import ClientReleases
-from manifed.privacy.events import GaussianRelease
+from manifed.privacy.events import Release
 from manifed.privacy.statement import audit_ledger
-from tests.runs.test_cli import QUICKSTART, ROOT
+from manifed.privacy.tariff import ClientReleases, Tariff
+from tests.runs.running import QUICKSTART, ROOT, run_in
 
 SETS = (
     "federation.num_clients=6",
@@ -55,7 +54,7 @@ CASES = {
 
 @pytest.mark.parametrize("sets", CASES.values(), ids=CASES)
 def test_the_statement_is_what_an_auditor_reads_from_the_ledger_alone(tmp_path, sets):
-    folder = launch(Request(QUICKSTART, (*SETS, *sets), out=tmp_path / "run", plain=True))
+    folder = run_in(tmp_path / "run", *SETS, *sets)
     manifest = folder.manifest()
     delta = manifest["final"]["delta"]
     audited = {one["name"]: one for one in audit_ledger(folder.ledger_path, delta)["adversaries"]}
@@ -68,7 +67,7 @@ def test_the_statement_is_what_an_auditor_reads_from_the_ledger_alone(tmp_path, 
 @pytest.mark.parametrize("name", ["everyone", "fixed-size", "poisson"])
 def test_a_realised_number_says_that_other_draws_would_cost_something_else(name):
     config = load(QUICKSTART, [*SETS, *CASES[name]])
-    promise = promise_of(config, facts_of(config).sizes)
+    promise = promise_of(config.setting, facts_of(config).sizes)
     made = promise.statement(promise.odometer(4))["adversaries"][0]["remark"]
     planned = promise.planned(4)["adversaries"][0]["remark"]
     assert made.startswith("realised: at most 4 rounds a client")
@@ -77,19 +76,18 @@ def test_a_realised_number_says_that_other_draws_would_cost_something_else(name)
 
 
 def test_a_target_is_met_and_not_wasted(tmp_path):
-    folder = launch(Request(QUICKSTART, SETS, out=tmp_path / "run", plain=True))
+    folder = run_in(tmp_path / "run", *SETS)
     assert 2.0 * 0.995 <= folder.manifest()["final"]["epsilon"] <= 2.0
 
 
 def test_the_statement_counts_what_stands_in_the_ledger_and_nothing_else(tmp_path):
     """A ledger whose charges cost more than the config's is seen, stated and not resumed."""
     config = load(ROOT / QUICKSTART, [*SETS, *CASES["fixed-size"]])
-    promise, path = promise_of(config, (300,) * 6), tmp_path / "ledger.jsonl"
-    noisier = GaussianRelease(
-        unit="example", neighboring_relation="add-or-remove", noise_multiplier=0.5
-    )
+    promise, path = promise_of(config.setting, (300,) * 6), tmp_path / "ledger.jsonl"
+    noisier = Release(unit="example", neighboring_relation="add-or-remove", noise_multiplier=0.5)
     update = ClientReleases(partitions=tuple(range(6)), releases=(noisier,))
-    other = replace(promise, terms=promise.terms.model_copy(update={"updates": (update,)}))
+    terms = promise.terms.model_copy(update={"updates": (update,)})
+    other = replace(promise, tariff=Tariff((terms,)), target=None, budget=None)
     with opened(path, other, header={}, last_round=4) as account:
         account.charge(1, 0, (0, 1))
     odometer = account.odometer
@@ -108,7 +106,7 @@ def test_a_ledger_of_the_same_terms_is_resumed(tmp_path, case):
     config = load(ROOT / QUICKSTART, [*SETS, "privacy.max_epsilon=20.0", *CASES[case]])
     path, sizes = tmp_path / "ledger.jsonl", (300, 300, 300, 299, 299, 299)
     for first in (1, 2, 3):
-        resumed_at, promise = None if first == 1 else first, promise_of(config, sizes)
+        resumed_at, promise = None if first == 1 else first, promise_of(config.setting, sizes)
         with opened(path, promise, header={}, last_round=4, resumed_at=resumed_at) as account:
             account.charge(first, 0, (0, 1))
             account.charge(first + 1, 0, (2, 3))

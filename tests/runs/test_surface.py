@@ -3,27 +3,25 @@
 import dataclasses
 import math
 import pickle
-from functools import partial
 
 import pytest
 from flwr.app import ConfigRecord, RecordDict
 
-from manifed.cli import comparison
-from manifed.cli.launch import Request, launch
+from benchmarks import engines_agree
+from manifed.cli.launch import launch
 from manifed.errors import ConfigError
 from manifed.experiment import assembly
-from manifed.experiment.evaluation import oracle_is_on
 from manifed.experiment.load import load
-from manifed.experiment.privacy import promise_of
-from manifed.federation.client import ClientSide
 from manifed.flower import keys
 from manifed.flower.client import client_app_of
 from manifed.flower.inline import InlineGrid
 from manifed.flower.polling import PollingGrid
 from manifed.flower.records import read_noise_origin
+from manifed.plan import promise_of
 from manifed.privacy.account import opened
 from manifed.privacy.noise import NoiseSource
-from manifed.runs.report.__main__ import main as report
+from manifed.runs.report.public import viewed
+from manifed.runs.report.runs import read
 from manifed.runs.statement import (
     DECLARED,
     PLANNED,
@@ -33,7 +31,8 @@ from manifed.runs.statement import (
     statement_of,
     verdict,
 )
-from tests.runs.test_cli import QUICKSTART, ROOT
+from manifed.setting import Setting
+from tests.runs.running import QUICKSTART, ROOT, run_in
 
 SETS = ("federation.num_clients=4", "federation.num_rounds=3", "output.plots=false")
 OS = "privacy.noise_source=os"
@@ -41,7 +40,7 @@ ORACLE = {"cost", "cost_gap", "relative_cost_gap", "gradient_norm"}
 
 
 def launched(tmp_path, *sets):
-    return launch(Request(QUICKSTART, (*SETS, *sets), out=tmp_path / "run", plain=True))
+    return run_in(tmp_path / "run", *SETS, *sets)
 
 
 def test_a_release_prints_nothing_that_is_computed_on_all_data(tmp_path, capsys):
@@ -52,7 +51,7 @@ def test_a_release_prints_nothing_that_is_computed_on_all_data(tmp_path, capsys)
     assert final["epsilon"] == pytest.approx(2.0, rel=0.01)
     assert "round 3/3  cost -" in shown
     assert not [note for note in folder.manifest()["privacy"]["notes"] if "oracle" in note]
-    assert report([str(folder.directory)]) == 0
+    assert "final" in viewed(read(folder.directory)).manifest
 
 
 def test_a_release_with_a_declared_oracle_says_that_it_voids_the_guarantee(tmp_path):
@@ -84,10 +83,10 @@ def test_engines_are_compared_by_their_costs_on_every_engine(monkeypatch):
         asked.append(load(ROOT / QUICKSTART, request.sets))
         return launch(dataclasses.replace(request, engine="inline"))
 
-    monkeypatch.setattr(comparison, "launch", inline)
-    found = comparison.compare_engines(QUICKSTART, SETS, ("inline", "deployment"))
+    monkeypatch.setattr(engines_agree, "launch", inline)
+    found = engines_agree.compare_engines(QUICKSTART, SETS, ("inline", "deployment"))
     assert found["max_difference"] == 0.0
-    assert all(oracle_is_on(config, is_deployment=True) for config in asked)
+    assert all(config.setting.has_oracle(is_deployment=True) for config in asked)
 
 
 def test_an_oracle_that_is_declared_and_switched_off_is_refused():
@@ -115,8 +114,7 @@ def test_clients_whose_noise_is_seeded_make_no_release_whatever_the_config_says(
     tmp_path, monkeypatch, execution
 ):
     """The planted fault: clients of an "os" config draw from the seed."""
-    monkeypatch.setattr(ClientSide, "turn_source", lambda _: NoiseSource.from_seed(0))
-    monkeypatch.setattr(assembly, "client_source", lambda _: partial(NoiseSource.from_seed, 0))
+    monkeypatch.setattr(Setting, "client_source", lambda _: NoiseSource.from_seed(0))
     assembly.own_node.cache_clear()
     manifest = launched(tmp_path, OS, f"engine.execution={execution}").manifest()
     assert manifest["privacy"]["noise_source"] == "os"
@@ -126,7 +124,7 @@ def test_clients_whose_noise_is_seeded_make_no_release_whatever_the_config_says(
 
 
 def test_a_seeded_server_makes_no_release(tmp_path, monkeypatch):
-    monkeypatch.setattr(assembly, "release_source", lambda _: NoiseSource.from_seed(0))
+    monkeypatch.setattr(Setting, "fresh_source", lambda _: NoiseSource.from_seed(0))
     level = "{kind='client-level',l2_norm_clip=0.1,delta=0.01,noise_source='os',"
     noise = "noise={kind='multiplier',noise_multiplier=3.0}}"
     manifest = launched(tmp_path, f"privacy={level}{noise}").manifest()
@@ -156,7 +154,7 @@ def test_a_derived_source_keeps_its_origin():
 
 def test_what_an_earlier_process_drew_from_counts_after_a_resume(tmp_path):
     config = load(ROOT / QUICKSTART, [*SETS, OS])
-    promise, path = promise_of(config, (450, 449, 449, 449)), tmp_path / "ledger.jsonl"
+    promise, path = promise_of(config.setting, (450, 449, 449, 449)), tmp_path / "ledger.jsonl"
     with opened(path, promise, header={}, last_round=3) as account:
         account.charge(1, 0, (0, 1, 2, 3))
         account.note_origins(1, frozenset({"seed"}))
@@ -169,7 +167,7 @@ def test_what_an_earlier_process_drew_from_counts_after_a_resume(tmp_path):
 
 def test_the_statement_has_a_line_on_floating_point():
     config = load(ROOT / QUICKSTART, [*SETS, "privacy.noise_precision=summed"])
-    promise = promise_of(config, (450, 449, 449, 449))
+    promise = promise_of(config.setting, (450, 449, 449, 449))
     said = statement_of(promise.statement(promise.odometer()))
     (line,) = (line for line in said.splitlines() if "floating point" in line)
     assert "four summed a draw" in line

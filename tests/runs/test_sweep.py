@@ -2,19 +2,27 @@
 
 import csv
 import json
+import os
 import signal
 import subprocess
 import sys
 import time
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
+from multiprocessing import active_children
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
+from manifed.cli import sweep as sweeping
+from manifed.cli.launch import Request
+from manifed.cli.sweep import Trial, rows_of, seeds_of, trials_of, values_of
 from manifed.errors import ConfigError
-from manifed.runs.report.runs import Curve, read
-from manifed.runs.run_folder import RunFolder
-from manifed.runs.sweep import label_of, measure_of, rows_of, seeds_of, trials_of, values_of
+from manifed.experiment.load import load
+from manifed.runs.folder import RunFolder
+from manifed.runs.interrupt import Ended
+from manifed.runs.report.runs import read
 from tests.runs.test_report import write_run
 
 ROOT = Path(__file__).parents[2]
@@ -25,8 +33,8 @@ STEPS = "training.step_size=0.1,0.5"
 def test_commas_part_values_outside_brackets_and_quotes():
     assert values_of("a.b=0.1, 0.5") == ["a.b=0.1", "a.b=0.5"]
     assert values_of("a.b=[1,2],[3]") == ["a.b=[1,2]", "a.b=[3]"]
-    assert values_of("a.b='x,y',z") == ["a.b='x,y'", "a.b=z"]
-    assert values_of("""a.b=["]", 1],{c=1,d=2}""") == ["""a.b=["]", 1]""", "a.b={c=1,d=2}"]
+    assert values_of('a.b="x,y",z') == ['a.b="x,y"', "a.b=z"]
+    assert values_of("a.b=['x', 1],{c=1,d=2}") == ["a.b=['x', 1]", "a.b={c=1,d=2}"]
 
 
 @pytest.mark.parametrize("text", ["a.b", "a.b=1,", "a.b=,1", "a.b=1,1", "a.b="])
@@ -52,10 +60,10 @@ def test_every_setting_and_seed_has_a_folder_of_its_own(tmp_path):
     assert all(len(trial.directory.name) < 120 for trial in found)
     assert {trial.config.federation.num_rounds for trial in found} == {3}
     assert {trial.config.federation.seed for trial in found} == {0, 4}
-    assert label_of(found[0].setting[:1], "-") == "step_size=0.1"
+    assert found[0].label.startswith("step_size=0.1, name=")
     assert not list(tmp_path.iterdir())
     (alone,) = trials_of(CONFIG, [], [2], tmp_path)
-    assert (alone.directory.name, label_of(alone.setting, "quickstart")) == ("seed-2", "quickstart")
+    assert (alone.directory.name, alone.label) == ("seed-2", "quickstart")
 
 
 @pytest.mark.parametrize(
@@ -65,7 +73,6 @@ def test_every_setting_and_seed_has_a_folder_of_its_own(tmp_path):
         (["training.stepsize=0.1,1"], "did you mean 'step_size'"),
         ([STEPS, "training.step_size=1"], "every key once"),
         (["federation.seed=1,2"], "--seeds"),
-        (["output.directory=/tmp/x"], "names its runs' folders"),
         ([f"federation.num_rounds={','.join(map(str, range(1, 10002)))}"], "at most 10000 runs"),
     ],
 )
@@ -83,33 +90,24 @@ def test_what_is_there_already_is_not_overwritten(tmp_path):
         trials_of(CONFIG, [], [0], tmp_path)
 
 
-def test_the_table_has_the_best_first(tmp_path):
+def test_the_table_has_the_best_first_and_the_best_accuracy_is_the_greatest(tmp_path):
     runs = [
         read(write_run(tmp_path / f"{g}-{s}", seed=s, gap=g)) for g in (2.0, 1.0) for s in (1, 3)
     ]
-    found = [Curve("step_size=2", runs[:2]), Curve("step_size=1", runs[2:])]
-    first, second = rows_of(found, "relative_cost_gap")
-    assert (first.label, second.label, first.runs) == ("step_size=1", "step_size=2", 2)
+    _, (first, second) = rows_of({"step_size=2": runs[:2], "step_size=1": runs[2:]})
+    assert (first["label"], second["label"], first["runs"]) == ("step_size=1", "step_size=2", 2)
     values = [run.last("relative_cost_gap") for run in runs[2:]]
-    assert first.mean == pytest.approx(sum(values) / 2)
-    assert first.deviation == pytest.approx(abs(values[0] - values[1]) / 2**0.5)
-    assert first.epsilon == 2.0
-
-
-def test_the_best_accuracy_is_the_greatest(tmp_path):
-    runs = [read(write_run(tmp_path / str(gap), gap=gap)) for gap in (1.0, 2.0)]
-    column = {"held_out_accuracy": runs[0].columns["cost"]}
-    better = Curve("better", [replace(runs[0], columns=column)])
-    worse = Curve(
-        "worse", [replace(runs[1], columns={"held_out_accuracy": column["held_out_accuracy"] - 1})]
+    assert first["mean"] == pytest.approx(sum(values) / 2)
+    assert first["deviation"] == pytest.approx(abs(values[0] - values[1]) / 2**0.5)
+    assert first["epsilon"] == 2.0
+    better, worse = (
+        [replace(runs[0], columns={"held_out_accuracy": runs[0].columns["cost"] - less})]
+        for less in (0, 1)
     )
-    assert measure_of([worse, better], None) == "held_out_accuracy"
-    assert [row.label for row in rows_of([worse, better], "held_out_accuracy")] == [
-        "better",
-        "worse",
-    ]
+    measure, rows = rows_of({"worse": worse, "better": better})
+    assert (measure, [row["label"] for row in rows]) == ("held_out_accuracy", ["better", "worse"])
     with pytest.raises(ConfigError, match="--measure: expected a measured column"):
-        measure_of([worse, better], "cost")
+        rows_of({"worse": worse, "better": better}, "cost")
 
 
 def _command(out, *more):
@@ -117,6 +115,61 @@ def _command(out, *more):
         sys.executable, "-m", "manifed", "sweep", str(CONFIG), "--set", STEPS, "--out", str(out),
         *more,
     ]  # fmt: skip
+
+
+SMALL = ("federation.num_rounds=2", "output.plots=false")
+LONG = ("federation.num_rounds=20000", "evaluation.every=20000", "output.plots=false")
+
+
+def trial(tmp_path, name, sets):
+    directory = tmp_path / "runs" / name
+    request = Request(str(CONFIG), sets, out=directory, plain=True)
+    return Trial(directory, request, load(CONFIG, SMALL), {})
+
+
+def wait_for(path):
+    deadline = time.monotonic() + 120
+    while not path.exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+
+
+def test_an_interruption_ends_the_processes_which_write_what_they_have(tmp_path, monkeypatch):
+    task = trial(tmp_path, "a", LONG)
+
+    def interrupted(_):
+        wait_for(task.directory / "metrics.csv")
+        raise Ended(signal.SIGTERM)
+
+    monkeypatch.setattr(sweeping, "as_completed", interrupted)
+    with pytest.raises(Ended):
+        list(sweeping.run_all([task], 1))
+    assert not active_children()
+    assert RunFolder(task.directory).manifest()
+    assert not task.is_finished
+
+
+@pytest.mark.slow
+def test_a_process_that_dies_ends_the_sweep_and_its_run_comes_last_the_next_time(tmp_path):
+    wanted = {"a": SMALL, "b": LONG, "c": SMALL, "d": (*SMALL, "training.nothing=1")}
+    tasks = [trial(tmp_path, name, sets) for name, sets in wanted.items()]
+
+    def end_in_its_rounds():
+        wait_for(tasks[1].directory)
+        for process in active_children():
+            os.kill(process.pid, signal.SIGKILL)
+
+    Thread(target=end_in_its_rounds).start()
+    with pytest.raises(BrokenProcessPool):
+        list(sweeping.run_all(tasks, 1))
+    assert not active_children()
+    again = sweeping.run_all([tasks[1], tasks[0], tasks[2], tasks[3]], 1)
+    said = [next(again) for _ in range(3)]
+    again.close()
+    assert [task for task, _ in said] == [tasks[0], tasks[2], tasks[3]]
+    assert [error for _, error in said[:2]] == [None, None]
+    assert said[2][1].startswith("training.nothing: unknown key")
+    made = [(task.directory / "model.safetensors").read_bytes() for task in tasks[::2]]
+    assert made[0] == made[1], "a used process makes what a new one makes"
 
 
 @pytest.mark.slow
@@ -134,7 +187,7 @@ def test_a_sweep_that_was_interrupted_goes_on(tmp_path):
     started.send_signal(signal.SIGINT)
     _, said = started.communicate(timeout=120)
     last = said.strip().splitlines()[-1]
-    command = "error: interrupted; go on where it stopped: manifed sweep "
+    command = "error: interrupted; the same command goes on: manifed sweep "
     assert (started.returncode, last[: len(command)]) == (130, command)
     assert last.endswith("--set federation.num_rounds=40")
     assert first.experiment_path.is_file()

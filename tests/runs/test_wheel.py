@@ -31,13 +31,16 @@ def _python(interpreter, *words, cwd):
     return done.returncode, done.stdout, done.stderr
 
 
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("wheel")
-    words = ["wheel", "-q", "--no-deps", "--no-build-isolation", "--no-index", "-w", folder, ROOT]
+def _wheel_of(source, folder):
+    words = ["wheel", "-q", "--no-deps", "--no-build-isolation", "--no-index", "-w", folder, source]
     subprocess.run([sys.executable, "-m", "pip", *words], check=True, cwd=folder)
     (found,) = folder.glob("*.whl")
     return found
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    return _wheel_of(ROOT, tmp_path_factory.mktemp("wheel"))
 
 
 @pytest.fixture(scope="module")
@@ -81,8 +84,21 @@ def test_the_wheel_holds_the_library_and_says_that_it_is_typed(wheel):
     assert {name.split("/")[0] for name in names} == {"manifed", info}
     found = [p for p in (ROOT / "manifed").rglob("*") if p.suffix in {".py", ".html", ".typed"}]
     in_tree = {p.relative_to(ROOT).as_posix() for p in found}
+    for door in ("strategies", "clients"):
+        in_tree |= {f"manifed/flower/{door}/{p.name}" for p in (ROOT / door).glob("*.py")}
     assert {name for name in names if name.startswith("manifed/")} == in_tree
     assert {"manifed/py.typed", "manifed/runs/report/page.html"} <= in_tree
+
+
+@pytest.mark.slow
+def test_a_wheel_from_the_sdist_is_the_wheel_from_the_tree(wheel, tmp_path):
+    words = ["build", "--target", "sdist", "--directory", tmp_path]
+    subprocess.run([sys.executable, "-m", "hatchling", *words], check=True, cwd=ROOT)
+    (sdist,) = tmp_path.glob("manifed-*.tar.gz")
+    assert sdist.name == f"manifed-{_version()}.tar.gz"
+    found, expected = ZipFile(_wheel_of(sdist, tmp_path)), ZipFile(wheel)
+    assert found.namelist() == expected.namelist()
+    assert all(found.read(name) == expected.read(name) for name in expected.namelist())
 
 
 @pytest.mark.slow

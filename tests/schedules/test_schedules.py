@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from manifed.schedules.conditions import (
+from manifed.schedules.schedule import AnySchedule, Constant, Geometric, Hyperbolic, Polynomial
+from manifed.schedules.time_varying import EXAMPLES, TimeVarying
+from reproduction.conditions import (
     ProblemConstants,
     assumption_4,
     assumption_5,
@@ -13,15 +15,11 @@ from manifed.schedules.conditions import (
     corollary_2,
     corollary_3,
     gaussian_sums,
-    growing_star,
-    sharp_rate,
     theorem_2,
     theorem_4,
     theorem_5,
     theorem_7,
 )
-from manifed.schedules.schedule import AnySchedule, Constant, Geometric, Hyperbolic, Polynomial
-from manifed.schedules.time_varying import EXAMPLES, TimeVarying
 
 RING_6 = ProblemConstants(1.0, 96**0.5, 2 / 3, 6)
 K = np.arange(2000, dtype=np.float64)
@@ -95,7 +93,6 @@ def test_the_checker_says_which_condition_of_the_examples_fails_and_by_how_much(
     assert [c.text for c in assumption_5(two).failing] == ["2 alpha - beta - 2 eta > 1"]
     assert theorem_7(two).rate == pytest.approx(0.1)
     assert theorem_4(one).rate == pytest.approx(-0.1)
-    assert (sharp_rate(one, "output"), sharp_rate(two, "gradient")) == pytest.approx((0.2, 0.6))
 
 
 def test_the_remarks_of_the_paper():
@@ -150,28 +147,3 @@ def test_only_power_laws_have_exponents():
 
 def power(exponent):
     return Polynomial(scale=1.0, exponent=exponent)
-
-
-@pytest.mark.parametrize(
-    ("alpha", "gamma", "zeta", "fails", "rate"),
-    [
-        (0.0, 1.1, 0.6, [], 1.0),
-        (0.5, 0.6, 0.6, [], 0.5),
-        (0.0, 1.0, 0.5, ["2 zeta > 1"], 1.0),
-        (0.0, 0.6, 0.6, ["alpha > 2 eta = 2 (zeta - gamma)"], 0.0),
-        (1.0, 1.1, 0.6, ["alpha < 1"], 0.0),
-        (0.0, 0.0, 0.0, ["2 zeta > 1", "alpha > 2 eta = 2 (zeta - gamma)", "alpha + gamma > 0"],
-         0.0),
-    ],
-)  # fmt: skip
-def test_rounds_without_end_on_a_manifold_are_judged_condition_by_condition(
-    alpha, gamma, zeta, fails, rate
-):
-    price, steps = growing_star(power(-alpha), power(gamma), power(zeta))
-    assert [one.text for check in (price, steps) for one in check.failing] == fails
-    assert steps.rate == pytest.approx(rate)
-
-
-def test_a_star_whose_batches_are_no_power_law_is_named():
-    with pytest.raises(ValueError, match="batch_sizes: expected a power law"):
-        growing_star(power(0), Geometric(scale=1.0, ratio=1.2), power(0.6))

@@ -4,11 +4,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from manifed.experiment.assembly import initial_point
-from manifed.experiment.load import canonical, load, sha256
+from manifed.experiment.load import load
+from manifed.experiment.schema import canonical, sha256
 from manifed.federation.header import Header
-from manifed.privacy.ledger import Ledger
-from manifed.site.protocol import MAGIC, BadFrame, Question, question_frame, read_reply
-from manifed.site.start import Wanted, opened
+from manifed.site.process import opened
+from manifed.site.protocol import MAGIC, BadFrame, Question, Update, frame_of, read_reply
+from manifed.site.site import Wanted
+from tests.privacy.forging import entries_of
 
 CONFIG = """
 name = "tiny"
@@ -44,6 +46,14 @@ def site_of(folder: Path, *configs: Path, epsilon: float = 50.0, **more):
         yield site
 
 
+@contextmanager
+def peer_of(folder: Path, text: str = CONFIG, **more):
+    """A peer of the site that lists one experiment."""
+    path = write(folder, text)
+    with site_of(folder, path, **more) as site:
+        yield Peer(site, path)
+
+
 def parts_of(data: bytes) -> tuple[bytes, bytes]:
     """Header and body of a whole frame."""
     start = len(MAGIC) + 12
@@ -65,8 +75,14 @@ class Peer:
         question = Question(self.digest, canonical(self.config), run, own)
         return self.send(question, {"x": self.x if x is None else x})
 
+    def is_answered(self, *now, **more) -> bool:
+        return isinstance(self.ask(*now, **more)[0], Update)
+
+    def refusal(self, *now, **more) -> str:
+        return self.ask(*now, **more)[0].reason
+
     def send(self, question, tensors):
-        header, body = parts_of(question_frame(question, tensors))
+        header, body = parts_of(frame_of(question, tensors))
 
         def read(most):
             if len(body) > most:
@@ -78,5 +94,10 @@ class Peer:
 
 def charges(folder: Path) -> int:
     """How many charges the ledger of a site holds, on disk."""
-    entries = Ledger.read(folder / "site" / "ledger.jsonl")
-    return sum(entry.kind == "reserved" for entry in entries)
+    entries = entries_of(folder / "site" / "ledger.jsonl")
+    return sum(entry.reserves is not None for entry in entries)
+
+
+def never(*_, **__):
+    """Stands in for what must not be done."""
+    raise AssertionError("what must not be done was done")

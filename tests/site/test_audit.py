@@ -4,17 +4,17 @@ import pytest
 
 from manifed.errors import ConfigError
 from manifed.experiment.assembly import load_shards
-from manifed.experiment.load import load, sha256
-from manifed.experiment.privacy import promise_of
+from manifed.experiment.load import load
+from manifed.experiment.schema import sha256
+from manifed.plan import promise_of
 from manifed.privacy.account import opened
-from manifed.site.account import Limits
-from manifed.site.audit import compared, limits_in
-from manifed.site.protocol import Update
+from manifed.privacy.statement import audit_ledger
+from manifed.site.account import compared
 from tests.site.sites import CONFIG, DELTA, Peer, site_of, write
 
 
 def server_ledger(path, config, rounds, header=None):
-    promise = promise_of(config, load_shards(config).sizes)
+    promise = promise_of(config.setting, load_shards(config).sizes)
     named = {"config_sha256": header or sha256(config)}
     with opened(path, promise, last_round=6, header=named) as account:
         for server_round, attempt in rounds:
@@ -28,7 +28,7 @@ def both(tmp_path_factory):
     path = write(folder)
     with site_of(folder, path, epsilon=7.0) as site:
         for now in ((1, 0), (2, 0), (2, 1), (4, 0)):
-            assert isinstance(Peer(site, path).ask(*now)[0], Update)
+            assert Peer(site, path).is_answered(*now)
     return folder, load(path), folder / "site" / "ledger.jsonl"
 
 
@@ -53,7 +53,7 @@ def test_answers_that_somebody_else_got_for_a_listed_experiment_are_found(tmp_pa
     path = write(tmp_path)
     with site_of(tmp_path, path, epsilon=7.0) as site:
         for now, run in (((1, 0), "7"), ((2, 0), "7"), ((1, 0), "beside"), ((3, 0), "beside")):
-            assert isinstance(Peer(site, path).ask(*now, run=run)[0], Update)
+            assert Peer(site, path).is_answered(*now, run=run)
     server = server_ledger(tmp_path / "run.jsonl", load(path), [(1, 0), (2, 0)])
     own = tmp_path / "site" / "ledger.jsonl"
     found = compared(server, own)
@@ -75,5 +75,8 @@ def test_a_round_at_another_price_is_found(both):
 
 
 def test_a_site_s_ledger_names_its_limits(both):
-    assert limits_in(both[2]) == Limits(7.0, DELTA)
-    assert limits_in(server_ledger(both[0] / "run.jsonl", both[1], [(1, 0)])) is None
+    assert audit_ledger(both[2], None)["limits"] == {"epsilon": 7.0, "delta": DELTA}
+    run = server_ledger(both[0] / "run.jsonl", both[1], [(1, 0)])
+    assert "limits" not in audit_ledger(run, DELTA)
+    with pytest.raises(ConfigError, match="--delta: required for the ledger of a run"):
+        audit_ledger(run, None)

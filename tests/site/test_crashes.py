@@ -6,9 +6,7 @@ import signal
 import pytest
 import torch
 
-from manifed.privacy.ledger import Ledger
-from manifed.privacy.odometer import Odometer
-from manifed.site.protocol import Update
+from tests.privacy.forging import audited
 from tests.robustness.crash_points import Crash, Killer, crashes_of
 from tests.site.sites import CONFIG, Peer, site_of, write
 
@@ -26,7 +24,7 @@ def live(folder, path, crash, say):
     with site_of(folder, path) as site:
         peer = Peer(site, path)
         for now in ROUNDS:
-            if isinstance(peer.ask(now)[0], Update):
+            if peer.is_answered(now):
                 say(f"{now}\n".encode())
     say(b"calls " + " ".join(killer.names).encode() + b"\n")
 
@@ -50,13 +48,6 @@ def lived(folder, path, crash):
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), said
 
 
-def audited(folder):
-    """Charges of each round in a site's ledger."""
-    odometer = Odometer()
-    Ledger.verify(folder / "site" / "ledger.jsonl", feed=odometer.feed)
-    return odometer
-
-
 def test_whatever_was_answered_was_charged_wherever_the_site_was_killed(tmp_path):
     path = write(tmp_path, REMEMBERS)
     code, said = lived(tmp_path / "whole", path, None)
@@ -73,14 +64,14 @@ def test_whatever_was_answered_was_charged_wherever_the_site_was_killed(tmp_path
         if not (folder / "site" / "ledger.jsonl").exists():
             assert not answered
         with site_of(folder, path) as site:  # a restart needs nobody's help
-            odometer = audited(folder)
+            odometer = audited(folder / "site" / "ledger.jsonl")
             assert odometer.rounds_counted >= len(answered), crash
             for now in answered:
                 assert odometer.attempts(now) >= 1, crash
             peer = Peer(site, path)
             for now in answered:  # and nothing is answered twice
-                assert not isinstance(peer.ask(now)[0], Update), crash
-            assert isinstance(peer.ask(3)[0], Update), crash
+                assert not peer.is_answered(now), crash
+            assert peer.is_answered(3), crash
     assert killed > len(names)
 
 

@@ -11,16 +11,18 @@ from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 
 from manifed.errors import ConfigError
 from manifed.experiment.assembly import client_side, initial_point, plan_of
-from manifed.experiment.load import load, sha256
+from manifed.experiment.load import load
+from manifed.experiment.schema import sha256
 from manifed.federation.rounds import free, run_rounds
-from manifed.federation.transport import MemoryTransport
+from manifed.federation.stack import StackTransport
 from manifed.flower import keys
 from manifed.flower.client import client_app_of
 from manifed.flower.inline import InlineGrid
 from manifed.flower.transport import MessageTransport
 from manifed.runs.manifest import code_sha256
 from manifed.site import process
-from manifed.site.start import Wanted, opened
+from manifed.site.process import opened
+from manifed.site.site import Wanted
 from tests.site.sites import DELTA, SEEDED, write
 
 CLIENTS = 3
@@ -78,7 +80,7 @@ def test_a_rehearsal_through_sites_is_the_run_in_memory(kind, tmp_path):
         sockets = {i: stack.enter_context(served(tmp_path, path, i)) for i in range(2)}
         transport = MessageTransport.meet(grid_of(config, sockets), plan)
         found = last(plan, config, transport)
-    assert torch.equal(found, last(plan, config, MemoryTransport(client_side(config))))
+    assert torch.equal(found, last(plan, config, StackTransport(client_side(config))))
 
 
 def test_what_a_site_refuses_is_an_absent_node_and_no_other_client_s_matter(tmp_path):

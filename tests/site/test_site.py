@@ -8,28 +8,50 @@ import shutil
 import threading
 import tomllib
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 import torch
 from typer.testing import CliRunner
 
-from manifed.cli import commands
-from manifed.cli.main import app
+from manifed.cli.main import app, register
 from manifed.errors import ConfigError
-from manifed.experiment.load import canonical, load, parse, sha256
+from manifed.experiment.load import load, parse
+from manifed.experiment.schema import canonical, sha256
 from manifed.privacy import accountant
-from manifed.privacy.events import CorrelatedRelease, GaussianRelease, MaskedRelease
-from manifed.privacy.ledger import Ledger, LedgerLocked
+from manifed.privacy.events import Release
+from manifed.privacy.ledger import LedgerDamaged, LedgerLocked
 from manifed.privacy.statement import audit_ledger
-from manifed.site import start
+from manifed.site import process
 from manifed.site.account import Limits, Place, Refused, SiteAccount
 from manifed.site.protocol import Introduction, Question, Refusal, Update, about
-from manifed.site.records import claim
-from tests.site.sites import CONFIG, DELTA, SEEDED, UNREAD, Peer, charges, site_of, write
+from manifed.site.site import claim
+from tests.privacy.forging import entries_of, write_older
+from tests.site.sites import (
+    CONFIG,
+    DELTA,
+    SEEDED,
+    UNREAD,
+    Peer,
+    charges,
+    never,
+    peer_of,
+    site_of,
+    write,
+)
 
-ROUND = GaussianRelease(unit="example", neighboring_relation="add-or-remove", noise_multiplier=4.0)
+ROUND = Release(unit="example", neighboring_relation="add-or-remove", noise_multiplier=4.0)
 OWN = 'data = { kind = "file", examples = "rows", columns = ["a", "b", "c"], row_norm = 1.0 }'
+
+
+OWN_FILE = CONFIG.replace('data = { kind = "digits" }', OWN)
+
+
+def own_rows(folder):
+    data = folder / "own.csv"
+    data.write_text("a,b,c\n" + "0.1,0.2,0.3\n" * 5)
+    return data
 
 
 def canonical_of(text: str) -> str:
@@ -45,33 +67,30 @@ def ledger_bytes(tmp_path):
 
 
 def test_a_site_answers_as_often_as_its_limit_admits_over_all_runs_and_attempts(tmp_path):
-    path = write(tmp_path)
-    with site_of(tmp_path, path, epsilon=price(3) + 1e-9) as site:
-        peer = Peer(site, path)
+    limit = price(3) + 1e-9
+    with peer_of(tmp_path, epsilon=limit) as peer:
         told = [peer.ask(1), peer.ask(1, 1), peer.ask(1, run="another"), peer.ask(2)]
         told += [peer.ask(r, a, run=run) for r in (3, 4) for a in (0, 5) for run in ("7", "new")]
         answered = [isinstance(reply, Update) for reply, _ in told]
         assert answered == [True] * 3 + [False] * (len(told) - 3)
-        assert site.account.spent == pytest.approx(price(3), abs=1e-12)
+        assert peer.site.account.spent == pytest.approx(price(3), abs=1e-12)
     assert charges(tmp_path) == 3
     audited = audit_ledger(tmp_path / "site" / "ledger.jsonl", DELTA)
     assert [one["epsilon"] for one in audited["adversaries"]] == pytest.approx([price(3)] * 2)
-    with site_of(tmp_path, path, epsilon=price(3) + 1e-9) as site:  # a restart forgets nothing
-        assert isinstance(Peer(site, path).ask(5, run="later")[0], Refusal)
+    with peer_of(tmp_path, epsilon=limit) as peer:  # a restart forgets nothing
+        assert isinstance(peer.ask(5, run="later")[0], Refusal)
 
 
 def test_an_address_is_answered_once_and_order_goes_forward_also_after_a_restart(tmp_path):
-    path = write(tmp_path)
-    with site_of(tmp_path, path) as site:
-        peer = Peer(site, path)
-        assert isinstance(peer.ask(2)[0], Update)
+    with peer_of(tmp_path) as peer:
+        assert peer.is_answered(2)
         before = ledger_bytes(tmp_path)
         for again in ((2, 0), (1, 0), (1, 9)):
-            assert "nothing is answered twice" in peer.ask(*again)[0].reason
+            assert "nothing is answered twice" in peer.refusal(*again)
         assert ledger_bytes(tmp_path) == before
-    with site_of(tmp_path, path) as site:
-        assert "nothing is answered twice" in Peer(site, path).ask(2)[0].reason
-        assert isinstance(Peer(site, path).ask(2, 1)[0], Update)
+    with peer_of(tmp_path) as peer:
+        assert "nothing is answered twice" in peer.refusal(2)
+        assert peer.is_answered(2, 1)
 
 
 def test_seeded_noise_is_drawn_once_whatever_run_or_config_the_question_names(tmp_path):
@@ -79,15 +98,15 @@ def test_seeded_noise_is_drawn_once_whatever_run_or_config_the_question_names(tm
     other = write(tmp_path, SEEDED.replace("step_size = 0.5", "step_size = 0.1"), "other.toml")
     with site_of(tmp_path, path, other, is_rehearsal=True) as site:
         first, second = Peer(site, path), Peer(site, other)
-        assert isinstance(first.ask(1)[0], Update)
+        assert first.is_answered(1)
         x = first.x.roll(1, 0)
         for peer in (first, second):
             for run in ("7", "a lie"):
                 assert isinstance(peer.ask(1, run=run, x=x)[0], Refusal)
-        assert isinstance(second.ask(2)[0], Update)
+        assert second.is_answered(2)
     with site_of(tmp_path, path, is_rehearsal=True) as site:
         assert isinstance(Peer(site, path).ask(2, x=x)[0], Refusal)
-        assert isinstance(Peer(site, path).ask(3, x=x)[0], Update)
+        assert Peer(site, path).is_answered(3, x=x)
 
 
 def test_a_round_of_several_phases_is_paid_with_the_first_and_goes_through_them_in_order(tmp_path):
@@ -97,21 +116,12 @@ def test_a_round_of_several_phases_is_paid_with_the_first_and_goes_through_them_
 
     folder, limits = tmp_path / "site", Limits(price(2) + 1e-9, DELTA)
     folder.mkdir()
-    with SiteAccount.open(folder, limits) as account:
-        for phase, is_next in (
-            (1, False),
-            (0, True),
-            (2, False),
-            (1, True),
-            (1, False),
-            (0, False),
-        ):
-            if is_next:
+    with SiteAccount(folder, limits) as account:
+        steps = zip((1, 0, 2, 1, 1, 0), "-+-+--", strict=True)
+        for phase, taken in steps:
+            with nullcontext() if taken == "+" else pytest.raises(Refused):
                 charge(account, phase)
-                continue
-            with pytest.raises(Refused):
-                charge(account, phase)
-    with SiteAccount.open(folder, limits) as account:
+    with SiteAccount(folder, limits) as account:
         with pytest.raises(Refused):
             charge(account, 1)
         charge(account, 2)
@@ -132,7 +142,9 @@ BAD = {
     "a phase that there is not": {"phase": "steal"},
     "a round too many": {"server_round": 7},
     "a round before the first": {"server_round": 0},
+    "a round below zero": {"server_round": -1},
     "an attempt without noise": {"attempt": 1 << 16},
+    "an attempt below zero": {"attempt": -1},
     "another client": {"partition_id": 1},
     "a config inside that is not the one outside": {"config_sha256": "0" * 64},
 }
@@ -141,20 +153,16 @@ BAD = {
 @pytest.fixture(scope="module")
 def answering(tmp_path_factory):
     folder = tmp_path_factory.mktemp("answering")
-    path = write(folder)
-    with site_of(folder, path) as site:
-        yield folder, Peer(site, path)
+    with peer_of(folder) as peer:
+        yield folder, peer
 
 
 @pytest.mark.parametrize("what", BAD)
 def test_what_is_wrong_is_refused_before_it_is_charged_and_before_a_record_is_used(
     what, answering, monkeypatch
 ):
-    def used(*_, **__):
-        raise AssertionError("records were used")
-
     folder, peer = answering
-    monkeypatch.setattr("manifed.federation.client.run_update", used)
+    monkeypatch.setattr("manifed.federation.client.run_update", never)
     more = dict(BAD[what])
     if "x" in more:
         more["x"] = more["x"](peer.x)
@@ -190,13 +198,10 @@ def test_experiments_that_are_not_on_the_list_are_refused_unread(tmp_path, monke
 @pytest.mark.parametrize("text", ["import os", "", canonical_of(CONFIG.replace("4.0", "0.01")),
                                   ".".join(["a"] * 25_000) + " = 1"])  # fmt: skip
 def test_a_text_that_is_not_on_the_list_is_not_parsed(text, tmp_path, monkeypatch):
-    def read(*_):
-        raise AssertionError("a text was parsed")
-
     path = write(tmp_path)
     with site_of(tmp_path, hashes=(sha256(load(path)),)) as site:
         peer = Peer(site, path)
-        monkeypatch.setattr("manifed.site.site.table_of_canonical", read)
+        monkeypatch.setattr("manifed.site.site.table_of_canonical", never)
         reply, _ = peer.send(Question(peer.digest, text), {})
     assert "experiment's text" in reply.reason if not text else "not that of" in reply.reason
 
@@ -210,10 +215,7 @@ def listed(tmp_path, text):
 
 
 def test_nothing_is_planned_for_whoever_asks(tmp_path, monkeypatch):
-    def planned(*_):
-        raise AssertionError("a plan was made")
-
-    monkeypatch.setattr("manifed.experiment.load.resolved", planned)
+    monkeypatch.setattr("manifed.experiment.planner.planned", never)
     table = json.loads(canonical_of(CONFIG)) | {"training": {"kind": "auto"}}
     assert "training.kind: expected a method" in listed(tmp_path, json.dumps(table))
 
@@ -253,18 +255,16 @@ def test_while_one_experiment_is_read_others_are_answered(tmp_path, monkeypatch)
             assert isinstance(pool.submit(Peer(site, path).ask, 1).result(60)[0], Update)
             assert not any(task.done() for task in slow)
             answered.set()
-        assert isinstance(Peer(site, other).ask(3)[0], Update)
+        assert Peer(site, other).is_answered(3)
 
 
 def test_an_experiment_too_long_to_be_sent_takes_a_copy_at_the_site(tmp_path):
     clients = 12_000
     sizes = f"num_clients = {clients}, num_examples = {[10_000] * clients}"
-    text = CONFIG.replace('data = { kind = "digits" }', OWN).replace("num_clients = 3", sizes)
-    path = write(tmp_path, text)
+    path = write(tmp_path, OWN_FILE.replace("num_clients = 3", sizes))
     question = about(load(path))
     assert question.config == ""
-    data = tmp_path / "own.csv"
-    data.write_text("a,b,c\n" + "0.1,0.2,0.3\n" * 5)
+    data = own_rows(tmp_path)
     digest = question.config_sha256
     with site_of(tmp_path, path, data=data) as site:
         assert isinstance(Peer(site, path).send(question, {})[0], Introduction)
@@ -272,12 +272,8 @@ def test_an_experiment_too_long_to_be_sent_takes_a_copy_at_the_site(tmp_path):
         assert "takes a copy of this site's own" in Peer(site, path).send(question, {})[0].reason
 
 
-OWN_FILE = CONFIG.replace('data = { kind = "digits" }', OWN)
-
-
 def test_a_file_that_a_text_names_is_not_opened(tmp_path):
-    data = tmp_path / "own.csv"
-    data.write_text("a,b,c\n" + "0.1,0.2,0.3\n" * 5)
+    data = own_rows(tmp_path)
     own = load(write(tmp_path, OWN_FILE))
     named = own.data.model_copy(update={"paths": (str(tmp_path / "theirs.csv"),) * 3})
     text = canonical(own.model_copy(update={"data": named}))
@@ -299,10 +295,7 @@ def test_a_file_that_a_text_names_is_not_opened(tmp_path):
 
 
 def test_a_graph_in_a_text_that_came_is_not_built(tmp_path, monkeypatch):
-    def built(*_):
-        raise AssertionError("a graph was built")
-
-    monkeypatch.setattr("manifed.site.site.parse", built)
+    monkeypatch.setattr("manifed.site.site.parse", never)
     table = json.loads(canonical_of(CONFIG))
     table["federation"]["num_clients"] = 30_000
     table["training"] = {"kind": "gossip", "step_size": 0.1, "graph": {"kind": "complete"}}
@@ -327,59 +320,35 @@ def test_a_plug_in_that_the_site_does_not_allow_is_not_imported(tmp_path, monkey
 def test_experiments_without_a_site_s_own_noise_are_refused_even_if_listed(text, field, tmp_path):
     path = write(tmp_path, text)
     with site_of(tmp_path, hashes=(sha256(load(path)),)) as site:
-        reply, _ = Peer(site, path).ask(1)
-        assert field in reply.reason
+        assert field in Peer(site, path).refusal(1)
 
 
-OF_EXAMPLES = {"unit": "example", "neighboring_relation": "add-or-remove"}
-
-
-@pytest.mark.parametrize(
-    "masked",
-    [
-        CorrelatedRelease(
-            covariance=((1.0, 0.0), (0.0, 1.0)), sensitivities=((1.0, 0.0),), **OF_EXAMPLES
-        ),
-        MaskedRelease(noise_multiplier=0.1, to_server=9.0, to_one=9.0, to_coalition=9.0,
-                      **OF_EXAMPLES),
-    ],
-)  # fmt: skip
-def test_a_release_that_may_count_on_noise_of_others_is_refused_unpaid(
-    masked, tmp_path, monkeypatch
-):
+def test_a_release_that_counts_on_masks_of_others_is_refused_unpaid(tmp_path, monkeypatch):
+    masked = ROUND.model_copy(update={"to_server": 9.0, "to_one": 9.0, "to_coalition": 9.0})
     monkeypatch.setattr("manifed.federation.client.ClientSetup.releases", lambda *_: (masked,))
-    path = write(tmp_path)
-    with site_of(tmp_path, path) as site:
-        reply, up = Peer(site, path).ask(1)
+    with peer_of(tmp_path) as peer:
+        reply, up = peer.ask(1)
         assert "independent noise of its own" in reply.reason
         assert not up
-        assert site.account.spent == 0
+        assert peer.site.account.spent == 0
 
 
-def test_relations_are_not_mixed_up(tmp_path):
-    path = write(tmp_path)
-    other = write(tmp_path, CONFIG.replace("add-or-remove", "replace-one"), "replace.toml")
-    with site_of(tmp_path, path, other) as site:
-        assert isinstance(Peer(site, path).ask(1)[0], Update)
-        assert "neighbouring relation" in Peer(site, other).ask(1)[0].reason
-        assert isinstance(Peer(site, path).ask(2)[0], Update)
-
-
-def test_different_mechanisms_are_priced_together(tmp_path):
+def test_different_mechanisms_are_priced_together_and_relations_are_not_mixed_up(tmp_path):
     path = write(tmp_path)
     text = CONFIG.replace("noise_multiplier = 4.0", "noise_multiplier = 2.0")
-    other = write(tmp_path, text, "louder.toml")
-    with site_of(tmp_path, path, other) as site:
-        assert isinstance(Peer(site, path).ask(1)[0], Update)
-        assert isinstance(Peer(site, other).ask(1)[0], Update)
+    louder = write(tmp_path, text, "louder.toml")
+    other = write(tmp_path, CONFIG.replace("add-or-remove", "replace-one"), "replace.toml")
+    with site_of(tmp_path, path, louder, other) as site:
+        assert Peer(site, path).is_answered(1)
+        assert "neighbouring relation" in Peer(site, other).refusal(1)
+        assert Peer(site, louder).is_answered(1)
         both = [ROUND, ROUND.model_copy(update={"noise_multiplier": 2.0})]
         assert site.account.spent == pytest.approx(accountant.epsilon(both, DELTA), abs=1e-12)
 
 
 def test_a_full_disk_refuses_and_a_restart_goes_on(tmp_path, monkeypatch):
-    path = write(tmp_path)
-    with site_of(tmp_path, path) as site:
-        peer, real = Peer(site, path), os.write
+    real = os.write
+    with peer_of(tmp_path) as peer:
 
         def half(descriptor, data):
             real(descriptor, data[: len(data) // 2])
@@ -389,49 +358,36 @@ def test_a_full_disk_refuses_and_a_restart_goes_on(tmp_path, monkeypatch):
             full.setattr("manifed.durable.os.write", half)
             assert peer.ask(1)[0] == Refusal("this site's ledger cannot be written")
         assert isinstance(peer.ask(1)[0], Refusal)
-    with site_of(tmp_path, path) as site:
-        assert isinstance(Peer(site, path).ask(1)[0], Update)
-        assert site.account.spent == pytest.approx(price(1), abs=1e-12)
+    with peer_of(tmp_path) as peer:
+        assert peer.is_answered(1)
+        assert peer.site.account.spent == pytest.approx(price(1), abs=1e-12)
     assert len(audit_ledger(tmp_path / "site" / "ledger.jsonl", DELTA)["adversaries"]) == 2
 
 
-def test_the_charge_is_on_disk_before_a_record_is_used(tmp_path, monkeypatch):
-    path, seen = write(tmp_path), []
+def test_the_charge_is_on_disk_before_a_record_is_used_and_no_log_line_quotes_one(
+    tmp_path, monkeypatch, caplog
+):
+    seen = []
 
     def update(*_, **__):
         seen.append(charges(tmp_path))
         raise ValueError("17.390625 is a record")
 
-    with site_of(tmp_path, path) as site:
+    with peer_of(tmp_path) as peer, caplog.at_level("DEBUG"):
         monkeypatch.setattr("manifed.federation.client.run_update", update)
-        reply, _ = Peer(site, path).ask(1)
+        assert peer.refusal(1) == "this site is absent; its own log says why"
     assert seen == [1]
-    assert reply == Refusal("this site is absent; its own log says why")
-
-
-def test_no_log_line_quotes_a_record(tmp_path, monkeypatch, caplog):
-    def update(*_, **__):
-        raise ValueError("17.390625 is a record")
-
-    path = write(tmp_path)
-    with site_of(tmp_path, path) as site, caplog.at_level("DEBUG"):
-        monkeypatch.setattr("manifed.federation.client.run_update", update)
-        Peer(site, path).ask(1)
     assert "ValueError at test_site.py" in caplog.text
     assert "17.39" not in caplog.text
 
 
 def test_a_second_process_has_no_place_on_a_folder(tmp_path):
-    path = write(tmp_path)
-    with (
-        site_of(tmp_path, path),
-        pytest.raises(ConfigError, match="another process answers"),
-        site_of(tmp_path, path),
-    ):
+    elsewhere = pytest.raises(ConfigError, match="another process answers")
+    with peer_of(tmp_path), elsewhere, peer_of(tmp_path):
         pass
     limits = Limits(1.0, DELTA)
-    with SiteAccount.open(tmp_path / "site", limits), pytest.raises(LedgerLocked):
-        SiteAccount.open(tmp_path / "site", limits)
+    with SiteAccount(tmp_path / "site", limits), pytest.raises(LedgerLocked):
+        SiteAccount(tmp_path / "site", limits)
 
 
 @pytest.mark.parametrize(
@@ -450,19 +406,29 @@ def test_an_option_that_cannot_be_is_one_line(option, more, tmp_path):
         pass
 
 
-def test_a_folder_whose_ledger_is_gone_begins_no_new_one(tmp_path):
-    path, folder = write(tmp_path), tmp_path / "site"
-    with site_of(tmp_path, path) as site:
-        Peer(site, path).ask(1)
-        head = str(site.account.head)
+def test_a_folder_whose_ledger_is_gone_begins_no_new_one(tmp_path, caplog):
+    """Also where no data file and no memory of a client is beside it."""
+    folder, heads = tmp_path / "site", ()
+    for is_new in (True, False):
+        caplog.clear()
+        with peer_of(tmp_path, epsilon=50.0 + is_new) as peer:
+            assert ("NEW LEDGER" in caplog.text) is is_new
+            heads = (str(peer.site.account.head),)
+    stated = [e.said["limits"]["epsilon"] for e in entries_of(folder / "ledger.jsonl")
+              if "limits" in e.said]  # fmt: skip
+    assert stated == [51.0, 50.0]
     for file in folder.glob("ledger.jsonl*"):
         file.unlink()
-    with pytest.raises(ConfigError, match="restore it"), site_of(tmp_path, path, heads=(head,)):
+    (begun,) = [file for file in folder.iterdir() if file.is_file()]
+    with pytest.raises(ConfigError, match=r"answered before .*restore it"), peer_of(tmp_path):
+        pass
+    begun.unlink()
+    with pytest.raises(ConfigError, match="restore it"), peer_of(tmp_path, heads=heads):
         pass
     (folder / "data.json").write_text('{"sha256": "0"}')
-    with pytest.raises(ConfigError, match="restore it"), site_of(tmp_path, path):
+    with pytest.raises(ConfigError, match="restore it"), peer_of(tmp_path):
         pass
-    assert not (folder / "ledger.jsonl").exists()
+    assert not list(folder.glob("ledger.jsonl*"))
 
 
 def cut(path):
@@ -512,53 +478,25 @@ MOVES = {
 def test_a_ledger_that_is_not_in_its_place_stops_the_site_before_the_next_answer(
     move, tmp_path, caplog
 ):
-    path, ledger = write(tmp_path), tmp_path / "site" / "ledger.jsonl"
-    with site_of(tmp_path, path) as site:
-        peer = Peer(site, path)
-        assert isinstance(peer.ask(1)[0], Update)
+    ledger = tmp_path / "site" / "ledger.jsonl"
+
+    def files():
+        return {file: file.read_bytes() for file in ledger.parent.glob("*") if file.is_file()}
+
+    with peer_of(tmp_path) as peer:
+        assert peer.is_answered(1)
         for name in ("ledger.jsonl", "ledger.jsonl.head"):
             shutil.copy(ledger.with_name(name), ledger.with_name(f"old-{name}"))
-        assert isinstance(peer.ask(2)[0], Update)
-        spent = site.account.spent
+        assert peer.is_answered(2)
+        spent = peer.site.account.spent
         move(ledger)
-        left = {file: file.read_bytes() for file in ledger.parent.glob("*") if file.is_file()}
+        left = files()
         for server_round in (3, 4):
             assert peer.ask(server_round)[0] == Refusal("this site's ledger cannot be written")
-        assert site.account.spent == spent
-        now = {file: file.read_bytes() for file in ledger.parent.glob("*") if file.is_file()}
-        assert now == left  # nothing went into a file that is no longer the ledger
+        assert peer.site.account.spent == spent
+        assert files() == left  # nothing went into a file that is no longer the ledger
     assert "ledger.jsonl, line 5: " in caplog.text
     assert "takes nothing more until a restart" in caplog.text
-
-
-def test_a_ledger_that_went_with_its_head_is_missed_at_the_next_start(tmp_path):
-    """Also where no data file and no memory of a client is beside it."""
-    path, folder = write(tmp_path), tmp_path / "site"
-    with site_of(tmp_path, path) as site:
-        assert isinstance(Peer(site, path).ask(1)[0], Update)
-    for file in folder.glob("ledger.jsonl*"):
-        file.unlink()
-    with pytest.raises(ConfigError, match=r"answered before .*restore it"), site_of(tmp_path, path):
-        pass
-    assert not list(folder.glob("ledger.jsonl*"))
-
-
-def test_a_site_says_that_it_begins_a_ledger(tmp_path, caplog):
-    path = write(tmp_path)
-    for is_new in (True, False):
-        caplog.clear()
-        with site_of(tmp_path, path):
-            assert ("NEW LEDGER" in caplog.text) is is_new
-
-
-def test_limits_are_written_down_when_they_change(tmp_path):
-    path = write(tmp_path)
-    for epsilon in (1.0, 1.0, 2.0):
-        with site_of(tmp_path, path, epsilon=epsilon):
-            pass
-    entries = Ledger.read(tmp_path / "site" / "ledger.jsonl")
-    stated = [entry.body["limits"]["epsilon"] for entry in entries if "limits" in entry.body]
-    assert stated == [1.0, 2.0]
 
 
 def test_a_swapped_file_is_noticed_and_its_digest_stays_in_the_folder(tmp_path):
@@ -576,9 +514,7 @@ def test_a_swapped_file_is_noticed_and_its_digest_stays_in_the_folder(tmp_path):
 
 
 def test_what_is_answered_carries_fresh_noise_of_the_stated_size(tmp_path):
-    path = write(tmp_path)
-    with site_of(tmp_path, path) as site:
-        peer = Peer(site, path)
+    with peer_of(tmp_path) as peer:
         ups = [peer.ask(1, run=str(i))[1]["u"] for i in range(12)]
     spread = torch.stack(ups).std(0).norm() / (peer.x.numel() - 1) ** 0.5
     stddev = 0.5 * 4.0 / 599  # step size x noise multiplier x clip / N_0
@@ -587,19 +523,18 @@ def test_what_is_answered_carries_fresh_noise_of_the_stated_size(tmp_path):
 
 
 def test_a_torn_line_costs_nothing_because_nothing_was_computed(tmp_path):
-    path = write(tmp_path)
-    with site_of(tmp_path, path) as site:
-        Peer(site, path).ask(1)
+    with peer_of(tmp_path) as peer:
+        peer.ask(1)
     with (tmp_path / "site" / "ledger.jsonl").open("ab") as file:
         file.write(b'{"body":{"attempt"')
-    with site_of(tmp_path, path) as site:
-        assert site.account.spent == pytest.approx(price(1), abs=1e-12)
-        assert isinstance(Peer(site, path).ask(2)[0], Update)
+    with peer_of(tmp_path) as peer:
+        assert peer.site.account.spent == pytest.approx(price(1), abs=1e-12)
+        assert peer.is_answered(2)
 
 
 def test_the_one_document_of_a_site_says_what_its_ready_line_says(tmp_path, monkeypatch):
-    commands.register(app)
-    monkeypatch.setattr(start, "serve", lambda *_: None)  # as if it were stopped at once
+    register()
+    monkeypatch.setattr(process, "serve", lambda *_: None)  # as if it were stopped at once
     words = ["site", "--config", write(tmp_path), "--ledger", tmp_path / "site", "--partition", 0]
     more = ["--max-epsilon", 50, "--delta", DELTA, "--socket", tmp_path / "socket", "--json"]
     done = CliRunner().invoke(app, [str(word) for word in [*words, *more]])
@@ -610,3 +545,17 @@ def test_the_one_document_of_a_site_says_what_its_ready_line_says(tmp_path, monk
     ready, stopped = done.stderr.splitlines()[-2:]
     assert ready.startswith("ready: ")
     assert stopped == f"stopped: ledger head {document['ledger_head']}"
+
+
+@pytest.mark.parametrize("left", ["ledger", "head"])
+def test_a_site_opens_no_new_ledger_over_or_beside_an_older_one(tmp_path, left):
+    (tmp_path / "site").mkdir()
+    path = tmp_path / "site" / "ledger.jsonl"
+    before = write_older(path)
+    if left == "head":
+        path.unlink()
+    with pytest.raises(LedgerDamaged, match=r"has format 2|only its head is left"):
+        SiteAccount(path.parent, Limits(1.0, 1e-5))
+    found = {one.name: one.read_bytes() for one in path.parent.iterdir()}
+    assert found == {name: before[name] for name in found}
+    assert len(found) == 1 + (left == "ledger")

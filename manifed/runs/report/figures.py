@@ -1,11 +1,13 @@
-"""PNG figures of one run or several overlaid, drawn from run folders alone.
+"""Curves of runs as matplotlib draws them: the figures of a run, of a report and of a fit.
 
 Several seeds of one configuration become one curve: their mean, with a band from the least to the
-greatest. A figure that has nothing to show (privacy off, no optimum known) is not written.
+greatest. A figure that has nothing to show (privacy off, no optimum known) is not made.
 """
 
 import io
-from collections.abc import Iterator, Sequence
+import shlex
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,38 +15,26 @@ import numpy as np
 
 from manifed.durable import write_atomically
 from manifed.errors import one_line
-from manifed.runs.report.runs import Column, Curve, Run, curves_of
-from manifed.runs.statement import label_in_manifest
+from manifed.runs.folder import RunFolder
+from manifed.runs.interrupt import Ended
+from manifed.runs.report.runs import Column, Curve, curves_of, read
+from manifed.runs.statement import label_in, label_in_manifest
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 FIGURES = (
     ("cost", "round"),
     ("relative_cost_gap", "round"),
     ("relative_cost_gap", "epsilon"),
-    ("relative_cost_gap", "uploads"),
     ("gradient_norm", "round"),
-    ("gradient_norm", "uploads"),
     ("gradient_norm", "epsilon"),
+    ("held_out_loss", "round"),
+    ("held_out_accuracy", "round"),
+    ("consensus_distance", "round"),
 )
 """Pairs (y, x) of columns; the file is ``y``-by-``x``.png."""
-
-LABELS = {
-    "cost": "cost $f(x)$",
-    "cost_gap": "excess risk $f(x) - f(x^*)$",
-    "relative_cost_gap": "relative cost gap $(f(x) - f(x^*))\\,/\\,|f(x^*)|$",
-    "distance_to_truth": "distance to the true embedding",
-    "gradient_norm": "gradient norm $\\|\\mathrm{grad}\\,f(x)\\|$",
-    "round": "round",
-    "uploads": "matrices sent by a client",
-    "epsilon": "$\\varepsilon$ spent",
-}
-LINEAR = {"cost", "distance_to_truth"}
-"""Columns y on a linear axis; all others have a logarithmic one."""
-Numbered = Sequence[tuple[int, Curve]]
-"""Curves with their place in the whole report, so that each keeps its colour in every figure."""
-
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D31")
 """Okabe and Ito's palette, told apart by colour-blind readers."""
 DASHES = ("-", (0, (5, 1.5)), (0, (1.2, 1.2)))
@@ -53,168 +43,142 @@ STYLE: dict[Any, Any] = {
     "font.size": 10,
     "axes.spines.top": False,
     "axes.spines.right": False,
-    "axes.edgecolor": "#555555",
-    "axes.labelcolor": "#222222",
-    "xtick.color": "#555555",
-    "ytick.color": "#555555",
     "axes.grid": True,
     "grid.color": "#DDDDDD",
-    "grid.linewidth": 0.6,
-    "axes.axisbelow": True,
     "legend.frameon": False,
-    "legend.fontsize": 9,
-    "mathtext.fontset": "dejavusans",
+    "svg.fonttype": "none",
+    "svg.hashsalt": "",
 }
+Lines = Mapping[str, tuple[Column, Column]]
+"""Of each label x (n,) and y (runs, n)."""
 
 
-def draw(runs: Sequence[Run], out: Path) -> list[Path]:
-    """The PNG files written into ``out``: one for each of ``FIGURES`` that has data."""
-    return draw_curves(curves_of(runs), out)
+class NotDrawn(Exception):
+    """Figures of a finished run that are not there, why, and the command that draws them."""
+
+    def __init__(self, why: str, directory: Path, code: int = 1) -> None:
+        command = shlex.join(["manifed", "report", str(directory)])
+        super().__init__(
+            f"not drawn: {one_line(why, 400)}; the run is finished and whole; draw with: {command}"
+        )
+        self.code = code
 
 
-def draw_curves(curves: Sequence[Curve], out: Path) -> list[Path]:
-    """As `draw`, of curves that have their labels."""
-    return list(draw_each(curves, out))
+def figures_of(curves: Sequence[Curve]) -> Iterator[tuple[str, str, str, Lines]]:
+    """Each pair of `FIGURES` that has something to show: y, x, what x is called, and the lines.
+
+    An axis of epsilon says whether the noise behind it protects anybody.
+    """
+    for y, x in FIGURES:
+        lines: dict[str, tuple[Column, Column]] = {}
+        words: set[str] = set()
+        for curve in curves:
+            first, rows = curve.values(x, y)
+            if len(np.unique(first if y == "cost" else first[(rows > 0).all(axis=0)])) > 1:
+                several = f", mean of {len(rows)}" if len(rows) > 1 else ""
+                lines[curve.label + several] = first, rows
+                words |= {
+                    label_in_manifest(one.manifest, one.last("epsilon")) for one in curve.runs
+                }
+        if lines:
+            yield y, x, f"{' / '.join(sorted(words))}: epsilon" if x == "epsilon" else x, lines
 
 
-def draw_each(curves: Sequence[Curve], out: Path) -> Iterator[Path]:
-    """As `draw_curves`, each file once it is written."""
+def draw(axes: "Axes", lines: Lines, x: str, y: str, *, is_log: bool = False) -> None:
+    """Lines in a pair of axes: the mean of the rows of each, and a band where they are several."""
+    for i, (label, (first, rows)) in enumerate(lines.items()):
+        values = np.where(rows > 0, rows, np.nan) if is_log else rows
+        color, dash = COLORS[i % len(COLORS)], DASHES[i // len(COLORS) % len(DASHES)]
+        words, marker = one_line(label).replace("$", r"\$"), "o" if len(first) <= 25 else ""
+        axes.plot(
+            first, values.mean(axis=0), color=color, linestyle=dash, marker=marker, label=words
+        )
+        low, high = values.min(axis=0), values.max(axis=0)
+        axes.fill_between(first, low, high, color=color, alpha=0.15, linewidth=0)
+    axes.set_yscale("log" if is_log else "linear")
+    axes.set_xlabel(x)
+    axes.set_ylabel(y.replace("_", " "))
+
+
+def figure_of(
+    curves: Mapping[str, Sequence[float | None]], statement: Mapping[str, Any]
+) -> "Figure":
+    """The curves of a fit, a panel a number, under a title that says what the run promises.
+
+    A notebook shows it by itself, whatever its plotting backend.
+    """
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    for (y, x), shown in figures_of(curves).items():
-        with rc_context(rc=STYLE):
-            figure = Figure(figsize=(6.4, 4.2), layout="constrained")
-            axes = figure.add_subplot()
-            draw_axes(axes, shown, x, y)
-            content = io.BytesIO()
-            figure.savefig(content, format="png", dpi=160, metadata={"Software": None})
-        path = out / name_of(y, x)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, content.getvalue())
-        yield path
+    class FitFigure(Figure):
+        def _repr_png_(self) -> bytes:
+            return saved(self, "png")
+
+    title = label_in(statement)
+    for one in statement.get("adversaries", ())[:1]:
+        bound = f"({one['epsilon']:.3g}, {one['delta']:g})-DP against {one['name']}"
+        title = f"{title}; {bound}, for each {statement['unit']}"
+    columns = {name: np.array(values, dtype=np.float64) for name, values in curves.items()}
+    counts = ("round", "participants", "failures")
+    names = [name for name in columns if name not in counts and np.isfinite(columns[name]).any()]
+    names = sorted(names or ["participants"], key="epsilon".__eq__)
+    with rc_context(rc=STYLE):
+        figure = FitFigure(figsize=(1.0 + 3.2 * len(names), 3.2), layout="constrained")
+        for axes, name in zip(figure.subplots(1, len(names), squeeze=False)[0], names, strict=True):
+            draw(axes, {name: (columns["round"], columns[name][None])}, "round", name)
+        figure.suptitle(title, fontsize=10)
+    return figure
 
 
-def name_of(y: str, x: str) -> str:
-    """The file of a pair."""
-    return f"{y}-by-{x}.png".replace("_", "-")
+def saved(figure: "Figure", kind: str) -> bytes:
+    """The bytes of a figure, which depend on nothing else."""
+    content = io.BytesIO()
+    told = {"Software": None} if kind == "png" else {"Date": None, "Creator": None}
+    figure.savefig(content, format=kind, dpi=150, metadata=told, transparent=kind == "svg")
+    return content.getvalue()
 
 
-def figures_of(
-    curves: Sequence[Curve], pairs: Sequence[tuple[str, str]] | None = None
-) -> dict[tuple[str, str], Numbered]:
-    """Those pairs (``FIGURES``) that have something to show, each with the curves in it."""
-    numbered = list(enumerate(curves))
-    shown = {
-        (y, x): [(i, curve) for i, curve in numbered if _is_drawable(curve, x, y)]
-        for y, x in (FIGURES if pairs is None else pairs)
-    }
-    has_uploads = any(_sends_several(curve) for curve in curves)
-    return {
-        (y, x): curves
-        for (y, x), curves in shown.items()
-        if curves and (x != "uploads" or has_uploads)
-    }
+def picture(lines: Lines, x: str, y: str, kind: str = "png", *, title: str = "") -> bytes:
+    """One pair of axes with a legend, as PNG or SVG; y is logarithmic but for costs and epsilon."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    with rc_context(rc=STYLE):
+        figure = Figure(figsize=(6.4, 4.2), layout="constrained")
+        axes = figure.add_subplot(title=title)
+        draw(axes, lines, x, y, is_log=y not in ("cost", "epsilon", "held_out_accuracy"))
+        figure.legend(loc="outside lower center", ncols=2)
+        return saved(figure, kind)
 
 
-def _sends_several(curve: Curve) -> bool:
-    """Whether clients send other than one matrix a round, so that uploads are not rounds."""
-    rounds, uploads = curve.values("round", "uploads")
-    return bool((uploads != rounds).any())
+def write_figures(curves: Sequence[Curve], out: Path) -> list[Path]:
+    """The PNG files written into ``out``: one for each of ``FIGURES`` that has data."""
+    written: list[Path] = []
+    for y, x, words, lines in figures_of(curves):
+        out.mkdir(parents=True, exist_ok=True)
+        written.append(out / f"{y}-by-{x}.png".replace("_", "-"))
+        write_atomically(written[-1], picture(lines, words, y))
+    return written
 
 
-def _is_drawable(curve: Curve, x: str, y: str) -> bool:
-    """Whether at least two different x have a y (for logarithms: a positive one)."""
-    first, rows = curve.values(x, y)
-    mean = rows.mean(axis=0) if rows.size else first
-    return len(np.unique(first if y in LINEAR else first[mean > 0])) > 1
+def draw_finished(folder: RunFolder) -> None:
+    """Draw what the config of a finished run asks for, and say so in a line.
 
+    The run is whole by then: a drawing that fails leaves it as it is.
 
-def _words(label: str) -> str:
-    """A label that matplotlib reads as words, not as mathematics."""
-    return one_line(label).replace("$", r"\$")
-
-
-def draw_axes(axes: "Axes", curves: Numbered, x: str, y: str) -> None:
-    """The curves of column y against column x, with labels, scales and legend."""
-    _draw_curves(axes, curves, x, y)
-    _draw_frame(axes, curves, x, y)
-
-
-def _draw_curves(axes: "Axes", curves: Numbered, x: str, y: str) -> None:
-    for i, curve in curves:
-        first, rows = curve.values(x, y)
-        color = COLORS[i % len(COLORS)]
-        mean = _positive(rows.mean(axis=0), y)
-        axes.plot(
-            first,
-            mean,
-            label=_words(curve.label),
-            color=color,
-            linestyle=DASHES[i // len(COLORS) % len(DASHES)],
-            linewidth=1.8,
-            marker="o" if len(first) <= 25 else None,
-            markersize=3.5,
-        )
-        if len(rows) > 1:
-            low, high = _positive(rows.min(axis=0), y), _positive(rows.max(axis=0), y)
-            axes.fill_between(first, low, high, color=color, alpha=0.15, linewidth=0)
-    if y == "cost":
-        draw_optimum(axes, [run for _, curve in curves for run in curve.runs], "true value", 1.2)
-
-
-def draw_optimum(axes: "Axes", runs: Sequence[Run], label: str, width: float) -> None:
-    """A dotted line at the optimal cost (cost minus cost gap), where all runs share it."""
-    optima = [_optimum(run) for run in runs]
-    values = np.array([np.nan if optimum is None else optimum for optimum in optima])
-    if np.ptp(values) <= 1e-9 * np.abs(values).max():
-        axes.axhline(values[0], color="#555555", linestyle=":", linewidth=width, label=label)
-
-
-def _draw_frame(axes: "Axes", curves: Numbered, x: str, y: str) -> None:
-    from matplotlib.ticker import MaxNLocator
-
-    is_spent = x == "epsilon"
-    axes.set_xlabel((_labels(curves) + LABELS[x] + _delta(curves)) if is_spent else LABELS[x])
-    axes.set_ylabel(LABELS[y])
-    if y not in LINEAR:
-        axes.set_yscale("log")
-    if x == "epsilon":
-        axes.set_xlim(left=0)
-    else:
-        axes.margins(x=0.02)
-        axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
-    if len(axes.get_lines()) > 8:
-        axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), fontsize=8)
-    else:
-        axes.legend(loc="best")
-
-
-def _labels(curves: Numbered) -> str:
-    """Whether the noise behind an epsilon protects anybody, before it; each word once."""
-    runs = [run for _, curve in curves for run in curve.runs]
-    words = {label_in_manifest(run.manifest, run.last("epsilon")) for run in runs}
-    return f"{' / '.join(sorted(words))}: "
-
-
-def _delta(curves: Numbered) -> str:
-    """The common delta of the runs, for the axis that shows epsilon."""
-    deltas = {run.final.get("delta") for _, curve in curves for run in curve.runs}
-    delta = deltas.pop() if len(deltas) == 1 else None
-    if not delta:
-        return ""
-    mantissa, _, exponent = f"{delta:.3e}".partition("e")
-    factor = "" if float(mantissa) == 1 else f"{float(mantissa):g} \\cdot "
-    return f"  ($\\delta = {factor}10^{{{int(exponent)}}}$)"
-
-
-def _positive(values: Column, y: str) -> Column:
-    return values if y in LINEAR else np.where(values > 0, values, np.nan)
-
-
-def _optimum(run: Run) -> float | None:
-    cost, gap = run.columns.get("cost"), run.columns.get("cost_gap")
-    if cost is None or gap is None:
-        return None
-    optimum = (cost - gap)[np.isfinite(cost - gap)]
-    return float(optimum[-1]) if optimum.size else None
+    Raises:
+        NotDrawn: it failed, or this process is told to end.
+    """
+    output = (folder.manifest().get("config") or {}).get("output")
+    if not isinstance(output, dict) or not output.get("plots", True):
+        return
+    try:
+        drawn = write_figures(curves_of([read(folder.directory)]), folder.directory)
+    except (Ended, KeyboardInterrupt) as ended:
+        code = ended.code if isinstance(ended, Ended) else 130
+        raise NotDrawn("interrupted", folder.directory, code) from None
+    except Exception as error:  # whatever a font, a disk or a library does
+        raise NotDrawn(str(error), folder.directory) from None
+    if drawn:
+        sys.stdout.write(f"figures in the run folder: {', '.join(one.name for one in drawn)}\n")
+        sys.stdout.flush()

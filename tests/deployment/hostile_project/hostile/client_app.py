@@ -8,7 +8,8 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from manifed.experiment.assembly import initial_point
-from manifed.experiment.load import canonical, load, sha256
+from manifed.experiment.load import load
+from manifed.experiment.schema import canonical, sha256
 from manifed.federation.header import Header
 from manifed.site.protocol import Question, Refusal, ask
 

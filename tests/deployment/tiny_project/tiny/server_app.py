@@ -26,29 +26,14 @@ def main(grid: Grid, context: Context) -> None:
         questions = [
             Message(RecordDict(), dst_node_id=node, message_type="query") for node in nodes
         ]
-        replies = list(_ask(grid, questions, float(given.get("interval", 0))))
+        replies = list(grid.send_and_receive(questions))
         print(f"round {server_round} replies {len(replies)} after {time.time() - started:.1f} s")
     answers = [dict(reply.content.config_records["answer"]) for reply in replies]
     result = {
         "answers": sorted(answers, key=lambda answer: answer["partition-id"]),
         "experiment": context.run_config["experiment"],
         "threads": os.environ.get("OMP_NUM_THREADS"),
-        "home": os.environ["FLWR_HOME"],
-        "ray": os.environ.get("RAY_TMPDIR"),
     }
     folder = Path(given["output.directory"])
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "result.json").write_text(json.dumps(result))
-
-
-def _ask(grid: Grid, questions: list[Message], interval: float) -> list[Message]:
-    if not interval:
-        return list(grid.send_and_receive(questions))
-    waiting = set(grid.push_messages(questions))
-    replies: list[Message] = []
-    while waiting:
-        arrived = list(grid.pull_messages(waiting))
-        replies += arrived
-        waiting -= {reply.metadata.reply_to_message_id for reply in arrived}
-        time.sleep(interval)
-    return replies

@@ -1,0 +1,214 @@
+"""DECOR with streams beside DECOR at equal epsilon, both as training on the stacked engine.
+
+    python extras/benchmarks/stationary_decor.py [--seeds 4] [--graph torus]
+
+DECOR's least squares (16 nodes, d = 10), clip 1, (epsilon, 1e-5) for a whole node against the
+server. `decor` is the best of r = 1.1, 1.25, 1.5, chosen afterwards for each entry, so in its
+favour. `stationary-decor` is the best design for the linear recursion that is alike at all nodes
+and edges (`manifed_extras.stationary_design`), untuned. The mean over nodes of |x_i - x*|^2 in the
+last 200 rounds, with the standard error over seeds, and the same of the mean model. Targets are
+drawn anew for every seed, so ratios are of one seed: their geometric mean, and its standard error.
+The price is that of the run's own statement, of all rounds.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.common.page import Page
+from benchmarks.common.stopwatch import table
+from extras.benchmarks.decor_covariance import CURVATURE, DELTA, NODES, decor, said
+from manifed.experiment.assembly import client_side, facts_of, initial_point, load_shards, plan_of
+from manifed.experiment.load import parse
+from manifed.experiment.schema import Experiment
+from manifed.federation.rounds import free, run_rounds
+from manifed.federation.stack import StackTransport
+from manifed.graphs.graph import Graph
+from manifed.graphs.mixing import metropolis_hastings
+from manifed.graphs.specs import ErdosRenyi, Ring, Torus
+from manifed.plan import planned_statement
+from manifed.privacy import gaussian
+from manifed_extras.stationary import StationaryNoise, coalitions, shapes, squared_mu, worst
+from manifed_extras.stationary_design import Workload, optimise
+
+Array = NDArray[np.float64]
+
+STEP_SIZE, CLIP, LAST = 0.005, 1.0, 200
+EPSILONS = (3.0, 10.0)
+RATIOS = (1.1, 1.25, 1.5)
+GRAPHS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "ring": (Ring(), {"kind": "ring"}),
+    "torus": (Torus(), {"kind": "torus"}),
+    "erdos-renyi 1/4": (
+        ErdosRenyi(probability=0.25),
+        {"kind": "erdos-renyi", "probability": 0.25},
+    ),
+}
+SEED_OF_GRAPH = 1
+
+
+def designed(graph: Graph) -> StationaryNoise:
+    """The best streams that are alike at all nodes and edges, of precision at most 1."""
+    workload = Workload(metropolis_hastings(graph).toarray(), 1 - STEP_SIZE * CURVATURE)
+    found = optimise(
+        graph, workload, shapes((0.8, 0.95)), coalitions(graph, 0), is_uniform=True
+    ).noise
+    return found.scaled(worst(found, 0).precision)
+
+
+def fields_of(noise: StationaryNoise) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What a config says of it: of [training], and of [privacy]."""
+    own, shared = noise.nodes[0], noise.edges[0]
+    if len(noise.shapes) == 1:
+        stddevs = {"noise_stddev": float(own[0] ** 0.5), "mask_stddev": float(shared[0] ** 0.5)}
+        return {"kind": "decor"}, stddevs
+    white, masks = float(own[0] ** 0.5), float(shared.sum() ** 0.5)
+    streams = [
+        {
+            "kind": shape.kind,
+            "memory": shape.memory,
+            "own": 0.0 if shape.kind == "white" else float(a**0.5 / white),
+            "shared": float(b**0.5 / masks),
+        }
+        for shape, a, b in zip(noise.shapes, own, shared, strict=True)
+        if b > 1e-9 * masks**2 or (shape.kind != "white" and a > 1e-9 * white**2)
+    ]
+    kind = {"kind": "manifed_extras.stationary_decor:StationaryDecor", "streams": streams}
+    return kind, {"noise_stddev": white, "mask_stddev": masks}
+
+
+def experiment(
+    name: str, noise: StationaryNoise, epsilon: float, rounds: int, seed: int
+) -> Experiment:
+    """The training with that noise, scaled to the budget."""
+    spent = squared_mu(2 * CLIP, rounds, worst(noise, 0).precision)
+    training, stddevs = fields_of(noise.scaled(spent / gaussian.largest_mu(epsilon, DELTA) ** 2))
+    return parse(
+        {
+            "name": "streams",
+            "problem": {"kind": "least-squares", "scaling": "sum"},
+            "data": {
+                "kind": "scaled-identities",
+                "num_clients": NODES,
+                "dimension": 10,
+            },
+            "federation": {
+                "num_clients": NODES,
+                "num_rounds": rounds,
+                "seed": seed,
+                "partition": {"kind": "natural"},
+            },
+            "training": {
+                "graph": GRAPHS[name][1],
+                "graph_seed": SEED_OF_GRAPH,
+                "step_size": STEP_SIZE,
+                **training,
+            },
+            "privacy": {
+                "kind": "correlated",
+                "l2_norm_clip": CLIP,
+                "delta": DELTA,
+                "collusion": 1,
+                **stddevs,
+            },
+        }
+    )
+
+
+def errors(config: Experiment) -> tuple[float, float]:
+    """Mean_i |x_i - x*|^2 and |mean - x*|^2, means over the last rounds."""
+    plan, side = plan_of(config), client_side(config)
+    transport = StackTransport(side, at_once=None, memory_budget_mb=64)
+    best = plan_optimum(config)
+    found: list[tuple[float, float]] = []
+    start = plan.server_update.initial(initial_point(config))
+    rounds = config.federation.num_rounds
+    for report in run_rounds(plan, start, transport, free, num_rounds=rounds):
+        if report.server_round > rounds - LAST:
+            away = report.state["x"].numpy() - best
+            found.append((float((away**2).sum(-1).mean()), float((away.mean(0) ** 2).sum())))
+    near, mean = np.array(found).mean(0)
+    return float(near), float(mean)
+
+
+def plan_optimum(config: Experiment) -> Any:
+    """x*, which minimises the mean of all nodes' losses."""
+    facts = facts_of(config)
+    problem: Any = facts.problem
+    return problem.optimum(load_shards(config).examples).x.numpy()
+
+
+def price(config: Experiment) -> float:
+    """Epsilon of all rounds against the server, as the statement says it."""
+    sizes = facts_of(config).sizes
+    (found,) = (
+        one["epsilon"]
+        for one in planned_statement(config.setting, sizes)["adversaries"]
+        if one["name"] == "server"
+    )
+    return float(found)
+
+
+def ratio(ours: Array, theirs: Array) -> str:
+    """Geometric mean of ratios by seed, and its standard error."""
+    logs = np.log(ours / theirs)
+    middle = float(np.exp(logs.mean()))
+    return f"{middle:.2f} ± {middle * logs.std(ddof=1) / len(logs) ** 0.5:.2f}"
+
+
+def rows_of(name: str, seeds: int, rounds: int) -> list[list[str]]:
+    """One line for each epsilon."""
+    graph = GRAPHS[name][0].build(NODES, SEED_OF_GRAPH)
+    rivals = [noise for r in RATIOS if (noise := decor(graph, 0, r)) is not None]
+    ours = designed(graph)
+    rows: list[list[str]] = []
+    for epsilon in EPSILONS:
+        runs = [
+            np.array([errors(experiment(name, n, epsilon, rounds, s)) for s in range(seeds)])
+            for n in [*rivals, ours]
+        ]
+        near = min(runs[:-1], key=lambda run: run[:, 0].mean())[:, 0]
+        mean = min(runs[:-1], key=lambda run: run[:, 1].mean())[:, 1]
+        prices = [price(experiment(name, n, epsilon, rounds, 0)) for n in (rivals[0], ours)]
+        rows.append(
+            [
+                name,
+                f"{epsilon:g}",
+                " / ".join(f"{p:.3f}" for p in prices),
+                said(near),
+                said(runs[-1][:, 0]),
+                ratio(runs[-1][:, 0], near),
+                said(mean),
+                said(runs[-1][:, 1]),
+                ratio(runs[-1][:, 1], mean),
+            ]
+        )
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seeds", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=1000)
+    parser.add_argument("--graph", choices=list(GRAPHS), help="this one alone")
+    parser.add_argument("--out", type=Path, help="folder for stationary_decor.md, or _GRAPH.md")
+    given = parser.parse_args()
+    page = Page()
+    page.say("# DECOR with streams as training\n\n`python " + " ".join(sys.argv) + "`\n")
+    names = [given.graph] if given.graph else list(GRAPHS)
+    rows = [row for name in names for row in rows_of(name, given.seeds, given.rounds)]
+    header = ["graph", "epsilon", "priced: decor / streams"]
+    for what in ("nodes", "mean model"):
+        header += [f"{what}: decor", "streams", "streams / decor"]
+    page.say(table(header, rows))
+    page.say(f"\n{given.seeds} seeds. {__doc__.split(chr(10), 4)[4].strip()}")
+    one = f"_{given.graph.split()[0]}" if given.graph else ""
+    page.save(given.out, f"stationary_decor{one}.md")
+
+
+if __name__ == "__main__":
+    main()

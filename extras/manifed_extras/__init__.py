@@ -1,0 +1,1 @@
+"""Plug-ins of manifed: algorithms and prices that go beyond its papers."""

@@ -1,0 +1,453 @@
+"""The base classes of every algorithm, with the defaults of all that a page need not say.
+
+A page states what a client does in a round (`ClientUpdate`), what the server makes of it
+(`ServerUpdate`), or both, where its paper ties the two (`Algorithm`). An object is a frozen table
+of hyperparameters and its methods are pure. A client sees what came down, its own memory, an
+oracle, the geometry and its draws, and nothing else; the code is written for one client and runs
+unchanged for a stacked cohort, with a leading dimension everywhere.
+
+Only `ClientUpdate.client` has to be written. What a round is charged follows from `asks`.
+"""
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, make_dataclass
+from functools import cache
+from typing import Any, ClassVar, Literal, NamedTuple, Self
+
+import torch
+from pydantic import Field, PrivateAttr
+from torch import Tensor
+
+from manifed.algorithms.payloads import Displacement, Down, Payload, Point
+from manifed.manifolds.base import Manifold, MapChoice
+from manifed.oracles.minibatch import Full, Minibatch
+from manifed.oracles.oracle import STEPS_PER_PHASE, Draws, Oracle
+from manifed.oracles.query import Ask, Query
+from manifed.privacy.events import Frozen, Release
+from manifed.privacy.mechanism import ExampleMechanism
+
+Space = Literal["tangent", "ambient"]
+"""Where uploads live: at the broadcast point, or in the embedding space."""
+Weighting = Literal["num-examples", "uniform"]
+"""A client's weight in a mean: its number of examples, or 1."""
+Place = Literal["point", "point-nearby", "tangent", "ambient", "any"]
+"""Where what comes down lies: on the manifold, near it (only its projection is used as a point),
+tangent at the point of this round, anywhere in the ambient space, or nowhere on it (a key)."""
+UploadPlace = Literal["tangent", "ambient", "point", "any"]
+"""Where an upload lies: tangent at the server's base, in the ambient space, on the manifold, or
+nowhere on it."""
+State = dict[str, Tensor]
+"""What a server or a client carries from round to round, by name."""
+
+
+@dataclass(frozen=True)
+class Memory(Payload):
+    """What a client remembers between rounds: a frozen record of tensors that never travels."""
+
+    def __getitem__(self, name: str) -> Tensor:
+        """A tensor by its name."""
+        return vars(self)[name]
+
+
+@cache
+def _record(names: tuple[str, ...]) -> Any:
+    fields = [(name, Tensor) for name in names]
+    return make_dataclass("Remembered", fields, bases=(Memory,), frozen=True)
+
+
+def remembered(tensors: State | None) -> Memory | None:
+    """The record of these tensors."""
+    return None if tensors is None else _record(tuple(tensors))(*tensors.values())
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One exchange of a round: its name, what goes down and up, and where what comes down lies."""
+
+    name: str
+    down: type[Payload]
+    up: type[Payload]
+    places: tuple[Place, ...] = ("point",)
+    """One for each field of ``down``; the client refuses what is elsewhere."""
+    uploads: tuple[UploadPlace, ...] = ()
+    """One for each field of ``up``; the server drops what is elsewhere; (): the server's space."""
+    aggregation: Literal["mean", "none"] = "mean"
+    """What the server update gets beside the uploads; "none" for keys, and where it mixes."""
+    needs_all: bool = False
+    """Whether the round is void unless all who are asked in this exchange reply."""
+
+
+class Here(NamedTuple):
+    """Where and when a client update takes place."""
+
+    manifold: Manifold
+    exchange: str
+    round: int
+    down: Payload
+    """All that came down; its first field is the ``x`` that a client is given."""
+    memory: Any
+    """What `ClientUpdate.client` returned last, by name; before that what `remember` says."""
+    draws: Draws
+
+
+class ClientUpdate(Frozen):
+    """What a client does in a round."""
+
+    kind: Any
+    """The name in the config."""
+    space: ClassVar[Space] = "tangent"
+    without_client_level: ClassVar[str | None] = None
+    """Why there is no client-level privacy with it; None: there is, where one vector goes up."""
+    has_masks: ClassVar[bool] = False
+    """Whether noise of neighbours cancels, which privacy.kind = "correlated" prices."""
+    draws_laplace: ClassVar[bool] = False
+    """Whether it may be run with Laplace noise."""
+    noise_is: ClassVar[str] = "tangent Gaussian at"
+    """What noise a statement says there is at each client."""
+
+    # -- one update --------------------------------------------------------------------------
+    @abstractmethod
+    def client(
+        self, x: Tensor, oracle: Oracle, here: Here
+    ) -> Tensor | Payload | tuple[Tensor | Payload, State | Memory | None]:
+        """What goes up, given the point that came down; with it what the client remembers."""
+
+    def remember(self, x: Tensor) -> State | None:
+        """What a client remembers before its first update, at a point x; None: nothing, ever."""
+        return None
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        """The exchanges of one round, in order; the default is a point down and a vector up."""
+        return (Phase("train", Point, Displacement, uploads=(self.space,)),)
+
+    def initial_memory(self, x: Tensor) -> Memory | None:
+        """The record of what `remember` says."""
+        return remembered(self.remember(x))
+
+    def update(
+        self,
+        phase: str,
+        down: Payload,
+        memory: Memory | None,
+        oracle: Oracle,
+        manifold: Manifold,
+        draws: Draws,
+    ) -> tuple[Payload, Memory | None]:
+        """The upload and the new memory of one exchange.
+
+        A point that came down is a `geoopt.ManifoldTensor` on ``manifold`` in ``here.down``; clone
+        it before an optimizer changes it in place.
+        """
+        x = next(iter(vars(down).values())).detach()
+        made = self.client(
+            x, oracle, Here(manifold, phase, draws.server_round, down, memory, draws)
+        )
+        up, after = made if isinstance(made, tuple) else (made, None)
+        return (
+            Displacement(up) if isinstance(up, Tensor) else up,
+            remembered(after) if isinstance(after, dict) else after,
+        )
+
+    # -- what is asked and released ----------------------------------------------------------
+    def asks(self) -> tuple[Ask, ...]:
+        """What a client asks its oracle in one round; the default is one full gradient."""
+        return (Ask(),)
+
+    def queries(self, mechanism: ExampleMechanism, num_examples: int) -> tuple[Query, ...]:
+        """The `asks` with the clip, noise and charge that a mechanism gives each."""
+        return tuple(Query.of(mechanism, ask, num_examples) for ask in self.asks())
+
+    def releases(self, mechanism: ExampleMechanism, num_examples: int) -> tuple[Release, ...]:
+        """What one round releases about the client's examples: what the queries are charged as."""
+        asked = self.queries(mechanism, num_examples)
+        return tuple(release for query in asked for release in query.release())
+
+    # -- rounds that differ, and exchanges before round 1 ------------------------------------
+    _round: int = PrivateAttr(default=1)
+
+    def in_round(self, server_round: int) -> "ClientUpdate":
+        """What it is in a round; exchanges, memory and payloads are those of every round."""
+        return self
+
+    def with_round(self, server_round: int) -> Self:
+        """A copy that knows in ``_round`` which round its queries and releases are of."""
+        found = self.model_copy()
+        found._round = server_round
+        return found
+
+    @property
+    def is_scheduled(self) -> bool:
+        """Whether rounds differ."""
+        return type(self).in_round is not ClientUpdate.in_round
+
+    @property
+    def is_in_order(self) -> bool:
+        """Whether each record is used once, and a client's records may be a stream."""
+        return False
+
+    def largest_batch(self, num_examples: int) -> int | None:
+        """Of the rounds that so many records are enough for; None: that of the queries."""
+        return num_examples if self.is_scheduled else None
+
+    @property
+    def setup_phases(self) -> tuple[Phase, ...]:
+        """The exchanges of round 0, in which no record is used, named unlike those of a round."""
+        return ()
+
+    @property
+    def remembers_setup(self) -> bool:
+        """Whether memory of any round and attempt of this run is the one to go on with."""
+        return False
+
+    # -- what is said of it ------------------------------------------------------------------
+    @property
+    def server_maps(self) -> MapChoice | None:
+        """By which maps a server must move that undoes these uploads; None: by any."""
+        return None
+
+    @property
+    def published_steps(self) -> int | None:
+        """The steps in the published formula for noise; None: it is not of this algorithm."""
+        return None
+
+    @property
+    def premise(self) -> str:
+        """What a statement says that a client does to its records beside the clip."""
+        return ""
+
+    @property
+    def kept_noise(self) -> str | None:
+        """What a statement says that a client keeps of its noise; None: draws are forgotten."""
+        return None
+
+    def check(self, setting: Any) -> None:
+        """Refuse a run that the algorithm cannot do, or that nothing prices.
+
+        Args:
+            setting: a `manifed.setting.Setting`.
+
+        Raises:
+            ValueError: naming the field, its value and what works instead.
+        """
+
+
+class GradientSteps(ClientUpdate):
+    """``local_steps`` steps of ``step_size`` along minibatch gradients."""
+
+    step_size: float = Field(gt=0)
+    """Of a local step."""
+    local_steps: int = Field(default=1, ge=1)
+    """Local steps a round."""
+    minibatch: Minibatch = Full()
+    """The examples of one step."""
+
+    def asks(self) -> tuple[Ask, ...]:
+        """``local_steps`` gradients; all else in an upload follows from them."""
+        return (Ask(batch=self.minibatch, count=self.local_steps),)
+
+    def check(self, setting: Any) -> None:
+        """Refuse more steps than noise has addresses for."""
+        check_steps("training.local_steps", self.local_steps)
+        super().check(setting)
+
+
+class MappedSteps(GradientSteps):
+    """Gradient steps by exact maps or by retractions."""
+
+    maps: MapChoice = "exact"
+    """"retraction" replaces the exponential map, its inverse and the transport."""
+
+    def check(self, setting: Any) -> None:
+        """Refuse exact maps that the manifold has not."""
+        super().check(setting)
+        if self.maps == "exact":
+            check_exact_maps(self.kind, setting.manifold)
+
+
+def check_steps(field: str, value: int) -> None:
+    """Refuse a number of queries in a round whose noise no address could hold."""
+    if value > STEPS_PER_PHASE:
+        raise ValueError(
+            f"{field}: expected at most {STEPS_PER_PHASE}, which addresses can hold, got {value}"
+        )
+
+
+def check_exact_maps(kind: str, manifold: Manifold) -> None:
+    """Refuse a manifold without an exact exponential map and logarithm."""
+    if not manifold.has_logmap:
+        raise ValueError(
+            f"training.kind: {kind!r} with exact maps needs expmap and logmap, and "
+            f"{manifold.name} has none; use training.maps = 'retraction' with 'rsgd', or "
+            "training.kind = 'projected'"
+        )
+
+
+@dataclass(frozen=True)
+class ServerState:
+    """What the server carries from round to round, by name; all of it goes into a checkpoint."""
+
+    tensors: Mapping[str, Tensor]
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.tensors[name]
+
+    def replace(self, **tensors: Tensor) -> "ServerState":
+        """The state with some tensors replaced."""
+        return ServerState({**self.tensors, **tensors})
+
+
+@dataclass(frozen=True)
+class Collected:
+    """The uploads of one phase after aggregation.
+
+    ``mean`` holds the weighted mean of every field of the payload; ``uploads`` the stacked payload
+    it came from, for algorithms that keep a record of each client (rows follow ``partitions``).
+    Under client-level privacy there is the noised mean alone: no upload, no partition.
+    """
+
+    mean: Mapping[str, Tensor]
+    uploads: Payload | None
+    partitions: tuple[int, ...]
+    num_clients: int
+    draw: Callable[[], float]
+    """Draws the one uniform of the round in (0, 1); most algorithms never ask."""
+
+    @property
+    def uniform(self) -> float:
+        """The uniform of the round, for Option 2's choice of an output; the same at every look."""
+        return self.draw()
+
+    @property
+    def rows(self) -> Tensor:
+        """The first field of all uploads, one row a client."""
+        if self.uploads is None:
+            raise ValueError("Expected uploads, got the noised mean of client-level privacy")
+        return next(iter(vars(self.uploads).values()))
+
+
+class There(NamedTuple):
+    """Where and when a server update takes place."""
+
+    manifold: Manifold
+    exchange: str
+    round: int
+    collected: Collected
+
+
+class ServerUpdate(Frozen):
+    """What the server does with the uploads of a round.
+
+    By default one model for everybody in ``state["x"]``: it goes down, and what comes up is tangent
+    at it.
+    """
+
+    kind: Any
+    """The name in the config."""
+    space: ClassVar[Space] = "tangent"
+    """Where the uploads live."""
+    needs_everyone: ClassVar[bool] = False
+    """Whether a round is void unless every client replies."""
+
+    mean_weights: ClassVar[Weighting] = "num-examples"
+    """A client's weight in the mean, of an update without a field ``weights``."""
+
+    @property
+    def weighting(self) -> Weighting:
+        """How clients are weighted in the mean."""
+        return getattr(self, "weights", self.mean_weights)
+
+    def start(self, x: Tensor) -> State:
+        """What the server carries before round 1."""
+        return {"x": x}
+
+    def server(self, state: State, mean: Tensor, here: There) -> State:
+        """What it carries after an exchange; ``mean`` is that of the first field of the uploads.
+
+        It is empty where an exchange has no mean (`Phase.aggregation`).
+        """
+        return {"x": here.manifold.expmap(state["x"], mean)}
+
+    def initial(self, x: Tensor) -> ServerState:
+        """The state before round 1."""
+        return ServerState(self.start(x))
+
+    def step(
+        self,
+        state: ServerState,
+        phase: str,
+        collected: Collected,
+        server_round: int,
+        manifold: Manifold,
+    ) -> ServerState:
+        """The state after a phase."""
+        mean = next(iter(collected.mean.values()), _NO_MEAN)
+        here = There(manifold, phase, server_round, collected)
+        return ServerState(self.server(dict(state.tensors), mean, here))
+
+    def down(self, state: ServerState, phase: str) -> Down:
+        """What goes down in a phase: one payload for all, or a row for every client."""
+        return Point(state["x"])
+
+    def base(self, state: ServerState, manifold: Manifold) -> Tensor:
+        """The point at which uploads are vectors, shape ``(*point)``."""
+        return state["x"]
+
+    def model(self, state: ServerState, manifold: Manifold) -> Tensor:
+        """The model of a state: a point on the manifold."""
+        return state["x"]
+
+    def output(self, state: ServerState, manifold: Manifold) -> Tensor:
+        """What the algorithm returns at the end (Option 2: a drawn iterate)."""
+        return self.model(state, manifold)
+
+    def node_models(self, state: ServerState, manifold: Manifold) -> Tensor | None:
+        """A model for every node, (n, *point), in the order of the partitions; None: there is one.
+
+        `model` is their mean then.
+        """
+        return None
+
+    # -- exchanges that are made only where they are needed, and uploads that are refused ----
+    @property
+    def may_disclose(self) -> bool:
+        """Whether some exchanges are made only where they are needed, and cost more."""
+        return type(self).is_due is not ServerUpdate.is_due
+
+    @property
+    def judges_uploads(self) -> bool:
+        """Whether it refuses some uploads for what is in them, wherever they lie."""
+        return type(self).refused is not ServerUpdate.refused
+
+    def is_due(self, state: ServerState, phase: str) -> bool:
+        """Whether an exchange takes place in this state."""
+        return True
+
+    def disclosed(self, state: ServerState, phase: str) -> tuple[int, ...]:
+        """The clients whose masks an exchange discloses; () for one that discloses nothing more."""
+        return ()
+
+    def refused(
+        self, state: ServerState, phase: str, uploads: Payload, partitions: tuple[int, ...]
+    ) -> Mapping[int, str]:
+        """Whose part in an exchange cannot be used and why, by client, for what is in an upload.
+
+        Also a client that others' uploads are about; ``uploads`` has the rows of ``partitions``.
+        """
+        return {}
+
+    @property
+    def is_average(self) -> bool:
+        """Whether the model is an average of those that were broadcast."""
+        return False
+
+    def check_server(self, setting: Any) -> None:
+        """Refuse a run that the server's part cannot do, as `ClientUpdate.check` does."""
+
+
+_NO_MEAN = torch.empty(0)
+
+
+class Algorithm(ClientUpdate, ServerUpdate):
+    """Both sides of an algorithm; `client` is all that has to be written."""

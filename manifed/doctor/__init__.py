@@ -1,1 +1,0 @@
-"""Examines a machine before the day of a run."""

@@ -1,0 +1,382 @@
+"""Which method to take for a budget, from public numbers alone; no record is read or accounted.
+
+``training = { kind = "auto" }`` is resolved here, when a config is read: every method that serves
+the problem is predicted at its best settings (`predictions.py`), and the one of the least gap is
+written into the config in its place. Where there are several guesses, it is the least geometric
+mean of the gaps. What is hashed, approved and run is that resolved config.
+
+Public are the dimension, the clients, their N_i, the clip and the budget; what the problem looks
+like is a guess, one a problem kind for all data sets (`guesses.py`). Who knows better says so in
+``training.decay``. Where there is no guess a safe default is taken (`_safe`).
+
+Batches are full. A Poisson batch of a share q under the same budget has no less noise a round (the
+Gaussian limit has the deviation of the full batch's), and the batch's own on top: batches that grow
+save computing time, which is not what a budget pays for.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from pydantic import Field, ValidationError
+
+from manifed.algorithms.averaging import Average, GeodesicAverage, ProjectorAverage
+from manifed.algorithms.log_euclidean import LogEuclidean
+from manifed.algorithms.noisy_gram import NoisyGram
+from manifed.algorithms.one_shot import OneShot
+from manifed.algorithms.rsgd import RSGD, ScheduledRSGD
+from manifed.algorithms.second_moment import SecondMoment
+from manifed.algorithms.tangent_mean import TangentMean
+from manifed.errors import ConfigError
+from manifed.experiment.assembly import facts_of
+from manifed.experiment.guesses import Guess, guess_of
+from manifed.experiment.predictions import Array, Cloud, Components, Descent
+from manifed.experiment.schema import Experiment
+from manifed.manifolds.grassmann import Grassmann
+from manifed.manifolds.sphere import Sphere
+from manifed.manifolds.stiefel import Stiefel
+from manifed.mechanisms import Sizes, example_mechanism
+from manifed.oracles.minibatch import Full
+from manifed.privacy.events import Frozen
+from manifed.problems.data import SiteData
+from manifed.problems.linear import LeastSquares
+from manifed.schedules.schedule import Geometric
+
+
+class Auto(Frozen):
+    """``training.kind = "auto"``: what the planner takes for granted."""
+
+    kind: Literal["auto"] = "auto"
+    decay: float | None = Field(default=None, ge=1e-3, le=20)
+    """Public guess: eigenvalues of the second moment fall as i^-decay; None: by problem kind."""
+    numbers_up: int | None = Field(default=None, ge=1)
+    """Most numbers that a client may upload over the run; None: any."""
+
+
+@dataclass(frozen=True)
+class Option:
+    """A method at its best settings, and what it is predicted to give."""
+
+    training: SecondMoment | LogEuclidean | NoisyGram | RSGD
+    num_rounds: int
+    clip: float
+    """``privacy.l2_norm_clip`` of the resolved config."""
+    noise_multiplier: float
+    """Of the first round."""
+    numbers_up: int
+    """Of one client, over the run."""
+    gap: float | None
+    """Predicted (f(x) - f*) / |f*|, the geometric mean over the guesses; None: nothing is
+    predicted, the safe default."""
+    momentum: float | None = None
+    average: Average | None = None
+
+    @property
+    def name(self) -> str:
+        """The method, in a few words."""
+        if self.gap is None:
+            return "rsgd, safe default"
+        beside = {"momentum": self.momentum, "average": self.average}
+        return ", ".join([self.training.kind, *(k for k, v in beside.items() if v is not None)])
+
+
+# -- the table -------------------------------------------------------------------------------
+def stand_in(table: Mapping[str, Any]) -> dict[str, Any]:
+    """The table with a method in place of "auto" that fits wherever one of the plan's does."""
+    method = {
+        "kind": "rsgd", "step_size": 1.0, "minibatch": {"kind": "full"}, "maps": "retraction",
+    }  # fmt: skip
+    return _with(table, {"training": method}, num_rounds=1)
+
+
+def with_option(table: Mapping[str, Any], option: Option) -> dict[str, Any]:
+    """The table with a method, its rounds, its clip and its own server update."""
+    parts: dict[str, Any] = {"training": option.training}
+    if option.momentum is not None or option.average is not None:
+        parts["strategy"] = TangentMean(momentum=option.momentum, average=option.average)
+    told = {k: part.model_dump(mode="json", exclude_none=True) for k, part in parts.items()}
+    told["privacy"] = {**table["privacy"], "l2_norm_clip": option.clip}
+    return _with(table, told, num_rounds=option.num_rounds)
+
+
+def _with(table: Mapping[str, Any], parts: dict[str, Any], num_rounds: int) -> dict[str, Any]:
+    kept = {key: value for key, value in table.items() if key != "strategy"} | parts
+    if isinstance(federation := table.get("federation"), Mapping):
+        kept["federation"] = {**federation, "num_rounds": num_rounds}
+    return kept
+
+
+def auto_of(table: Mapping[str, Any]) -> Auto:
+    """What ``training`` says to the planner; the defaults where it names a method.
+
+    Raises:
+        ConfigError: naming the key, its value and what is expected.
+    """
+    training = table.get("training")
+    if not isinstance(training, Mapping) or training.get("kind") != "auto":
+        return Auto()
+    try:
+        return Auto.model_validate(training)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        got = "" if first["type"] == "extra_forbidden" else f", got {first.get('input')!r}"
+        raise ConfigError(f"training.{where}: {first['msg']}{got}") from None
+
+
+def most_rounds(table: Mapping[str, Any]) -> int:
+    """How many uploads a client may make: ``federation.num_rounds``, or 100.
+
+    Raises:
+        ConfigError: it is no number of rounds.
+    """
+    federation = table.get("federation")
+    named = federation.get("num_rounds", 100) if isinstance(federation, Mapping) else 1
+    if not isinstance(named, int) or isinstance(named, bool) or named < 1:
+        raise ConfigError(
+            f"federation.num_rounds: expected the most rounds that a plan may take, a whole number "
+            f"of at least 1, got {named!r}"
+        )
+    return named
+
+
+def planned(
+    table: Mapping[str, Any], parse: Callable[[dict[str, Any]], Experiment]
+) -> list[Option]:
+    """What `plan` finds for the table of a config; ``parse`` reads a table that names a method."""
+    auto = auto_of(table)  # its own keys first
+    return plan(parse(stand_in(table)), auto, most_rounds(table))
+
+
+# -- the choice ------------------------------------------------------------------------------
+def plan(config: Experiment, auto: Auto, rounds: int) -> list[Option]:
+    """The best settings of every method for the problem and budget of ``config``, best first.
+
+    Where no guess is made for the problem: the safe default alone. Of several principal components
+    the release comes first where it may be sent: how fast a descent parts them rests on the spacing
+    of the spectrum, which no public guess knows.
+
+    Raises:
+        ConfigError: for a privacy or cohort that nothing is predicted for, or an upload of which
+            ``auto.numbers_up`` allows none.
+    """
+    sizes, shape = public_numbers(config)
+    clip, size = config.privacy.l2_norm_clip or 0.0, math.prod(shape)
+    most = int(min(rounds, (auto.numbers_up or math.inf) // size))
+    guess = guess_of(config, clip, shape, auto.decay)
+    found = dict[str, list[Option]]()
+    for option in (
+        *_releases(config, guess, sizes, shape, clip),
+        *_descents(config, guess, sizes, shape, clip, most),
+    ):
+        if auto.numbers_up is None or option.numbers_up <= auto.numbers_up:
+            found.setdefault(option.name, []).append(option)
+    if not found:
+        raise ConfigError(
+            f"training.numbers_up: expected at least {size}, one upload of a model's size, got "
+            f"{auto.numbers_up}"
+        )
+    each = [_best(options) for options in found.values()]
+    trusted = [option for option in each if option.training.kind == "second-moment"]
+    if config.problem.kind != "kpca" or shape[1] == 1:
+        trusted = []  # of one component all predictions are; of several, that of the release alone
+    best = _best(trusted or each)
+    return [best, *sorted((o for o in each if o is not best), key=_gap)]
+
+
+def _gap(option: Option) -> float:
+    return math.inf if option.gap is None else option.gap
+
+
+def _best(options: Sequence[Option]) -> Option:
+    """The one of the least gap; of those within 5 %, which tells nothing, what sends least."""
+    least = min(map(_gap, options))
+    good = [option for option in options if _gap(option) <= 1.05 * least]
+    return min(good, key=lambda option: (option.numbers_up, _gap(option)))
+
+
+def public_numbers(config: Experiment) -> tuple[Sizes, tuple[int, ...]]:
+    """(N_i, shape of a point): of a data set that the config names, or as it declares them.
+
+    Raises:
+        ConfigError: nothing is predicted for the config, its data set is not there, or sites have
+            not declared their sizes.
+    """
+    privacy, cohort, problem = config.privacy, config.federation.cohort, config.problem
+    if privacy.kind != "example-level" or privacy.noise.kind != "target":
+        noise = "" if privacy.kind != "example-level" else f" with noise {privacy.noise.kind!r}"
+        raise ConfigError(
+            "training.kind: 'auto' plans for privacy.kind = 'example-level' with "
+            f"privacy.noise.kind = 'target', got {privacy.kind!r}{noise}; name a method"
+        )
+    if cohort.kind != "all":
+        raise ConfigError(
+            f"training.kind: 'auto' plans for federation.cohort.kind = 'all', got {cohort.kind!r}; "
+            "name a method"
+        )
+    if isinstance(config.data, SiteData) and config.federation.num_examples is None:
+        raise ConfigError(
+            "federation.num_examples: required for a plan, which depends on every N_i; list them"
+        )
+    facts = facts_of(config)
+    shape = facts.point_shape
+    if facts.problem.manifold.dim(shape) < 1:
+        raise ConfigError(
+            f"training.kind: 'auto' plans where there is something to find, got points of shape "
+            f"{shape} on a manifold of dimension 0"
+        )
+    fields = {"kpca": "num_components", "matrix-completion": "rank"}
+    if problem.kind in fields and shape[1] >= shape[0]:
+        raise ConfigError(
+            f"problem.{fields[problem.kind]}: a plan needs fewer than the {shape[0]} columns, got "
+            f"{shape[1]}"
+        )
+    return facts.sizes, shape
+
+
+# -- every method ----------------------------------------------------------------------------
+def _releases(
+    config: Experiment, guess: Guess | None, sizes: Sizes, shape: tuple[int, ...], clip: float
+) -> Iterator[Option]:
+    """The one-shot releases that the problem has a statistic for."""
+    statistic = config.problem.build().sufficient_statistic
+    for kind in (SecondMoment, LogEuclidean, NoisyGram):
+        if guess is None or not isinstance(statistic, kind.takes):
+            continue
+        training, landscape = kind(), guess.landscape
+        # of log z, and not of the gradient -2 log z at the identity
+        cut = clip / 2 if isinstance(training, LogEuclidean) else clip
+        price, stddev = _noise(config, training, sizes, cut)
+        if isinstance(landscape, Components):
+            gap = landscape.one_shot_gap(stddev)
+        elif isinstance(landscape, Cloud):
+            gap = float(_typical(landscape.shifted_gap(stddev)))
+        else:
+            # the largest eigenvalue of the noise, by the semicircle law
+            floor = float(f"{stddev * math.sqrt(2 * shape[0]):.3g}")
+            assert isinstance(config.problem, LeastSquares)
+            training = NoisyGram(eigenvalue_floor=max(floor, 1e-9), ridge=config.problem.ridge)
+            gap = landscape.solved_gap(stddev, floor)
+        up = math.prod(training.up.layout(shape, torch.float64)["u"][0])
+        yield Option(training, 1, cut, price, up, gap)
+
+
+def _descents(
+    config: Experiment,
+    guess: Guess | None,
+    sizes: Sizes,
+    shape: tuple[int, ...],
+    clip: float,
+    rounds: int,
+) -> Iterator[Option]:
+    """Full-batch descent for every setting that is tried; the safe default where none is known."""
+    if rounds < 1:
+        return
+    manifold = config.problem.build().manifold
+    is_frame = isinstance(manifold, Stiefel | Grassmann)
+    clip = clip * (1.0 if guess is None else guess.clip_share)
+    price, stddev = _noise(config, RSGD(step_size=1.0, minibatch=Full()), sizes, clip)
+
+    def option(tried: Descent, step: float, gap: float | None) -> Option:
+        ratio, count, average = tried.noise_ratio, tried.num_rounds, None
+        keys: dict[str, Any] = {"step_size": step, "minibatch": Full(), "maps": "exact"}
+        if is_frame or not manifold.has_logmap:
+            # exact logarithms of frames do not converge where the noise of a step is long
+            keys["maps"] = "retraction"
+        training = RSGD(**keys)
+        if ratio != 1.0:
+            training = ScheduledRSGD(**keys, noise_multipliers=Geometric(scale=1.0, ratio=ratio))
+        if tried.from_round is not None:
+            kind = ProjectorAverage if is_frame or isinstance(manifold, Sphere) else GeodesicAverage
+            average = kind(from_round=tried.from_round, noise_ratio=ratio)
+        scale = math.sqrt(sum(ratio ** (-2 * r) for r in range(count)))
+        return Option(
+            training, count, clip, scale * price, count * math.prod(shape), gap,
+            tried.momentum or None, average,
+        )  # fmt: skip
+
+    is_known = False
+    if guess is not None:
+        landscape = guess.landscape
+        has_pairs = isinstance(landscape, Components)
+        shares = (0.05, 0.07, 0.1, 0.14, 0.2, 0.28, 0.4, 0.56, 0.75, 1.0)
+        counts = (1, 2, 3, 4, 6, 8, 11, 15, 22, 30, 45, 60, 100, 200, 400)
+        if has_pairs:  # of directions, which are followed one by one: that takes longer
+            shares = (0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0)
+            counts = (1, 3, 8, 15, 30, 60, 100, 200, 400)
+        steps = np.array([float(f"{share / landscape.sharpest:.3g}") for share in shares])
+        found = [
+            (tried, np.atleast_2d(landscape.descent_gaps(tried, stddev)))
+            for tried in _tried(steps, sorted({min(count, rounds) for count in counts}))
+        ]
+        # a guess by which every setting is lost says nothing of which to take
+        is_told = np.isfinite([gaps.min(-1) for _, gaps in found]).any(0)
+        for tried, gaps in found if is_told.any() else []:
+            typical = _typical(gaps[is_told])
+            best = int(typical.argmin())
+            if math.isfinite(typical[best]):
+                is_known = True
+                yield option(tried, float(steps[best]), float(typical[best]))
+    if not is_known:
+        right_angle = math.pi / 2 * math.sqrt(shape[1] if len(shape) == 2 else 1)
+        is_spanned = is_frame or isinstance(manifold, Sphere)
+        spread, distance = stddev**2 * manifold.dim(shape), right_angle if is_spanned else 1.0
+        yield option(*_safe(clip, spread, distance, rounds), None)
+
+
+def _safe(clip: float, spread: float, distance: float, rounds: int) -> tuple[Descent, float]:
+    """What is taken where nothing is predicted: averaged descent with the step of the worst case.
+
+    For gradients of a root mean square G and a start at distance D, the average of T steps of size
+    D / (G sqrt T) of convex cost is off by at most D G / sqrt T (Nemirovski, Juditsky, Lan,
+    Shapiro 2009). Here G^2 = C^2 + T s^2 dim for the clip C and the deviation s of one round, so
+    T ends where the noise is all there is. D: a right angle for every vector of a frame; 1
+    elsewhere.
+    """
+    rounds = min(rounds, max(1, math.ceil(clip**2 / spread)))
+    step = distance / math.sqrt(rounds * clip**2 + rounds**2 * spread)
+    first = None if rounds == 1 else max(1, rounds // 4)
+    return Descent(np.ones(1), rounds, from_round=first), float(f"{step:.3g}")
+
+
+def _typical(gaps: Array) -> Array:
+    """The geometric mean over guesses, the first axis: no guess counts more for its large gaps."""
+    with np.errstate(divide="ignore"):
+        found: Array = gaps[0] if len(gaps) == 1 else np.exp(np.log(gaps).mean(0))
+    return found
+
+
+def _tried(steps: Array, counts: Sequence[int]) -> Iterator[Descent]:
+    """Numbers of rounds, averages that begin at a share of them, falling noise and momentum."""
+    for count in counts:
+        if count == 1:
+            yield Descent(steps, 1)
+            continue
+        for first in {None, *(max(1, int(share * count)) for share in (0.25, 0.5))}:
+            yield Descent(steps, count, from_round=first)
+            for fall in (0.5, 0.2, 0.05):  # noise of the last round over that of the first
+                ratio = float(f"{fall ** (1 / (count - 1)):.4g}")
+                yield Descent(steps, count, noise_ratio=ratio, from_round=first)
+            yield Descent(steps, count, momentum=0.5, from_round=first)
+
+
+def _noise(
+    config: Experiment, training: OneShot | RSGD, sizes: Sizes, clip: float
+) -> tuple[float, float]:
+    """(multiplier, deviation in every coordinate of the weighted mean) of one full-batch round."""
+    once = config.model_copy(
+        update={
+            "federation": config.federation.model_copy(update={"num_rounds": 1}),
+            "privacy": config.privacy.model_copy(update={"l2_norm_clip": clip}),
+            "training": training,
+        }
+    )
+    mechanism, total = example_mechanism(once.setting, sizes), sum(sizes)
+    variance = sum(
+        (size / total * training.queries(mechanism, size)[0].stddev) ** 2 for size in sizes
+    )
+    (release,) = training.releases(mechanism, sizes[0])
+    return release.noise_multiplier, math.sqrt(variance)

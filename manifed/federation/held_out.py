@@ -1,0 +1,304 @@
+"""Private evaluation: what sites say, under noise, of records that no training step uses.
+
+Each site keeps some of its records out of training. Every so many rounds it gets the model and
+sends one noised vector: the sum of its hold-out's clipped losses, of its right and wrong answers,
+and the number of its records. The server adds these up; a ratio of two sums is a mean.
+
+Symbols: t_j the loss of record j, clipped to ``loss_range`` and mapped to [-1, 1]; c_j = 1 or -1
+where the predicted class is right or wrong (0 without classes); v_j = (t_j, c_j, 1); the site sends
+sum_j v_j + N(0, stddev^2 I_3). Under add-or-remove one record moves the sum by |v_j| <= sqrt(3);
+under replace-one by at most 2 sqrt(2), because the number stays.
+
+Invariant: neighbouring datasets differ in one record on one side. A record more or less may shift
+the places of all others, so under add-or-remove a keyed hash of the record itself says where it
+belongs; under replace-one its place does, because another record there may have another hash.
+"""
+
+import hashlib
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import NormalDist
+from typing import Literal
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from manifed.algorithms.algorithm import Phase, ServerState
+from manifed.algorithms.payloads import Layout, Payload, Point
+from manifed.oracles.blocks import Points, blocks
+from manifed.oracles.oracle import Draws
+from manifed.oracles.sums import keeps_rows_apart
+from manifed.privacy.events import Frozen, NeighboringRelation, Release
+from manifed.privacy.mechanism import ExampleMechanism
+from manifed.privacy.noise import Stream
+from manifed.problems.examples import Examples
+from manifed.problems.problem import Problem
+
+LABEL = "evaluation"
+"""Of the release that it is charged as."""
+NORMAL_95 = 1.959963984540054
+"""The standard normal is this far from 0 with probability 5 %."""
+FALSE_ALARM = 1e-9
+"""At most so probable is it that an honest site's totals of one evaluation are refused."""
+_FAR = -NormalDist().inv_cdf(FALSE_ALARM / 6)
+"""The standard normal is above it with a sixth of this probability: six bounds are looked at."""
+
+
+@dataclass(frozen=True)
+class Totals(Payload):
+    """Up: sum_j (t_j, c_j, 1) of a hold-out, noised; shape (3,)."""
+
+    u: Tensor
+
+    @classmethod
+    def layout(cls, shape: tuple[int, ...], dtype: torch.dtype) -> dict[str, Layout]:
+        """Three numbers, whatever a point is."""
+        del shape
+        return {"u": ((3,), dtype)}
+
+
+EVALUATE = Phase("evaluate", Point, Totals, uploads=("any",), aggregation="none")
+"""The model down, and the totals up: the last exchange of a round that is evaluated."""
+
+
+class StopWhen(Frozen):
+    """When a run ends before its last round; it pays for all of them."""
+
+    no_better_for: int = Field(ge=1)
+    """Evaluations in a row without a smaller mean loss than any before."""
+
+
+class HeldOut(Frozen):
+    """When a model is judged by records that no training step uses, and what follows from it."""
+
+    every: int = Field(default=1, ge=1)
+    """Rounds between evaluations; the others pay nothing for it."""
+    keep: Literal["last", "best"] = "last"
+    """Which round's model is the result: the last, or the one of the least mean loss."""
+    stop_when: StopWhen | None = None
+    """End before the last round; None: never."""
+
+
+class PublicEvaluation(HeldOut):
+    """Loss and accuracy on a file that the server has, and that anybody may have."""
+
+    kind: Literal["public"] = "public"
+    path: str = Field(min_length=1)
+    """On the server's machine, read as ``data`` says; relative to the current folder there."""
+
+
+class PrivateEvaluation(HeldOut):
+    """Loss and accuracy of every site's hold-out, noised and charged to every ledger."""
+
+    kind: Literal["private"] = "private"
+    hold_out: float = Field(gt=0, lt=1)
+    """Share of the records that no training step uses."""
+    loss_range: tuple[float, float]
+    """Public: what losses are clipped to."""
+    noise_multiplier: float | None = Field(default=None, gt=0)
+    """Noise relative to the sensitivity; None: as training's, found together with it."""
+
+    @model_validator(mode="after")
+    def _is_interval(self) -> "PrivateEvaluation":
+        low, high = self.loss_range
+        if not low < high:
+            raise ValueError(f"loss_range: expected low < high, got {[low, high]}")
+        return self
+
+    def is_due(self, server_round: int) -> bool:
+        """Whether a round is evaluated, and charged for it."""
+        return server_round > 0 and server_round % self.every == 0
+
+    def trained_on(self, num_examples: int) -> int:
+        """The public size of what training uses, where N_i is that of the whole."""
+        return max(1, num_examples - math.floor(num_examples * self.hold_out))
+
+    def split(
+        self, examples: Examples, relation: NeighboringRelation, seed: int
+    ) -> tuple[Examples, Examples]:
+        """(for training, held out) of one client's examples, by a public rule."""
+        if relation == "replace-one":
+            ends = [math.floor(j * self.hold_out) for j in range(len(examples) + 1)]
+            are_out = [low < high for low, high in pairwise(ends)]
+        else:
+            are_out = [share < self.hold_out for share in _hashes(examples, seed)]
+        is_out = torch.tensor(are_out, dtype=torch.bool)
+        return examples.take((~is_out).nonzero()[:, 0]), examples.take(is_out.nonzero()[:, 0])
+
+    def multiplier(self, mechanism: ExampleMechanism) -> float:
+        """Noise relative to the sensitivity."""
+        if self.noise_multiplier is not None:
+            return self.noise_multiplier
+        return mechanism.noise.multiplier
+
+    def stddev(self, mechanism: ExampleMechanism) -> float:
+        """Of the noise on each of the three sums."""
+        is_added = mechanism.neighboring_relation == "add-or-remove"
+        return self.multiplier(mechanism) * (math.sqrt(3.0) if is_added else 2 * math.sqrt(2.0))
+
+    def release(self, mechanism: ExampleMechanism) -> Release:
+        """What one evaluation of one client is charged as."""
+        return Release(
+            unit="example",
+            neighboring_relation=mechanism.neighboring_relation,
+            noise_multiplier=self.multiplier(mechanism),
+            label=LABEL,
+        )
+
+    def totals(
+        self, problem: Problem, x: Tensor, examples: Examples, stddev: float, draws: Draws
+    ) -> Totals:
+        """sum_j (t_j, c_j, 1) + N(0, stddev^2), shape (3,) or (C, 3) of a cohort."""
+        low, high = self.loss_range
+        losses, answers = judged(problem, x, examples, worst=high)
+        t = (losses.clamp(low, high) - (low + high) / 2) / ((high - low) / 2)
+        t = t.clamp(-1.0, 1.0)  # also where the ends of a narrow interval round to its middle
+        rows = torch.stack([t, answers, torch.ones_like(t)], dim=-1)
+        if examples.counts is not None:
+            is_own = torch.arange(rows.shape[-2], device=x.device) < examples.counts.unsqueeze(-1)
+            rows = torch.where(is_own.unsqueeze(-1), rows, 0.0)
+        noise = draws.normals((3,), Stream.EVALUATION_NOISE, 0)
+        return Totals((rows.to(noise.dtype).sum(-2) + stddev * noise).to(x.dtype))
+
+    def row(self, summed: Tensor, replies: int, stddev: float) -> dict[str, float | None]:
+        """Mean loss and accuracy with 95 % intervals, for the noise alone, of all hold-outs.
+
+        ``summed`` (3,) adds up what ``replies`` sites sent.
+        """
+        (t, c, count), (low, high) = summed.tolist(), self.loss_range
+        rows = (("loss", t, (high - low) / 2, sum(self.loss_range) / 2), ("accuracy", c, 0.5, 0.5))
+        return {
+            f"held_out_{name}{ending}": None if value is None else shift + scale * value
+            for name, total, scale, shift in rows
+            for ending, value in zip(
+                ("", "_low", "_high"), ratio(total, count, stddev * replies**0.5), strict=True
+            )
+        }
+
+
+@dataclass(frozen=True)
+class Believed:
+    """What the server takes as totals of a site: those that its public size and the noise allow."""
+
+    rule: PrivateEvaluation
+    mechanism: ExampleMechanism
+    """That of the sites, by whose noise the totals are off."""
+    num_examples: tuple[int, ...]
+    """N_i of every site."""
+
+    def refused(
+        self, state: ServerState, phase: str, uploads: Payload, partitions: tuple[int, ...]
+    ) -> Mapping[int, str]:
+        """Who sent totals that no hold-out of its size has, but for noise of `FALSE_ALARM`.
+
+        Every record adds 1 to the count, and at most 1 to what the other two sums are in size.
+        """
+        del state, phase
+        assert isinstance(uploads, Totals)
+        found, off = dict[int, str](), _FAR * self.rule.stddev(self.mechanism)
+        rounding = 64 * torch.finfo(uploads.u.dtype).eps
+        for i, (t, c, count) in zip(partitions, uploads.u.tolist(), strict=True):
+            most = self.num_examples[i] - self.rule.trained_on(self.num_examples[i])
+            least = most
+            if self.mechanism.neighboring_relation == "add-or-remove":
+                # equal records are on one side: it may be none of them or all
+                least, most = 0, self.num_examples[i]
+            slack = rounding * (most + max(abs(t), abs(c), abs(count)))
+            if not least - off - slack <= count <= most + off + slack:
+                found[i] = (
+                    f"Expected {least} to {most} held out records of N_{i} = "
+                    f"{self.num_examples[i]}, within {off:.4g} of noise, got {count:.6g}"
+                )
+            elif not max(abs(t), abs(c)) <= count + math.sqrt(2.0) * off + slack:
+                found[i] = (
+                    f"Expected sums of at most the {count:.6g} held out records, within "
+                    f"{math.sqrt(2.0) * off:.4g} of noise, got {t:.6g} (loss) and {c:.6g} (class)"
+                )
+        return found
+
+
+def ratio(total: float, count: float, noise: float) -> tuple[float | None, float, float]:
+    """The mean in [-1, 1] and its 95 % interval; total and count each have N(0, noise^2) on them.
+
+    All theta with |total - theta count| <= 1.96 noise sqrt(1 + theta^2) (Fieller 1954): exact.
+    None, and all of [-1, 1], where the count is not told from 0.
+    """
+    spread = (NORMAL_95 * noise) ** 2
+    lead = count**2 - spread
+    if lead <= 0 or count <= 0:
+        return None, -1.0, 1.0
+    root = NORMAL_95 * noise * math.sqrt(max(total**2 + lead, 0.0))
+    ends = ((total * count - root) / lead, (total * count + root) / lead)
+    middle, low, high = (min(1.0, max(-1.0, value)) for value in (total / count, *ends))
+    return middle, low, high
+
+
+def judged(
+    problem: Problem, x: Tensor, examples: Examples, *, worst: float
+) -> tuple[Tensor, Tensor]:
+    """Losses and answers (1, -1, or 0 without classes), shape (..., n), in float64.
+
+    A record without a finite loss has the worst one; one that makes a kernel fail has the worst of
+    both. What a record gives is a function of that record, bit for bit (`oracles.blocks`).
+    """
+    if keeps_rows_apart(problem):
+        rows = _judged_rows(problem, x, examples, worst)
+    elif x.dim() == problem.manifold.ndim:
+        rows = _judged_in_blocks(problem, x, examples, worst)
+    else:  # a cohort is taken apart into clients; what pads one counts for nothing
+        rows = torch.zeros(len(x), len(examples), 2, dtype=torch.float64)
+        for i, point in enumerate(x):
+            own = examples.of_client(i)
+            rows[i, : len(own)] = _judged_in_blocks(problem, point, own, worst)
+    losses, answers = rows.unbind(-1)
+    return losses, answers
+
+
+def _judged_rows(problem: Problem, x: Tensor, examples: Examples, worst: float) -> Tensor:
+    """Loss and answer of examples that are computed together, shape (..., n, 2)."""
+    losses, right = problem.losses(x, examples), problem.correct(x, examples)
+    losses = losses.to(torch.float64)  # a shorter type may not hold the bounds
+    losses = torch.where(torch.isfinite(losses), losses, worst)
+    answers = torch.zeros_like(losses) if right is None else (2 * right - 1).to(losses)
+    return torch.stack([losses, answers], -1)
+
+
+def _judged_in_blocks(problem: Problem, x: Tensor, examples: Examples, worst: float) -> Tensor:
+    """Judge one client's records in blocks, shape (n, 2); a record that fails fails alone."""
+
+    def attempt(rows: Tensor) -> Tensor | None:
+        try:
+            return _judged_rows(problem, x, examples.take(rows), worst)
+        except (RuntimeError, ArithmeticError):
+            return None
+
+    def compute(points: Points, block: Examples) -> Callable[[int], Tensor]:
+        return _judged_rows(problem, points[0], block, worst).__getitem__
+
+    x = x.clone()  # no place in a stack, but one of its own
+    found = torch.tensor([worst, -1.0], dtype=torch.float64).repeat(len(examples), 1)
+    everybody = torch.arange(len(examples))
+    for rows, block in blocks(problem, compute, "evaluation", (x,), examples, everybody):
+        made = attempt(block)
+        if made is not None:
+            found[rows] = made[: len(rows)]
+            continue
+        for row in rows:  # in a block of copies: the bits are those of its own place
+            if (alone := attempt(row.expand(len(block)))) is not None:
+                found[row] = alone[0]
+    return found
+
+
+def _hashes(examples: Examples, seed: int) -> list[float]:
+    """A number in [0, 1) of each record, by its own entries and the public seed."""
+    names = sorted(examples.tensors)
+    arrays = [examples[key].to(torch.float64).reshape(len(examples), -1).numpy() for key in names]
+    key = f"hold-out {seed}".encode()
+    found: list[float] = []
+    for j in range(len(examples)):
+        digest = hashlib.blake2b(b"".join(a[j].tobytes() for a in arrays), key=key, digest_size=8)
+        found.append(int.from_bytes(digest.digest(), "little") / 2.0**64)
+    return found

@@ -1,0 +1,378 @@
+"""How an exchange reaches the clients, and the way that stays in this process: in stacks.
+
+A stack is a client by itself, computed as a node computes it, to the last bit, or neighbours whose
+updates are one call: their shards are padded and stacked once, and noise comes from each client's
+own address. Batched kernels round by what is in a batch, so a chunk is decided by what is public:
+clients lie in stacks of neighbours, a chunk is those of one stack who are asked, and never more
+than fit. Who computes a stack, in this process or in another, changes no bit of it.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby, pairwise
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from manifed.algorithms.algorithm import Memory, Phase
+from manifed.algorithms.broadcast import BadBroadcast, all_pass, check_broadcast
+from manifed.algorithms.payloads import Down, Payload, PerClient, down_bytes, downs
+from manifed.errors import ConfigError
+from manifed.federation.client import ClientSide, Seat, run_update
+from manifed.federation.header import Failure, Header
+from manifed.federation.held_out import EVALUATE
+from manifed.federation.replies import Replies
+from manifed.privacy.noise import NoiseSource
+from manifed.problems.examples import Examples
+
+
+class Transport(Protocol):
+    """Sends what goes down to some clients and brings their uploads back."""
+
+    def exchange(
+        self,
+        header: Header,
+        phase: Phase,
+        down: Down,
+        partitions: tuple[int, ...],
+        last_accepted: Mapping[int, int],
+    ) -> Replies:
+        """The readable uploads in the order of ``partitions``, and a reason for each other client.
+
+        ``down`` is one payload for all, or a `PerClient` with a row for each of ``partitions``.
+        ``last_accepted`` says in which round the server last used a client's reply: a client whose
+        memory is of another round starts from its initial one.
+        """
+        ...
+
+
+def stacked_or_empty(phase: Phase, down: Down, uploads: Sequence[Payload]) -> Payload:
+    """The uploads in one payload; that of nobody has the fields' shapes after a 0."""
+    if uploads:
+        return phase.up.stack(list(uploads))
+    whole = down.rows if isinstance(down, PerClient) else down
+    x = next(iter(whole.tensors().values()))
+    shape = x.shape[1:] if isinstance(down, PerClient) else x.shape
+    layout = phase.up.layout(tuple(shape), x.dtype).values()
+    return phase.up(*[x.new_zeros(0, *own, dtype=dtype) for own, dtype in layout])
+
+
+@dataclass(frozen=True)
+class Chunking:
+    """How many neighbours lie in a stack, and how many of them one call takes at most."""
+
+    num_clients: int
+    in_a_stack: int
+    at_once: int
+
+    @staticmethod
+    def of(
+        side: ClientSide, device: str, memory_budget_mb: int | None, at_once: int | None
+    ) -> "Chunking":
+        """As many in a call as ``at_once`` says, fit in the budget, and stay in a cache.
+
+        Sizes are the public N_i: how many examples there really are is a client's secret. Where
+        few of the clients are asked in a round, a stack holds as many more. Where a client is the
+        unit of privacy there are stacks of one alone.
+
+        Raises:
+            ConfigError: the budget cannot hold one client's update beside what is kept of all.
+        """
+        clients = len(side.shards)
+        most = clients
+        if memory_budget_mb is not None:
+            most = _clients_at_once(side, device, memory_budget_mb)
+        if side.unit == "client" or at_once == 1:
+            return Chunking(clients, 1, 1)
+        most = min(most, clients, at_once or most)
+        stacks = math.ceil(clients * side.rate / most)
+        return Chunking(clients, math.ceil(clients / max(1, stacks)), most)
+
+    @property
+    def stacks(self) -> list[range]:
+        """The clients of every stack."""
+        ends = [*range(0, self.num_clients, self.in_a_stack), self.num_clients]
+        return [range(begin, end) for begin, end in pairwise(ends)]
+
+    def cut(self, partitions: Sequence[int], rows: list[int]) -> list[list[int]]:
+        """``rows`` of ``partitions``, by chunk: those of one stack, in shares of one size."""
+        found: list[list[int]] = []
+        for _, same in groupby(rows, key=lambda row: partitions[row] // self.in_a_stack):
+            stack = list(same)
+            size = math.ceil(len(stack) / math.ceil(len(stack) / self.at_once))
+            found += [stack[begin : begin + size] for begin in range(0, len(stack), size)]
+        return found
+
+    def shared(self, workers: int) -> list[range]:
+        """The stacks of each worker: neighbours, as many for each as can be.
+
+        Raises:
+            ConfigError: there are fewer stacks than workers.
+        """
+        count = len(self.stacks)
+        if workers > count:
+            raise ConfigError(
+                f"engine.workers: expected at most {count}, the number of chunks of "
+                f"{self.in_a_stack} clients, got {workers}; lower engine.chunk_clients"
+            )
+        ends = [count * worker // workers for worker in range(workers + 1)]
+        return [range(begin, end) for begin, end in pairwise(ends)]
+
+
+def _clients_at_once(side: ClientSide, device: str, memory_budget_mb: int) -> int:
+    """How many clients one stacked call takes: as many as fit, and stay in a processor's cache."""
+    setup, clients = side.setup, len(side.shards)
+    most = max(side.public_size(i) for i in range(clients))
+    like, shape, dtype = side.shards[0], side.point_shape, side.dtype
+    shard = sum(t.nbytes for t in like.tensors.values())
+    if like.stream is None:  # of which each client keeps a copy; a stream keeps none
+        ends = {k: t.shape[t.dim() - like.feature_ndim[k] :] for k, t in like.tensors.items()}
+        each = (math.prod(ends[k]) * t.element_size() for k, t in like.tensors.items())
+        shard = most * sum(each)
+    point = math.prod(shape) * dtype.itemsize
+    layouts = (phase.up.layout(shape, dtype) for phase in setup.training.phases)
+    ups = (math.prod(own) * kind.itemsize for layout in layouts for own, kind in layout.values())
+    upload = max(point, *ups)
+    blank = setup.training.initial_memory(torch.zeros(shape, dtype=dtype))
+    present = 0 if like.stream is not None else 8 * most  # of a stream nobody lists who is there
+    remembered = present + (0 if blank is None else blank.num_bytes())
+    # Uploads of a round, of at most two tensors, and once more while they are averaged.
+    kept = clients * (shard + remembered + 3 * upload)
+    working = shard + point * side.gradients_in_a_step(most)
+    # Gradients, noise, a kept iterate and their temporaries: sixteen sizes of a point.
+    needed = shard + working + 16 * upload
+    budget = memory_budget_mb * 2**20
+    if kept + needed > budget:
+        raise ConfigError(
+            f"Expected engine.memory_budget_mb >= {math.ceil((kept + needed) / 2**20)} for the "
+            f"data and memory of {clients} clients, got {memory_budget_mb}; raise it, or set "
+            "engine.execution to 'messages'"
+        )
+    fits = int((budget - kept) / needed)
+    # What the local steps of a chunk read again and again stays in 16 MiB of a processor's cache.
+    return min(fits, max(1, int(16 * 2**20 / working))) if device == "cpu" else fits
+
+
+class Asked(NamedTuple):
+    """One exchange, as `Transport.exchange` was asked for it."""
+
+    header: Header
+    down: Down
+    partitions: tuple[int, ...]
+    last_accepted: Mapping[int, int]
+    source: NoiseSource
+    """Of this exchange alone: fresh in a release."""
+
+    def goes_on(self, client: int, written: tuple[int, int]) -> bool:
+        """Whether the server counts on what this client remembers of that round and attempt."""
+        accepted = self.last_accepted.get(client, 0)
+        return replace(self.header, last_accepted_round=accepted).continues(*written)
+
+
+class Stack:
+    """Neighbours whose shards lie in one stack of tensors, and what they remember.
+
+    Where all stacks are of one client, it is computed without a leading dimension, as by a node.
+    """
+
+    def __init__(
+        self, side: ClientSide, members: range, device: str, *, is_alone: bool = False
+    ) -> None:
+        """``side`` is that of ``members`` alone, in their order."""
+        self._setup, self._device, self._members = side.setup, device, members
+        self._is_alone = is_alone
+        self.examples = self._laid(side.shards)
+        self._held = self._laid(side.hold_outs) if side.hold_outs else self.examples
+        self._sizes = tuple(side.public_size(i) for i in range(len(members)))
+        self.memory: Memory | None = None
+        self.tags: dict[int, tuple[int, int]] = {}
+        """The round and attempt that wrote a client's memory."""
+
+    def _laid(self, shards: Sequence[Examples]) -> Examples:
+        found = shards[0] if self._is_alone else Examples.stack(list(shards))
+        return found.to(self._device)
+
+    def run(self, asked: Asked, at: list[int], chunk: tuple[int, ...]) -> Payload:
+        """The uploads of ``chunk``, the clients in the rows ``at`` of what was asked."""
+        header, down, sizes = asked.header, asked.down, self._sizes
+        examples = self._held if header.phase == EVALUATE.name else self.examples
+        if chunk != tuple(self._members):
+            examples = examples.of_clients(self._rows(chunk))
+            sizes = tuple(sizes[i - self._members.start] for i in chunk)
+        if self._is_alone:
+            down = down.rows.take(at[0]) if isinstance(down, PerClient) else down
+        elif isinstance(down, PerClient):
+            down = down.rows.take(torch.tensor(at))
+        else:
+            down = type(down)(*[t.expand(len(at), *t.shape) for t in vars(down).values()])
+        down = down if self._device == "cpu" else down.to(self._device)
+        memory = self._remember(asked, down, chunk)
+        who = chunk[0] if self._is_alone else chunk
+        seat = Seat(who, header.server_round, header.attempt, header.phase)
+        made = run_update(
+            self._setup, seat, down, memory, examples, sizes, asked.source, self._device
+        )
+        if made.memory is not None:
+            self._write(made.memory, chunk)
+            self.tags |= dict.fromkeys(chunk, (header.server_round, header.attempt))
+        return type(made.up).stack([made.up]) if self._is_alone else made.up
+
+    def _rows(self, chunk: tuple[int, ...]) -> slice | Tensor:
+        """Where the clients of ``chunk`` lie in the stacks: a view when they are neighbours."""
+        first = chunk[0] - self._members.start
+        if chunk[-1] - chunk[0] == len(chunk) - 1:
+            return slice(first, first + len(chunk))
+        return torch.tensor(chunk, device=self._device) - self._members.start
+
+    # -- memory ------------------------------------------------------------------------------
+    def _remember(self, asked: Asked, down: Payload, chunk: tuple[int, ...]) -> Memory | None:
+        x: Tensor = next(iter(vars(down).values()))
+        training = self._setup.training
+        if training.setup_phases and not self._is_alone:  # what is learnt there is no point
+            each = [training.initial_memory(row) for row in x]
+            blank = each[0] and type(each[0]).stack([one for one in each if one])
+        else:
+            blank = training.initial_memory(x)
+        if blank is None or self.memory is None:
+            return blank
+        lasts, tags = training.remembers_setup, self.tags
+        valid = [i in tags and (lasts or asked.goes_on(i, tags[i])) for i in chunk]
+        if self._is_alone:
+            return self.memory if valid[0] else blank
+        rows = self._rows(chunk)
+        known = [old[rows] for old in self.memory.tensors().values()]
+        if not all(valid):
+            keep = torch.tensor(valid, device=self._device)
+            known = [
+                torch.where(keep.reshape(-1, *[1] * (new.dim() - 1)), old, new)
+                for old, new in zip(known, blank.tensors().values(), strict=True)
+            ]
+        return type(blank)(*known)
+
+    def _write(self, memory: Memory, chunk: tuple[int, ...]) -> None:
+        if self._is_alone:
+            self.memory = memory
+            return
+        if self.memory is None:
+            count = len(self._members)
+            zeros = [t.new_zeros(count, *t.shape[1:]) for t in memory.tensors().values()]
+            self.memory = type(memory)(*zeros)
+        rows = self._rows(chunk)
+        for old, new in zip(self.memory.tensors().values(), memory.tensors().values(), strict=True):
+            old[rows] = new
+
+
+class StackTransport:
+    """Runs the clients of one side, or of some stacks of it; it keeps what they remember."""
+
+    def __init__(
+        self,
+        side: ClientSide,
+        *,
+        at_once: int | None = 1,
+        device: str = "cpu",
+        memory_budget_mb: int | None = None,
+        chunking: Chunking | None = None,
+        owned: range | None = None,
+    ) -> None:
+        """One client after the other, or stacks of at most ``at_once``; None: as many as fit.
+
+        Args:
+            side: the clients'; with ``owned``, that of the clients of these stacks alone.
+            at_once: at most so many clients in one call.
+            device: where clients are computed.
+            memory_budget_mb: bounds the stacked shards, memory, uploads and temporaries.
+            chunking: what is computed together, where that is decided already.
+            owned: the stacks that are run here.
+
+        Raises:
+            ConfigError: the budget cannot hold one client's update beside what is kept of all.
+        """
+        self.chunking = chunking or Chunking.of(side, device, memory_budget_mb, at_once)
+        stacks = self.chunking.stacks
+        owned = range(len(stacks)) if owned is None else owned
+        first = stacks[owned.start].start
+        self.stacks: dict[int, Stack] = {}
+        for i in owned:
+            place = range(stacks[i].start - first, stacks[i].stop - first)
+            is_alone = self.chunking.in_a_stack == 1
+            self.stacks[i] = Stack(side.of(place), stacks[i], device, is_alone=is_alone)
+        self._side = replace(side, shards=(), hold_outs=())
+
+    def exchange(
+        self,
+        header: Header,
+        phase: Phase,
+        down: Down,
+        partitions: tuple[int, ...],
+        last_accepted: Mapping[int, int],
+    ) -> Replies:
+        """As `Transport.exchange`; a stack that fails is tried again client by client."""
+        asked = Asked(header, down, partitions, last_accepted, self._side.source())
+        failures = self._refusals(phase, down, partitions)
+        rows = [row for row, i in enumerate(partitions) if i not in failures]
+        done: list[int] = []
+        chunks: list[int] = []
+        block: list[Tensor] = []  # chunks are copied into it, and leave no holes in the heap
+        for chunk in self.chunking.cut(partitions, rows):
+            before = len(done)
+            for who, uploads in self._tried(asked, chunk, failures):
+                each = list(uploads.tensors().values())
+                block = block or [t.new_empty(len(rows), *t.shape[1:]) for t in map(_plain, each)]
+                for held, made in zip(block, each, strict=True):
+                    held[len(done) : len(done) + len(who)] = _plain(made)
+                done += who
+            chunks.append(len(done) - before)
+        uploads = phase.up(*[t[: len(done)] for t in block]) if block else None
+        uploads = uploads or stacked_or_empty(phase, down, ())
+        return Replies(
+            tuple(done),
+            uploads,
+            failures,
+            down_bytes(down, len(partitions)),
+            uploads.num_bytes(),
+            frozenset({asked.source.origin} if done else ()),
+            chunks=() if self.chunking.in_a_stack == 1 else tuple(c for c in chunks if c),
+        )
+
+    def _tried(
+        self, asked: Asked, rows: list[int], failures: dict[int, Failure]
+    ) -> list[tuple[tuple[int, ...], Payload]]:
+        """Who of a chunk replied with what: all in one stack, or one by one after an error."""
+        chunk = tuple(asked.partitions[row] for row in rows)
+        stack = self.stacks[chunk[0] // self.chunking.in_a_stack]
+        try:
+            return [(chunk, stack.run(asked, rows, chunk))]
+        except Exception as error:
+            if len(rows) == 1:
+                failures[chunk[0]] = Failure("absent", f"{type(error).__name__}: {error}")
+                return []
+        return [found for row in rows for found in self._tried(asked, [row], failures)]
+
+    def _refusals(
+        self, phase: Phase, down: Down, partitions: tuple[int, ...]
+    ) -> dict[int, Failure]:
+        """Why clients refuse what comes down; one look is enough where it is the same for all.
+
+        Rows that all pass together are looked at together; else each by itself.
+        """
+        manifold = self._side.setup.problem.manifold
+        if isinstance(down, PerClient) and partitions and all_pass(phase, down.rows, manifold):
+            return {}
+        different = isinstance(down, PerClient)
+        looks = downs(down, len(partitions)) if different else [down] * bool(partitions)
+        found: dict[int, Failure] = {}
+        for i, sent in zip(partitions, looks, strict=False):
+            try:
+                check_broadcast(phase, sent, manifold)
+            except BadBroadcast as bad:
+                refusal = Failure("absent", f"BadBroadcast: {bad}")
+                found |= {i: refusal} if different else dict.fromkeys(partitions, refusal)
+        return found
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    """The tensor without what it knows of manifolds."""
+    return tensor.as_subclass(Tensor)

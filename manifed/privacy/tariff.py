@@ -1,0 +1,324 @@
+"""Who releases what in which round, how cohorts are drawn, and what that costs before any is.
+
+`Terms` say it for rounds that are alike, a `Tariff` for all rounds of a run. `Tariff.ahead` prices
+cohort draws *a priori*: from what is planned and from how many were made, never from who was drawn.
+It is what a budget is asked with, so that no stop of a run depends on who was drawn. Why that
+matters, and what retries and failed rounds do:
+
+**Who sees no cohorts.** Let K be the most draws that a run may make: rounds times attempts, at most
+what the budget pays. Show an adversary more than an outsider sees: every cohort and every upload of
+all K draws, those included that the run never came to. Each draw is a fresh coin that depends
+neither on the data nor on the past; a record's loss in it is 0 with probability 1 - rho and that of
+one client update with probability rho, so K draws cost the K-fold mixture of
+privacy/participation.py. The models, the round in which a run stopped, and which attempts were
+retried or failed are a function of what that adversary has and of randomness that does not depend
+on the record: they cost no more. Pricing only the draws that were *made* is no bound when their
+number depends on the cohorts: with two clients, one drawn at a time, and one of them always
+failing, a retried round that needed one draw was certainly the other's. Hence a statement prices K,
+and a retry policy multiplies it.
+
+**Where terms differ by round** it matters which round a draw was of: every attempt is priced as
+that round's. Against who sees cohorts the attempts that were made count, each as if everybody had
+been in it. Against who sees none every round up to the one that is asked for counts with all the
+attempts it may have, whether they were made or not: K is again fixed by the plan alone.
+
+Presumed: whether a client fails does not depend on its records (a failure would be a release of
+its own), and whether the server's process crashes or is resumed does not depend on the cohorts. A
+draw that a crash makes necessary is added to K.
+"""
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import accumulate, pairwise
+from typing import Annotated, Any, Final
+
+import numpy as np
+from pydantic import BeforeValidator, Field, PlainSerializer, model_validator
+
+from manifed.privacy import accountant, participation
+from manifed.privacy.adversaries import Adversary
+from manifed.privacy.cohorts import decode, encode, members
+from manifed.privacy.events import (
+    Frozen,
+    PoissonSampled,
+    Release,
+    Releases,
+    SampledWithoutReplacement,
+    Sampling,
+    Unsampled,
+    repeated,
+    seen_by,
+    unsampled,
+)
+
+MOST_CLIENTS: Final = 10**8
+"""A ledger that claims more is refused before memory is spent on it."""
+
+
+def _named(clients: Any) -> Any:
+    return decode(clients, MOST_CLIENTS).tolist() if isinstance(clients, str) else clients
+
+
+class ClientReleases(Frozen):
+    """What each of ``partitions`` releases in one client update."""
+
+    partitions: Annotated[
+        tuple[int, ...],
+        BeforeValidator(_named),
+        PlainSerializer(lambda clients: encode(members(clients)), when_used="json"),
+    ]
+    releases: Releases
+
+
+class Terms(Frozen):
+    """What clients and server release in a round, and how its cohort is drawn."""
+
+    population: int = Field(ge=1, le=MOST_CLIENTS)
+    """Clients are 0 ... population - 1."""
+    updates: tuple[ClientReleases, ...] = ()
+    """What clients release of their own: each client stands in one, or there are none."""
+    sampling: Sampling = Unsampled()
+    """How cohorts are drawn."""
+    aggregate: Releases = ()
+    """What the server releases about whole clients in a round, its sampling included."""
+    planned_draws: int = Field(default=0, ge=0)
+    """The most cohort draws that the run may make (under these terms, where it plans several); an
+    outsider is priced for at least these, because how many were made can tell who was in them."""
+    num_examples: tuple[int, ...] = ()
+    """N_i of every client, where they are declared and not counted."""
+    probabilities: tuple[Annotated[float, Field(gt=0, le=1)], ...] = ()
+    """p_i of every client, where they differ; ``sampling`` is then by the largest of them."""
+
+    @model_validator(mode="after")
+    def _every_client_is_said_once(self) -> "Terms":
+        named = [client for one in self.updates for client in one.partitions]
+        if self.updates and sorted(named) != list(range(self.population)):
+            raise ValueError(
+                f"Expected each of {self.population} clients in one update, got {named[:10]}"
+            )
+        each = self.probabilities
+        if each and len(each) != self.population:
+            raise ValueError(
+                f"Expected a probability for each of {self.population} clients, got {len(each)}"
+            )
+        if each and self.sampling != PoissonSampled(sampling_probability=max(each)):
+            raise ValueError(
+                f"Expected Poisson sampling by the largest probability {max(each):g}, got "
+                f"{self.sampling}"
+            )
+        return self
+
+    @property
+    def is_drawn(self) -> bool:
+        """Whether any client may miss a round."""
+        return min(self.probabilities, default=self.participation_probability) < 1
+
+    @property
+    def participation_probability(self) -> float:
+        """The probability that a given client is in a cohort; the largest where they differ."""
+        if isinstance(self.sampling, PoissonSampled):
+            return self.sampling.sampling_probability
+        if isinstance(self.sampling, SampledWithoutReplacement):
+            return self.sampling.sample_size / self.sampling.population
+        return 1.0
+
+
+Made = tuple[int, ...]
+"""How many draws were made under each line of a tariff, without zeros at the end."""
+
+
+@dataclass(frozen=True)
+class Tariff:
+    """The terms of all rounds; one line is of every round, several are of rounds 1, 2, ..."""
+
+    lines: tuple[Terms, ...]
+    """The last one holds on."""
+    lengths: tuple[int, ...] = ()
+    """How many rounds each of several lines is of; () for one each."""
+    attempts: int = 1
+    """The most of one round, crashes aside; asked where there are several lines."""
+
+    def __post_init__(self) -> None:
+        """Refuse stretches of rounds whose cohorts are drawn: it matters how often each was."""
+        if self.lengths and self.is_drawn:
+            raise ValueError(
+                "Expected rounds one by one where cohorts are drawn, got stretches of them"
+            )
+
+    @property
+    def is_by_round(self) -> bool:
+        """Whether it matters which round a draw is of."""
+        return len(self.lines) > 1
+
+    @property
+    def is_drawn(self) -> bool:
+        """Whether any client may miss a round."""
+        return self.lines[0].is_drawn
+
+    @cached_property
+    def ends(self) -> tuple[int, ...]:
+        """The last round of each line."""
+        return tuple(accumulate(self.lengths or [1] * len(self.lines)))
+
+    def of(self, server_round: int) -> Terms:
+        """Who releases what in a round."""
+        return self.lines[min(bisect_left(self.ends, server_round), len(self.lines) - 1)]
+
+    def counted(self, ranges: Iterable[tuple[int, int, int]]) -> Made:
+        """The draws of ranges (first round, last round, attempts) of rounds from 1 on.
+
+        Where ranges meet the most attempts count; what lies behind the last line counts with it.
+        """
+        given = [(max(1, first), last + 1, n) for first, last, n in ranges]
+        if not self.is_by_round:
+            return (sum(n * (stop - start) for start, stop, n in given),)
+        cuts = {cut for start, stop, _ in given for cut in (start, stop)}
+        total = [0] * len(self.lines)
+        for start, stop in pairwise(sorted(cuts | {end + 1 for end in self.ends[:-1]})):
+            most = max((n for low, high, n in given if low <= start and stop <= high), default=0)
+            total[min(bisect_left(self.ends, start), len(total) - 1)] += most * (stop - start)
+        while total and not total[-1]:
+            total.pop()
+        return tuple(total)
+
+    def hides_cohorts(self, adversary: Adversary) -> bool:
+        """Whether a client's part in a draw is a coin to the adversary."""
+        return not adversary.sees_cohorts and self.is_drawn
+
+    def slots(self, adversary: Adversary, made: Made) -> Made:
+        """How often each line counts when so many draws were made under it."""
+        is_reckoned = self.is_by_round and self.hides_cohorts(adversary)
+        return tuple(max(n, self.attempts) for n in made) if is_reckoned else made
+
+    def planned(self, draws: int) -> "Tariff":
+        """The tariff of a run that may make so many draws; of several lines, of so many rounds."""
+        bare = [terms.model_copy(update={"planned_draws": 0}) for terms in self.lines]
+        count = Counter(bare[:draws])
+        is_each = self.is_by_round and self.is_drawn
+        lines = tuple(
+            terms.model_copy(
+                update={"planned_draws": self.attempts * count[terms] if is_each else draws}
+            )
+            for terms in bare
+        )
+        return replace(self, lines=lines)
+
+    @property
+    def plan(self) -> tuple[Terms, ...]:
+        """Of several lines all that an outsider is priced for, each with its ``planned_draws``."""
+        lines = self.lines if self.is_by_round and self.is_drawn else ()
+        return tuple(dict.fromkeys(terms for terms in lines if terms.planned_draws))
+
+    def ahead(self, adversary: Adversary, made: Made, delta: float) -> float:
+        """Epsilon of the worst client after these draws, before any cohort is known.
+
+        Raises:
+            NoValidBound: as the accountant.
+        """
+        key = adversary, made, delta
+        if key not in self._prices:
+            self._prices[key] = self._price(*key)
+        return self._prices[key]
+
+    def _price(self, adversary: Adversary, made: Made, delta: float) -> float:
+        first, runs = self.lines[0], self._runs
+        if adversary.releases == "aggregate":
+            if not adversary.sees_cohorts:
+                return accountant.epsilon(repeated(first.aggregate, sum(made)), delta)
+            runs = frozenset({(unsampled(first.aggregate),)})
+        worst = 0.0
+        for run in runs:
+            counts = Counter[Releases]()
+            for update, times in zip(run, self.slots(adversary, made), strict=False):
+                counts[seen_by(adversary.knows, update)] += times
+            rate = first.participation_probability
+            if self.hides_cohorts(adversary):
+                coins = ((update, rate, times) for update, times in counts.items())
+                found = participation.external_epsilon(coins, delta)
+            elif self.is_by_round:
+                each = [one for update, n in counts.items() for one in repeated(update, n)]
+                found = accountant.epsilon(each, delta)
+            else:
+                ((update, times),) = counts.items()
+                found = participation.a_priori_epsilon(
+                    lambda k, left, one=update: accountant.epsilon(repeated(one, k), left),
+                    participation_probability=rate,
+                    num_rounds=times,
+                    delta=delta,
+                )
+            worst = max(worst, found)
+        return worst
+
+    @cached_property
+    def _prices(self) -> dict[tuple[Adversary, Made, float], float]:
+        return {}
+
+    @cached_property
+    def _runs(self) -> frozenset[tuple[Releases, ...]]:
+        """What a client releases under each line; several where clients differ."""
+        said = [{i: one.releases for one in t.updates for i in one.partitions} for t in self.lines]
+        everybody = range(self.lines[0].population)
+        return frozenset(tuple(line.get(i, ()) for line in said) for i in everybody)
+
+
+# -- rounds that are reserved together ---------------------------------------------------------
+SPREAD: Final = 1.01
+"""The largest noise multiplier of a block, over the least."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """The rounds ``first`` to ``last``, which are reserved together, each as the dearest of them.
+
+    What a client releases in them differs in noise multipliers alone, and none is more than 1 %
+    above the least of its kind. The block is charged the least ones in every round, so that at most
+    1 % of noise is given away, wherever a run stops and whoever asks again.
+    """
+
+    first: int
+    last: int
+    dearest: Mapping[int, tuple[int, ...]]
+    """Of clients with so many examples: the round in which each of their events costs most."""
+
+    def charged(self, size: int, releases: Callable[[int], Releases]) -> Releases:
+        """What each round is charged, out of what rounds release."""
+        if self.first == self.last:
+            return releases(self.first)
+        rounds = self.dearest[size]
+        found = {r: releases(r) for r in set(rounds)}
+        return tuple(found[r][i] for i, r in enumerate(rounds))
+
+
+def blocks(rounds: Iterable[Mapping[int, Releases]], most: int) -> Iterator[Block]:
+    """The rounds 1, 2, ..., cut into blocks of at most ``most``, greedily from the left.
+
+    ``rounds`` say what clients release, by their number of examples.
+    """
+    first, kinds, low, high, dearest = 0, None, np.zeros(0), np.zeros(0), np.zeros(0, dtype=int)
+    block, r = Block(1, 0, {}), 0
+    for r, released in enumerate(rounds, 1):
+        kind = {size: tuple(map(_kind, events)) for size, events in released.items()}
+        all_events = [event for events in released.values() for event in events]
+        z = np.array([1.0 if event.is_masked else event.noise_multiplier for event in all_events])
+        if kind != kinds or r - first >= most or (
+            np.maximum(z, high) > SPREAD * np.minimum(z, low)
+        ).any():  # fmt: skip
+            if kinds is not None:
+                yield block
+            first, kinds, low, high, dearest = r, kind, z, z, np.full(len(z), r)
+        else:
+            dearest = np.where(z < low, r, dearest)
+            low, high = np.minimum(z, low), np.maximum(z, high)
+        cuts = np.cumsum([len(events) for events in released.values()])[:-1]
+        parts = (tuple(part.tolist()) for part in np.split(dearest, cuts))
+        block = Block(first, r, dict(zip(released, parts, strict=True)))
+    if r:
+        yield block
+
+
+def _kind(event: Release) -> Release:
+    """What must be the same inside a block: all but the multiplier, under masks everything."""
+    return event if event.is_masked else event.model_copy(update={"noise_multiplier": 1.0})

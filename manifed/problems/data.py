@@ -1,0 +1,283 @@
+"""A loaded data set, and the base of the frozen models that describe one."""
+
+import hashlib
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field
+
+from manifed.problems.examples import Examples
+
+ExampleKind = Literal[
+    "rows", "spd-matrices", "labelled-spd-matrices", "sphere-points", "hyperbolic-pairs",
+    "regression", "classification", "columns", "labelled-rows",
+]  # fmt: skip
+NUM_EXAMPLES = "num_examples"
+"""In the ``meta`` of data that every site has at home: N_i, a public constant."""
+
+
+class Frozen(BaseModel):
+    """An immutable value object that refuses unknown fields."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """All examples of a federation before they are partitioned.
+
+    ``labels`` (n,) serve the label-skewed partitions, ``sources`` (n,) the natural one;
+    ``checksum`` is a SHA-256 of the arrays; ``meta`` holds what belongs to no example (a query, a
+    true basis).
+    """
+
+    examples: Examples
+    checksum: str
+    labels: NDArray[np.int64] | None = None
+    sources: NDArray[np.int64] | None = None
+    meta: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+class DataSource(Frozen):
+    """What every data set's configuration can do."""
+
+    if TYPE_CHECKING:
+        kind: Any
+        """The name in the config."""
+
+    @property
+    @abstractmethod
+    def provides(self) -> ExampleKind:
+        """The kind of its examples."""
+        raise NotImplementedError
+
+    @abstractmethod
+    def load(self, data_dir: Path | None, seed: int) -> Dataset:
+        """The data set; ``data_dir`` is read by real data only, ``seed`` by random data only.
+
+        Raises:
+            DataMissing: A file is not below ``data_dir``.
+        """
+        raise NotImplementedError
+
+    def mixes_records(self) -> str | None:
+        """Which setting lets one record change another's, of any client; None: no setting does.
+
+        A clip bounds what a record moves through its own gradient only, so privacy refuses it. A
+        record of random data is what the recipe hands out.
+        """
+        return None
+
+
+@runtime_checkable
+class SiteData(Protocol):
+    """Data that every site has at home: shapes are in the config, records in its own file."""
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Of a simulation alone: a file for each client."""
+        ...
+
+    @property
+    def meta(self) -> Mapping[str, Any]:
+        """What belongs to no example, and is in the config."""
+        ...
+
+    def blank(self) -> Examples:
+        """One valid made-up example of the declared shape."""
+        ...
+
+    def read(self, path: Path) -> Examples:
+        """The examples of one site's file.
+
+        Raises:
+            ValueError: with file, line and column, for the owner of the file alone.
+        """
+        ...
+
+
+def build(
+    arrays: Mapping[str, NDArray[np.float64]],
+    *,
+    labels: NDArray[np.int64] | None = None,
+    sources: NDArray[np.int64] | None = None,
+    meta: Mapping[str, Any] | None = None,
+) -> Dataset:
+    """A data set of float64 tensors (n, *feature), with the checksum of its arrays."""
+    tensors = {key: torch.tensor(np.ascontiguousarray(array)) for key, array in arrays.items()}
+    for key, array in arrays.items():
+        if not np.isfinite(array).all():
+            raise ValueError(
+                f"Expected finite numbers in {key!r}, got NaN or infinity; clean the data"
+            )
+    digest = checksum(*arrays.values(), *([] if labels is None else [labels]))
+    return Dataset(Examples.of_columns(tensors), digest, labels, sources, meta or {})
+
+
+def checksum(*arrays: NDArray[Any]) -> str:
+    """SHA-256 over shapes, types and bytes of the arrays, as 64 hexadecimal digits."""
+    digest = hashlib.sha256()
+    for array in arrays:
+        digest.update(f"{array.dtype.str}{array.shape}".encode())
+        digest.update(np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()
+
+
+def generator(seed: int, purpose: Literal["data", "partition"]) -> np.random.Generator:
+    """The numpy stream of one purpose; purposes never share draws."""
+    return np.random.default_rng([seed, {"data": 1, "partition": 2}[purpose]])
+
+
+# -- partitions ------------------------------------------------------------------------------------
+Indices = NDArray[np.int64]
+_MOST_DRAWS = 1000
+
+
+class PartitionRule(Frozen):
+    """What every partition's configuration can do."""
+
+    if TYPE_CHECKING:
+        kind: Any
+        """The name in the config."""
+
+    @abstractmethod
+    def split(
+        self, dataset: Dataset, num_partitions: int, rng: np.random.Generator
+    ) -> list[Indices]:
+        """One index array per client, disjoint."""
+        raise NotImplementedError
+
+
+class Equal(PartitionRule):
+    """Shards of equal size, shuffled or as consecutive blocks."""
+
+    kind: Literal["equal"] = "equal"
+    shard_size: int | None = Field(default=None, ge=1)
+    """Examples a client; None divides all."""
+    is_shuffled: bool = True
+    """False: consecutive blocks."""
+
+    def split(
+        self, dataset: Dataset, num_partitions: int, rng: np.random.Generator
+    ) -> list[Indices]:
+        """One index array per client, of one size (to one example)."""
+        count = len(dataset.examples)
+        used = _used(count, num_partitions, self.shard_size)
+        order = rng.permutation(count) if self.is_shuffled else np.arange(count)
+        return np.array_split(order[:used], num_partitions)
+
+
+class Sorted(PartitionRule):
+    """Label-skewed: sorted by label, one or several consecutive blocks per client.
+
+    One block per client in order is the split of Zhang et al. section 5.1; with several each client
+    gets random ones, so a few classes.
+    """
+
+    kind: Literal["sorted"] = "sorted"
+    blocks_per_client: int = Field(default=1, ge=1)
+    """How many consecutive blocks a client gets."""
+    shard_size: int | None = Field(default=None, ge=1)
+    """Examples a client; None divides all."""
+
+    def split(
+        self, dataset: Dataset, num_partitions: int, rng: np.random.Generator
+    ) -> list[Indices]:
+        """One index array per client."""
+        labels = _required(dataset.labels, self.kind, "labels")
+        used = _used(len(labels), num_partitions, self.shard_size)
+        order = np.argsort(labels, kind="stable").astype(np.int64)[:used]
+        each = self.blocks_per_client
+        if num_partitions * each > used:
+            raise ValueError(
+                f"Expected at most {used} blocks of examples, got {num_partitions * each}"
+            )
+        pieces = np.array_split(order, num_partitions * each)
+        if each == 1:
+            return pieces
+        deal = rng.permutation(len(pieces)).reshape(num_partitions, each)
+        return [np.concatenate([pieces[piece] for piece in hand]) for hand in deal]
+
+
+class Dirichlet(PartitionRule):
+    """Class proportions drawn from Dirichlet(alpha), every client at least one example.
+
+    Hsu, Qi, Brown 2019. Drawn again, a thousand times at most, until nobody is empty.
+    """
+
+    kind: Literal["dirichlet"] = "dirichlet"
+    alpha: float = Field(default=0.5, gt=0)
+    """Small: each client has few classes; large: all are alike."""
+
+    def split(
+        self, dataset: Dataset, num_partitions: int, rng: np.random.Generator
+    ) -> list[Indices]:
+        """One index array per client."""
+        labels = _required(dataset.labels, self.kind, "labels")
+        _used(len(labels), num_partitions, None)
+        for _ in range(_MOST_DRAWS):
+            parts: list[list[Indices]] = [[] for _ in range(num_partitions)]
+            for value in np.unique(labels):
+                members = rng.permutation(np.flatnonzero(labels == value).astype(np.int64))
+                shares = rng.dirichlet(np.full(num_partitions, self.alpha))
+                cuts = np.rint(np.cumsum(shares)[:-1] * len(members)).astype(np.int64)
+                for part, piece in zip(parts, np.split(members, cuts), strict=True):
+                    part.append(piece)
+            shards = [np.concatenate(part) for part in parts]
+            if min(map(len, shards)):
+                return shards
+        raise ValueError(
+            f"No draw in {_MOST_DRAWS} gave every client an example with alpha={self.alpha} and "
+            f"{num_partitions} clients; raise alpha"
+        )
+
+
+class Natural(PartitionRule):
+    """Each client the examples that were drawn for it."""
+
+    kind: Literal["natural"] = "natural"
+
+    def split(
+        self, dataset: Dataset, num_partitions: int, rng: np.random.Generator
+    ) -> list[Indices]:
+        """One index array per client, in the order of the sorted source values."""
+        del rng
+        sources = _required(dataset.sources, self.kind, "sources")
+        values, inverse = np.unique(sources, return_inverse=True)
+        if len(values) != num_partitions:
+            raise ValueError(
+                f"Expected num_partitions to equal the data's {len(values)} sources, "
+                f"got {num_partitions}"
+            )
+        order = np.argsort(inverse, kind="stable").astype(np.int64)  # one pass, not one a source
+        return np.split(order, np.cumsum(np.bincount(inverse))[:-1])
+
+
+def _required(values: NDArray[Any] | None, kind: str, what: str) -> NDArray[Any]:
+    if values is None:
+        raise ValueError(
+            f"Partition {kind!r} needs {what}, and this data set has none; use kind 'equal'"
+        )
+    return values
+
+
+def _used(num_examples: int, num_partitions: int, shard_size: int | None) -> int:
+    """How many examples are dealt out, at least one to each client."""
+    if not 1 <= num_partitions <= num_examples:
+        raise ValueError(
+            f"Expected 1 <= num_partitions <= {num_examples} examples, got {num_partitions}"
+        )
+    if shard_size is None:
+        return num_examples
+    if shard_size * num_partitions > num_examples:
+        raise ValueError(
+            f"Expected 1 <= shard_size <= {num_examples // num_partitions} "
+            f"({num_examples} examples, {num_partitions} clients), got {shard_size}"
+        )
+    return shard_size * num_partitions

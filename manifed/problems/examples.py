@@ -1,0 +1,213 @@
+"""Examples of one client or of a stacked cohort, as named tensors, or drawn when they are read."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import prod
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+KEY = "dropout_key"
+"""The tensor of uniforms, one an example and step, that an oracle adds for `Problem.needs_keys`."""
+BLOCK = 256
+"""Records of a stream that are drawn together, and of a client that models are judged by."""
+
+
+@dataclass(frozen=True)
+class Examples:
+    """n examples as named tensors, each of shape ``(..., n, *feature)``.
+
+    ``feature_ndim`` says how many trailing dimensions of each tensor belong to one example. Tensors
+    do not change in place: an oracle remembers what it found out about full batches.
+    """
+
+    tensors: Mapping[str, Tensor]
+    feature_ndim: Mapping[str, int]
+    counts: Tensor | None = None
+    """Of a stacked cohort: how many are each client's own, (C,); the rest is padding. None: all."""
+    stream: "Stream | None" = None
+    """Where records come from that nobody keeps: ``tensors`` then show the shape of one, and only
+    `take` gives any."""
+    size: int = field(init=False)
+    """n."""
+
+    def __post_init__(self) -> None:
+        if self.stream is not None:
+            object.__setattr__(self, "size", self.stream.size)
+            return
+        sizes = {k: t.shape[-1 - self.feature_ndim[k]] for k, t in self.tensors.items()}
+        if len(set(sizes.values())) != 1:
+            raise ValueError(f"Expected one number of examples in every tensor, got {sizes}")
+        object.__setattr__(self, "size", next(iter(sizes.values())))
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, key: str) -> Tensor:
+        return self.tensors[key]
+
+    def take(self, indices: Tensor) -> "Examples":
+        """The examples at ``indices`` (..., b); leading dimensions match the tensors' own."""
+        if self.stream is not None:
+            return self.stream.take(indices)
+        return Examples(
+            {k: _gather(t, indices, self.feature_ndim[k]) for k, t in self.tensors.items()},
+            self.feature_ndim,
+        )
+
+    @staticmethod
+    def of_columns(tensors: Mapping[str, Tensor]) -> "Examples":
+        """Columns, each of shape (n, *feature)."""
+        return Examples(tensors, {name: tensor.dim() - 1 for name, tensor in tensors.items()})
+
+    def beside(self, name: str, column: Tensor) -> "Examples":
+        """These examples with one more number each, ``column`` (..., n)."""
+        tensors = {**self.tensors, name: column}
+        return Examples(tensors, {**self.feature_ndim, name: 0}, self.counts)
+
+    def to(self, where: str | torch.device | torch.dtype) -> "Examples":
+        """These examples on a device, or with their real numbers in another type."""
+        if isinstance(where, torch.dtype):
+            moved = {
+                k: t.to(where) if t.is_floating_point() else t for k, t in self.tensors.items()
+            }
+            counts = self.counts
+        else:
+            moved = {key: tensor.to(where) for key, tensor in self.tensors.items()}
+            counts = None if self.counts is None else self.counts.to(where)
+        stream = None if self.stream is None else self.stream.to(where)
+        return Examples(moved, self.feature_ndim, counts, stream)
+
+    @property
+    def judged(self) -> "Examples":
+        """What a simulation judges models by: all, or a sample of a stream that it never uses."""
+        return self if self.stream is None else self.stream.judged()
+
+    def of_clients(self, rows: slice | Tensor) -> "Examples":
+        """The examples of some clients of a stacked cohort."""
+        picked = {key: tensor[rows] for key, tensor in self.tensors.items()}
+        counts = None if self.counts is None else self.counts[rows]
+        stream = None if self.stream is None else self.stream.of_clients(rows)
+        return Examples(picked, self.feature_ndim, counts, stream)
+
+    def of_client(self, i: int) -> "Examples":
+        """The examples of one client of a stacked cohort, without what pads them."""
+        count = self.size if self.counts is None else int(self.counts[i])
+        own = {k: t[i].narrow(0, 0, count) for k, t in self.tensors.items()}
+        return Examples(own, self.feature_ndim)
+
+    @staticmethod
+    def stack(shards: "Sequence[Examples]") -> "Examples":
+        """A cohort's shards (C, n_max, *feature), short ones padded by repeating example 0.
+
+        Padding must be given weight zero by whoever draws minibatches (oracles/minibatch.py). That
+        of an empty shard repeats example 0 of the longest.
+        """
+        longest = max(shards, key=len)
+        padded = {
+            key: torch.stack([_pad(s if len(s) else longest, s, key, len(longest)) for s in shards])
+            for key in longest.tensors
+        }
+        counts = torch.tensor([len(shard) for shard in shards])
+        streams = [shard.stream for shard in shards if shard.stream is not None]
+        stream = None if longest.stream is None else longest.stream.stacked_with(streams)
+        return Examples(padded, longest.feature_ndim, counts, stream)
+
+    @staticmethod
+    def concatenate(shards: "Sequence[Examples]") -> "Examples":
+        """All examples of the shards in one, in order."""
+        first = shards[0]
+        return Examples(
+            {
+                key: torch.cat([s[key] for s in shards], dim=-1 - first.feature_ndim[key])
+                for key in first.tensors
+            },
+            first.feature_ndim,
+        )
+
+
+def _gather(tensor: Tensor, indices: Tensor, feature_ndim: int) -> Tensor:
+    """``tensor[..., indices, *feature]`` with batched leading dimensions."""
+    if indices.dim() == 1:
+        return tensor.index_select(-1 - feature_ndim, indices)
+    lead = indices.shape[:-1]
+    count = prod(lead)
+    feature = tensor.shape[tensor.dim() - feature_ndim :]
+    rows = tensor.reshape(count * tensor.shape[len(lead)], *feature)
+    offset = torch.arange(count, device=indices.device).reshape(*lead, 1) * tensor.shape[len(lead)]
+    return rows[(indices + offset).reshape(-1)].reshape(*indices.shape, *feature)
+
+
+def _pad(padding: Examples, shard: Examples, key: str, size: int) -> Tensor:
+    tensor, missing = shard[key], size - len(shard)
+    axis = tensor.dim() - 1 - shard.feature_ndim[key]
+    if missing == 0:
+        return tensor
+    repeated = (
+        padding[key]
+        .narrow(axis, 0, 1)
+        .expand(*tensor.shape[:axis], missing, *tensor.shape[axis + 1 :])
+    )
+    return torch.cat([tensor, repeated], dim=axis)
+
+
+@dataclass(frozen=True, eq=False)
+class Stream:
+    """Records of a client, or of a stacked cohort, that are computed when they are read.
+
+    Record j of client i is a pure function of (seed, i, j). It is drawn with the block of `BLOCK`
+    records that it lies in, and one block a client is remembered, so a run of any length holds as
+    much as a run of one round.
+    """
+
+    seed: int
+    clients: tuple[int, ...]
+    size: int
+    """How many a client has."""
+    draw: Callable[[np.random.Generator, int], Examples]
+    """So many fresh records from a generator."""
+    is_stacked: bool = False
+    _newest: dict[int, tuple[int, Examples]] = field(default_factory=dict, repr=False)
+    """By client, the block that was read last and its number."""
+
+    def take(self, positions: Tensor) -> Examples:
+        """The examples at ``positions`` >= 0, (b,) of a client or (C, b) of a cohort."""
+        at = positions.numpy(force=True)
+        if not self.is_stacked:
+            return self._rows(self.clients[0], at)
+        rows = [self._rows(i, at[row]) for row, i in enumerate(self.clients)]
+        return replace(Examples.stack(rows), counts=None)
+
+    def judged(self) -> Examples:
+        """A few of the first client that no position reaches: what a simulation judges by."""
+        return self.draw(np.random.default_rng([self.seed, 4, self.clients[0]]), BLOCK)
+
+    def to(self, where: str | torch.device | torch.dtype) -> "Stream":
+        """As `Examples.to`."""
+        draw = self.draw
+        return replace(self, draw=lambda rng, count: draw(rng, count).to(where), _newest={})
+
+    def of_clients(self, rows: slice | Tensor) -> "Stream":
+        """Of some clients of a stacked cohort."""
+        picked = np.array(self.clients)[rows if isinstance(rows, slice) else rows.numpy(force=True)]
+        return replace(self, clients=tuple(int(i) for i in picked))
+
+    def stacked_with(self, others: "Sequence[Stream]") -> "Stream":
+        """Of a cohort: all of ``others``, this one among them."""
+        clients = tuple(one.clients[0] for one in others)
+        return replace(self, clients=clients, is_stacked=True, _newest={})
+
+    def _rows(self, client: int, positions: NDArray[np.int64]) -> Examples:
+        blocks, where = np.unique(positions // BLOCK, return_inverse=True)
+        found = Examples.concatenate([self._block(client, int(b)) for b in blocks])
+        at = torch.from_numpy(where.reshape(-1) * BLOCK + positions % BLOCK)
+        return found.take(at.to(next(iter(found.tensors.values())).device))
+
+    def _block(self, client: int, number: int) -> Examples:
+        known = self._newest.get(client)
+        if known is None or known[0] != number:
+            rng = np.random.default_rng([self.seed, 3, client, number])
+            known = self._newest[client] = number, self.draw(rng, BLOCK)
+        return known[1]

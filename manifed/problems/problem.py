@@ -1,0 +1,494 @@
+"""What a problem is: a manifold, a loss per example, its Riemannian gradient, and its evaluation.
+
+min_x f(x) = sum_i p_i (1/N_i) sum_j f_ij(x) over the shards of a federation (Huang, Huang,
+Jawanpuria, Mishra: Federated Learning on Riemannian Manifolds with Differential Privacy, (1.1) and
+(2.1)). A problem is a frozen object without data; examples are handed in. Everything broadcasts
+over leading dimensions: x of shape ``(..., *point)`` meets examples of shape ``(..., n,
+*feature)``, so the same code serves one client and a stacked cohort.
+
+A record is judged once, where it is loaded, before anything is computed from it.
+"""
+
+# pyright: reportIncompatibleVariableOverride=false
+# (what any problem has as an attribute, the class of a frozen one fixes or computes)
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from manifed.manifolds.base import Manifold
+from manifed.manifolds.linalg import standard_normal
+from manifed.manifolds.spd import SPDSet
+from manifed.problems.data import ExampleKind, Frozen
+from manifed.problems.examples import Examples
+
+Shards = Sequence[Examples]
+LARGEST_ENTRY = 1e60
+"""Default and largest bound on |entries|: fourth powers and their sums stay finite in float64."""
+
+
+# -- gradients ------------------------------------------------------------------------------------
+class Gradients(Protocol):
+    """grad f_j(x) of every example at one point, in whatever form the problem keeps them.
+
+    Guarantees: what a weight min(1, C / norms_j) leaves of example j in a ``sum`` has a metric norm
+    of at most C (1 + 1e-9), whatever the example holds; or the sum is not finite.
+    """
+
+    @property
+    def norms(self) -> Tensor:
+        """What a clip divides by: upper bounds of the norms of what is summed, ``(..., n)``.
+
+        Where parts of a vector are clipped by themselves ``(parts, ..., n)``, and so are the
+        weights of a sum. The norm of the whole is the bound's where each of these is.
+        """
+        ...
+
+    def sum(self, weights: Tensor) -> Tensor:
+        """sum_j weights_j grad f_j(x), shape ``(..., *point)``; weights have shape (..., n)."""
+        ...
+
+
+@dataclass(frozen=True)
+class Vectors:
+    """Gradients as the tangent vectors that they are, ``vectors`` (..., n, *point) at x."""
+
+    manifold: Manifold
+    x: Tensor
+    vectors: Tensor
+
+    @property
+    def norms(self) -> Tensor:
+        """Their metric norms."""
+        return self.manifold.norm_bound(self.x.unsqueeze(-1 - self.manifold.ndim), self.vectors)
+
+    def sum(self, weights: Tensor) -> Tensor:
+        """The sum of these very vectors."""
+        axis = -1 - self.manifold.ndim
+        return (self.manifold.expand_scalar(weights) * self.vectors).sum(axis)
+
+
+# -- the mathematics ------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Optimum:
+    """A reference solution of the pooled problem and how stationary it is."""
+
+    x: Tensor
+    value: float
+    gradient_norm: float
+
+
+class Problem:
+    """The losses and gradients of a problem, and what follows from them.
+
+    ``rgrads`` and ``losses`` are to be written; ``gradients`` is overridden where a closed form is
+    shorter. What sees all data (``objective`` and below) is for evaluation and references, never
+    for a client.
+    """
+
+    if TYPE_CHECKING:  # a frozen problem has a property or a key of this name
+        manifold: Manifold
+        """Where x lives."""
+
+    points_per_example: float = 5.0
+    """What one gradient sum holds at once for each example, in sizes of a point."""
+    needs_keys: bool = False
+    """Whether gradients are random, by a number that comes with each example (`KEY`)."""
+    keeps_rows_apart: bool = False
+    """Whether what an example gives has the same bits whatever is computed with it.
+
+    That is, in ``gradients``, ``losses`` and ``correct``, of any number of examples and of any
+    stack of clients. Otherwise an oracle computes the examples of a client in blocks."""
+    looks_at_all_rows: bool = False
+    """Whether how an example is computed may depend on the values of others.
+
+    An iteration that ends when the last of a stack has converged is such a thing. Each example is
+    then computed alone."""
+    has_optimum: bool = True
+    """Whether there is a reference to compare with."""
+    reference_tolerance: float = 1e-10
+    """Largest |grad f| of the reference solution, over 1 + |f|."""
+
+    @property
+    def sufficient_statistic(self) -> "Problem | None":
+        """Vectors of the examples whose sum fixes the minimiser; None: none is known.
+
+        As a linear problem: f_j(x) = <s_j, x> on R^m: its gradient is s_j at any x.
+        """
+        return None
+
+    def made_up(self, like: Examples, count: int, generator: torch.Generator) -> Examples:
+        """So many examples of that shape that are nobody's, to try how blocks are computed.
+
+        Normal entries, and zeros where numbers are whole; problems of points make up points.
+        """
+        made: dict[str, Tensor] = {}
+        for key, tensor in like.tensors.items():
+            shape = (count, *tensor.shape[tensor.dim() - like.feature_ndim[key] :])
+            drawn = torch.zeros(shape, dtype=torch.float64)
+            if tensor.is_floating_point():
+                drawn = standard_normal(shape, generator)
+            made[key] = drawn.to(tensor.dtype)
+        return Examples(made, like.feature_ndim)
+
+    def check_records(self, examples: Examples) -> None:
+        """Refuse prepared examples that are no records of this problem.
+
+        Raises:
+            InvalidRecord: naming the record.
+        """
+        del examples
+
+    def point_shape(self, examples: Examples) -> tuple[int, ...]:
+        """Shape of one point, from the shape of the examples."""
+        raise NotImplementedError
+
+    def losses(self, x: Tensor, examples: Examples) -> Tensor:
+        """f_j(x) for every example, shape ``(..., n)``."""
+        raise NotImplementedError
+
+    def rgrads(self, x: Tensor, examples: Examples) -> Tensor:
+        """Grad f_j(x) for every example, tangent at x, shape ``(..., n, *point)``."""
+        raise NotImplementedError
+
+    def gradients(self, x: Tensor, examples: Examples) -> Gradients:
+        """Gradients of `rgrads` in the form that is summed and clipped."""
+        return Vectors(self.manifold, x, self.rgrads(x, examples))
+
+    def correct(self, x: Tensor, examples: Examples) -> Tensor | None:
+        """1 where an example is predicted right, else 0, shape ``(..., n)``; None: no classes."""
+        del x, examples
+        return None
+
+    # -- on all data ------------------------------------------------------------------------------
+    def objective(self, x: Tensor, shards: Shards, weights: Tensor | None = None) -> Tensor:
+        """f(x), shape ``(...)`` of x's leading dimensions."""  # (2.1)
+        parts = [
+            (each.to(x) * self.losses(x, examples)).sum(-1)
+            for examples, each in _weighted_parts(shards, weights)
+        ]
+        return torch.stack(parts).sum(0)
+
+    def gradient(self, x: Tensor, shards: Shards, weights: Tensor | None = None) -> Tensor:
+        """Grad f(x), tangent at x, shape of x."""
+        lead = x.shape[: x.dim() - self.manifold.ndim]
+        total = torch.zeros_like(x)
+        for examples, each in _weighted_parts(shards, weights):
+            spread = each.to(x).expand(*lead, len(examples))
+            total = total + self.gradients(x, examples).sum(spread)
+        return total
+
+    def gradient_norm(self, x: Tensor, shards: Shards, weights: Tensor | None = None) -> Tensor:
+        """Metric norm of grad f(x), shape ``(...)``."""
+        return self.manifold.norm(x, self.gradient(x, shards, weights))
+
+    def optimum(self, shards: Shards, weights: Tensor | None = None) -> Optimum:
+        """A minimiser of f: the closed form where one is known, else by steepest descent."""
+        return descend(self, self.reference_start(*pool(shards, weights)), shards, weights)
+
+    def optimum_at(self, x: Tensor, shards: Shards, weights: Tensor | None) -> Optimum:
+        """The minimiser x with its value and gradient norm."""
+        value = float(self.objective(x, shards, weights))
+        return Optimum(x, value, float(self.gradient_norm(x, shards, weights)))
+
+    def reference_start(self, examples: Examples, weights: Tensor) -> Tensor:
+        """Where the reference solver starts (deterministic; never sent to a client)."""
+        raise NotImplementedError(f"{type(self).__name__} has no start for its reference solver")
+
+    def metrics(self, x: Tensor, optimum: Optimum, meta: Mapping[str, Any]) -> dict[str, float]:
+        """Measures that only this problem has; ``meta`` is the data set's."""
+        del x, optimum, meta
+        return {}
+
+
+def client_weights(shards: Shards, weights: Tensor | None = None) -> Tensor:
+    """p_i, shape (N,), summing to one: ``weights`` normalised, or N_i / sum_l N_l."""
+    if not shards:
+        raise ValueError("Expected at least one shard, got none")
+    if weights is None:
+        weights = torch.tensor([len(shard) for shard in shards], dtype=torch.float64)
+    if weights.shape != (len(shards),):
+        raise ValueError(f"Expected {len(shards)} weights, got shape {tuple(weights.shape)}")
+    return weights / weights.sum()
+
+
+def pool(shards: Shards, weights: Tensor | None = None) -> tuple[Examples, Tensor]:
+    """All examples in one, and the weight p_i / N_i of each, shape (sum N_i,)."""
+    sizes = torch.tensor([len(shard) for shard in shards])
+    each = (client_weights(shards, weights) / sizes).repeat_interleave(sizes)
+    return Examples.concatenate(shards), each
+
+
+def _weighted_parts(shards: Shards, weights: Tensor | None) -> Sequence[tuple[Examples, Tensor]]:
+    """Shards with the weight p_i / N_i of each example; many small shards are pooled into one."""
+    elements = sum(tensor.numel() for tensor in shards[0].tensors.values()) if shards else 0
+    if len(shards) > 1 and elements * len(shards) <= 2**22:
+        return [pool(shards, weights)]
+    share = client_weights(shards, weights)
+    return [(s, (p / len(s)).expand(len(s))) for s, p in zip(shards, share, strict=True)]
+
+
+def descend(
+    problem: Problem, x: Tensor, shards: Shards, weights: Tensor | None = None, most: int = 2000
+) -> Optimum:
+    """A stationary point near x, where |grad f| <= `Problem.reference_tolerance` (1 + |f|).
+
+    Riemannian steepest descent with Barzilai-Borwein steps and a non-monotone Armijo rule (Iannazzo
+    and Porcelli, IMA J. Numer. Anal. 38 (2018)). It gives the "true value" lines of the figures; no
+    client runs it. It also ends when rounding leaves no step that decreases f.
+    """
+    manifold = problem.manifold
+    value, g = float(problem.objective(x, shards, weights)), problem.gradient(x, shards, weights)
+    size = float(manifold.norm(x, g))
+    step, history = 1.0 / max(size, 1.0), [value]
+    for _ in range(most):
+        if size <= problem.reference_tolerance * (1.0 + abs(value)):
+            break
+        reference = max(history[-10:])
+        for _ in range(60):
+            y = manifold.projx(manifold.retr(x, -step * g))
+            reached = float(problem.objective(y, shards, weights))
+            slack = 1e-15 * (1.0 + abs(reference))
+            if reached <= reference - 1e-4 * step * size * size + slack:
+                break
+            step /= 2
+        else:
+            break
+        h, moved = problem.gradient(y, shards, weights), manifold.transp(x, y, g)
+        # <s, s> / <s, dg> with s = -step g, both carried to T_yM
+        curvature = -step * float(manifold.inner(y, moved, h - moved))
+        longer = step * step * size * size / curvature if curvature > 0 else 10 * step
+        step = min(1e12, max(1e-12, longer))
+        x, g, value = y, h, reached
+        size = float(manifold.norm(x, g))
+        history.append(value)
+    return Optimum(x, value, size)
+
+
+# -- where a run starts ---------------------------------------------------------------------------
+Entries = tuple[float, ...] | tuple[tuple[float, ...], ...]
+
+
+class RandomStart(Frozen):
+    """A random point of the manifold, the same for every algorithm that runs with one seed."""
+
+    kind: Literal["random"] = "random"
+
+    def point(
+        self, manifold: Manifold, shape: tuple[int, ...], generator: torch.Generator
+    ) -> Tensor:
+        """x^(0), of ``shape``."""
+        return manifold.random(*shape, generator=generator)
+
+
+class OriginStart(Frozen):
+    """The manifold's origin: zero, the identity, or the first unit vectors."""
+
+    kind: Literal["origin"] = "origin"
+
+    def point(
+        self, manifold: Manifold, shape: tuple[int, ...], generator: torch.Generator
+    ) -> Tensor:
+        """x^(0), of ``shape``."""
+        del generator
+        return manifold.origin(*shape, dtype=torch.float64)
+
+
+class GivenStart(Frozen):
+    """A point written into the config, which everybody may read."""
+
+    kind: Literal["given"] = "given"
+    entries: Entries = Field(min_length=1)
+    """Its entries: a list of numbers, or the rows of a matrix."""
+
+    def point(
+        self, manifold: Manifold, shape: tuple[int, ...], generator: torch.Generator
+    ) -> Tensor:
+        """x^(0), of ``shape``, projected to take up the rounding of its digits.
+
+        Raises:
+            ValueError: The entries have another shape, or are not a point of the manifold.
+        """
+        del generator
+        lengths = {len(row) for row in self.entries if isinstance(row, tuple)}
+        if len(lengths) > 1:
+            raise ValueError(
+                f"problem.start.entries: expected rows of one length, got {sorted(lengths)}"
+            )
+        x = torch.tensor(self.entries, dtype=torch.float64)
+        if tuple(x.shape) != shape:
+            raise ValueError(
+                f"problem.start.entries: expected shape {list(shape)}, got {list(x.shape)}"
+            )
+        if not manifold.check_point_on_manifold(x):
+            raise ValueError(
+                f"problem.start.entries: expected a point of {manifold.name}, got one off it"
+            )
+        return manifold.projx(x)
+
+
+class ModelStart(Frozen):
+    """The problem's own: for problem.kind = "module" the parameters that its factory made."""
+
+    kind: Literal["model"] = "model"
+
+    def point(
+        self, manifold: Manifold, shape: tuple[int, ...], generator: torch.Generator
+    ) -> Tensor:
+        """None: a manifold knows no module.
+
+        Raises:
+            ValueError: always.
+        """
+        del manifold, shape, generator
+        raise ValueError("problem.start: 'model' goes with problem.kind = 'module'; use 'random'")
+
+
+Start = Annotated[RandomStart | OriginStart | GivenStart | ModelStart, Field(discriminator="kind")]
+
+
+# -- the problem of a config ----------------------------------------------------------------------
+class ProblemSource(Frozen):
+    """A table ``[problem]`` of a config, and what becomes of a client's records."""
+
+    if TYPE_CHECKING:
+        kind: Any
+        """The name in the config."""
+
+    start: Start = RandomStart()
+    """x^(0), which is broadcast as it is: from the config and the seed, never from examples."""
+    largest_entry: float = Field(default=LARGEST_ENTRY, gt=0, le=LARGEST_ENTRY)
+    """Public bound on every |entry| of a prepared record; others are refused at loading."""
+
+    def build(self) -> Problem:
+        """The problem, without data: this object, unless a table makes another one."""
+        assert isinstance(self, Problem)
+        return self
+
+    def prepare(self, shard: Examples, meta: Mapping[str, Any]) -> Examples:
+        """A client's own examples as the problem wants them, computed from that shard alone.
+
+        ``meta``: of the data set; of a site's own file N_i, whatever the file holds.
+        """
+        del meta
+        return shard
+
+    def check_records(self, examples: Examples) -> None:
+        """Refuse a prepared shard that holds a record which nothing may be computed from.
+
+        Raises:
+            InvalidRecord: naming the record, for the log of its owner.
+        """
+        for key, tensor in examples.tensors.items():
+            worst = tensor.abs().reshape(len(examples), -1).amax(-1)
+            expected = f"|{key}| <= {self.largest_entry:g} in every entry"
+            require(worst, worst <= self.largest_entry, expected)
+        if not isinstance(self, Problem):
+            self.build().check_records(examples)
+
+    def mixes_records(self) -> str | None:
+        """Which part of ``prepare`` lets a record change another of its client; None: no part."""
+        return None
+
+    @property
+    @abstractmethod
+    def needs(self) -> ExampleKind:
+        """The kind of examples that the problem reads."""
+        raise NotImplementedError
+
+    @property
+    def reads(self) -> tuple[ExampleKind, ...]:
+        """All kinds of examples that ``prepare`` takes."""
+        return (self.needs,)
+
+    def first_point(
+        self, problem: Problem, shape: tuple[int, ...], generator: torch.Generator
+    ) -> Tensor:
+        """x^(0), of ``shape``, from the config and the seed.
+
+        Raises:
+            ValueError: the start is no point of the problem.
+        """
+        return self.start.point(problem.manifold, shape, generator)
+
+
+class FrozenProblem(ProblemSource, Problem):
+    """A problem that is its own table."""
+
+    points_per_example: ClassVar[float]
+    needs_keys: ClassVar[bool]
+    keeps_rows_apart: ClassVar[bool]
+    looks_at_all_rows: ClassVar[bool]
+    has_optimum: ClassVar[bool]
+    reference_tolerance: ClassVar[float]
+
+    def __init__(self, *values: Any, **fields: Any) -> None:
+        """Values by position are those of the class's own keys, in their order."""
+        owners = [vars(cls).get("__annotations__", {}) for cls in type(self).__mro__]
+        known = set(type(self).model_fields) - {"kind", *ProblemSource.model_fields}
+        names = dict.fromkeys(name for own in owners for name in own if name in known)
+        super().__init__(**dict(zip(names, values, strict=False)), **fields)
+
+
+# -- records --------------------------------------------------------------------------------------
+class InvalidRecord(ValueError):
+    """A record that nothing may be computed from; one line with its index, for its owner only."""
+
+
+def require(measure: Tensor, is_valid: Tensor, expected: str) -> None:
+    """Refuse the first record that is not valid; both tensors have shape ``(n,)``.
+
+    Raises:
+        InvalidRecord: naming the record, what is expected, and its measure.
+    """
+    if bool(is_valid.all()):
+        return
+    index = int((~is_valid).nonzero()[0])
+    raise InvalidRecord(f"record {index}: expected {expected}, got {float(measure[index]):.6g}")
+
+
+def is_class(label: Tensor, num_classes: int) -> Tensor:
+    """Whether a label is a class number from 0 to ``num_classes`` - 1, shape of ``label``."""
+    return (label >= 0) & (label < num_classes) & (label == label.floor())
+
+
+def class_numbers(label: Tensor, num_classes: int) -> Tensor:
+    """The labels as class numbers; of one that is none, some class: ask `is_class`."""
+    return label.nan_to_num(nan=0.0).clamp(0, num_classes - 1).long()
+
+
+def check_classes(examples: Examples, num_classes: int) -> None:
+    """Refuse labels that are no class numbers.
+
+    Raises:
+        InvalidRecord: naming the record.
+    """
+    label = examples["label"]
+    require(label, is_class(label, num_classes), f"a class number from 0 to {num_classes - 1}")
+
+
+def check_points(manifold: Manifold, points: Tensor) -> None:
+    """Refuse records ``(n, *point)`` that are not points of ``manifold``.
+
+    SPD matrices are refused too whose condition is above 1e12: beyond it the smallest eigenvalue is
+    mostly rounding. A membership defect of 1e-9 is taken for rounding, far below that of points on
+    the wire.
+
+    Raises:
+        InvalidRecord: naming the record and how far off it is.
+    """
+    if isinstance(manifold, SPDSet):
+        largest = points.abs().amax((-2, -1))
+        require(largest, largest >= 1 / LARGEST_ENTRY, f"max|z| >= {1 / LARGEST_ENTRY:g}")
+        values = torch.linalg.eigvalsh(points / largest[..., None, None])
+        ratio = values[..., 0] / values[..., -1]
+        expected = "a positive definite matrix, lambda_min/lambda_max >= 1e-12"
+        require(ratio, (ratio >= 1e-12) & (values[..., 0] > 0), expected)
+    defect = manifold.membership_defect(points)
+    expected = f"a point of {manifold.name}, membership defect <= 1e-09"
+    require(defect, defect <= 1e-9, expected)

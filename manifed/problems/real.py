@@ -1,0 +1,307 @@
+"""Real data sets: digits, Breast Cancer, MNIST and a9a.
+
+scikit-learn ships the first two; the others lie in the folder that MANIFED_DATA names.
+"""
+
+import gzip
+import importlib.util
+import math
+import zlib
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from manifed.problems.data import Dataset, DataSource, ExampleKind, build, generator
+
+Array = NDArray[np.float64]
+Labels = NDArray[np.int64]
+
+
+class DataMissing(FileNotFoundError):
+    """A data file that is not where it was looked for; the message says where and what to do."""
+
+    def __init__(self, name: str, looked_for: str) -> None:
+        super().__init__(
+            f"Data set {name!r}: no file {looked_for}; give --data-dir or set MANIFED_DATA to a "
+            "folder that has it"
+        )
+
+
+class DataDamaged(ValueError):
+    """A data file that does not hold what it must; the message says which file and line.
+
+    It never quotes a record: an error may be read by others than the owner of the data.
+    """
+
+    def __init__(self, path: Path, what: str, line: int | None = None) -> None:
+        where = str(path) if line is None else f"{path}, line {line}"
+        super().__init__(f"{where}: {what}; restore the file from where it came")
+
+
+MOST_BYTES = 1 << 30
+"""Of one data file, unpacked: twenty times the largest that is read here."""
+
+
+def content(path: Path, most: int = MOST_BYTES) -> bytes:
+    """The bytes of a file, unpacked if it ends in ``.gz``.
+
+    Raises:
+        DataDamaged: when it can't be read or unpacked, or holds more than ``most`` bytes; nothing
+            beyond them is unpacked.
+    """
+    opener = gzip.open if path.suffix == ".gz" else open
+    try:
+        with opener(path, "rb") as file:
+            found: bytes = file.read(most + 1)
+    except (OSError, EOFError, zlib.error) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise DataDamaged(path, f"expected a readable file, got {reason!r}") from None
+    if len(found) > most:
+        raise DataDamaged(path, f"expected at most {most} bytes unpacked, got more")
+    return found
+
+
+DOWNLOADED = frozenset(
+    {"mnist", "a9a", *(f"reproduction.mammals:Wordnet{name}" for name in ("Mammals", "Embedding"))}
+)
+"""Kinds of data of the figures that no library ships: they are looked for in the data folder."""
+
+
+def find(name: str, data_dir: Path | None, *candidates: str) -> Path:
+    """The first of ``candidates`` (paths below ``data_dir``) that exists.
+
+    Raises:
+        DataMissing: none does.
+    """
+    if data_dir is None:
+        raise DataMissing(name, f"{candidates[0]} (no data folder was named)")
+    for candidate in candidates:
+        if (data_dir / candidate).is_file():
+            return data_dir / candidate
+    raise DataMissing(name, f"{data_dir / candidates[0]}")
+
+
+# -- pixels ---------------------------------------------------------------------------------------
+class Images(DataSource):
+    """Rows of pixels, optionally a subset, less their mean, or of unit norm (in that order)."""
+
+    has_labels: bool | None = None
+    """Examples are images with the digit that they show; null: images alone."""
+    num_examples: int | None = Field(default=None, ge=1)
+    """A uniform subset of this size; null keeps all."""
+    digit: int | None = Field(default=None, ge=0, le=9)
+    """Only images of this digit; null keeps all ten."""
+    is_centred: bool = False
+    """Subtract the mean of all rows, of every client: refused with privacy."""
+    is_unit_norm: bool = True
+    """Scale every row to length 1."""
+
+    @property
+    def provides(self) -> ExampleKind:
+        """Rows, with their digits if asked for."""
+        return "labelled-rows" if self.has_labels else "rows"
+
+    def mixes_records(self) -> str | None:
+        """The mean of all rows moves with each of them."""
+        if not self.is_centred:
+            return None
+        return (
+            "data.is_centred: one record moves the mean and so every client's rows, expected false "
+            "with privacy, got true"
+        )
+
+    def _dataset(self, pixels: Array, labels: Labels, seed: int, **meta: Any) -> Dataset:
+        if self.digit is not None:
+            pixels, labels = pixels[labels == self.digit], labels[labels == self.digit]
+        chosen = subset(len(pixels), self.num_examples, generator(seed, "data"))
+        rows, labels = pixels[chosen], labels[chosen]
+        if self.is_centred:
+            rows = rows - rows.mean(0)
+        if self.is_unit_norm:
+            norms = np.linalg.norm(rows, axis=1, keepdims=True)
+            rows = rows / np.where(norms > 0, norms, 1.0)
+        arrays = {"z": rows}
+        if self.has_labels:
+            arrays["label"] = labels.astype(np.float64)
+        return build(arrays, labels=labels, meta=meta)
+
+
+class Digits(Images):
+    """scikit-learn's 1797 digits of 8 x 8 pixels, divided by 16."""
+
+    kind: Literal["digits"] = "digits"
+
+    def load(self, data_dir: Path | None, seed: int) -> Dataset:
+        """Rows ``z`` (n, 64) and the digits as labels."""
+        del data_dir
+        return self._dataset(*digits(), seed)
+
+
+class Mnist(Images):
+    """MNIST, 28 x 28 pixels divided by 255: the training set if present, else the test set."""
+
+    kind: Literal["mnist"] = "mnist"
+
+    def load(self, data_dir: Path | None, seed: int) -> Dataset:
+        """Rows ``z`` (n, 784), the digits as labels, and which split was read in ``meta``."""
+        pixels, labels, split = mnist(data_dir)
+        return self._dataset(pixels, labels, seed, split=split)
+
+
+def digits() -> tuple[Array, Labels]:
+    """Pixels / 16, shape (1797, 64), and labels.
+
+    Read from the file: importing scikit-learn would cost as much as a whole quick run.
+    """
+    with gzip.open(_shipped("digits.csv.gz", "digits"), "rt", encoding="ascii") as table:
+        found = np.loadtxt(table, delimiter=",")
+    return found[:, :-1] / 16.0, found[:, -1].astype(np.int64)
+
+
+def mnist(data_dir: Path | None) -> tuple[Array, Labels, str]:
+    """Pixels / 255, shape (n, 784), labels, and the split read.
+
+    The training set where the folder ``mnist`` has it, the test set of 10 000 otherwise; idx files,
+    gzipped or not.
+
+    Raises:
+        DataMissing: for a missing file, labels beside images that are there included.
+        DataDamaged: for a file that is no idx file, or labels that are not one digit an image.
+    """
+    try:
+        prefix, split = "train", "train"
+        image_file = _idx("train-images-idx3", data_dir)
+    except DataMissing:
+        prefix, split = "t10k", "test"
+        image_file = _idx("t10k-images-idx3", data_dir)
+    label_file = _idx(f"{prefix}-labels-idx1", data_dir)
+    pixels, digit = read_idx(image_file), read_idx(label_file)
+    if pixels.ndim != 3 or pixels.size == 0:
+        raise DataDamaged(image_file, f"expected images (n, rows, columns), got {pixels.shape}")
+    if digit.shape != (len(pixels),):
+        raise DataDamaged(label_file, f"expected {len(pixels)} labels, got {digit.shape}")
+    if digit.max() > 9:
+        raise DataDamaged(label_file, f"expected digits from 0 to 9, got {digit.max()}")
+    rows = pixels.reshape(len(pixels), -1).astype(np.float64) / 255.0
+    return rows, digit.astype(np.int64), split
+
+
+def _idx(stem: str, data_dir: Path | None) -> Path:
+    return find("mnist", data_dir, f"mnist/{stem}-ubyte", f"mnist/{stem}-ubyte.gz")
+
+
+def read_idx(path: Path) -> NDArray[np.uint8]:
+    """The unsigned bytes of an idx file (LeCun's format), gzipped if it ends in ``.gz``.
+
+    Raises:
+        DataDamaged: when the header or the number of bytes after it is not as it must be.
+    """
+    raw = content(path)
+    ndim = raw[3] if raw[:3] == b"\x00\x00\x08" and len(raw) > 3 else 0
+    start = 4 + 4 * ndim
+    shape = [int.from_bytes(raw[at : at + 4], "big") for at in range(4, start, 4)]
+    if not 1 <= ndim <= 4 or len(raw) != start + math.prod(shape):
+        what = "expected an idx file: a header, and as many unsigned bytes as it says"
+        raise DataDamaged(path, what)
+    return np.frombuffer(raw, np.uint8, offset=start).reshape(shape)
+
+
+# -- two classes ----------------------------------------------------------------------------------
+class TwoClasses(DataSource):
+    """Rows of features with a label -1 or 1."""
+
+    provides: ClassVar[ExampleKind] = "classification"
+    has_intercept: bool = True
+    """Add a constant column of ones."""
+
+    def _dataset(self, features: Array, labels: Labels) -> Dataset:
+        if self.has_intercept:
+            features = np.concatenate([features, np.ones((len(features), 1))], axis=1)
+        return build({"feature": features, "label": labels.astype(np.float64)}, labels=labels)
+
+
+class A9a(TwoClasses):
+    """LIBSVM's a9a (UCI Adult): 123 binary features, a constant column if ``has_intercept``."""
+
+    kind: Literal["a9a"] = "a9a"
+
+    def load(self, data_dir: Path | None, seed: int) -> Dataset:
+        """``feature`` (n, 123 or 124) and ``label`` -1 or 1."""
+        del seed
+        return self._dataset(*a9a(data_dir))
+
+
+class BreastCancer(TwoClasses):
+    """Breast Cancer Wisconsin (UCI): 569 rows of 30 features, a constant column with an intercept.
+
+    Features are mapped linearly to [-1, 1] from the ranges that the data set's documentation
+    prints, which are public: no record moves what becomes of another.
+    """
+
+    kind: Literal["breast-cancer"] = "breast-cancer"
+
+    def load(self, data_dir: Path | None, seed: int) -> Dataset:
+        """``feature`` (569, 30 or 31), ``label`` 1 for benign and -1 for malignant."""
+        del data_dir, seed
+        features, labels = breast_cancer()
+        low, high = np.array(BREAST_CANCER_RANGES).T
+        features = np.clip((features - low) / (high - low), 0.0, 1.0) * 2 - 1
+        return self._dataset(features, labels)
+
+
+BREAST_CANCER_RANGES = (
+    (6.981, 28.11), (9.71, 39.28), (43.79, 188.5), (143.5, 2501.0), (0.053, 0.163), (0.019, 0.345),
+    (0.0, 0.427), (0.0, 0.201), (0.106, 0.304), (0.05, 0.097), (0.112, 2.873), (0.36, 4.885),
+    (0.757, 21.98), (6.802, 542.2), (0.002, 0.031), (0.002, 0.135), (0.0, 0.396), (0.0, 0.053),
+    (0.008, 0.079), (0.001, 0.03), (7.93, 36.04), (12.02, 49.54), (50.41, 251.2), (185.2, 4254.0),
+    (0.071, 0.223), (0.027, 1.058), (0.0, 1.252), (0.0, 0.291), (0.156, 0.664), (0.055, 0.208),
+)  # fmt: skip
+"""Least and greatest value of each feature, as the data set's documentation prints them."""
+
+
+def breast_cancer() -> tuple[Array, Labels]:
+    """569 rows of 30 features, as the file has them; benign 1, malignant -1."""
+    path = _shipped("breast_cancer.csv", "breast-cancer")
+    table = np.loadtxt(path, delimiter=",", skiprows=1)
+    return table[:, :-1], (2 * table[:, -1] - 1).astype(np.int64)
+
+
+def a9a(data_dir: Path | None) -> tuple[Array, Labels]:
+    """123 binary features and labels -1 or 1 of 32 561 rows.
+
+    Raises:
+        DataDamaged: for a file that holds anything else.
+    """
+    import sklearn.datasets
+
+    read: Any = sklearn.datasets.load_svmlight_file
+    path = find("a9a", data_dir, "a9a/a9a")
+    what = "expected lines '±1 index:value ...', of indices from 1 to 123 in rising order"
+    try:
+        rows, labels = read(str(path), n_features=123, zero_based=False)
+        features = rows.toarray()
+    except Exception:  # of any kind: it may quote a record
+        raise DataDamaged(path, what) from None
+    if not (len(labels) and np.isin(labels, (-1, 1)).all() and np.isfinite(features).all()):
+        raise DataDamaged(path, what)
+    return features, labels.astype(np.int64)
+
+
+def _shipped(name: str, data: str) -> Path:
+    """A file that scikit-learn ships."""
+    package = importlib.util.find_spec("sklearn")
+    if package is None or package.origin is None:
+        raise DataMissing(data, f"datasets/data/{name} of an installed scikit-learn")
+    return Path(package.origin).parent / "datasets" / "data" / name
+
+
+def subset(available: int, wanted: int | None, rng: np.random.Generator) -> Labels:
+    """Indices of a uniform subset of ``wanted`` out of ``available``, increasing; all for None."""
+    if wanted is None:
+        return np.arange(available, dtype=np.int64)
+    if wanted > available:
+        raise ValueError(f"Expected num_examples <= {available}, got {wanted}")
+    return np.sort(rng.choice(available, size=wanted, replace=False)).astype(np.int64)

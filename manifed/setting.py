@@ -1,0 +1,622 @@
+"""What defines a run, its data aside: a config, a fit and a Flower strategy each write a `Setting`.
+
+`manifed.plan.plan` checks a setting, prices it, and says what each side does and releases.
+"""
+
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from manifed.algorithms.algorithm import ClientUpdate, ServerUpdate
+from manifed.algorithms.tangent_mean import TangentMean
+from manifed.errors import ConfigError
+from manifed.experiment.plugins import Kinds, is_plugin
+from manifed.federation.cohorts import Cohort, Everyone, check_probabilities
+from manifed.federation.held_out import PrivateEvaluation, PublicEvaluation
+from manifed.federation.replies import ReplyPolicy
+from manifed.manifolds.base import Manifold
+from manifed.privacy import mechanism
+from manifed.privacy.adversaries import AdversaryName
+from manifed.privacy.events import Frozen, NeighboringRelation, PrivacyUnit
+from manifed.privacy.mechanism import AdaptiveClip
+from manifed.privacy.noise import BITS, NoiseSource
+from manifed.problems.data import Equal, PartitionRule
+from manifed.problems.problem import Problem
+
+MOST_EXAMPLES = 10**12
+"""N_i that is declared: more is refused before anything is priced."""
+
+
+# -- privacy ---------------------------------------------------------------------------------
+class Multiplier(Frozen):
+    """Noise given as a multiple of the sensitivity."""
+
+    kind: Literal["multiplier"] = "multiplier"
+    noise_multiplier: float = Field(gt=0)
+    """Deviation of the noise over the sensitivity."""
+
+
+class Target(Frozen):
+    """Noise found from what the *whole run* may cost, (epsilon, delta) against one adversary."""
+
+    kind: Literal["target"] = "target"
+    epsilon: float = Field(gt=0)
+    """Of the whole run, against ``adversary``."""
+    delta: float = Field(gt=0, lt=1)
+    """At which ``epsilon`` holds; less than one over the number of examples."""
+    adversary: AdversaryName = "server"
+    """Who looks."""
+    noise_multiplier: float | None = Field(default=None, gt=0)
+    """Kept where more rounds were added later (``--rounds``); None: found from the target."""
+
+
+class Published(Frozen):
+    """Noise by the papers' formulas, per local-training call; priced by the sound accountant."""
+
+    kind: Literal["published"] = "published"
+    local_epsilon: float = Field(gt=0)
+    """Of one local-training call."""
+    local_delta: float = Field(gt=0, lt=1)
+    """Of one local-training call."""
+    slack_delta: float = Field(default=1e-3, gt=0, lt=1)
+    """What advanced composition adds to delta."""
+    constant: float = Field(default=1.0, gt=0)
+    """o_i of the papers; they set it to one, which is too small (spec 000 §7.3)."""
+
+
+Noise = Annotated[Multiplier | Target | Published, Field(discriminator="kind")]
+
+
+class NoPrivacy(Frozen):
+    """Nothing is noised; clipping is still possible (the papers' non-private baselines)."""
+
+    kind: Literal["none"] = "none"
+    l2_norm_clip: float | None = Field(default=None, gt=0)
+    """Clip each example's gradient, without noise; None: no clip."""
+    correction_l2_norm_clip: float | None = Field(default=None, gt=0)
+    """Of the variance-reduced part of ``rsvrg``; None: ``l2_norm_clip``."""
+
+
+class Released(Frozen):
+    """How noise is drawn, and what may be spent."""
+
+    delta: float | None = Field(default=None, gt=0, lt=1)
+    """At which delta epsilon is reported; None takes that of the noise or its target."""
+    noise_source: Literal["seed", "os"] = "seed"
+    """"seed": a rehearsal, which protects nobody; "os": a release."""
+    noise_precision: Literal["single", "summed"] = "single"
+    """"summed" adds four normals a draw, against attacks on the low bits of float64 (slower)."""
+    max_epsilon: float | None = Field(default=None, gt=0)
+    """Budget; None: a target's own epsilon, else none. When a run stops: privacy/tariff.py."""
+
+
+class Protection(Released):
+    """What a short form makes of ``epsilon`` and ``delta``: a release under a target."""
+
+    if TYPE_CHECKING:  # a type checker cannot see the short form
+
+        def __init__(self, **fields: Any) -> None: ...
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short_form(cls, table: Any) -> Any:
+        """``epsilon`` and ``delta`` alone: noise for that target, keyed by the operating system.
+
+        The clip is 1 where none is given: of the gradient of an example, or of an upload.
+        """
+        if not isinstance(table, dict) or "epsilon" not in table:
+            return table
+        rest = {key: value for key, value in table.items() if key not in ("epsilon", "delta")}
+        if "noise" in rest or table.get("delta") is None:
+            raise ValueError(
+                "privacy.epsilon: the short form is epsilon with delta and without noise, got "
+                f"{sorted(table)}; say more with noise = Target(...)"
+            )
+        for key in ("epsilon", "delta"):
+            if isinstance(table[key], bool) or not isinstance(table[key], int | float):
+                raise ValueError(f"privacy.{key}: expected a number, got {table[key]!r}")
+        noise = Target(epsilon=table["epsilon"], delta=table["delta"])
+        return {"l2_norm_clip": 1.0, "noise_source": "os", **rest, "noise": noise}
+
+
+class ExampleLevel(Protection):
+    """Every example is protected: clients clip and noise their gradients.
+
+    ``ExampleLevel(epsilon=2, delta=1e-5)`` is short for a release under that target.
+    """
+
+    kind: Literal["example-level"] = "example-level"
+    l2_norm_clip: float = Field(gt=0)
+    """Largest norm of an example's gradient; longer ones are scaled down."""
+    correction_l2_norm_clip: float | None = Field(default=None, gt=0)
+    """Of the variance-reduced part of ``rsvrg``; None: ``l2_norm_clip``."""
+    l1_norm_clip: float | None = Field(default=None, gt=0)
+    """Clip in L1 and draw Laplace noise (``training.kind = "growing-samples"``); it takes the place
+    of ``l2_norm_clip``, which it bounds."""
+    neighboring_relation: NeighboringRelation = "add-or-remove"
+    """One more or fewer, or one replaced; a replaced one moves a mean up to twice as far."""
+    noise: Noise
+    """How much noise, as a multiplier, from a target, or by the papers' formula."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _bounds_both_norms(cls, table: Any) -> Any:
+        if not isinstance(table, dict) or table.get("l1_norm_clip") is None:
+            return table
+        length = table["l1_norm_clip"]
+        if table.get("l2_norm_clip", length) != length:
+            raise ValueError(
+                f"privacy.l2_norm_clip: l1_norm_clip = {length} takes its place, got "
+                f"{table['l2_norm_clip']}; leave it out"
+            )
+        return {**table, "l2_norm_clip": length}
+
+
+class ClientLevel(Protection):
+    """Every client is protected: uploads are clipped and the server's average is noised.
+
+    ``ClientLevel(epsilon=2, delta=1e-5)`` is short for a release under that target.
+    """
+
+    kind: Literal["client-level"] = "client-level"
+    l2_norm_clip: float = Field(gt=0)
+    """Largest norm of a client's upload; longer ones are scaled down."""
+    adaptive: AdaptiveClip | None = None
+    """Let the clip norm follow a private quantile; ``l2_norm_clip`` is where it starts."""
+    neighboring_relation: NeighboringRelation = "add-or-remove"
+    """One more or fewer, or one replaced; a replaced one moves a mean up to twice as far."""
+    noise: Annotated[Multiplier | Target, Field(discriminator="kind")]
+    """How much noise, as a multiplier or from a target."""
+
+
+class GivenNoise(Frozen):
+    """Noise given by its standard deviations."""
+
+    kind: Literal["stddev"] = "stddev"
+
+
+class MaskTarget(Frozen):
+    """Masks found from what the *whole run* may cost, (epsilon, delta) against one adversary."""
+
+    kind: Literal["target"] = "target"
+    epsilon: float = Field(gt=0)
+    """Of the whole run, against ``adversary``."""
+    delta: float = Field(gt=0, lt=1)
+    """At which ``epsilon`` holds; less than one over the number of examples."""
+    adversary: Literal["server", "one-node", "coalition"] = "server"
+    """Who looks."""
+    noise_ratio: float = Field(default=1.25, gt=1)
+    """A node's own noise over the least that any masks could complete (the CDP baseline's)."""
+    noise_multiplier: None = None
+    """No key of a target: masks have two deviations."""
+
+
+class CorrelatedNoise(Released):
+    """Every node noises its own message, in part by masks that cancel between neighbours (DECOR).
+
+    Either ``noise_stddev`` and ``mask_stddev``, on the scale of a message (a mean gradient), or a
+    ``target`` that finds both.
+    """
+
+    kind: Literal["correlated"] = "correlated"
+    unit: PrivacyUnit = "client"
+    """"client": a node's data are replaced, its whole gradient is clipped. "example": one example
+    comes or goes, and each example's gradient is clipped."""
+    l2_norm_clip: float = Field(gt=0)
+    """Largest norm of what ``unit`` protects: a gradient of a node or of an example."""
+    noise_stddev: float | None = Field(default=None, gt=0)
+    """Sigma_cdp, of a node's own noise."""
+    mask_stddev: float | None = Field(default=None, ge=0)
+    """Sigma_cor, of the mask of one pair; 0: the LDP baseline."""
+    target: MaskTarget | None = None
+    """Finds both deviations; None: they are given."""
+    collusion: int = Field(default=2, ge=1)
+    """How many nodes collude as adversary III, the worst ones."""
+    coalition: tuple[Annotated[int, Field(ge=0)], ...] = ()
+    """The nodes that collude, by number, where they are known."""
+
+    @model_validator(mode="after")
+    def _says_how_much(self) -> "CorrelatedNoise":
+        given = (self.noise_stddev is not None, self.mask_stddev is not None)
+        if given not in ((True, True), (False, False)) or given[0] == (self.target is not None):
+            raise ValueError(
+                "privacy: expected noise_stddev and mask_stddev, or a target that finds them"
+            )
+        own, masks = self.noise_stddev or 1.0, self.mask_stddev or 0.0
+        if masks > 1e8 * own:
+            raise ValueError(
+                f"privacy.mask_stddev: expected at most 1e+08 noise_stddev = "
+                f"{1e8 * own:g}, beside which float64 keeps a node's own noise, got "
+                f"{masks:g}"
+            )
+        if self.target is None and self.delta is None:
+            raise ValueError("privacy.delta: required without a target")
+        return self
+
+    @property
+    def noise(self) -> GivenNoise | MaskTarget:
+        """How the noise is said."""
+        return self.target or GivenNoise()
+
+    @property
+    def neighboring_relation(self) -> NeighboringRelation:
+        """A whole client's data are replaced; an example comes or goes."""
+        return "replace-one" if self.unit == "client" else "add-or-remove"
+
+
+Privacy = Annotated[
+    NoPrivacy | ExampleLevel | ClientLevel | CorrelatedNoise, Field(discriminator="kind")
+]
+
+
+PARTITIONS = Kinds(
+    PartitionRule,
+    {
+        "equal": "problems.data:Equal",
+        "sorted": "problems.data:Sorted",
+        "dirichlet": "problems.data:Dirichlet",
+        "natural": "problems.data:Natural",
+    },
+)
+
+
+class Federation(Frozen):
+    """Clients, rounds, shards, cohorts, and what happens when a reply is missing."""
+
+    num_clients: int = Field(ge=1)
+    """All clients, whether they take part in a round or not."""
+    num_rounds: int = Field(ge=1)
+    """Rounds of the whole run; the noise of a target depends on it."""
+    seed: int = Field(default=0, ge=0, lt=1 << 63)
+    """Of data, partition, cohorts, start, and of seeded noise."""
+    partition: Annotated[PartitionRule, PARTITIONS] = Field(default_factory=Equal)
+    """How one data set becomes shards."""
+    cohort: Cohort = Everyone()
+    """Who takes part in a round."""
+    replies: ReplyPolicy = ReplyPolicy()
+    """When a round goes on without everybody."""
+    reserve_rounds: Annotated[int, Field(ge=1)] | None = None
+    """Rounds that one line of the ledger pays for before their messages leave; None: one. A crash
+    then counts up to so many, for everybody; where rounds cost different amounts, each counts as
+    the dearest of its line, by at most 1 % of noise."""
+    num_examples: tuple[Annotated[int, Field(ge=1, le=MOST_EXAMPLES)], ...] | None = None
+    """N_i, public constants, with data that every site has at home; None: each site declares its
+    own (``num-examples`` of its node config)."""
+
+
+class Evaluation(Frozen):
+    """Simulation only: the cost and gradient on all data, which no deployment could see."""
+
+    kind: Literal["oracle"] = "oracle"
+    every: int = Field(default=1, ge=1)
+    """Rounds between two looks."""
+    is_enabled: bool = True
+    """False: nothing is measured."""
+    is_simulated_oracle: bool | None = None
+    """Whether all data may be looked at, without noise, to print cost, gap and gradient norm.
+
+    None: yes in a simulation whose noise comes from the seed, or that has no privacy; no with
+    ``privacy.noise_source = "os"`` and in a deployment. True there says that the data are not real,
+    or that nobody else will see the numbers: they void the guarantee.
+    """
+
+    @model_validator(mode="after")
+    def _is_consistent(self) -> "Evaluation":
+        if self.is_simulated_oracle and not self.is_enabled:
+            raise ValueError(
+                "evaluation.is_simulated_oracle: true needs evaluation.is_enabled = true, got false"
+            )
+        return self
+
+
+class Engine(Frozen):
+    """Which engine runs the app, and how."""
+
+    kind: Literal["inline", "ray", "deployment"] = "inline"
+    execution: Literal["messages", "cohort"] = "messages"
+    """Inline only: one Flower message a client, or one stacked call a cohort."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    """Where tensors live."""
+    dtype: Literal["float64", "float32"] = "float64"
+    """Of points, vectors and records; noise is drawn, and clipped sums are made, in float64."""
+    memory_budget_mb: int = Field(default=1024, ge=16)
+    """Of the stacked cohort: shards, memory, uploads and temporaries, of all workers together."""
+    chunk_clients: int | None = Field(default=None, ge=1)
+    """Of the stacked cohort: at most so many clients in one call; None: as many as fit."""
+    workers: int | None = Field(default=None, ge=1)
+    """Of the stacked cohort: processes that Ray runs; None: this one alone."""
+    address: str | None = Field(default=None, pattern=r"^(local|auto|ray://\S+)$")
+    """Where workers run: "local" (None), "auto" (this machine's cluster), or "ray://HOST:PORT"."""
+    timeout: float = Field(default=3600.0, gt=0)
+    """Of the whole run on Ray or a deployment."""
+
+    @property
+    def server_device(self) -> str:
+        """Where the server's part is computed: here, where workers have the device."""
+        return "cpu" if self.workers else self.device
+
+    @model_validator(mode="after")
+    def _workers_run_cohorts(self) -> "Engine":
+        if (self.workers or self.chunk_clients) and self.execution != "cohort":
+            name = "workers" if self.workers else "chunk_clients"
+            raise ValueError(
+                f"{name}: goes with engine.execution = 'cohort', got {self.execution!r}"
+            )
+        if self.address is not None and self.workers is None:
+            raise ValueError(
+                f"address: expected engine.workers, how many run at {self.address!r}, got none"
+            )
+        return self
+
+
+@dataclass(frozen=True)
+class Setting:
+    """All that decides what a run does, releases and costs, its data aside."""
+
+    federation: Federation
+    training: ClientUpdate
+    """What clients run."""
+    manifold: Manifold = field(compare=False)
+    strategy: ServerUpdate | None = None
+    """What the server runs where the client update is not both; None: the tangent mean."""
+    privacy: NoPrivacy | ExampleLevel | ClientLevel | CorrelatedNoise = field(
+        default_factory=NoPrivacy
+    )
+    evaluation: Evaluation | PublicEvaluation | PrivateEvaluation = field(
+        default_factory=partial(Evaluation, is_enabled=False)
+    )
+    engine: Engine = field(default_factory=Engine)
+    problem: Problem | None = field(default=None, compare=False)
+    """What is minimised, where this side knows it."""
+    problem_kind: str = ""
+    """How messages call it; "": its class."""
+    is_at_sites: bool = False
+    """Whether every site has its data at home, so that N_i is declared and not counted."""
+    has_all_data: bool = True
+    """Whether this process could read the data of everybody."""
+
+    @property
+    def problem_name(self) -> str:
+        """How messages call the problem."""
+        return self.problem_kind or type(self.problem).__name__
+
+    @cached_property
+    def server_update(self) -> ServerUpdate:
+        """What the server runs: the algorithm's own part where it is tied, else ``strategy``.
+
+        A tangent mean moves by the maps of the client update, whose uploads it undoes.
+        """
+        training, strategy = self.training, self.strategy or TangentMean()
+        if isinstance(training, ServerUpdate):
+            return training
+        if type(strategy) is not TangentMean:
+            return strategy
+        maps = training.server_maps or strategy.maps or "exact"
+        return strategy.model_copy(update={"maps": maps})
+
+    @property
+    def held_out(self) -> PrivateEvaluation | None:
+        """What clients say of records that training does not use; None: nothing."""
+        return self.evaluation if self.evaluation.kind == "private" else None
+
+    @cached_property
+    def seeded_source(self) -> NoiseSource | None:
+        """The seeded source of all noise; None where the operating system keys it."""
+        privacy, seed = self.privacy, self.federation.seed
+        if privacy.kind == "none":
+            return NoiseSource.from_seed(seed)
+        if privacy.noise_source == "os":
+            return None
+        return NoiseSource.from_seed(seed, precision=privacy.noise_precision)
+
+    def fresh_source(self) -> NoiseSource:
+        """A source of noise with a fresh key from the operating system."""
+        privacy = self.privacy
+        precision = "single" if privacy.kind == "none" else privacy.noise_precision
+        return NoiseSource.from_os(precision=precision)
+
+    def client_source(self) -> NoiseSource:
+        """The source of one client update: the seeded one, or one with a fresh key."""
+        return self.seeded_source or self.fresh_source()
+
+    def has_oracle(self, *, is_deployment: bool = False) -> bool:
+        """Whether a run may print numbers that are computed on all data without noise.
+
+        Guarantees: with noise keyed by the operating system, in a deployment, and where every site
+        has its data at home, only if ``evaluation.is_simulated_oracle`` is true.
+        """
+        evaluation, privacy = self.evaluation, self.privacy
+        if evaluation.kind != "oracle" or not evaluation.is_enabled:
+            return False
+        if evaluation.is_simulated_oracle is not None:
+            return evaluation.is_simulated_oracle
+        if not self.has_all_data:
+            return False
+        is_release = privacy.kind != "none" and privacy.noise_source == "os"
+        return not (is_release or is_deployment or self.engine.kind == "deployment")
+
+    def check(self) -> None:
+        """Refuse parts that do not go together, and privacy that nothing enforces or prices.
+
+        Raises:
+            ConfigError: naming field, value and what is expected.
+        """
+        try:
+            _check_parts(self)
+            _check_privacy(self)
+            _check_evaluation(self)
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
+
+    def check_sizes(self, sizes: tuple[int, ...]) -> None:
+        """Refuse a minibatch that is larger than the smallest shard.
+
+        Raises:
+            ConfigError: with both.
+        """
+        least = min(sizes) if self.held_out is None else self.held_out.trained_on(min(sizes))
+        for batch in (ask.batch for ask in self.training.asks()):
+            if batch.kind != "full" and batch.batch_size > least:
+                raise ConfigError(
+                    f"training.minibatch.batch_size: expected at most the smallest shard's {least} "
+                    f"examples, got {batch.batch_size:g}"
+                )
+
+
+# -- which parts go together; what one algorithm cannot do stands on its own page ---------------
+def _check_parts(setting: Setting) -> None:
+    """Refuse counts that no address holds, a cohort or a server's part that does not fit."""
+    federation, training, strategy = setting.federation, setting.training, setting.strategy
+    cohort, clients = federation.cohort, federation.num_clients
+    if cohort.kind == "fixed-size" and cohort.cohort_size > clients:
+        raise ValueError(
+            f"federation.cohort.cohort_size: expected at most federation.num_clients = "
+            f"{clients}, got {cohort.cohort_size}"
+        )
+    check_probabilities(cohort, clients)
+    for name, value, most in (
+        ("num_rounds", federation.num_rounds, (1 << BITS["server_round"]) - 1),
+        ("num_clients", clients, 1 << BITS["partition"]),
+        ("replies.max_attempts", federation.replies.max_attempts, 1 << BITS["attempt"]),
+    ):
+        if value > most:
+            raise ValueError(
+                f"federation.{name}: expected at most {most}, which addresses can hold, got {value}"
+            )
+    if isinstance(training, ServerUpdate) and strategy not in (None, training):
+        raise ValueError(
+            f"strategy.kind: training.kind = {training.kind!r} brings its own server update, got "
+            f"{strategy.kind!r}; remove [strategy] (server_step_size is a key of [training])"
+        )
+    if type(strategy) is TangentMean and training.server_maps and strategy.maps is not None:
+        raise ValueError(
+            f"strategy.maps: the server moves by training.maps, got {strategy.maps!r}; remove it"
+        )
+    if setting.server_update.needs_everyone and cohort.kind != "all":
+        raise ValueError(
+            f"federation.cohort.kind: training.kind = {training.kind!r} needs every client in "
+            f"every round ('all'), got {cohort.kind!r}; use training.kind = 'projected-partial'"
+        )
+    training.check(setting)
+    setting.server_update.check_server(setting)
+    is_lost = training.setup_phases and not training.remembers_setup
+    if is_lost and federation.replies.on_failure == "retry":
+        raise ValueError(
+            "federation.replies.on_failure: expected 'proceed' or 'abort' with exchanges "
+            "before round 1, got 'retry': clients would lose what they learnt there"
+        )
+
+
+def _check_privacy(setting: Setting) -> None:
+    """Refuse a mechanism that nothing charges for, or whose sampling nothing prices."""
+    privacy, training = setting.privacy, setting.training
+    if privacy.kind == "none":
+        return
+    if setting.engine.device != "cpu":
+        raise ValueError(
+            f"engine.device: expected 'cpu' with privacy.kind = {privacy.kind!r}, got "
+            f"{setting.engine.device!r}: whether a record's numbers there have the same bits "
+            "whatever is computed beside it has not been tested; set privacy.kind = 'none'"
+        )
+    if privacy.kind == "client-level" and (why := _without_client_level(setting)):
+        raise ValueError(
+            f"training.kind: {training.kind!r} has no client-level privacy ({why}); use "
+            "'projected', or privacy.kind = 'example-level'"
+        )
+    if privacy.kind == "correlated" and not training.has_masks:
+        raise ValueError(
+            "privacy.kind: 'correlated' needs training that adds masks ('decor', 'masked-mean'), "
+            f"got training.kind = {training.kind!r}"
+        )
+    if privacy.noise.kind == "published" and training.published_steps is None:
+        raise ValueError(
+            "privacy.noise.kind: 'published' is the formula of 'rsgd' and 'rsvrg', got "
+            f"training.kind = {training.kind!r}; use 'target' or 'multiplier'"
+        )
+    if privacy.kind == "client-level":
+        setting.federation.replies.check_client_level()
+        exchanges = (*training.phases, *training.setup_phases)
+        is_shown = any(phase.aggregation == "none" for phase in exchanges)
+        if is_shown or len(exchanges) > 1 or setting.server_update.judges_uploads:
+            raise ValueError(
+                "privacy.kind: 'client-level' releases one noised mean a phase, got an algorithm "
+                "that shows the server uploads; use 'example-level'"
+            )
+        return
+    if privacy.kind == "correlated":
+        if privacy.unit == "example":
+            _check_sampling(setting, privacy.neighboring_relation, privacy.l2_norm_clip)
+        return
+    if privacy.l1_norm_clip and not training.draws_laplace:
+        raise ValueError(
+            "privacy.l1_norm_clip: Laplace noise is drawn by training.kind = 'growing-samples', "
+            f"got {training.kind!r}; use l2_norm_clip"
+        )
+    _check_sampling(setting, privacy.neighboring_relation, privacy.l2_norm_clip)
+    if privacy.noise.kind == "target" and privacy.noise.adversary == "client-level":
+        raise ValueError(
+            "privacy.noise.adversary: 'client-level' needs privacy.kind = 'client-level', got "
+            "'example-level'"
+        )
+
+
+def _without_client_level(setting: Setting) -> str | None:
+    training = setting.training
+    if training.without_client_level is None and len(training.phases) > 1:
+        return "it uploads twice a round, and one noised average is charged"
+    if is_plugin(training.kind) and any(len(one.up.names()) > 1 for one in training.phases):
+        return "one vector a client is noised, and it uploads several"
+    return training.without_client_level
+
+
+def _check_sampling(setting: Setting, relation: NeighboringRelation, clip: float) -> None:
+    """Refuse minibatches that nothing prices, and an algorithm that states no release."""
+    training, noise = setting.training, mechanism.Noise(multiplier=1.0)
+    unit = mechanism.ExampleMechanism(l2_norm_clip=clip, neighboring_relation=relation, noise=noise)
+    try:  # for a shard so large that a minibatch is a proper part of it
+        releases = training.releases(unit, 1 << 20) if is_plugin(training.kind) else ()
+        schemes = {r.sampling.kind for r in releases} or {a.batch.kind for a in training.asks()}
+    except Exception as error:
+        said = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ValueError(f"training.kind: {training.kind!r}: releases failed: {said}") from None
+    if is_plugin(training.kind) and not sum(r.count for r in releases):
+        raise ValueError(
+            f"training.kind: {training.kind!r} states no release; with privacy.kind = "
+            "'example-level' releases() must charge every answer of the oracle"
+        )
+    if any((r.unit, r.neighboring_relation) != ("example", relation) for r in releases):
+        raise ValueError(
+            f"training.kind: {training.kind!r}: expected releases of unit 'example' under "
+            f"{relation!r}, as privacy.neighboring_relation says"
+        )
+    if "poisson" in schemes and relation == "replace-one":
+        raise ValueError(
+            "privacy.neighboring_relation: Poisson minibatches are priced under "
+            "'add-or-remove' only, got 'replace-one'; use training.minibatch.kind = 'full' or "
+            "'without-replacement'"
+        )
+    if "without-replacement" in schemes and relation == "add-or-remove":
+        raise ValueError(
+            "privacy.neighboring_relation: minibatches without replacement are priced under "
+            "'replace-one' only, got 'add-or-remove'; use 'replace-one' or "
+            "training.minibatch.kind = 'poisson'"
+        )
+
+
+def _check_evaluation(setting: Setting) -> None:
+    """Refuse a private evaluation that nothing charges for."""
+    held, privacy = setting.held_out, setting.privacy
+    if held is None:
+        return
+    if privacy.kind != "example-level":
+        raise ValueError(
+            "evaluation.kind: 'private' is charged as releases about examples, expected "
+            f"privacy.kind = 'example-level', got {privacy.kind!r}"
+        )
+    if privacy.noise.kind == "published" and held.noise_multiplier is None:
+        raise ValueError(
+            "evaluation.noise_multiplier: required with privacy.noise.kind = 'published', "
+            "whose noise is relative to nothing"
+        )

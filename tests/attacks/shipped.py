@@ -1,0 +1,350 @@
+"""Every shipped mechanism under attack, and the faults that an attack must catch.
+
+python -m tests.attacks.shipped
+"""
+
+import math
+import sys
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from manifed.algorithms.decor import Decor
+from manifed.algorithms.rsgd import RSGD
+from manifed.algorithms.rsvrg import RSVRG
+from manifed.algorithms.second_moment import SecondMoment
+from manifed.audit.attack import Audited, find_all
+from manifed.audit.bound import Scores
+from manifed.audit.examples import SHORT_STEP, ExampleAttack, worst_case
+from manifed.audit.masks import MaskedAttack
+from manifed.audit.server import ClientAttack
+from manifed.federation.cohorts import FixedSize
+from manifed.graphs.specs import Ring, Torus
+from manifed.manifolds.sphere import Sphere
+from manifed.oracles.minibatch import Full, Poisson, WithoutReplacement
+from manifed.privacy import participation
+from manifed.privacy.events import NeighboringRelation
+from manifed.privacy.mechanism import AdaptiveClip, ClientMechanism, ExampleMechanism, Noise
+from manifed.privacy.noise import NoiseSource
+from manifed.privacy.secldp import Correlated
+from tests.attacks.corrections import POLE, PULL, CorrectionAttack, FlippingAttack, rows_of
+from tests.attacks.coupled import one_state, shipped_coupling
+
+CLIP, SIZE = 0.5, 20
+
+
+def _mechanism(
+    multiplier: float, relation: NeighboringRelation = "add-or-remove"
+) -> ExampleMechanism:
+    return ExampleMechanism(
+        l2_norm_clip=CLIP,
+        neighboring_relation=relation,
+        noise=Noise(multiplier=multiplier),
+    )
+
+
+def as_a(cls: type[Any], attack: ExampleAttack, **changed: Any) -> Any:
+    """The same attack with what a subclass does differently."""
+    return cls(**{f.name: getattr(attack, f.name) for f in fields(attack)} | changed)
+
+
+def crowd(attack: ExampleAttack) -> ExampleAttack:
+    """All others are the canary's mirror image.
+
+    Where the canary is in a subset of fixed size it takes one of their places, and only then does
+    it move a mean by two clip norms.
+    """
+    return replace(attack, shard=rows_of(attack.canaries[1]["z"].repeat(len(attack.shard), 1)))
+
+
+def moments(mechanism: ExampleMechanism, source: NoiseSource) -> ExampleAttack:
+    """The worst case of a one-shot release of second moments; all other rows are zero.
+
+    The canary is e_2 times what makes its moment ten clip norms long; under replace-one e_1 stands
+    in its place: the two moments are orthogonal, which is as far apart as two positive semidefinite
+    matrices of one length can be.
+    """
+    attack = worst_case(RSGD(step_size=SHORT_STEP), mechanism, SIZE, source)
+    rows = tuple({"z": (10 * CLIP) ** 0.5 * row} for row in (PULL, POLE))
+    shard = rows_of(torch.zeros(SIZE, 4, dtype=torch.float64))
+    return replace(attack, training=SecondMoment(), shard=shard, canaries=rows)
+
+
+class Likelihood(ExampleAttack):
+    """The exact log likelihood ratio of Poisson-sampled updates of one step."""
+
+    def score(self, uploads: list[Tensor]) -> Tensor:
+        assert self.mechanism.l2_norm_clip is not None
+        (release,), size = (
+            self.training.releases(self.mechanism, SIZE),
+            self.training.minibatch.batch_size,
+        )
+        rate, z = size / SIZE, release.noise_multiplier
+        y = torch.stack(uploads) @ PULL / SHORT_STEP / (self.mechanism.l2_norm_clip / size)
+        return torch.log1p(rate * torch.expm1((2 * y - 1) / (2 * z * z))).sum(0)
+
+
+@dataclass(frozen=True)
+class ParticipationAttack:
+    """Two clients, a cohort of one: the outsider sees from the model who took part."""
+
+    source: NoiseSource
+    mechanism: ExampleMechanism
+
+    @property
+    def _local(self) -> ExampleAttack:
+        training = RSGD(step_size=SHORT_STEP, minibatch=Full())
+        return worst_case(training, self.mechanism, SIZE, self.source)
+
+    def claim(self, delta: float) -> float:
+        """Epsilon of one round against the outsider: the participation mixture."""
+        releases = self._local.training.releases(self.mechanism, SIZE)
+        return participation.external_epsilon([(releases, 0.5, 1)], delta)
+
+    def scores(self, trials: int, *, is_present: bool) -> Scores:
+        """The local score where the attacked client took part, else a score below all others."""
+        local = self._local.scores(trials, is_present=is_present)
+        cohort, first = FixedSize(cohort_size=1), 1 if is_present else 1 + trials
+        took_part = np.array(
+            [cohort.draw(2, first + i, 0, self.source) == (0,) for i in range(trials)]
+        )
+        return np.where(took_part, local, -1e9)
+
+
+def example_mechanisms(source: NoiseSource) -> list[Audited]:
+    """Client updates under example-level privacy, attacked by a constant gradient."""
+    rgd = RSGD(step_size=SHORT_STEP, local_steps=1, minibatch=Full())
+    steps = RSGD(step_size=SHORT_STEP, local_steps=4, minibatch=Full())
+    sampled = RSGD(step_size=SHORT_STEP, minibatch=Poisson(batch_size=SIZE // 4))
+    inside = RSGD(step_size=SHORT_STEP, local_steps=4, minibatch=Poisson(batch_size=SIZE // 2))
+    subset = RSGD(step_size=SHORT_STEP, local_steps=2, minibatch=WithoutReplacement(batch_size=16))
+    add, replaced = _mechanism(1.0), _mechanism(1.0, "replace-one")
+    poisson = worst_case(sampled, _mechanism(0.7), SIZE, source, 4)
+    how = "canary gradient at the clip norm, present or not (replace-one: mirrored)"
+    apart = "canary row with a moment at the clip norm, present or not (replace-one: orthogonal)"
+    rows = [
+        ("rgd", worst_case(rgd, add, SIZE, source), how),
+        ("rgd-replace-one", worst_case(rgd, replaced, SIZE, source), how),
+        ("rgd-4-steps-2-rounds", worst_case(steps, _mechanism(2.5), SIZE, source, 2), how),
+        ("rsgd-poisson-4-rounds", as_a(Likelihood, poisson), how),
+        ("rsgd-poisson-4-steps", worst_case(inside, _mechanism(1.5), SIZE, source), how),
+        ("rsgd-without-replacement", crowd(worst_case(subset, replaced, SIZE, source)), how),
+        ("second-moment", moments(add, source), apart),
+        ("second-moment-replace-one", moments(replaced, source), apart),
+    ]
+    return [
+        *(Audited(name, attack, 40000, said) for name, attack, said in rows),
+        shipped_coupling(source),
+    ]
+
+
+def correction_mechanisms(source: NoiseSource) -> list[Audited]:
+    """Variance reduction, attacked by a record whose gradient changes after the first step."""
+    two = RSVRG(step_size=SHORT_STEP, inner_steps=8, minibatch=Poisson(batch_size=15))
+    each = two.model_copy(update={"correction_clip": "each"})
+    most = {"variant": "fresh", "minibatch": Poisson(batch_size=150)}
+    fresh = each.model_copy(update=most)
+    # As printed the record's reference works against its corrections: the smaller it is, the less.
+    mostly_corrections = _mechanism(2.0).model_copy(
+        update={"l2_norm_clip": 0.1 * CLIP, "correction_l2_norm_clip": CLIP}
+    )
+    rows = [
+        ("rsvrg-reuse-difference", two, _mechanism(2.0), SIZE, 40000, "grows past the clip norm"),
+        ("rsvrg-reuse-each", each, _mechanism(2.0), SIZE, 40000, "reverses"),
+        ("rsvrg-fresh-each", fresh, mostly_corrections, 200, 16000, "reverses"),
+    ]
+    attacks = [
+        (name, CorrectionAttack(training, mechanism, size, source), trials, change)
+        for name, training, mechanism, size, trials, change in rows
+    ]
+    how = "a record whose gradient {} after the first step; every answer is seen"
+    return [
+        Audited(name, attack, trials, how.format(change))
+        for name, attack, trials, change in attacks
+    ]
+
+
+def server_mechanisms(source: NoiseSource) -> list[Audited]:
+    """Client-level privacy, and a sampled cohort before an external adversary."""
+    plain = ClientMechanism(l2_norm_clip=1.0, noise_multiplier=1.0)
+    adaptive = plain.model_copy(update={"adaptive": AdaptiveClip(quantile_noise_multiplier=1.5)})
+    replaced = plain.model_copy(update={"neighboring_relation": "replace-one"})
+    sampled = plain.model_copy(update={"noise_multiplier": 0.7})
+    rows = [
+        ("client-level", plain, 1.0, "present or not"),
+        ("client-level-replace-one", replaced, 1.0, "mirrored"),
+        ("client-level-adaptive", adaptive, 1.0, "and the clip norm moves"),
+        ("client-level-poisson", sampled, 0.5, "in a Poisson cohort"),
+    ]
+    how = "canary upload ten times the clip norm, {}"
+    outside = "two far-apart clients, cohort of one: the output shows who took part (spec 000 §11)"
+    return [
+        *(
+            Audited(
+                name, ClientAttack(source, mechanism, rate, Sphere(), POLE), 12000, how.format(said)
+            )
+            for name, mechanism, rate, said in rows
+        ),
+        Audited("external-adversary", ParticipationAttack(source, _mechanism(1.0)), 20000, outside),
+    ]
+
+
+def mechanisms(source: NoiseSource) -> list[Audited]:
+    """Everything that ships."""
+    return example_mechanisms(source) + correction_mechanisms(source) + server_mechanisms(source)
+
+
+# -- planted faults: the claim is the honest one, the code is broken --------------------------
+class _StuckSteps(NoiseSource):
+    """A source whose noise ignores the step and the round: a mask used twice."""
+
+    def normals(self, shape: tuple[int, ...], **address: Any) -> Tensor:
+        return super().normals(shape, **{**address, "server_round": 0, "step": 0})
+
+
+class _NeverApart(SecondMoment):
+    """A row that is replaced moves a second moment as one that is removed."""
+
+    apart = 1.0
+
+
+class Difference(ExampleAttack):
+    """|first - second| along the canary: nothing but the canary where one mask serves both."""
+
+    def score(self, uploads: list[Tensor]) -> Tensor:
+        return ((uploads[0] - uploads[1]) @ PULL).abs()
+
+
+def planted_faults(source: NoiseSource) -> list[Audited]:
+    """Broken twins of shipped mechanisms; each audit must find a bound above the claim."""
+    rgd = worst_case(RSGD(step_size=1.0, minibatch=Full()), _mechanism(1.0), SIZE, source)
+    honest = rgd.mechanism.stddev(rgd.mechanism.sensitivity(CLIP, float(SIZE)), SIZE)
+    # The same noise, but a bound ten times as high: what a forgotten clip does.
+    loose = {"l2_norm_clip": 10 * CLIP, "noise": Noise(coefficient=honest * SIZE)}
+    sampled = RSGD(step_size=SHORT_STEP, minibatch=Poisson(batch_size=10))
+    twice = worst_case(sampled, _mechanism(2.0), SIZE, source, 2)
+    stuck = _StuckSteps(source.key, is_release=source.is_release)
+    two_steps = rgd.training.model_copy(update={"local_steps": 2})
+    whole = moments(_mechanism(1.0, "replace-one"), source)
+    rows = [
+        ("second-moment-sensitivity", replace(whole, training=_NeverApart()), whole.claim),
+        ("noise-halved", replace(rgd, mechanism=_mechanism(0.5)), rgd.claim),
+        ("clip-off", replace(rgd, mechanism=rgd.mechanism.model_copy(update=loose)), rgd.claim),
+        ("mask-reused", as_a(Difference, twice, source=stuck), twice.claim),
+        ("one-step-not-charged", replace(rgd, training=two_steps), rgd.claim),
+    ]
+    found = [Audited(name, attack, 20000, "as shipped", claim) for name, attack, claim in rows]
+    return [*found, one_state(source)]
+
+
+# -- a published calibration that fails -------------------------------------------------------
+def published_rsvrg(source: NoiseSource, trials: int = 60000) -> Audited:
+    """DP-RSVRG with the papers' calibration at (0.15, 1e-4), which they claim for it."""
+    size, steps, epsilon, delta = 250, 2, 0.15, 1e-4
+    training = RSVRG(
+        step_size=SHORT_STEP,
+        epochs=1,
+        inner_steps=steps,
+        minibatch=WithoutReplacement(batch_size=1),
+        variant="fresh",
+        correction_clip="each",
+    )
+    coefficient = math.sqrt(steps * math.log(1 / delta)) / epsilon
+    mechanism = ExampleMechanism(
+        l2_norm_clip=1.0,
+        neighboring_relation="replace-one",
+        noise=Noise(coefficient=coefficient),
+    )
+    return Audited(
+        "published-dp-rsvrg",
+        as_a(FlippingAttack, worst_case(training, mechanism, size, source)),
+        trials,
+        "one record replaced by one whose gradient flips after a step",
+        lambda at: epsilon if at == delta else math.inf,
+    )
+
+
+# -- masks --------------------------------------------------------------------------------------
+NOISE = Correlated(1.0, 2.0)
+MASKED_TRIALS = 4000
+MASKED_FAULT_TRIALS = 2000
+
+
+def masked_mechanisms(source: NoiseSource) -> list[Audited]:
+    """DECOR as it ships, against the adversaries I, II and III."""
+    ring = MaskedAttack(Ring(), 8, NOISE, source)
+    torus = MaskedAttack(Torus(), 9, NOISE, source)
+    rows = [
+        ("decor-eavesdropper", ring, "the server: every message of a ring of 8, best linear test"),
+        ("decor-one-node", replace(ring, coalition=(0,)), "a node takes its own masks off"),
+        ("decor-coalition", replace(torus, coalition=(0, 4)), "two nodes of a torus of 9 collude"),
+        ("decor-surrounded", replace(ring, coalition=(1, 3)), "both neighbours of a node collude"),
+    ]
+    return [Audited(name, one, MASKED_TRIALS, how) for name, one, how in rows]
+
+
+class _Repeated(Decor):
+    """The fault of the paper's public code: masks drawn once, and used in every round."""
+
+    def masked_now(self, *given: Any, **named: Any) -> Any:
+        shape, memory, draws, *rest = given
+        return super().masked_now(shape, memory, replace(draws, server_round=1), *rest, **named)
+
+
+class MasksUsedTwice(MaskedAttack):
+    """The difference of two messages: the victim's gradient is reversed in the second."""
+
+    algorithm = _Repeated
+
+    def score_of(self, first: int, *, is_present: bool) -> Tensor:
+        one = self.seen(first, is_present=is_present)
+        other = self.seen(first + 1, is_present=not is_present)
+        return (one - other)[:, self.honest.index(self.victim)]
+
+
+class MasksLeftOut(MaskedAttack):
+    """The victim's messages alone, which are not masked."""
+
+    @property
+    def drawn(self) -> Correlated:
+        return Correlated(self.noise.sigma_cdp, 0.0)
+
+    def score_of(self, first: int, *, is_present: bool) -> Tensor:
+        return self.seen(first, is_present=is_present)[:, self.honest.index(self.victim)]
+
+
+def masked_faults(source: NoiseSource) -> list[Audited]:
+    """Broken twins of the above; each audit must find a bound above the claim."""
+    ring = MaskedAttack(Ring(), 8, Correlated(1.0, 4.0), source)
+    twice = as_a(MasksUsedTwice, ring, num_rounds=2)
+    known = replace(ring, coalition=(1, 3))
+    rows = [
+        ("masks-used-twice", twice, twice.claim, "the difference of two messages"),
+        ("masks-known-to-colluders", known, ring.claim, "charged as if nobody knew a mask"),
+        ("masks-left-out", as_a(MasksLeftOut, ring), ring.claim, "sent without masks"),
+    ]
+    return [Audited(name, one, MASKED_FAULT_TRIALS, how, claim) for name, one, claim, how in rows]
+
+
+def everything(source: NoiseSource) -> tuple[list[Audited], list[Audited], Audited]:
+    """Shipped mechanisms, planted faults and the published DP-RSVRG."""
+    shipped = [*mechanisms(source), *masked_mechanisms(source)]
+    faults = [*planted_faults(source), *masked_faults(source)]
+    return shipped, faults, published_rsvrg(source)
+
+
+def main() -> None:
+    """Print a line a mechanism; 1 where one does not hold or a fault is missed."""
+    shipped, faults, published = everything(NoiseSource.from_seed(0))
+    wrong = 0
+    for i, found in enumerate(find_all([*shipped, *faults, published])):
+        sys.stdout.write(found.line() + "\n")
+        wrong += found.verdict.is_violated != (i >= len(shipped))
+    sys.exit(bool(wrong))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,167 @@
+"""The audit: shipped mechanisms hold, planted faults are caught, a published calibration is not."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from manifed.algorithms.rsgd import RSGD
+from manifed.algorithms.rsvrg import RSVRG
+from manifed.audit.attack import Audited, Finding, find, find_all
+from manifed.audit.bound import Verdict, audit, clopper_pearson
+from manifed.audit.examples import SHORT_STEP, ExampleAttack, worst_case
+from manifed.experiment.assembly import initial_point, load_shards
+from manifed.experiment.load import load
+from manifed.oracles.minibatch import Full, Poisson, WithoutReplacement
+from manifed.privacy import gaussian
+from manifed.privacy.mechanism import ExampleMechanism, Noise
+from manifed.privacy.noise import NoiseSource
+from reproduction.figure_files import curve_path
+from tests.attacks.corrections import CorrectionAttack
+from tests.attacks.shipped import crowd, everything, planted_faults
+
+SOURCE = NoiseSource.from_seed(1)
+CONFIGS = Path(__file__).parents[2] / "configs"
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize("mu", [0.5, 1.0, 2.0])
+def test_the_bound_never_exceeds_the_truth_of_a_gaussian_and_comes_near(mu):
+    rng, n = np.random.default_rng(5), 40000
+    present, absent = rng.normal(mu, 1, n), rng.normal(0, 1, n)
+    found = audit(
+        present, absent, claim=lambda delta: gaussian.epsilon(delta, mu=mu), confidence=1 - 1e-6
+    )
+    assert found.claimed_epsilon == gaussian.epsilon(found.delta, mu=mu)
+    assert 0.7 < found.power <= 1
+    understated = audit(
+        present, absent, claim=lambda delta: gaussian.epsilon(delta, mu=0.7 * mu), confidence=0.95
+    )
+    assert understated.power > 1
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_what_only_one_side_of_the_scores_tells_is_found(sign):
+    """One dataset alone has an atom, with the canary or without: both directions are tried."""
+    rng, n = np.random.default_rng(6), 5000
+    plain = rng.normal(0, 1, n)
+    marked = np.where(rng.random(n) < 0.4, -9.0, rng.normal(0, 1, n))
+    present, absent = (marked, plain) if sign > 0 else (plain, marked)
+    found = audit(present, absent, claim=lambda delta: 3.0 if delta == 0.02 else 0.0)
+    assert found.epsilon_lower_bound > 3.0
+
+
+def test_a_claim_of_nothing_is_not_audited():
+    scores = np.random.default_rng(7).normal(0, 1, 100)
+    with pytest.raises(ValueError, match="attack more rounds at once"):
+        audit(scores, scores, claim=lambda _: 0.01)
+
+
+def test_an_attack_that_proves_less_than_half_is_called_weak():
+    found = Finding(Audited("half", None, 100, "-"), Verdict(0.9, 2.0, 0.05))
+    told = found.plain()
+    assert (told["is_weak"], told["is_violated"], told["power"]) == (True, False, 0.45)
+    assert found.line().endswith(" weak")
+
+
+def test_clopper_pearson_is_the_exact_binomial_bound():
+    low, high = clopper_pearson(7, 50, 0.975)
+    assert stats.binom.sf(6, 50, low) == pytest.approx(0.025, rel=1e-9)
+    assert stats.binom.cdf(7, 50, high) == pytest.approx(0.025, rel=1e-9)
+    assert clopper_pearson(0, 50, 0.975)[0] == 0.0
+    assert clopper_pearson(50, 50, 0.975)[1] == 1.0
+
+
+def test_the_attack_is_as_strong_as_the_worst_case_of_the_accountant():
+    """Scores of a full-batch step are Gaussian at distance mu = 1 / multiplier: nothing is lost."""
+    mechanism = ExampleMechanism(l2_norm_clip=0.5, noise=Noise(multiplier=1.25))
+    attack = worst_case(RSGD(step_size=SHORT_STEP, minibatch=Full()), mechanism, 20, SOURCE)
+    n = 20000
+    present, absent = attack.scores(n, is_present=True), attack.scores(n, is_present=False)
+    distance = (present.mean() - absent.mean()) / absent.std()
+    assert distance == pytest.approx(1 / 1.25, abs=5 * np.sqrt(2 / n))
+    assert attack.claim(1e-5) == pytest.approx(gaussian.epsilon(1e-5, mu=1 / 1.25), rel=1e-9)
+
+
+def test_whoever_is_in_a_subset_of_fixed_size_takes_the_place_of_one_that_pulls_away():
+    """With the canary absent no coin shows; present it moves the mean by the whole sensitivity."""
+    mechanism = ExampleMechanism(
+        l2_norm_clip=0.5, neighboring_relation="replace-one", noise=Noise(multiplier=1.0)
+    )
+    training = RSGD(step_size=SHORT_STEP, minibatch=WithoutReplacement(batch_size=10))
+    attack = crowd(worst_case(training, mechanism, 20, SOURCE))
+    move = float(attack.neighbours[2].norm()) * SHORT_STEP  # what scores are measured along
+    present, absent = (attack.scores(4000, is_present=p) / move for p in (True, False))
+    sensitivity, error = mechanism.sensitivity(0.5, 10.0), 5 / np.sqrt(4000)
+    assert absent.std() == pytest.approx(sensitivity, rel=error)
+    assert (present.mean() - absent.mean()) / sensitivity == pytest.approx(0.5, abs=2 * error)
+    assert present.std() / sensitivity == pytest.approx(np.sqrt(1.25), rel=error)
+
+
+class Quiet(RSVRG):
+    """Planted: corrections get half of the noise that is charged."""
+
+    def queries(self, mechanism, num_examples):
+        reference, correction = super().queries(mechanism, num_examples)
+        return reference, replace(correction, drawn=0.5 * correction.drawn)
+
+
+@pytest.mark.parametrize("correction_clip", ["each", "difference"])
+def test_the_answers_of_an_oracle_prove_most_of_the_claim_and_tell_a_quiet_one(correction_clip):
+    mechanism = ExampleMechanism(l2_norm_clip=0.5, noise=Noise(multiplier=1.5))
+    table = {
+        "step_size": SHORT_STEP,
+        "inner_steps": 4,
+        "minibatch": Poisson(batch_size=15),
+        "correction_clip": correction_clip,
+    }
+    honest = CorrectionAttack(RSVRG(**table), mechanism, 20, SOURCE)
+    broken = replace(honest, training=Quiet(**table))
+
+    def found(attack):
+        return find(Audited("-", attack, 4000, "-", honest.claim)).verdict
+
+    assert 0.5 < found(honest).power <= 1
+    assert found(broken).is_violated
+
+
+@pytest.mark.parametrize("fault", planted_faults(SOURCE), ids=lambda fault: fault.name)
+def test_every_planted_fault_is_caught(fault):
+    assert find(replace(fault, trials=fault.trials // 2)).verdict.is_violated
+
+
+@pytest.mark.slow
+def test_all_shipped_mechanisms_pass_and_the_published_calibration_fails():
+    shipped, faults, published = everything(NoiseSource.from_seed(0))
+    found = [one.verdict for one in find_all([*shipped, *faults, published])]
+    assert len(shipped) >= 18
+    assert len(faults) == 9
+    assert all(0.5 <= verdict.power <= 1 for verdict in found[: len(shipped)])
+    assert all(verdict.is_violated for verdict in found[len(shipped) :])
+
+
+@pytest.mark.parametrize(
+    ("name", "sets"),
+    [
+        pytest.param("quickstart.toml", (), id="sphere"),
+        pytest.param(
+            curve_path("000_3_wishart-rsgd-N-50"),
+            ('training.minibatch={ kind = "full" }',),
+            id="SPD",
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_a_config_is_attacked_on_its_own_problem_at_its_own_steps(name, sets):
+    config = load(CONFIGS / name, sets)
+    mechanism = ExampleMechanism(l2_norm_clip=0.5, noise=Noise(multiplier=0.8))
+    shards = load_shards(config)
+    shard, x = min(shards.examples, key=len), initial_point(config)
+    attack = ExampleAttack(shards.problem, config.training, mechanism, shard, x, SOURCE)
+    honest = find(Audited(name, attack, 2000, "-"), 0.999).verdict
+    assert 0.2 < honest.power <= 1
+    broken = mechanism.model_copy(update={"noise": Noise(multiplier=0.2)})
+    quiet = Audited(name, replace(attack, mechanism=broken), 2000, "-", attack.claim)
+    assert find(quiet, 0.999).verdict.is_violated

@@ -1,0 +1,124 @@
+"""DECOR under attack: best linear tests through the nodes' own code, and a run's log read."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from manifed.audit.masks import MaskedAttack
+from manifed.audit.of_config import attacks_of
+from manifed.errors import ConfigError
+from manifed.experiment.load import load
+from manifed.graphs.specs import Ring
+from manifed.privacy.noise import NoiseSource
+from manifed.privacy.secldp import Correlated, Rounds, against
+from tests.attacks.shipped import NOISE, MasksUsedTwice, as_a
+from tests.attacks.transcript import Heard, read
+
+SOURCE = NoiseSource.from_seed(11)
+RING, CLIP = MaskedAttack(Ring(), 8, NOISE, SOURCE), 1.0
+
+
+class Drawn(MaskedAttack):
+    """Own noise nearly off."""
+
+    drawn = Correlated(1e-9, 3.0)
+
+
+def test_the_canary_moves_one_message_by_the_clip_norm_and_no_other():
+    class Quiet(MaskedAttack):
+        drawn = Correlated(1e-9, 0.0)
+
+    quiet = as_a(Quiet, RING, copies=2)
+    sent, other = (
+        quiet.nodes.messages(r, is_present=p).reshape(2, 8) for r, p in ((1, True), (2, False))
+    )
+    assert sent[:, quiet.victim].tolist() == pytest.approx([CLIP] * 2, abs=1e-5)
+    assert other[:, quiet.victim].tolist() == pytest.approx([-CLIP] * 2, abs=1e-5)
+    rest = [i for i in range(8) if i != quiet.victim]
+    assert float(sent[:, rest].abs().max()) < 1e-6
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize("coalition", [(), (0,), (1, 3)], ids=["I", "II", "III"])
+def test_the_best_test_separates_by_what_is_charged(coalition):
+    """Scores are two Gaussians d' apart: each side's mean within 4.9 standard errors of its law."""
+    attack, count = replace(RING, coalition=coalition), 200
+    graph = Ring().build(8)
+    worst = against(graph, NOISE, coalition)
+    for is_present, sign in ((True, 1.0), (False, -1.0)):
+        scores = attack.scores(count, is_present=is_present)
+        mean = scores.mean() / (CLIP * worst.precision)
+        spread = worst.precision**-0.5 / CLIP / count**0.5
+        assert abs(mean - sign) < 4.9 * spread
+        variance = scores.var(ddof=1) / worst.precision
+        assert 0.55 < variance < 1.6
+
+
+def test_the_claim_is_the_accountants_price_of_the_coalition():
+    attack = replace(RING, coalition=(0,), num_rounds=2)
+    worst = against(Ring().build(8), NOISE, (0,))
+    assert attack.claim(1e-5) == Rounds(2, 2 * CLIP).epsilon(worst, 1e-5)
+
+
+def test_what_a_colluder_takes_off_is_all_that_hides_a_node_between_two_of_them():
+    attack = as_a(Drawn, RING, coalition=(0, 2), copies=1)
+    sent = attack.nodes.messages(1, is_present=True)
+    known = 3.0 * attack.nodes.shared((0, 2), 1)
+    assert float(sent[1] - known[1]) == pytest.approx(CLIP * (attack.victim == 1), abs=1e-2)
+    assert attack.nodes.shared((0,), 1)[2:7].tolist() == [0.0] * 5
+
+
+def test_fresh_masks_of_a_config_are_attacked_and_other_masks_refused():
+    ring = load("configs/examples/decor_ring.toml")
+    attacks = attacks_of(ring, 10)
+    assert [len(a.attack.coalition) for a in attacks] == [0, 1, 2]
+    claims = [a.attack.claim(0.05) for a in attacks]
+    assert 0 < claims[0] < claims[1] < claims[2]
+    assert attacks[2].how.startswith("nodes ")
+    assert max(a.attack.scores(2, is_present=True).size for a in attacks) == 2
+    with pytest.raises(ConfigError, match="got 'masked-mean'"):
+        attacks_of(load("configs/examples/masked_mean.toml"), 10)
+
+
+# -- a log ------------------------------------------------------------------------------------
+GRAPH = Ring().build(8)
+
+
+def log_of(attack: MaskedAttack, rounds: int) -> list[Heard]:
+    """The rounds of one copy, as the server relays them, along the canary."""
+    had = torch.zeros(8, 1, dtype=torch.float64)
+    return [
+        Heard(had, -attack.nodes.messages(r, is_present=True).unsqueeze(-1), 1.0)
+        for r in range(1, rounds + 1)
+    ]
+
+
+def clean(attack: MaskedAttack):
+    """Nothing, but where the canary is."""
+    return lambda x: CLIP * (torch.arange(8) == attack.victim).to(x).unsqueeze(-1)
+
+
+@pytest.mark.statistical
+def test_a_log_of_masked_messages_reads_as_charged_and_planted_faults_do_not():
+    one = replace(RING, copies=1)
+    for reading in read(log_of(one, 60), clean(one), GRAPH, NOISE):
+        assert reading.is_as_charged, reading
+    twice = as_a(MasksUsedTwice, one)
+    for reading in read(log_of(twice, 60), clean(twice), GRAPH, NOISE):
+        assert reading.change < reading.lowest[1]
+    bare = log_of(one, 60)
+    for heard in bare:  # one node forgets its masks
+        heard.sent[3] = heard.had[3] - clean(one)(heard.had)[3] - 0.01
+    verdicts = [r.is_as_charged for r in read(bare, clean(one), GRAPH, NOISE)]
+    assert verdicts == [i != 3 for i in range(8)]
+
+
+@pytest.mark.slow
+@pytest.mark.statistical
+@pytest.mark.parametrize("scale", [0.8, 1.25])
+def test_noise_of_another_size_is_read_in_a_log(scale):
+    one = replace(RING, copies=1)
+    other = Correlated(NOISE.sigma_cdp * scale, NOISE.sigma_cor * scale)
+    found = read(log_of(one, 300), clean(one), GRAPH, other)
+    assert not all(reading.is_as_charged for reading in found)

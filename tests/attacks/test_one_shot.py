@@ -1,0 +1,45 @@
+"""Every one-shot release is attacked on its own rows."""
+
+import pytest
+
+from manifed.audit.attack import find_strongest
+from manifed.audit.of_config import attacks_of
+from manifed.experiment.load import parse
+
+CASES = {
+    "second-moment": ({"kind": "principal-eigenvector"}, {"kind": "digits"}, {}),
+    "log-euclidean": (
+        {"kind": "frechet-mean", "manifold": "spd-log-euclidean"},
+        {"kind": "spd-lognormal", "num_examples": 300, "dimension": 3},
+        {},
+    ),
+    "noisy-gram": (
+        {"kind": "least-squares"},
+        {"kind": "synthetic-least-squares", "num_clients": 3},
+        {},
+    ),
+}
+
+
+@pytest.mark.parametrize("relation", ["add-or-remove", "replace-one"])
+@pytest.mark.parametrize("kind", CASES)
+def test_an_audit_attacks_every_one_shot_release(kind, relation):
+    problem, data, training = CASES[kind]
+    config = parse(
+        {
+            "name": kind,
+            "problem": problem,
+            "data": data,
+            "federation": {"num_clients": 3, "num_rounds": 1},
+            "training": {"kind": kind, **training},
+            "privacy": {
+                "kind": "example-level",
+                "l2_norm_clip": 1.0,
+                "delta": 1e-3,
+                "neighboring_relation": relation,
+                "noise": {"kind": "multiplier", "noise_multiplier": 0.5},
+            },
+        }
+    )
+    strongest, *_ = find_strongest(attacks_of(config, 400))
+    assert 0.5 < strongest.verdict.epsilon_lower_bound <= strongest.verdict.claimed_epsilon

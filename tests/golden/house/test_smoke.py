@@ -1,0 +1,25 @@
+"""What the product did before its house was halved, it still does: a few configs, in one process.
+
+All of them: `python tests/golden/house/record.py all`, and `make slow`.
+"""
+
+import pytest
+
+from tests.golden.house import record
+
+FEW = ("quickstart", "rsvrg-poisson", "decor-ring", "sampled-cohort", "spd-frechet", "masked-mean")
+
+
+def test_models_of_a_few_configs_are_what_they_were():
+    assert record.differing_models(record.models(["messages"], list(FEW))) == []
+
+
+@pytest.mark.slow
+def test_models_of_all_configs_are_what_they_were():
+    assert record.differing_models(record.models(["messages", "cohort"], [])) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(record.CONFIGS))
+def test_refusals_and_prices_of_a_config_are_what_they_were(name):
+    assert record.differing_words([name], "all") == []

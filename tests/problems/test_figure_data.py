@@ -1,0 +1,170 @@
+"""Data of figures alone: trees and their embeddings, the mammals, descriptors of photographs."""
+
+import io
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from manifed.experiment.load import load
+from manifed.problems.real import DataDamaged
+from manifed.problems.shards import dataset
+from reproduction import mammals, photos, trees
+from reproduction.figure_files import read_figure
+
+FIGURES = Path(__file__).resolve().parents[2] / "configs" / "figures"
+
+
+def lorentz_dist(x, y):
+    product = x[..., 0] * y[..., 0] - (x[..., 1:] * y[..., 1:]).sum(-1)
+    return np.arccosh(np.maximum(product, 1.0))
+
+
+def tree(seed: int = 0, n: int = 60) -> np.ndarray:
+    return trees.random_recursive_tree(n, np.random.default_rng(seed))
+
+
+# -- trees ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_tree_of_a_closure_is_the_tree(seed):
+    parents = tree(seed)
+    shuffle = np.random.default_rng(seed).permutation(60)
+    pairs = shuffle[trees.closure_edges(parents)]
+    order, found = trees.tree_of_closure(pairs, 60)
+    assert (found[1:] < np.arange(1, 60)).all()
+    back = np.argsort(shuffle)[order]
+    assert np.array_equal(back[found[1:]], parents[back[1:]])
+    with pytest.raises(ValueError, match="exactly one root"):
+        trees.tree_of_closure(np.array([[1, 0]]), 3)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_sarkar_edges_have_one_length_and_the_tree_fits_the_radius(seed):
+    parents = tree(seed)
+    points = trees.sarkar(parents, radius=2.5)
+    square = -np.square(points[:, 0]) + np.square(points[:, 1:]).sum(-1)
+    assert np.abs(square + 1).max() < 1e-12
+    lengths = lorentz_dist(points[1:], points[parents[1:]])
+    assert lengths == pytest.approx(2.5 / trees.depths(parents).max(), rel=1e-7)
+    assert lorentz_dist(points, points[0]).max() <= 2.5 + 1e-9
+    star = trees.sarkar(np.array([-1, 0, 0, 0]), radius=1.0)
+    gaps = [lorentz_dist(star[i], star[j]) for i, j in ((1, 2), (2, 3), (3, 1))]
+    assert gaps == pytest.approx([gaps[0]] * 3, rel=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_stand_in_of_figure_5_is_as_curved_as_the_published_embedding(seed):
+    figure = read_figure(FIGURES / "000_5_tree.toml")
+    config = load(figure.source("000_5_tree-rsgd"), [f"federation.seed={seed}"])
+    found = dataset(config.data, seed, None)
+    away = lorentz_dist(found.examples["target"].numpy(), found.meta["query_target"].numpy())
+    assert 0.9 * 7.67 < np.median(away) < 1.1 * 7.67
+
+
+def test_the_eigenmap_is_that_of_scikit_learn():
+    from sklearn.manifold import SpectralEmbedding
+
+    edges = trees.closure_edges(tree(2))
+    found = trees.laplacian_eigenmap(edges, 60, 2)
+    assert (found[np.abs(found).argmax(0), np.arange(2)] > 0).all()
+    affinity = np.eye(60)
+    affinity[edges[:, 0], edges[:, 1]] = affinity[edges[:, 1], edges[:, 0]] = 1.0
+    expected = SpectralEmbedding(2, affinity="precomputed", random_state=0).fit_transform(affinity)
+    for mine, theirs in zip(found.T, expected.T, strict=True):
+        cosine = abs(float(mine @ theirs)) / np.linalg.norm(mine) / np.linalg.norm(theirs)
+        assert cosine == pytest.approx(1.0, abs=1e-6)
+
+
+def test_the_largest_subtree_is_held_out_unless_another_node_is_named():
+    data = mammals.HyperbolicTree(num_nodes=90).load(None, 0)
+    assert len(data.examples) == 89
+    assert data.meta["query"] != 0
+    assert data.meta["query_target"].shape == (3,)
+    assert mammals.HyperbolicTree(num_nodes=90, held_out=7).load(None, 0).meta["query"] == 7
+    with pytest.raises(ValueError, match="held_out < num_nodes = 90, got 90"):
+        mammals.HyperbolicTree(num_nodes=90, held_out=90).load(None, 0)
+
+
+# -- mammals --------------------------------------------------------------------------------------
+def put(folder, name, content):
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+
+
+def test_wordnet_drops_the_pairs_of_a_node_with_itself(tmp_path):
+    text = b"mammal.n.01\tmammal.n.01\t1\ncat.n.01\tmammal.n.01\t1\n"
+    put(tmp_path, "wordnet_mammals/wordnet_mammals.tsv", text)
+    names, pairs = mammals.wordnet_mammals(tmp_path)
+    assert names == ["mammal.n.01", "cat.n.01"]
+    assert pairs.tolist() == [[1, 0]]
+
+
+@pytest.mark.parametrize(
+    ("line", "text"),
+    [(1, b"cat\n"), (2, b"cat\tmammal\n\tmammal\n"), (2, b"a\tb\nc\t\n"), (2, b"a\tb\n\xfe\tb\n"),
+     (None, b""), (None, b"a\ta\n")],
+)  # fmt: skip
+def test_a_damaged_closure_names_the_line(tmp_path, line, text):
+    put(tmp_path, "wordnet_mammals/wordnet_mammals.tsv", text)
+    with pytest.raises(DataDamaged, match=r"tsv: " if line is None else f"tsv, line {line}:"):
+        mammals.wordnet_mammals(tmp_path)
+
+
+def embedding(**arrays):
+    """An archive of a few names, features and points."""
+    whole = {"names": np.array(["a.n.01", "b.n.01"]), "features": np.eye(2),
+             "poincare": np.full((2, 2), 0.5)}  # fmt: skip
+    file = io.BytesIO()
+    np.savez(file, **(whole | arrays))
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("raw", "told"),
+    [
+        (b"", "arrays names"),
+        (embedding(names=np.array([1, 2])), "for each name"),
+        (embedding(features=np.array(["x", "y"], dtype=object)), "arrays names"),
+        (embedding(features=np.array([[np.nan], [0.0]])), "finite features"),
+        (embedding(poincare=np.ones((2, 2))), "inside the unit disk"),
+        (embedding(poincare=np.full((2, 2), np.nan)), "inside the unit disk"),
+    ],
+)
+def test_a_damaged_embedding_says_what_it_lacks(tmp_path, raw, told):
+    put(tmp_path, "wordnet_hsp/wordnet_hsp.npz", raw)
+    with pytest.raises(DataDamaged, match=f"npz: .*{told}"):
+        mammals.wordnet_embedding(tmp_path)
+
+
+@pytest.mark.data
+def test_the_mammals_closure_has_one_root_and_1170_synsets():
+    folder = Path(os.environ["MANIFED_DATA"])
+    names, pairs = mammals.wordnet_mammals(folder)
+    assert len(names) == 1170
+    assert pairs.shape == (6448, 2)
+    above = np.bincount(pairs[:, 0], minlength=len(names))
+    assert [names[i] for i in np.flatnonzero(above == 0)] == ["mammal.n.01"]
+    with pytest.raises(ValueError, match="'no-such-animal' for 0"):
+        mammals.WordnetMammals(query="no-such-animal").load(folder, 0)
+
+
+# -- photographs ----------------------------------------------------------------------------------
+def test_descriptors_are_the_covariances_of_the_nine_features():
+    image = np.random.default_rng(0).integers(0, 256, (40, 52, 3)).astype(np.uint8)
+    options = {"patch": 16, "stride": 12, "ridge": 0.0}
+    found, features = photos.descriptors(image, **options), photos.pixel_features(image)
+    assert found.shape == (3 * 4, 9, 9)
+    patch = features[12:28, 24:40].reshape(-1, 9)
+    assert np.allclose(found[1 * 4 + 2], np.cov(patch.T), rtol=1e-10, atol=1e-12)
+    scaled = photos.descriptors(image, is_standardised=True, **options)
+    scale = 1 / features.reshape(-1, 9).std(0)
+    assert np.allclose(scaled, found * scale[:, None] * scale, rtol=1e-9, atol=1e-12)
+    with pytest.raises(ValueError, match="at least 28 x 28, got 20 x 30"):
+        photos.descriptors(np.zeros((20, 30, 3)))
+    z = photos.descriptors(image, features="eleven", patch=28, stride=8)
+    assert z.shape[1:] == (11, 11)
+    assert (np.linalg.eigvalsh(z) > 0).all()
