@@ -29,7 +29,7 @@ from manifed.algorithms.payloads import Point
 from manifed.experiment.assembly import client_side, initial_point, load_shards, plan_of
 from manifed.experiment.load import parse, save
 from manifed.experiment.schema import Experiment
-from manifed.federation.header import Header
+from manifed.federation.replies import Header
 from manifed.federation.rounds import run_rounds
 from manifed.federation.stack import StackTransport, Transport
 from manifed.plan import promise_of

@@ -21,7 +21,7 @@ from manifed.algorithms.algorithm import ClientUpdate
 from manifed.errors import ConfigError
 from manifed.federation.client import ClientSetup, Node, answer
 from manifed.federation.plan import Plan
-from manifed.flower import client, keys, site
+from manifed.flower import client, keys
 from manifed.flower.client import AbsentIfItFails
 from manifed.flower.records import pack, read_header, read_payload, shown
 from manifed.flower.strategy import Privacy, is_target, keyed_by
@@ -57,7 +57,7 @@ def app_of(
         with AbsentIfItFails("it could not introduce itself"):
             client.check_server(message)
             if keys.SITE_SOCKET in context.node_config:
-                return forwarded(message, context, site.introduced)
+                return forwarded(message, context, client.introduced)
             return client.introduction(client.opened(find, context), message)
 
     @app.train()
@@ -65,7 +65,7 @@ def app_of(
         """One client update on this node's own records, clipped and noised here."""
         with AbsentIfItFails("it could not answer"):
             if keys.SITE_SOCKET in context.node_config:
-                return forwarded(message, context, site.answered)
+                return forwarded(message, context, client.answered)
             node = client.opened(find, context)
             header, down = read_header(message.content), partial(read_payload, message.content)
             made = answer(node, header, down, client.kept_of(context, node))  # the local steps

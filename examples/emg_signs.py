@@ -28,8 +28,7 @@ from manifed.algorithms.rsgd import RSGD
 from manifed.errors import ConfigError
 from manifed.layers import BiMap, LogEig, ReEig
 from manifed.manifolds import SPD
-from manifed.manifolds.linalg import RSQRT, sym_function
-from manifed.manifolds.symmetric import packed
+from manifed.manifolds.linalg import RSQRT, packed, sym_function
 from manifed.oracles.minibatch import Full
 from manifed.problems.class_means import ClassMeans
 from manifed.problems.frechet import FrechetMean

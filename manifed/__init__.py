@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from manifed.algorithms.algorithm import Algorithm
     from manifed.federation.replies import ReplyPolicy
-    from manifed.oracles.query import Ask
+    from manifed.oracles.minibatch import Ask
     from manifed.runs.fit import federate, fit
     from manifed.runs.result import Result, Round
     from manifed.setting import ClientLevel, ExampleLevel, Multiplier, Target
@@ -27,7 +27,7 @@ __all__ = [
 
 _HOME = {
     "Algorithm": "algorithms.algorithm",
-    "Ask": "oracles.query",
+    "Ask": "oracles.minibatch",
     "ReplyPolicy": "federation.replies",
     **dict.fromkeys(("ClientLevel", "ExampleLevel", "Multiplier", "Target"), "setting"),
     **dict.fromkeys(("Result", "Round"), "runs.result"),

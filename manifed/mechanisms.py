@@ -11,9 +11,8 @@ from functools import lru_cache
 from manifed.errors import ConfigError
 from manifed.federation.client import releases_in
 from manifed.privacy.accountant import NoValidBound
-from manifed.privacy.adversaries import CLIENT_LEVEL, Adversary, named
 from manifed.privacy.calibration import least_multiplier
-from manifed.privacy.events import Release
+from manifed.privacy.events import CLIENT_LEVEL, Adversary, Release, named
 from manifed.privacy.mechanism import ClientMechanism, ExampleMechanism, Noise
 from manifed.privacy.tariff import Block, ClientReleases, Tariff, Terms, blocks
 from manifed.setting import ExampleLevel, Setting, Target

@@ -20,8 +20,7 @@ from manifed.mechanisms import (
     tariff_of,
 )
 from manifed.privacy.accountant import NoValidBound
-from manifed.privacy.adversaries import CLIENT_LEVEL, EXTERNAL, OF_MASKS, SERVER, named
-from manifed.privacy.events import PrivacyUnit
+from manifed.privacy.events import CLIENT_LEVEL, EXTERNAL, OF_MASKS, SERVER, PrivacyUnit, named
 from manifed.privacy.label import NOT_PRIVATE, label_of
 from manifed.privacy.mechanism import ExampleMechanism
 from manifed.privacy.noise import NoiseSource

@@ -18,8 +18,7 @@ from manifed.federation.held_out import PrivateEvaluation, PublicEvaluation
 from manifed.federation.replies import ReplyPolicy
 from manifed.manifolds.base import Manifold
 from manifed.privacy import mechanism
-from manifed.privacy.adversaries import AdversaryName
-from manifed.privacy.events import Frozen, NeighboringRelation, PrivacyUnit
+from manifed.privacy.events import AdversaryName, Frozen, NeighboringRelation, PrivacyUnit
 from manifed.privacy.mechanism import AdaptiveClip
 from manifed.privacy.noise import BITS, NoiseSource
 from manifed.problems.data import Equal, PartitionRule

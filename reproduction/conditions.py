@@ -9,8 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from fractions import Fraction
 
-from manifed.schedules.schedule import Power, Schedule
-from manifed.schedules.time_varying import TimeVarying
+from manifed.schedules.schedule import Power, Schedule, TimeVarying
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,7 @@ import numpy as np
 
 from manifed.privacy import series
 from manifed.privacy.series import MOST_TERMS, ROUNDING, epsilon_of_rho
-from manifed.schedules.schedule import WHOLE_SLACK, Geometric, Power, Schedule
-from manifed.schedules.time_varying import EXAMPLES
+from manifed.schedules.schedule import EXAMPLES, WHOLE_SLACK, Geometric, Power, Schedule
 from reproduction.conditions import ProblemConstants, checks
 
 _LEAST_EXCESS: Final = 1e-9

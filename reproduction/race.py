@@ -18,7 +18,7 @@ from manifed.experiment.evaluation import client_shares
 from manifed.experiment.load import parse
 from manifed.experiment.schema import Experiment
 from manifed.federation.cohorts import Cohort
-from manifed.federation.header import Header
+from manifed.federation.replies import Header
 from manifed.federation.rounds import run_rounds
 from manifed.federation.stack import StackTransport
 from manifed.flower.records import pack

@@ -14,7 +14,7 @@ import torch
 
 from benchmarks.leaderboard.methods import AUTO, CENTRAL, LONG, METHODS, ROUNDS, Setting
 from benchmarks.leaderboard.tasks import CLIENTS, MOST_UPLOADS, Task
-from manifed.audit.attack import find_strongest
+from manifed.audit.bound import find_strongest
 from manifed.audit.of_config import attacks_of
 from manifed.errors import BudgetExhausted, ConfigError, RoundFailed
 from manifed.experiment import load as config_of

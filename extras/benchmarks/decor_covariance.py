@@ -25,8 +25,7 @@ from numpy.typing import NDArray
 
 from benchmarks.common.page import Page
 from benchmarks.common.stopwatch import table
-from manifed.graphs.graph import Graph
-from manifed.graphs.mixing import complete_mixing, metropolis_hastings
+from manifed.graphs.graph import Graph, complete_mixing, metropolis_hastings
 from manifed.graphs.specs import Complete, ErdosRenyi, Exponential, Ring, Star, Torus
 from manifed.privacy import gaussian, secldp
 from manifed_extras.stationary import (

@@ -31,8 +31,7 @@ from manifed.manifolds.sphere import Sphere
 from manifed.manifolds.stiefel import Stiefel
 from manifed.privacy.gaussian import epsilon as epsilon_of
 from manifed.privacy.gaussian import largest_mu
-from manifed.schedules.schedule import AnySchedule, Constant, Geometric, Polynomial
-from manifed.schedules.time_varying import TimeVarying
+from manifed.schedules.schedule import AnySchedule, Constant, Geometric, Polynomial, TimeVarying
 from reproduction.endless import Releases
 
 EPSILON, DELTA, CLIP, CLIENTS = 1.0, 1e-5, 1.0, 6

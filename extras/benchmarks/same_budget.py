@@ -22,8 +22,8 @@ import torch
 
 import manifed
 from manifed.algorithms.averaging import GeodesicAverage, ProjectorAverage
+from manifed.algorithms.one_shot import SecondMoment
 from manifed.algorithms.rsgd import RSGD, ScheduledRSGD
-from manifed.algorithms.second_moment import SecondMoment
 from manifed.algorithms.tangent_mean import TangentMean
 from manifed.experiment.assembly import initial_point, load_shards
 from manifed.experiment.load import load

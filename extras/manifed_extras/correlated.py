@@ -26,9 +26,8 @@ from torch import Tensor
 from manifed.algorithms.algorithm import Here, Memory
 from manifed.algorithms.rsgd import RSGD
 from manifed.manifolds.base import Manifold
-from manifed.oracles.minibatch import Full, Minibatch
+from manifed.oracles.minibatch import Full, Minibatch, Query
 from manifed.oracles.oracle import Oracle
-from manifed.oracles.query import Query
 from manifed.privacy.mechanism import ExampleMechanism
 from manifed_extras.correlation import Correlation, row_sum
 

@@ -29,8 +29,7 @@ from torch import Tensor
 from manifed.algorithms.algorithm import ClientUpdate
 from manifed.algorithms.projected import Projected
 from manifed.algorithms.rsgd import RSGD
-from manifed.oracles.minibatch import Full, Minibatch, Poisson, WithoutReplacement
-from manifed.oracles.query import Query
+from manifed.oracles.minibatch import Full, Minibatch, Poisson, Query, WithoutReplacement
 from manifed.privacy.mechanism import ExampleMechanism
 from manifed.schedules.schedule import AnySchedule, factor_of, whole
 

@@ -5,12 +5,12 @@ mean loss is log 2 - A_ab^T x / 2 + x^T A_aa x / 8 near the origin (functional m
 Zhang, Xiao, Yang, Winslett 2012). Its minimiser with the ridge is
 (A_aa^+ / 4 + rho I)^{-1} A_ab / 2, the first step of Newton's method from the origin, and as far
 from the optimum as scores are from 0.
-Statistic, clip, sensitivity, noise and symbols are those of manifed/algorithms/noisy_gram.py.
+Statistic, clip, sensitivity, noise and symbols are those of manifed/algorithms/one_shot.py.
 """
 
 from typing import ClassVar, Literal
 
-from manifed.algorithms.noisy_gram import NoisyGram
+from manifed.algorithms.one_shot import NoisyGram
 from manifed.problems.problem import Problem
 from manifed.problems.statistics import LabelledGrams
 

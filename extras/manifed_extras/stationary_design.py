@@ -25,8 +25,7 @@ import numpy as np
 import scipy.optimize
 from numpy.typing import NDArray
 
-from manifed.graphs.graph import Graph, Matrix
-from manifed.graphs.mixing import check_mixing
+from manifed.graphs.graph import Graph, Matrix, check_mixing
 from manifed_extras.stationary import Shape, StationaryNoise, against
 
 Array = NDArray[np.float64]

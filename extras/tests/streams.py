@@ -20,8 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from manifed.audit.attack import Audited
-from manifed.audit.bound import Scores
+from manifed.audit.bound import Audited, Scores
 from manifed.audit.masks import Nodes
 from manifed.graphs.graph import Graph
 from manifed.graphs.specs import EdgeList, GraphSpec, Ring

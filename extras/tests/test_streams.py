@@ -6,7 +6,7 @@ import pytest
 
 from extras.tests.correlated import CorrelatedAttack
 from extras.tests.streams import stream_faults, stream_mechanisms
-from manifed.audit.attack import Audited, find
+from manifed.audit.bound import Audited, find
 from manifed.audit.examples import SHORT_STEP, worst_case
 from manifed.privacy.mechanism import ExampleMechanism, Noise
 from manifed.privacy.noise import NoiseSource

@@ -21,9 +21,8 @@ from torch import Tensor
 
 from manifed.algorithms.payloads import Displacement, Down, Payload, Point
 from manifed.manifolds.base import Manifold, MapChoice
-from manifed.oracles.minibatch import Full, Minibatch
+from manifed.oracles.minibatch import Ask, Full, Minibatch, Query
 from manifed.oracles.oracle import STEPS_PER_PHASE, Draws, Oracle
-from manifed.oracles.query import Ask, Query
 from manifed.privacy.events import Frozen, Release
 from manifed.privacy.mechanism import ExampleMechanism
 

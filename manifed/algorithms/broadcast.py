@@ -11,8 +11,7 @@ from torch import Tensor
 
 from manifed.algorithms.algorithm import Phase
 from manifed.algorithms.payloads import Payload
-from manifed.manifolds.base import Manifold
-from manifed.manifolds.defects import LARGEST, TOLERANCE, frobenius, is_short
+from manifed.manifolds.base import LARGEST, TOLERANCE, Manifold, frobenius, is_short
 
 
 class BadBroadcast(ValueError):

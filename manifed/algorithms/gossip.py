@@ -35,8 +35,7 @@ from manifed.algorithms.algorithm import (
     Weighting,
 )
 from manifed.algorithms.payloads import Down, PerClient, Point
-from manifed.graphs.graph import Graph
-from manifed.graphs.mixing import Weights, check_mixing, complete_mixing, metropolis_hastings
+from manifed.graphs.graph import Graph, Weights, check_mixing, complete_mixing, metropolis_hastings
 from manifed.graphs.specs import GraphSpec
 from manifed.manifolds.base import Manifold
 from manifed.oracles.oracle import Oracle

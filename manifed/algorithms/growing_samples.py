@@ -31,16 +31,14 @@ from torch import Tensor
 from manifed.algorithms.algorithm import Here, Memory, Phase, ServerState
 from manifed.algorithms.gossip import ModelOfEachNode
 from manifed.algorithms.payloads import Payload, PerClient, Point
-from manifed.oracles.minibatch import WithoutReplacement
+from manifed.oracles.minibatch import Ask, Query, WithoutReplacement
 from manifed.oracles.oracle import Draws, Oracle
-from manifed.oracles.query import Ask, Query
 from manifed.privacy.events import Release, Unsampled
 from manifed.privacy.mechanism import ExampleMechanism
 from manifed.privacy.noise import Stream
 from manifed.privacy.series import Releases
 from manifed.problems.linear import LinearModel
-from manifed.schedules.schedule import Array
-from manifed.schedules.time_varying import TimeVarying
+from manifed.schedules.schedule import Array, TimeVarying
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What all one-shot releases share: one noised sum of per-example statistics from each client.
+r"""What all one-shot releases share: one noised sum of per-example statistics from each client.
 
 Where a problem is a function of a few sums over the examples (`Problem.sufficient_statistic`), each
 client can release those once, with the whole budget, and the server solves what is left. Clip,
@@ -8,10 +8,67 @@ statistic through the oracle alone; server states hold the mean statistic and th
 Symbols: s_j the statistic of example j, in coordinates of R^m in which its norm is the one that is
 clipped; the upload is (1/N_i) sum_j clip(s_j) + N(0, stddev^2 I_m), ``state["mean"]`` the weighted
 mean of the uploads. Invariant: the model is a function of ``state["mean"]`` and of public numbers.
+
+Principal components from noised second moments: one release a client, then an eigenproblem.
+
+Dwork, Talwar, Thakurta, Zhang: Analyze Gauss: Optimal Bounds for Privacy-Preserving Principal
+Component Analysis (STOC 2014), Algorithm 1; here every client noises its own second moment
+(example level), or the server noises the mean of theirs (client level). One round, one upload of
+d(d+1)/2 numbers a client.
+
+Symbols: A = sum_i w_i A_i with A_i = (1/N_i) sum_j z_j z_j^T, w_i = N_i / sum N_l; E the symmetric
+noise; V_k state["x"], the k leading eigenvectors of A + E; C ``l2_norm_clip``, a bound of |z_j|^2.
+
+Sensitivity (proofs in manifed/problems/statistics.py): one row moves A_i by C / N_i in the
+Frobenius norm when it is added or removed, and by sqrt(2) C / N_i when it is replaced, because two
+positive semidefinite matrices are never opposite. The paper noises the upper triangle with equal
+variances; E here is the isotropic Gaussian on Sym(d) (variance sigma^2 on the diagonal and
+sigma^2 / 2 beside it), which has the same price in Frobenius sensitivity and a spectral norm
+smaller by sqrt(2). At client level an upload may be any symmetric matrix, so replace-one is charged
+at 2 C.
+
+How accurate it is: with n rows in all, c clients of equal size and noise multiplier m, an entry of
+E beside the diagonal has the variance s^2 / 2 with s = m C sqrt(c) / n, and to first order in E the
+cost of v_1 exceeds that of the optimum by sum_{i>1} E_{i1}^2 / (l_1 - l_i), about
+(d - 1) s^2 / 2 / (l_1 - l_2) for eigenvalues l_i of A: second order in the noise.
+
+Clipping the eigenvalues of A + E at zero is post-processing that changes no leading eigenvector of
+a positive eigenvalue, so there is no such option here. Invariant: state["x"] is on the manifold.
+
+The log-Euclidean mean of SPD matrices from one noised sum of logarithms of each client.
+
+Arsigny, Fillard, Pennec, Ayache: Geometric Means in a Novel Vector Space Structure on Symmetric
+Positive-Definite Matrices (2007), Theorem 3.13, with the Gaussian mechanism in the chart log: the
+logarithm maps SPD matrices isometrically onto Sym(m), so the noise is the isotropic Gaussian of the
+metric, drawn once. One round, one upload of m(m+1)/2 numbers a client.
+
+Symbols: S_i = (1/N_i) sum_j log z_j, w_i = N_i / sum N_l, E the symmetric noise, C
+``l2_norm_clip``, a bound of |log z_j|_F; state["x"] = exp(sum_i w_i S_i + E). Sensitivity (proofs
+in manifed/problems/statistics.py): C / N_i, and 2 C / N_i when a matrix is replaced. The gap is
+|E|_F^2 in expectation: m(m+1)/2 times the variance, whatever the data. Invariant: state["x"] is
+positive definite.
+
+Least squares from one noised Gram matrix of each client.
+
+Vu, Slavkovic: Differential Privacy for Clinical Trial Data (2009); Sheffet: Differentially Private
+Ordinary Least Squares (2017); Wang: Revisiting Differentially Private Linear Regression (2018),
+"SSP", with the noise at every client. One round, one upload of (d+1)(d+2)/2 numbers a client.
+
+Symbols: r_j = (a_j, b_j) the row with its target, A = sum_i w_i (1/N_i) sum_j r_j r_j^T + E its
+noised second moment with blocks A_aa and A_ab, rho ``ridge`` as in the problem, C
+``l2_norm_clip``, a bound of |a_j|^2 + b_j^2; state["x"] = (A_aa^+ + rho I)^{-1} A_ab.
+
+Sensitivity: that of second moments (manifed/problems/statistics.py), C / N_i or
+sqrt(2) C / N_i. The clip scales row and target together, so a long row keeps its direction and its
+residual, and loses weight. Post-processing: A_aa^+ has its eigenvalues raised to
+``eigenvalue_floor``, because noise may make A_aa indefinite; a direction in which the noise is all
+there is would else be divided by next to nothing. Invariant: state["x"] is finite.
 """
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
+import torch
+from pydantic import Field
 from torch import Tensor
 
 from manifed.algorithms.algorithm import (
@@ -24,12 +81,14 @@ from manifed.algorithms.algorithm import (
     There,
     Weighting,
 )
-from manifed.algorithms.payloads import Displacement, Payload, Point
+from manifed.algorithms.payloads import Displacement, GramMean, Payload, Point, SymmetricMean
 from manifed.manifolds.base import Manifold
-from manifed.oracles.minibatch import Full
+from manifed.manifolds.linalg import EXP, sym_function, unpacked
+from manifed.oracles.minibatch import Ask, Full
 from manifed.oracles.oracle import Oracle
-from manifed.oracles.query import Ask
+from manifed.problems.linear import LinearModel
 from manifed.problems.problem import Problem
+from manifed.problems.statistics import APART, GramMatrices, LogSums, SecondMoments
 
 LABEL = "statistic"
 """Of the query, and of the release that it is charged as."""
@@ -105,3 +164,82 @@ class OneShot(Algorithm):
     def server(self, state: State, mean: Tensor, here: There) -> State:
         """The mean statistic, and the model that it gives."""
         return {"x": self.solve(mean, state["x"], here.manifold), "mean": mean}
+
+
+def leading_eigenvectors(a: Tensor, count: int) -> Tensor:
+    """An orthonormal basis of the leading eigenspace of a symmetric (d, d), shape (d, count).
+
+    The largest first; each with its largest entry positive.
+    """
+    _, vectors = torch.linalg.eigh(a.to(torch.float64))
+    found = vectors[:, -count:].flip(-1)
+    largest = found.abs().argmax(0, keepdim=True)
+    return found * torch.sign(found.gather(0, largest))
+
+
+class SecondMoment(OneShot):
+    """Noised second moments of all clients, and the leading eigenvectors of their mean."""
+
+    kind: Literal["second-moment"] = "second-moment"
+
+    up: ClassVar[type[Displacement]] = SymmetricMean
+    takes: ClassVar[type[Problem]] = SecondMoments
+    solves: ClassVar[str] = "'principal-eigenvector' or 'kpca'"
+    apart: ClassVar[float] = APART
+
+    def solve(self, mean: Tensor, x: Tensor, manifold: Manifold) -> Tensor:
+        """V_k: k leading eigenvectors for a frame x (d, k), one for a unit vector x (d,)."""
+        count = x.shape[-1] if x.dim() == 2 else 1
+        frame = leading_eigenvectors(unpacked(mean), count)  # Algorithm 1, line 3
+        return frame.reshape(x.shape).to(x.dtype)
+
+
+class LogEuclidean(OneShot):
+    """Noised means of logarithms of all clients, and the exponential of their mean."""
+
+    kind: Literal["log-euclidean"] = "log-euclidean"
+
+    up: ClassVar[type[Displacement]] = SymmetricMean
+    takes: ClassVar[type[Problem]] = LogSums
+    solves: ClassVar[str] = "'frechet-mean' with problem.manifold = 'spd-log-euclidean'"
+
+    def solve(self, mean: Tensor, x: Tensor, manifold: Manifold) -> Tensor:
+        """Exp of the mean logarithm, shape (m, m)."""  # Theorem 3.13
+        return sym_function(unpacked(mean.to(x.dtype)), EXP)
+
+
+class NoisyGram(OneShot):
+    """Noised Gram matrices of all clients, and the least squares that they say."""
+
+    kind: Literal["noisy-gram"] = "noisy-gram"
+    ridge: float = Field(default=0.0, ge=0)
+    """That of the problem."""
+    eigenvalue_floor: float = Field(default=1e-3, gt=0)
+    """Public: least eigenvalue of A_aa that is believed."""
+
+    up: ClassVar[type[Displacement]] = GramMean
+    takes: ClassVar[type[Problem]] = GramMatrices
+    solves: ClassVar[str] = "'least-squares'"
+    apart: ClassVar[float] = APART
+
+    quadratic: ClassVar[float] = 1.0
+    """c of the loss c/2 s^2 - l b s of a score s."""
+    linear: ClassVar[float] = 1.0
+    """l of that loss."""
+
+    def solve(self, mean: Tensor, x: Tensor, manifold: Manifold) -> Tensor:
+        """(c A_aa^+ + rho I)^{-1} l A_ab, shape (d,)."""
+        gram = unpacked(mean.to(torch.float64))
+        values, vectors = torch.linalg.eigh(gram[:-1, :-1])
+        believed = self.quadratic * values.clamp_min(self.eigenvalue_floor) + self.ridge
+        solved = vectors @ ((vectors.mT @ (self.linear * gram[:-1, -1])) / believed)
+        return solved.to(x.dtype)
+
+    def check(self, setting: Any) -> None:
+        """Refuse another ridge than the problem's."""
+        super().check(setting)
+        problem = setting.problem
+        if isinstance(problem, LinearModel) and problem.ridge != self.ridge:
+            raise ValueError(
+                f"training.ridge: expected the problem's {problem.ridge:g}, got {self.ridge:g}"
+            )

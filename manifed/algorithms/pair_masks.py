@@ -45,8 +45,8 @@ from manifed.algorithms.key_offers import (
 from manifed.algorithms.payloads import Down, Payload, PerClient, Point, sized
 from manifed.errors import RoundFailed
 from manifed.graphs.graph import Graph
+from manifed.oracles.minibatch import Ask
 from manifed.oracles.oracle import Draws
-from manifed.oracles.query import Ask
 from manifed.privacy.masked import Hidden
 from manifed.privacy.masks import (
     FLAWS,

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Self, TypeVar
 import torch
 from torch import Tensor
 
-from manifed.manifolds.symmetric import packed_size
+from manifed.manifolds.linalg import packed_size
 
 Layout = tuple[tuple[int, ...], torch.dtype]
 """Shape and type of a tensor."""

@@ -32,9 +32,8 @@ from manifed.algorithms.algorithm import (
 from manifed.algorithms.broadcast import check_tangent
 from manifed.algorithms.payloads import Displacement, MeanGradient, Payload, Point
 from manifed.algorithms.tangent_mean import tangent_mean
-from manifed.oracles.minibatch import Full
+from manifed.oracles.minibatch import Ask, Full
 from manifed.oracles.oracle import Oracle
-from manifed.oracles.query import Ask
 
 
 class RFedSVRG(MappedSteps, ServerUpdate):

@@ -18,9 +18,8 @@ from torch import Tensor
 from manifed.algorithms.algorithm import Here, MappedSteps, Phase
 from manifed.algorithms.payloads import Displacement, DisplacementAndIterate, Payload, Point
 from manifed.manifolds.base import MapChoice
-from manifed.oracles.minibatch import Minibatch, Poisson
+from manifed.oracles.minibatch import Minibatch, Poisson, Query
 from manifed.oracles.oracle import Oracle
-from manifed.oracles.query import Query
 from manifed.privacy.mechanism import ExampleMechanism
 from manifed.schedules.schedule import AnySchedule, factor_of
 

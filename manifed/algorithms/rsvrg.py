@@ -38,9 +38,8 @@ from manifed.algorithms.algorithm import (
 from manifed.algorithms.payloads import Payload
 from manifed.algorithms.rsgd import Option, Output, check_option, one_exchange
 from manifed.manifolds.base import MapChoice
-from manifed.oracles.minibatch import Minibatch, Poisson
+from manifed.oracles.minibatch import Ask, Minibatch, Poisson, Query
 from manifed.oracles.oracle import Oracle
-from manifed.oracles.query import Ask, Query
 from manifed.privacy.mechanism import ExampleMechanism
 
 SUBSET_FACTOR = 3.5

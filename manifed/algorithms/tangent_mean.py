@@ -27,8 +27,7 @@ from torch import Tensor
 from manifed.algorithms.adam import Adam
 from manifed.algorithms.algorithm import ServerState, ServerUpdate, State, There, Weighting
 from manifed.algorithms.averaging import Average
-from manifed.manifolds.base import Manifold, MapChoice
-from manifed.manifolds.defects import DRIFT
+from manifed.manifolds.base import DRIFT, Manifold, MapChoice
 from manifed.schedules.schedule import AnySchedule, factor_of
 
 

@@ -20,8 +20,7 @@ from torch import Tensor
 from manifed.algorithms.algorithm import ClientUpdate
 from manifed.algorithms.one_shot import OneShot
 from manifed.algorithms.payloads import Point
-from manifed.audit.attack import clients
-from manifed.audit.bound import Scores
+from manifed.audit.bound import Scores, clients
 from manifed.federation.client import ClientSetup, Seat, run_update
 from manifed.oracles.minibatch import Full
 from manifed.privacy import accountant

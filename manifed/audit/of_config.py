@@ -8,7 +8,7 @@ from manifed.algorithms.decor import Decor
 from manifed.algorithms.growing_samples import GrowingSamples
 from manifed.algorithms.one_shot import OneShot
 from manifed.algorithms.rsvrg import RSVRG
-from manifed.audit.attack import Audited
+from manifed.audit.bound import Audited
 from manifed.audit.examples import SHORT_STEP, ExampleAttack, worst_case
 from manifed.audit.masks import MaskedAttack
 from manifed.audit.server import ClientAttack

@@ -169,15 +169,16 @@ def register() -> None:
     """Add the commands beside ``run`` to `app`, once."""
     if app.registered_groups:
         return
-    from manifed.cli import commands, correlated, privacy, series, site
+    from manifed.cli import commands, privacy
 
     group = typer.Typer(help="Price privacy without running anything.", no_args_is_help=True)
     prices: list[Callable[..., None]] = [
         privacy.compare, privacy.statement, privacy.ledger, privacy.reconcile, privacy.calibrate,
-        privacy.curve, correlated.secldp, series.series,
+        privacy.curve, privacy.secldp, privacy.series,
     ]  # fmt: skip
     others: list[Callable[..., None]] = [
-        commands.audit, commands.export, commands.plan, commands.report, commands.sweep, site.site
+        commands.audit, commands.export, commands.plan, commands.report, commands.sweep,
+        commands.site,
     ]  # fmt: skip
     for command in prices:
         group.command(command.__name__)(told(command))

@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import PydanticSerializationError
 
+from manifed.durable import read_regular
 from manifed.errors import ConfigError
 from manifed.experiment.paths import check_scalars, fault, nearest
 from manifed.experiment.plugins import (
@@ -20,7 +21,6 @@ from manifed.experiment.plugins import (
 )
 from manifed.experiment.schema import Experiment
 from manifed.problems.data import SiteData
-from manifed.regular import read_regular
 
 _DEEPEST = 32
 """Levels of nesting; the schema has five."""

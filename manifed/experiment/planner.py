@@ -24,11 +24,8 @@ import torch
 from pydantic import Field, ValidationError
 
 from manifed.algorithms.averaging import Average, GeodesicAverage, ProjectorAverage
-from manifed.algorithms.log_euclidean import LogEuclidean
-from manifed.algorithms.noisy_gram import NoisyGram
-from manifed.algorithms.one_shot import OneShot
+from manifed.algorithms.one_shot import LogEuclidean, NoisyGram, OneShot, SecondMoment
 from manifed.algorithms.rsgd import RSGD, ScheduledRSGD
-from manifed.algorithms.second_moment import SecondMoment
 from manifed.algorithms.tangent_mean import TangentMean
 from manifed.errors import ConfigError
 from manifed.experiment.assembly import facts_of

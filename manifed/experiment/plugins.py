@@ -31,7 +31,7 @@ from pydantic_core import (
 )
 
 from manifed.errors import ConfigError
-from manifed.problems.sources import look_in, looked_in, named, source_sha256
+from manifed.problems.data import look_in, looked_in, named, source_sha256
 
 
 def is_plugin(kind: object) -> TypeGuard[str]:

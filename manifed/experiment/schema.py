@@ -75,9 +75,9 @@ TRAINING = Kinds(
         "decor": "algorithms.decor:Decor",
         "masked-mean": "algorithms.masked_mean:MaskedMean",
         "growing-samples": "algorithms.growing_samples:GrowingSamples",
-        "second-moment": "algorithms.second_moment:SecondMoment",
-        "log-euclidean": "algorithms.log_euclidean:LogEuclidean",
-        "noisy-gram": "algorithms.noisy_gram:NoisyGram",
+        "second-moment": "algorithms.one_shot:SecondMoment",
+        "log-euclidean": "algorithms.one_shot:LogEuclidean",
+        "noisy-gram": "algorithms.one_shot:NoisyGram",
     },
 )
 STRATEGY = Kinds(ServerUpdate, {"tangent-mean": "algorithms.tangent_mean:TangentMean"})

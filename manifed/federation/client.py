@@ -21,12 +21,12 @@ from manifed.algorithms.algorithm import (
 )
 from manifed.algorithms.broadcast import check_broadcast
 from manifed.algorithms.payloads import Payload, Point
-from manifed.federation.header import BadMessage, Header
 from manifed.federation.held_out import EVALUATE, LABEL, PrivateEvaluation
 from manifed.federation.memory import Kept, remembered
+from manifed.federation.replies import BadMessage, Header
 from manifed.manifolds.base import Manifold, as_point
+from manifed.oracles.minibatch import UNNOISED, Query
 from manifed.oracles.oracle import Draws, Oracle
-from manifed.oracles.query import UNNOISED, Query
 from manifed.privacy.events import PrivacyUnit, Release
 from manifed.privacy.mechanism import ExampleMechanism
 from manifed.privacy.noise import NoiseSource

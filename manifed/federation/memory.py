@@ -24,7 +24,7 @@ from torch import Tensor
 from manifed.algorithms.algorithm import Memory
 from manifed.durable import write_atomically
 from manifed.errors import one_line
-from manifed.federation.header import Header
+from manifed.federation.replies import Header
 
 log = logging.getLogger("manifed")
 

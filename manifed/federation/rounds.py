@@ -21,12 +21,11 @@ from torch import Tensor
 from manifed.algorithms.algorithm import Collected, Phase, ServerState
 from manifed.algorithms.payloads import Down, Payload, PerClient, Point
 from manifed.errors import BudgetExhausted, ConfigError, RoundFailed
-from manifed.federation.header import Failure, Header
 from manifed.federation.held_out import EVALUATE
 from manifed.federation.plan import Plan, RoundReport
-from manifed.federation.replies import Expectation, Replies
+from manifed.federation.replies import Expectation, Failure, Header, Replies
 from manifed.federation.stack import Transport
-from manifed.manifolds.defects import DRIFT, LARGEST
+from manifed.manifolds.base import DRIFT, LARGEST
 from manifed.privacy.noise import NoiseSource, Stream
 
 log = logging.getLogger("manifed")

@@ -21,9 +21,8 @@ from manifed.algorithms.broadcast import BadBroadcast, all_pass, check_broadcast
 from manifed.algorithms.payloads import Down, Payload, PerClient, down_bytes, downs
 from manifed.errors import ConfigError
 from manifed.federation.client import ClientSide, Seat, run_update
-from manifed.federation.header import Failure, Header
 from manifed.federation.held_out import EVALUATE
-from manifed.federation.replies import Replies
+from manifed.federation.replies import Failure, Header, Replies
 from manifed.privacy.noise import NoiseSource
 from manifed.problems.examples import Examples
 

@@ -30,8 +30,7 @@ from manifed.algorithms.algorithm import Phase
 from manifed.algorithms.payloads import Down, PerClient, down_bytes
 from manifed.errors import ConfigError, one_line
 from manifed.federation.client import ClientSide
-from manifed.federation.header import Failure, Header
-from manifed.federation.replies import Replies
+from manifed.federation.replies import Failure, Header, Replies
 from manifed.federation.stack import Chunking, StackTransport, stacked_or_empty
 from manifed.problems.shards import forget_datasets
 

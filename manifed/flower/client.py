@@ -3,6 +3,10 @@
 What the client adds to its gradients comes from its own reading of the config, never from the
 message; a message of another config is refused. An error stays in this node's own log: the server
 learns that the node is absent, and no more.
+
+A node whose records lie behind a site's own process: this code forwards, and sees none of them.
+
+Whatever the site refuses, it refuses for its own reasons, which stay in the logs of site and node.
 """
 
 import os
@@ -12,7 +16,7 @@ from logging import ERROR
 from pathlib import Path
 from pkgutil import resolve_name
 
-from flwr.app import ConfigRecord, Context, Message
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message
 from flwr.clientapp import ClientApp
 from flwr.common.logger import log
 
@@ -20,11 +24,12 @@ from manifed.algorithms.broadcast import BadBroadcast
 from manifed.experiment.assembly import own_node
 from manifed.experiment.schema import Experiment
 from manifed.federation.client import Node
-from manifed.federation.header import BadMessage
 from manifed.federation.memory import Kept, MemoryStore
+from manifed.federation.replies import BadMessage
 from manifed.flower import handshake, keys
-from manifed.flower.records import shown, tensors_from_record, tensors_to_record
+from manifed.flower.records import pack, read_header, shown, tensors_from_record, tensors_to_record
 from manifed.runs.manifest import code_sha256
+from manifed.site.protocol import Introduction, Question, Refusal, Tensors, Update, about, ask
 
 DEPLOYED = "flwr-clientapp"
 """The program that a SuperNode starts for each message."""
@@ -181,3 +186,44 @@ def client_app_of(experiment: Callable[[Context], Experiment]) -> ClientApp:
     # In a checkout this is the folder `clients` beside the library.
     app_of = resolve_name("manifed.flower.clients.local_training:app_of")
     return app_of(lambda context: node_of(context, experiment(context)), forwarded)
+
+
+class NoAnswer(RuntimeError):
+    """The site did not answer; the text is for the log of this node."""
+
+
+def introduced(message: Message, context: Context, config: Experiment) -> Message:
+    """The reply to the handshake's query, in the site's name.
+
+    Raises:
+        NoAnswer, OSError, BadFrame: the site refused, or there is none.
+    """
+    told, _ = _asked(context, config, about(config), {})
+    if not isinstance(told, Introduction):
+        raise NoAnswer("the site did not introduce itself")
+    said = (told.partition, told.num_examples, told.config_sha256, told.code_sha256)
+    return Message(handshake.introduction(*said), reply_to=message)
+
+
+def answered(message: Message, context: Context, config: Experiment) -> Message:
+    """The reply to a training message, as the site noised it; errors as `introduced`."""
+    header = read_header(message.content)
+    arrays = message.content.get(keys.PAYLOAD, ArrayRecord())
+    down = tensors_from_record(arrays) if isinstance(arrays, ArrayRecord) else {}
+    question = about(config, str(context.run_id), header)
+    told, up = _asked(context, config, question, down)
+    if not isinstance(told, Update):
+        raise NoAnswer("the site did not answer with an update")
+    content = pack(header, None, noise_origin=told.noise_origin)
+    content[keys.PAYLOAD] = tensors_to_record(dict(up))
+    return Message(content, reply_to=message)
+
+
+def _asked(
+    context: Context, config: Experiment, question: Question, down: Tensors
+) -> tuple[Introduction | Update, Tensors]:
+    path = Path(str(context.node_config[keys.SITE_SOCKET]))
+    told, up = ask(path, question, down, config.federation.replies.timeout)
+    if isinstance(told, Refusal):
+        raise NoAnswer(f"the site refused: {told.reason}")
+    return told, up

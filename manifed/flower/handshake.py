@@ -26,7 +26,7 @@ from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
-from manifed.federation.header import plain
+from manifed.federation.replies import plain
 from manifed.flower import keys
 from manifed.flower.polling import is_simulated
 from manifed.flower.records import BadMessage, shown

@@ -15,8 +15,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from torch import Tensor
 
 from manifed.algorithms.payloads import Payload
-from manifed.federation.header import BadMessage, Header
-from manifed.federation.replies import flaw
+from manifed.federation.replies import BadMessage, Header, flaw
 from manifed.flower import keys
 
 P = TypeVar("P", bound=Payload)

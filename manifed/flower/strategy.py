@@ -24,10 +24,9 @@ from manifed.algorithms.algorithm import ClientUpdate, ServerState, ServerUpdate
 from manifed.algorithms.payloads import Down
 from manifed.errors import BudgetExhausted, ConfigError, RoundFailed
 from manifed.federation.cohorts import Cohort, Everyone
-from manifed.federation.header import Header
 from manifed.federation.held_out import EVALUATE
 from manifed.federation.plan import Plan, RoundReport
-from manifed.federation.replies import Replies, ReplyPolicy
+from manifed.federation.replies import Header, Replies, ReplyPolicy
 from manifed.federation.rounds import (
     Attempt,
     Mean,
@@ -43,8 +42,7 @@ from manifed.federation.rounds import (
 )
 from manifed.flower.records import tensors_from_record, tensors_to_record
 from manifed.flower.transport import MessageTransport
-from manifed.manifolds.base import Manifold
-from manifed.manifolds.defects import TOLERANCE
+from manifed.manifolds.base import TOLERANCE, Manifold
 from manifed.plan import plan as planned
 from manifed.privacy.account import Account, opened
 from manifed.privacy.noise import NoiseSource

@@ -17,9 +17,8 @@ from torch import Tensor
 
 from manifed.algorithms.algorithm import Phase
 from manifed.algorithms.payloads import Down, Payload, PerClient, down_bytes, downs
-from manifed.federation.header import Failure, Header, Kind, plain
 from manifed.federation.plan import Plan
-from manifed.federation.replies import Replies
+from manifed.federation.replies import Failure, Header, Kind, Replies, plain
 from manifed.federation.stack import stacked_or_empty
 from manifed.flower.handshake import meet
 from manifed.flower.polling import UNREADABLE_REPLY

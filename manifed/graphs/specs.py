@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from manifed.durable import read_regular
 from manifed.graphs.graph import Graph
-from manifed.regular import read_regular
 
 _MOST_PAIRS = 1 << 22
 """Edges of one graph, and pairs of nodes that draws of a random one look at: some seconds."""

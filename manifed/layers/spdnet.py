@@ -10,9 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from manifed.layers.orthogonal import frame
-from manifed.manifolds.linalg import LOG, ScalarFunction, sym, sym_function
+from manifed.manifolds.linalg import LOG, ScalarFunction, packed, sym, sym_function
 from manifed.manifolds.stiefel import Metric
-from manifed.manifolds.symmetric import packed
 
 
 class BiMap(nn.Module):

@@ -21,8 +21,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from manifed.manifolds.base import Submanifold
-from manifed.manifolds.defects import gram_defect
+from manifed.manifolds.base import Submanifold, gram_defect
 from manifed.manifolds.linalg import identity_like, polar
 
 

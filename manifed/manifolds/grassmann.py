@@ -11,8 +11,7 @@ Compare points by their projectors or ``dist``, never entry by entry.
 import torch
 from torch import Tensor
 
-from manifed.manifolds.base import Submanifold
-from manifed.manifolds.defects import gram_defect
+from manifed.manifolds.base import Submanifold, gram_defect
 from manifed.manifolds.linalg import above_zero, expm, identity_like, length, polar, quotient
 
 

@@ -10,8 +10,7 @@ logarithm is unique while every rotation angle of x^T y is below pi.
 import torch
 from torch import Tensor
 
-from manifed.manifolds.base import Submanifold
-from manifed.manifolds.defects import gram_defect
+from manifed.manifolds.base import Submanifold, gram_defect
 from manifed.manifolds.linalg import (
     above_zero,
     expm,

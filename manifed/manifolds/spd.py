@@ -33,8 +33,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from manifed.manifolds.base import Manifold
-from manifed.manifolds.defects import largest_entry
+from manifed.manifolds.base import Manifold, largest_entry
 from manifed.manifolds.linalg import (
     EXP,
     LOG,

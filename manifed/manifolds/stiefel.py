@@ -20,8 +20,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from manifed.manifolds.base import Manifold, safe_sqrt
-from manifed.manifolds.defects import gram_defect
+from manifed.manifolds.base import Manifold, gram_defect, safe_sqrt
 from manifed.manifolds.linalg import (
     RSQRT,
     above_zero,

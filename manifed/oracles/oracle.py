@@ -18,8 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from manifed.oracles.minibatch import Array, rows_of, rows_of_least
-from manifed.oracles.query import UNNOISED, Query, WrongSize
+from manifed.oracles.minibatch import UNNOISED, Array, Query, WrongSize, rows_of, rows_of_least
 from manifed.oracles.sums import (
     clip_each,
     correction_sum,

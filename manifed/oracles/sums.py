@@ -16,8 +16,8 @@ from torch import Tensor
 
 from manifed.manifolds.base import Manifold
 from manifed.oracles.blocks import Points, blocks
-from manifed.oracles.query import Query
-from manifed.privacy.clipping import clip_factors, clipped
+from manifed.oracles.minibatch import Query
+from manifed.privacy.mechanism import clip_factors, clipped
 from manifed.problems.examples import Examples
 from manifed.problems.linear import LinearModel
 from manifed.problems.problem import Problem

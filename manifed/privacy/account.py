@@ -17,12 +17,10 @@ from typing import Any, Final
 import numpy as np
 
 from manifed.errors import BudgetExhausted, ConfigError
-from manifed.privacy import cohorts
-from manifed.privacy.cohorts import Members
 from manifed.privacy.ledger import Entry, Head, Ledger, Reserves, Settles, checked_key
 from manifed.privacy.odometer import ORIGINS, Odometer
 from manifed.privacy.statement import Promise
-from manifed.privacy.tariff import Terms
+from manifed.privacy.tariff import Members, Terms, encode, members
 
 log = logging.getLogger("manifed")
 KEY_FILE: Final = "MANIFED_LEDGER_KEY_FILE"
@@ -144,7 +142,7 @@ class Account:
             if passed and not promise.passed_target(promise.made(self.odometer)):
                 log.warning("%s", passed)
             self.write(entry)
-        self._done.append(cohorts.encode(cohort))
+        self._done.append(encode(cohort))
         self._next = server_round + 1
 
     def note_origins(self, server_round: int, origins: frozenset[str]) -> None:
@@ -200,9 +198,7 @@ class Account:
             settles=self._settling(),
             terms=None if terms == self._written else terms,
             planned=None if plan == self.odometer.planned else plan,
-            reserves=Reserves(
-                first=first, last=last, attempt=attempt, cohort=cohorts.encode(cohort)
-            ),
+            reserves=Reserves(first=first, last=last, attempt=attempt, cohort=encode(cohort)),
         )
 
     def _entry(self, first: int, attempt: int, cohort: Members) -> Entry:
@@ -251,7 +247,7 @@ class Account:
             )
 
     def _members(self, partitions: Iterable[int]) -> Members:
-        cohort = cohorts.members(partitions)
+        cohort = members(partitions)
         if cohort.size and cohort[-1] >= self._population:
             raise ValueError(f"Expected clients < {self._population}, got {cohort[-1]}")
         return cohort

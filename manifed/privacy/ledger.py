@@ -76,7 +76,7 @@ class Reserves(Frozen):
     last: int = Field(le=MOST_ROUNDS)
     attempt: int = Field(default=0, ge=0)
     cohort: str
-    """Who may be sent a message in each of them (manifed/privacy/cohorts.py)."""
+    """Who may be sent a message in each of them (manifed/privacy/tariff.py)."""
 
     @model_validator(mode="after")
     def _in_order(self) -> "Reserves":

@@ -30,8 +30,8 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from torch import Tensor
 
+from manifed.durable import read_regular
 from manifed.privacy.noise import EdgeStream, NoiseSource, Precision
-from manifed.regular import read_regular
 
 _LONGEST_FILE = 1 << 26
 """Bytes of a file of pinned keys."""

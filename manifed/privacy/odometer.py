@@ -6,7 +6,7 @@ the number of clients, whatever the number of rounds.
 
 Against an adversary who sees cohorts a client pays for each attempt whose cohort it may have been
 in; against one who does not, every client pays for every cohort draw that was made or planned, as
-a coin (`manifed.privacy.adversaries`).
+a coin (`manifed.privacy.events`).
 Guarantee: every epsilon is an upper bound.
 """
 
@@ -20,10 +20,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from manifed.privacy import accountant
-from manifed.privacy.adversaries import ADVERSARIES, OF_MASKS, Adversary
-from manifed.privacy.cohorts import Members, decode
 from manifed.privacy.composition import compose
 from manifed.privacy.events import (
+    ADVERSARIES,
+    OF_MASKS,
+    Adversary,
     NeighboringRelation,
     PrivacyUnit,
     Releases,
@@ -33,7 +34,7 @@ from manifed.privacy.events import (
 )
 from manifed.privacy.ledger import Amendment, Entry, Reserves, Settles
 from manifed.privacy.participation import external_epsilon
-from manifed.privacy.tariff import Terms
+from manifed.privacy.tariff import Members, Terms, decode
 
 ORIGINS: Final = "noise_origins"
 """What an entry says of where the noise of a run came from."""

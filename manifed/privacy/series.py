@@ -26,8 +26,7 @@ from pydantic import Field
 
 from manifed.privacy import gaussian
 from manifed.privacy.events import Frozen
-from manifed.schedules.schedule import Array
-from manifed.schedules.time_varying import TimeVarying
+from manifed.schedules.schedule import Array, TimeVarying
 
 ROUNDING: Final = 2.0**-44
 """Allowed, relatively, to each term and each step of a recursion: some hundred ulps."""

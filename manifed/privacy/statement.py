@@ -16,14 +16,13 @@ from typing import Any, Final
 import numpy as np
 
 from manifed.errors import BudgetExhausted, ConfigError
-from manifed.privacy.adversaries import Adversary
-from manifed.privacy.cohorts import encode
 from manifed.privacy.composition import NoValidBound
+from manifed.privacy.events import Adversary
 from manifed.privacy.label import label_of
 from manifed.privacy.ledger import Entry, Head, Ledger, LedgerDamaged, Reserves
 from manifed.privacy.odometer import LIMITS, Odometer
 from manifed.privacy.published import Claim
-from manifed.privacy.tariff import Made, Tariff, Terms
+from manifed.privacy.tariff import Made, Tariff, Terms, encode
 
 PUBLIC: Final = "shard sizes, the config and the number of rounds are public"
 ORACLE: Final = (

@@ -19,9 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import default_collate
 
-from manifed.problems.data import DataSource
-from manifed.problems.sources import named
-from manifed.regular import check_regular
+from manifed.durable import check_regular
+from manifed.problems.data import DataSource, named
 
 Array = NDArray[np.float64]
 Format = Literal["csv", "npy", "npz", "parquet", "safetensors"]

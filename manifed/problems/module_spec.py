@@ -8,8 +8,8 @@ import torch
 from pydantic import Field, field_validator
 from torch import Tensor, nn
 
-from manifed.problems import file_formats, sources
-from manifed.problems.data import ExampleKind
+from manifed.problems import file_formats
+from manifed.problems.data import ExampleKind, named
 from manifed.problems.examples import Examples
 from manifed.problems.module_problem import LOSSES, ModuleProblem, module_problem
 from manifed.problems.problem import ModelStart, Problem, ProblemSource, Start
@@ -43,7 +43,7 @@ class ModuleSpec(ProblemSource):
     @field_validator("model")
     @classmethod
     def _is_function(cls, model: str) -> str:
-        found = sources.named(model, "factory")
+        found = named(model, "factory")
         if not callable(found):
             raise ValueError(f"expected a function that makes a module, got {model!r}")
         return model
@@ -109,7 +109,7 @@ def _built(
     is_short: bool,
     shares: tuple[tuple[str, float], ...] | None,
 ) -> ModuleProblem:
-    factory = sources.named(model, "factory")
+    factory = named(model, "factory")
     try:
         module = made(factory, seed)
     except Exception as error:
@@ -122,7 +122,7 @@ def _built(
         )
     return module_problem(
         module,
-        loss if loss in LOSSES else sources.named(loss, "function"),
+        loss if loss in LOSSES else named(loss, "function"),
         dtype=torch.float32 if is_short else torch.float64,
         clip_shares=None if shares is None else dict(shares),
     )

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from manifed.errors import short
-from manifed.problems import row_rules
+from manifed.problems import rows as row_rules
 from manifed.problems.data import Dataset, ExampleKind, checksum
 from manifed.problems.examples import Examples
 from manifed.problems.file_formats import Array, BadFile, Layout, Raw, function

@@ -25,9 +25,8 @@ import torch
 from torch import Tensor
 
 from manifed.manifolds.euclidean import Euclidean
-from manifed.manifolds.linalg import LOG, sym_function
+from manifed.manifolds.linalg import LOG, packed, packed_size, sym_function
 from manifed.manifolds.spd import SPD
-from manifed.manifolds.symmetric import packed, packed_size
 from manifed.problems.examples import Examples
 from manifed.problems.problem import Problem
 from manifed.problems.rows import squared_norms

@@ -19,8 +19,8 @@ from pydantic import ConfigDict, Field
 from torch import Tensor
 
 from manifed.durable import write_atomically
-from manifed.federation.header import KINDS, Kind
 from manifed.federation.plan import RoundReport
+from manifed.federation.replies import KINDS, Kind
 from manifed.runs.folder import (
     Count,
     FolderDamaged,

@@ -27,7 +27,7 @@ from manifed.plan import promise_of
 from manifed.privacy import label
 from manifed.privacy.account import anchors_of, ledger_key
 from manifed.privacy.accountant import NoValidBound
-from manifed.privacy.adversaries import named
+from manifed.privacy.events import named
 from manifed.privacy.ledger import RESTORE, Amendment, Entry, Ledger, LedgerDamaged, Verified
 from manifed.privacy.odometer import Odometer
 from manifed.privacy.statement import Promise

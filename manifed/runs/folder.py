@@ -37,7 +37,7 @@ from pydantic import (
     model_validator,
 )
 
-from manifed import regular
+from manifed import durable
 from manifed.durable import (
     append_line,
     close_to_writers,
@@ -48,8 +48,8 @@ from manifed.durable import (
     write_atomically,
 )
 from manifed.errors import RoundFailed, one_line, short
-from manifed.federation.header import KINDS
-from manifed.privacy.adversaries import AdversaryName, MaskAdversaryName
+from manifed.federation.replies import KINDS
+from manifed.privacy.events import AdversaryName, MaskAdversaryName
 from manifed.privacy.label import LABELS
 
 if TYPE_CHECKING:  # who only reads numbers needs no torch
@@ -268,7 +268,7 @@ class RunFolder:
         """
         expected = "experiment.toml as the run wrote it"
         with _refused(self.experiment_path, expected):
-            content = regular.read_regular(self.experiment_path)
+            content = durable.read_regular(self.experiment_path)
         if experiment_digest(content) != digest:
             raise FolderDamaged(self.experiment_path, expected, "an edited one; restore it")
 
@@ -434,14 +434,14 @@ def is_there(path: Path) -> bool:
     return True
 
 
-def check_regular(path: Path, expected: str, most: int = regular.MOST_BYTES) -> None:
+def check_regular(path: Path, expected: str, most: int = durable.MOST_BYTES) -> None:
     """Refuse what is no regular file of at most ``most`` bytes, before anything opens it.
 
     Raises:
         FolderDamaged: for none, a folder, a pipe, a device, a loop of links.
     """
     with _refused(path, expected):
-        regular.check_regular(path, most)
+        durable.check_regular(path, most)
 
 
 @contextmanager
@@ -461,7 +461,7 @@ def json_object(path: Path) -> dict[str, Any]:
         FolderDamaged: for anything else.
     """
     with _refused(path, "JSON"):
-        content = regular.read_regular(path)
+        content = durable.read_regular(path)
     return object_of(content, path)
 
 

@@ -13,10 +13,10 @@ from typing import Any
 
 from manifed.errors import ConfigError, one_line
 from manifed.experiment.schema import Experiment, sha256
-from manifed.federation.header import KINDS
+from manifed.federation.replies import KINDS
 from manifed.plan import budget_of, reporting_delta
 from manifed.privacy.accountant import NoValidBound
-from manifed.privacy.adversaries import CLIENT_LEVEL, EXTERNAL, OF_MASKS, SERVER
+from manifed.privacy.events import CLIENT_LEVEL, EXTERNAL, OF_MASKS, SERVER
 from manifed.privacy.odometer import Odometer
 from manifed.privacy.tariff import Tariff
 from manifed.runs.evidence import judged, saved_config

@@ -22,14 +22,12 @@ from typing import Any, Final
 
 from manifed.errors import ConfigError
 from manifed.privacy.account import ledger_key
-from manifed.privacy.adversaries import SERVER
-from manifed.privacy.cohorts import decode
 from manifed.privacy.composition import NoValidBound
-from manifed.privacy.events import Releases
+from manifed.privacy.events import SERVER, Releases
 from manifed.privacy.label import label_of
 from manifed.privacy.ledger import Entry, Head, Ledger, LedgerDamaged, Reserves
 from manifed.privacy.odometer import LIMITS, PLACE, Odometer
-from manifed.privacy.tariff import ClientReleases, Terms
+from manifed.privacy.tariff import ClientReleases, Terms, decode
 
 log = logging.getLogger("manifed")
 

@@ -25,7 +25,7 @@ from torch import Tensor
 from manifed.algorithms.payloads import Layout
 from manifed.errors import one_line
 from manifed.experiment.schema import Experiment, canonical, sha256
-from manifed.federation.header import Header
+from manifed.federation.replies import Header
 
 MAGIC: Final = b"manifed-site-2\n"
 MOST_CONFIG: Final = 1 << 16

@@ -34,10 +34,9 @@ from manifed.experiment.load import parse, table_of_canonical, without_paths
 from manifed.experiment.plugins import allowed_here
 from manifed.experiment.schema import Experiment, sha256
 from manifed.federation.client import Node, answer
-from manifed.federation.header import BadMessage, Header
 from manifed.federation.held_out import EVALUATE
 from manifed.federation.memory import MemoryStore
-from manifed.federation.replies import flaw
+from manifed.federation.replies import BadMessage, Header, flaw
 from manifed.privacy.events import Releases
 from manifed.problems.data import SiteData
 from manifed.runs.manifest import code_sha256

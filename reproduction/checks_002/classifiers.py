@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 import torch
 
-from manifed.graphs.mixing import metropolis_hastings
+from manifed.graphs.graph import metropolis_hastings
 from manifed.graphs.specs import Ring
 from reproduction.checks_002.network import AGENTS, SCHEDULES, Learner, accuracies, task
 from reproduction.endless import Releases

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from manifed.schedules.time_varying import TimeVarying
+from manifed.schedules.schedule import TimeVarying
 from reproduction.checks_002.settings import (
     COVARIANCE,
     DIM,

@@ -14,11 +14,11 @@ from sklearn.datasets import load_breast_cancer, load_digits
 from torch import Tensor, nn
 from torch.func import functional_call, grad
 
-from manifed.graphs.mixing import metropolis_hastings
+from manifed.graphs.graph import metropolis_hastings
 from manifed.graphs.specs import Ring
 from manifed.problems.real import mnist
 from manifed.problems.shards import data_folder
-from manifed.schedules.time_varying import TimeVarying
+from manifed.schedules.schedule import TimeVarying
 from reproduction.findings import Finding, verdict_of
 
 AGENTS = 5

@@ -7,10 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from manifed.graphs.mixing import metropolis_hastings
+from manifed.graphs.graph import metropolis_hastings
 from manifed.graphs.specs import Complete, Ring
-from manifed.schedules.schedule import Constant
-from manifed.schedules.time_varying import EXAMPLES, TimeVarying
+from manifed.schedules.schedule import EXAMPLES, Constant, TimeVarying
 from reproduction.endless import Releases
 from reproduction.time_varying_reference import Array
 

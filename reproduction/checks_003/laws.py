@@ -19,7 +19,7 @@ from manifed.manifolds import (
     Sphere,
     Stiefel,
 )
-from manifed.privacy.clipping import clipped
+from manifed.privacy.mechanism import clipped
 from manifed.privacy.noise import NoiseSource, Stream
 from reproduction import printed_samplers as paper
 from reproduction.findings import Finding, verdict_of

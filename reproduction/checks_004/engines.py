@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 
 from manifed.algorithms.decor import Decor
-from manifed.audit.attack import Audited, find
+from manifed.audit.bound import Audited, find
 from manifed.audit.masks import MaskedAttack
 from manifed.experiment.load import parse
 from manifed.graphs.specs import Ring, Torus

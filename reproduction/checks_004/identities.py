@@ -3,8 +3,14 @@
 import numpy as np
 import torch
 
-from manifed.graphs.graph import Graph, algebraic_connectivity, connectivity_without
-from manifed.graphs.mixing import Weights, complete_mixing, metropolis_hastings
+from manifed.graphs.graph import (
+    Graph,
+    Weights,
+    algebraic_connectivity,
+    complete_mixing,
+    connectivity_without,
+    metropolis_hastings,
+)
 from manifed.graphs.specs import Complete, Ring, Star, Torus
 from manifed.privacy.masks import Agreement, masks
 from reproduction.decor_reference import LeastSquares, Setting, run

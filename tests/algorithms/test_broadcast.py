@@ -11,7 +11,7 @@ from manifed.algorithms.payloads import Point
 from manifed.experiment.assembly import client_side
 from manifed.experiment.load import load
 from manifed.experiment.schema import sha256
-from manifed.federation.header import Header
+from manifed.federation.replies import Header
 from manifed.federation.stack import StackTransport
 from manifed.flower.client import client_app_of
 from manifed.flower.inline import InlineGrid

@@ -18,8 +18,7 @@ from manifed.errors import BudgetExhausted, ConfigError, RoundFailed
 from manifed.experiment.assembly import client_side, initial_point, load_shards, plan_of
 from manifed.federation import memory
 from manifed.federation.client import Seat, run_update
-from manifed.federation.header import Failure
-from manifed.federation.replies import ReplyPolicy
+from manifed.federation.replies import Failure, ReplyPolicy
 from manifed.federation.rounds import free, run_rounds
 from manifed.federation.stack import StackTransport
 from manifed.flower.client import client_app_of
@@ -27,7 +26,7 @@ from manifed.flower.inline import InlineGrid
 from manifed.flower.transport import MessageTransport
 from manifed.plan import planned_statement, promise_of
 from manifed.privacy.account import Account
-from manifed.privacy.adversaries import COALITION, EVERYBODY, ONE_NODE, SERVER
+from manifed.privacy.events import COALITION, EVERYBODY, ONE_NODE, SERVER
 from manifed.privacy.masks import seeded_pairs
 from manifed.privacy.noise import EdgeStream, NoiseSource, Stream
 from manifed.privacy.secldp import Correlated, Rounds, against, worst

@@ -8,7 +8,7 @@ import pytest
 import torch
 from scipy import stats
 
-from manifed.audit.attack import find
+from manifed.audit.bound import find
 from manifed.errors import ConfigError
 from manifed.experiment.assembly import client_side, initial_point
 from manifed.experiment.load import dump, parse
@@ -21,7 +21,7 @@ from manifed.privacy.events import Release
 from manifed.privacy.noise import NoiseSource, Stream, laplace_of_uniforms
 from manifed.problems.examples import Examples
 from manifed.problems.linear import LeastSquares
-from manifed.schedules.time_varying import EXAMPLES, TimeVarying
+from manifed.schedules.schedule import EXAMPLES, TimeVarying
 from reproduction.endless import Releases, epsilon_of_zcdp
 from tests.algorithms.gossip_runs import WAYS, reports_of
 from tests.algorithms.test_growing_samples import (

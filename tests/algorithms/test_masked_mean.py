@@ -10,12 +10,12 @@ from manifed.algorithms.masked_mean import REVEAL
 from manifed.errors import BudgetExhausted, ConfigError, RoundFailed
 from manifed.experiment.assembly import initial_point, plan_of
 from manifed.experiment.load import parse
-from manifed.federation.header import Failure
+from manifed.federation.replies import Failure
 from manifed.federation.rounds import run_rounds
 from manifed.oracles.oracle import Draws
 from manifed.plan import promise_of
 from manifed.privacy.account import opened
-from manifed.privacy.adversaries import COALITION, EVERYBODY, ONE_NODE, SERVER
+from manifed.privacy.events import COALITION, EVERYBODY, ONE_NODE, SERVER
 from manifed.privacy.gaussian import epsilon as gdp_epsilon
 from manifed.privacy.noise import NoiseSource
 from manifed.privacy.secldp import Correlated, against, worst

@@ -12,13 +12,11 @@ from hypothesis import strategies as st
 from scipy import stats
 
 import manifed
-from manifed.algorithms.log_euclidean import LogEuclidean
-from manifed.algorithms.noisy_gram import NoisyGram
-from manifed.algorithms.second_moment import SecondMoment
+from manifed.algorithms.one_shot import LogEuclidean, NoisyGram, SecondMoment
 from manifed.errors import ConfigError
 from manifed.experiment.load import load
+from manifed.manifolds.linalg import packed, packed_size, unpacked
 from manifed.manifolds.spd import SPDLogEuclidean
-from manifed.manifolds.symmetric import packed, packed_size, unpacked
 from manifed.oracles.oracle import Draws, Oracle
 from manifed.privacy.mechanism import ExampleMechanism, Noise
 from manifed.privacy.noise import NoiseSource

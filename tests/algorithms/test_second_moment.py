@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from manifed.algorithms.algorithm import Collected
-from manifed.algorithms.second_moment import SecondMoment, leading_eigenvectors
+from manifed.algorithms.one_shot import SecondMoment, leading_eigenvectors
 from manifed.errors import ConfigError
 from manifed.experiment.load import load
 from manifed.federation.rounds import ServerDraws
-from manifed.manifolds.symmetric import packed, packed_size, unpacked
+from manifed.manifolds.linalg import packed, packed_size, unpacked
 from manifed.privacy.mechanism import ClientMechanism
 from manifed.privacy.noise import NoiseSource
 from manifed.problems.pca import KPCA, PrincipalEigenvector, principal_angle

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from manifed.algorithms.payloads import Point
 from manifed.algorithms.rsvrg import RSVRG
-from manifed.audit.attack import clients
-from manifed.audit.bound import Scores
+from manifed.audit.bound import Scores, clients
 from manifed.audit.examples import SHORT_STEP, ExampleAttack
 from manifed.oracles.oracle import Draws, Oracle
 from manifed.privacy import accountant

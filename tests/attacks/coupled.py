@@ -14,11 +14,10 @@ from torch import Tensor
 
 from manifed.algorithms.growing_samples import GrowingSamples, OwnAndMixed, OwnModel
 from manifed.algorithms.payloads import Point
-from manifed.audit.attack import Audited, clients
-from manifed.audit.bound import Scores
+from manifed.audit.bound import Audited, Scores, clients
 from manifed.federation.client import ClientSetup, Seat, run_update
 from manifed.graphs.specs import Ring
-from manifed.oracles.query import Query
+from manifed.oracles.minibatch import Query
 from manifed.privacy import accountant
 from manifed.privacy.events import Release
 from manifed.privacy.mechanism import ExampleMechanism, Noise
@@ -27,7 +26,7 @@ from manifed.privacy.series import Releases
 from manifed.problems.examples import Examples
 from manifed.problems.linear import LeastSquares
 from manifed.problems.rows import row_products
-from manifed.schedules.time_varying import EXAMPLES
+from manifed.schedules.schedule import EXAMPLES
 from reproduction.endless import printed_epsilon
 
 

@@ -13,11 +13,10 @@ import torch
 from torch import Tensor
 
 from manifed.algorithms.decor import Decor
+from manifed.algorithms.one_shot import SecondMoment
 from manifed.algorithms.rsgd import RSGD
 from manifed.algorithms.rsvrg import RSVRG
-from manifed.algorithms.second_moment import SecondMoment
-from manifed.audit.attack import Audited, find_all
-from manifed.audit.bound import Scores
+from manifed.audit.bound import Audited, Scores, find_all
 from manifed.audit.examples import SHORT_STEP, ExampleAttack, worst_case
 from manifed.audit.masks import MaskedAttack
 from manifed.audit.server import ClientAttack

@@ -9,8 +9,7 @@ from scipy import stats
 
 from manifed.algorithms.rsgd import RSGD
 from manifed.algorithms.rsvrg import RSVRG
-from manifed.audit.attack import Audited, Finding, find, find_all
-from manifed.audit.bound import Verdict, audit, clopper_pearson
+from manifed.audit.bound import Audited, Finding, Verdict, audit, clopper_pearson, find, find_all
 from manifed.audit.examples import SHORT_STEP, ExampleAttack, worst_case
 from manifed.experiment.assembly import initial_point, load_shards
 from manifed.experiment.load import load

@@ -5,13 +5,13 @@ from dataclasses import replace
 import pytest
 
 from manifed.algorithms.growing_samples import GrowingSamples
-from manifed.audit.attack import find
+from manifed.audit.bound import find
 from manifed.audit.of_config import attacks_of
 from manifed.errors import ConfigError
 from manifed.privacy import accountant
 from manifed.privacy.mechanism import ExampleMechanism, Noise
 from manifed.privacy.noise import NoiseSource
-from manifed.schedules.time_varying import EXAMPLES
+from manifed.schedules.schedule import EXAMPLES
 from tests.algorithms.test_growing_samples import experiment
 from tests.attacks.coupled import (
     CoupledAttack,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from manifed.audit.attack import find_strongest
+from manifed.audit.bound import find_strongest
 from manifed.audit.of_config import attacks_of
 from manifed.experiment.load import parse
 

@@ -8,6 +8,7 @@ from typing import Literal
 import torch
 
 from manifed.algorithms.algorithm import ClientUpdate, Memory, Phase
+from manifed.algorithms.one_shot import SecondMoment
 from manifed.algorithms.payloads import MeanGradient, Payload, Point, PointAndDisplacement
 from manifed.algorithms.projected import Projected, ProjectedPartial
 from manifed.algorithms.rfedags import RFedAGS
@@ -15,11 +16,9 @@ from manifed.algorithms.rfedprox import RFedProx
 from manifed.algorithms.rfedsvrg import RFedSVRG
 from manifed.algorithms.rsgd import RSGD, ScheduledRSGD
 from manifed.algorithms.rsvrg import RSVRG
-from manifed.algorithms.second_moment import SecondMoment
 from manifed.federation.client import ClientSetup, Seat, run_update
-from manifed.oracles.minibatch import Full, Minibatch, Poisson, WithoutReplacement
+from manifed.oracles.minibatch import Ask, Full, Minibatch, Poisson, Query, WithoutReplacement
 from manifed.oracles.oracle import Asked, Batch, Draws
-from manifed.oracles.query import Ask, Query
 from manifed.privacy.mechanism import ExampleMechanism, Noise
 from manifed.privacy.noise import NoiseSource
 from manifed.problems.examples import Examples

@@ -17,14 +17,13 @@ from manifed.experiment.assembly import client_side, plan_of
 from manifed.experiment.load import load
 from manifed.federation.client import Uncharged
 from manifed.federation.cohorts import FixedSize
-from manifed.federation.header import Failure
+from manifed.federation.replies import Failure
 from manifed.federation.stack import StackTransport
 from manifed.manifolds.sphere import Sphere
 from manifed.oracles.minibatch import Full, Minibatch, Poisson
 from manifed.plan import promise_of
 from manifed.privacy import accountant
-from manifed.privacy.adversaries import EXTERNAL, SERVER
-from manifed.privacy.events import PoissonSampled, Release
+from manifed.privacy.events import EXTERNAL, SERVER, PoissonSampled, Release
 from manifed.privacy.ledger import Ledger
 from manifed.privacy.mechanism import ExampleMechanism, Noise
 from manifed.privacy.noise import NoiseSource

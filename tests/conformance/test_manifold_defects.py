@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from manifed.manifolds.defects import LARGEST, TOLERANCE
+from manifed.manifolds.base import LARGEST, TOLERANCE
 from manifed.manifolds.hyperbolic import Lorentz
 from manifed.manifolds.sphere import Sphere
 from tests.conformance.manifold_cases import CASES, lorentz_of_radius

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from manifed.manifolds.defects import TOLERANCE
+from manifed.manifolds.base import TOLERANCE
 from tests.conformance.manifold_marks import ALL
 
 ROUNDING = 2e-5

@@ -6,11 +6,10 @@ import torch
 from manifed.algorithms.payloads import Point
 from manifed.algorithms.rsgd import RSGD
 from manifed.federation.client import ClientSide
-from manifed.federation.header import Header
+from manifed.federation.replies import Header
 from manifed.federation.stack import StackTransport
-from manifed.oracles.minibatch import Full, Poisson, WithoutReplacement
+from manifed.oracles.minibatch import Ask, Full, Poisson, Query, WithoutReplacement, WrongSize
 from manifed.oracles.oracle import Draws, Oracle
-from manifed.oracles.query import Ask, Query, WrongSize
 from manifed.privacy.mechanism import ExampleMechanism
 from manifed.privacy.noise import NoiseSource
 from manifed.problems.examples import Examples

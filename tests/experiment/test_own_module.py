@@ -7,7 +7,7 @@ import pytest
 import torch
 from flwr.app import Context, RecordDict
 
-from manifed.audit.attack import find_strongest
+from manifed.audit.bound import find_strongest
 from manifed.audit.of_config import attacks_of
 from manifed.errors import ConfigError
 from manifed.experiment.assembly import client_side, initial_point, plan_of

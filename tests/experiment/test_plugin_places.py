@@ -15,7 +15,7 @@ from manifed.errors import ConfigError
 from manifed.experiment.load import load
 from manifed.experiment.plugins import NOTED, VARIABLE, sha256_of
 from manifed.flower.run_config import experiment_of, run_config_of
-from manifed.problems.sources import FOLDERS
+from manifed.problems.data import FOLDERS
 from manifed.runs.evidence import saved_config
 from manifed.runs.folder import FolderDamaged
 from manifed.runs.report.public import viewed
@@ -97,9 +97,7 @@ def test_beside_the_config_comes_first_and_hides_nothing_that_python_finds_itsel
 def test_a_process_that_this_one_starts_looks_where_it_does(places):
     grow(places.a)
     load(config_in(places.a))
-    program = (
-        "from manifed.problems.sources import named; print(named('meadow:Cut', 'c').__module__)"
-    )
+    program = "from manifed.problems.data import named; print(named('meadow:Cut', 'c').__module__)"
     said = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
     assert said.stdout.split() == [b"meadow"]
 

@@ -13,8 +13,7 @@ from manifed.errors import ConfigError, RoundFailed
 from manifed.experiment.assembly import client_side, initial_point, plan_of
 from manifed.experiment.load import load
 from manifed.federation import rounds
-from manifed.federation.header import Failure
-from manifed.federation.replies import Replies
+from manifed.federation.replies import Failure, Replies
 from manifed.federation.rounds import CLIP, run_rounds
 from manifed.flower.client import client_app_of
 from manifed.flower.inline import InlineGrid

@@ -16,7 +16,6 @@ from manifed.experiment.evaluation import HELD_OUT, Judged
 from manifed.experiment.load import load
 from manifed.experiment.schema import sha256
 from manifed.federation.client import Seat, Uncharged, run_update
-from manifed.federation.header import Failure
 from manifed.federation.held_out import (
     EVALUATE,
     FALSE_ALARM,
@@ -26,6 +25,7 @@ from manifed.federation.held_out import (
     Totals,
     ratio,
 )
+from manifed.federation.replies import Failure
 from manifed.federation.stack import StackTransport
 from manifed.flower.apps import run
 from manifed.flower.client import client_app_of

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from manifed.algorithms.algorithm import Memory
 from manifed.federation import memory
-from manifed.federation.header import Header
 from manifed.federation.memory import Kept, MemoryStore, remembered
+from manifed.federation.replies import Header
 
 
 @dataclass(frozen=True)

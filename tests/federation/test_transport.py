@@ -10,7 +10,7 @@ from manifed.algorithms.payloads import PerClient, Point
 from manifed.algorithms.rsgd import RSGD
 from manifed.experiment.assembly import client_side, initial_point, plan_of
 from manifed.experiment.load import load
-from manifed.federation.header import Failure, Header
+from manifed.federation.replies import Failure, Header
 from manifed.federation.rounds import run_rounds
 from manifed.federation.stack import StackTransport
 from manifed.flower.client import client_app_of

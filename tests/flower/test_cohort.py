@@ -11,7 +11,7 @@ from manifed.algorithms.rsgd import RSGD
 from manifed.cli.launch import Request, launch
 from manifed.experiment.assembly import client_side
 from manifed.experiment.load import parse, save
-from manifed.federation.header import Header
+from manifed.federation.replies import Header
 from tests.conformance.federated_loop import broken, stacked
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"

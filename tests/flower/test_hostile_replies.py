@@ -8,8 +8,7 @@ from flwr.clientapp import ClientApp
 
 from manifed.algorithms.payloads import Displacement
 from manifed.federation import replies
-from manifed.federation.header import Failure, plain
-from manifed.federation.replies import Expectation, Replies
+from manifed.federation.replies import Expectation, Failure, Replies, plain
 from manifed.flower import handshake, records, transport
 from manifed.flower.inline import InlineGrid
 from manifed.flower.records import BadMessage, tensors_from_record

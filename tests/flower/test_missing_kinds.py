@@ -8,7 +8,7 @@ from flwr.common.constant import ErrorCode
 from clients.local_training import app_of
 from manifed.algorithms.payloads import Point
 from manifed.algorithms.rsgd import RSGD
-from manifed.federation.header import Header
+from manifed.federation.replies import Header
 from manifed.flower.inline import InlineGrid
 from manifed.flower.polling import UNREADABLE_REPLY
 from manifed.flower.transport import MessageTransport

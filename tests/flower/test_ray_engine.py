@@ -12,7 +12,7 @@ from benchmarks.engines_agree import compare_engines
 from manifed.cli.launch import Request, launch
 from manifed.errors import EngineFailed
 from manifed.experiment.plugins import VARIABLE
-from manifed.problems.sources import FOLDERS
+from manifed.problems.data import FOLDERS
 from tests.deployment.conftest import TINY_PROJECT, leaves_nothing  # noqa: F401 - a fixture
 from tests.deployment.interrupt import all_gone, interrupted
 from tests.deployment.tiny_run_config import tiny_run_config

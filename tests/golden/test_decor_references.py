@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from manifed.graphs.specs import Complete, Ring
+from manifed.oracles.minibatch import Ask, Query
 from manifed.oracles.oracle import Draws, Oracle
-from manifed.oracles.query import Ask, Query
 from manifed.privacy.mechanism import ExampleMechanism
 from manifed.privacy.noise import NoiseSource
 from manifed.problems.examples import Examples

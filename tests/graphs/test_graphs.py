@@ -12,12 +12,10 @@ from pydantic import TypeAdapter, ValidationError
 from manifed.graphs.graph import (
     Graph,
     algebraic_connectivity,
-    connectivity_bound,
-    connectivity_without,
-)
-from manifed.graphs.mixing import (
     check_mixing,
     complete_mixing,
+    connectivity_bound,
+    connectivity_without,
     metropolis_hastings,
 )
 from manifed.graphs.specs import (

@@ -9,10 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from manifed.errors import BudgetExhausted, ConfigError
-from manifed.privacy import accountant, cohorts
+from manifed.privacy import accountant, tariff
 from manifed.privacy.account import Account, opened
-from manifed.privacy.adversaries import CLIENT_LEVEL, EXTERNAL, SERVER, Adversary
-from manifed.privacy.events import PoissonSampled, repeated
+from manifed.privacy.events import (
+    CLIENT_LEVEL,
+    EXTERNAL,
+    SERVER,
+    Adversary,
+    PoissonSampled,
+    repeated,
+)
 from manifed.privacy.ledger import Entry, Ledger, LedgerDamaged, Reserves, Settles
 from manifed.privacy.odometer import Odometer
 from manifed.privacy.statement import Budget, Promise
@@ -47,9 +53,9 @@ def resumed(path, at, promise=PROMISE, last_round=8, block=1):
 # -- cohorts -----------------------------------------------------------------------------------
 @given(st.sets(st.integers(0, 400)), st.booleans())
 def test_a_cohort_is_read_back_whatever_its_shape(some, is_complement):
-    cohort = cohorts.members(set(range(401)) - some if is_complement else some)
-    text = cohorts.encode(cohort)
-    assert (cohorts.decode(text, 401) == cohort).all()
+    cohort = tariff.members(set(range(401)) - some if is_complement else some)
+    text = tariff.encode(cohort)
+    assert (tariff.decode(text, 401) == cohort).all()
     assert len(text) <= 2 + 4 * 17 * 4
 
 
@@ -58,15 +64,15 @@ def test_a_cohort_is_read_back_whatever_its_shape(some, is_complement):
 )
 def test_a_cohort_that_names_others_or_is_no_cohort_is_refused(text):
     with pytest.raises(ValueError, match="cohort"):
-        cohorts.decode(text, 4)
+        tariff.decode(text, 4)
 
 
 def test_a_cohort_takes_the_shorter_of_ranges_and_bits():
-    assert cohorts.encode(np.arange(10_000)) == "0-9999"
-    assert cohorts.encode(np.arange(0, 0)) == ""
-    half = cohorts.members(random.Random(0).sample(range(10_000), 5_000))
-    assert cohorts.encode(half).startswith("b:")
-    assert len(cohorts.encode(half)) < 1_700
+    assert tariff.encode(np.arange(10_000)) == "0-9999"
+    assert tariff.encode(np.arange(0, 0)) == ""
+    half = tariff.members(random.Random(0).sample(range(10_000), 5_000))
+    assert tariff.encode(half).startswith("b:")
+    assert len(tariff.encode(half)) < 1_700
 
 
 # -- what counts -------------------------------------------------------------------------------

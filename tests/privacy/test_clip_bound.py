@@ -14,10 +14,9 @@ from manifed.manifolds.euclidean import Euclidean
 from manifed.manifolds.hyperbolic import Lorentz
 from manifed.manifolds.sphere import Sphere
 from manifed.manifolds.stiefel import Stiefel
+from manifed.oracles.minibatch import Ask, Form, Query
 from manifed.oracles.oracle import Draws, Oracle
-from manifed.oracles.query import Ask, Form, Query
-from manifed.privacy.clipping import clip_factors, clipped
-from manifed.privacy.mechanism import ClientMechanism, ExampleMechanism
+from manifed.privacy.mechanism import ClientMechanism, ExampleMechanism, clip_factors, clipped
 from manifed.privacy.noise import NoiseSource
 from manifed.problems.examples import Examples
 from manifed.problems.linear import LeastSquares

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from manifed.privacy.clipping import clip_factors, clipped
+from manifed.privacy.mechanism import clip_factors, clipped
 
 INF, NAN = math.inf, math.nan
 NORMS = torch.tensor(

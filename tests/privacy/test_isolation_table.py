@@ -16,11 +16,11 @@ from torch.nn import functional
 from manifed.algorithms.payloads import Point
 from manifed.experiment.assembly import client_side
 from manifed.experiment.load import parse
-from manifed.federation.header import Header
 from manifed.federation.held_out import PrivateEvaluation
+from manifed.federation.replies import Header
 from manifed.federation.stack import StackTransport
+from manifed.oracles.minibatch import Ask, Query
 from manifed.oracles.oracle import Draws, Oracle
-from manifed.oracles.query import Ask, Query
 from manifed.privacy.mechanism import ExampleMechanism, Noise
 from manifed.privacy.noise import NoiseSource
 from manifed.problems.examples import Examples

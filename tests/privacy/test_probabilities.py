@@ -19,8 +19,14 @@ from manifed.federation.cohorts import PoissonCohort, PoissonEach
 from manifed.manifolds.euclidean import Euclidean
 from manifed.plan import promise_of
 from manifed.privacy import accountant
-from manifed.privacy.adversaries import CLIENT_LEVEL, EXTERNAL, SERVER
-from manifed.privacy.events import PoissonSampled, Unsampled, repeated
+from manifed.privacy.events import (
+    CLIENT_LEVEL,
+    EXTERNAL,
+    SERVER,
+    PoissonSampled,
+    Unsampled,
+    repeated,
+)
 from manifed.privacy.ledger import Entry
 from manifed.privacy.noise import NoiseSource
 from manifed.privacy.participation import external_epsilon

@@ -10,8 +10,14 @@ from typer.testing import CliRunner
 from manifed.cli.main import app, register
 from manifed.privacy import accountant
 from manifed.privacy.events import Release
-from manifed.schedules.schedule import Constant, Geometric, Hyperbolic, Polynomial
-from manifed.schedules.time_varying import EXAMPLES, TimeVarying
+from manifed.schedules.schedule import (
+    EXAMPLES,
+    Constant,
+    Geometric,
+    Hyperbolic,
+    Polynomial,
+    TimeVarying,
+)
 from reproduction import endless
 from reproduction.endless import Releases, epsilon_of_rho, printed_sum
 

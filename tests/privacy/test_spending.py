@@ -7,9 +7,11 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from manifed.privacy import accountant
-from manifed.privacy.adversaries import CLIENT_LEVEL, EXTERNAL, SERVER, Adversary
-from manifed.privacy.cohorts import encode, members
 from manifed.privacy.events import (
+    CLIENT_LEVEL,
+    EXTERNAL,
+    SERVER,
+    Adversary,
     PoissonSampled,
     SampledWithoutReplacement,
     Unsampled,
@@ -18,7 +20,7 @@ from manifed.privacy.events import (
 from manifed.privacy.ledger import Entry, Reserves, Settles
 from manifed.privacy.odometer import Odometer
 from manifed.privacy.participation import external_epsilon
-from manifed.privacy.tariff import ClientReleases, Terms
+from manifed.privacy.tariff import ClientReleases, Terms, encode, members
 from tests.privacy.releases import release
 
 DELTA = 1e-5

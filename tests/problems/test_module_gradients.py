@@ -10,8 +10,7 @@ from manifed.layers import DistanceDecoder, LorentzEmbedding, OrthogonalLinear, 
 from manifed.manifolds import Euclidean, Grassmann, Lorentz, PoincareBall, Power, Scaled, Stiefel
 from manifed.oracles.oracle import Draws, Oracle
 from manifed.oracles.sums import say_that_nothing_counts
-from manifed.privacy.clipping import clip_factors
-from manifed.privacy.mechanism import ExampleMechanism
+from manifed.privacy.mechanism import ExampleMechanism, clip_factors
 from manifed.problems.examples import Examples
 from manifed.problems.module_checks import NotPrivate
 from manifed.problems.module_gradients import Outer, Plain, Whole, is_table, outer

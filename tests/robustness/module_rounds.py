@@ -3,7 +3,7 @@
     python -m tests.robustness.module_rounds --out tests/robustness/results
 
 The package of the module lies outside the repository. Distances from the manifolds are relative,
-as in `manifed.manifolds.defects`.
+as in `manifed.manifolds.base`.
 """
 
 import argparse

@@ -11,8 +11,7 @@ from manifed.errors import ConfigError
 from manifed.experiment.load import load
 from manifed.experiment.schema import sha256
 from manifed.privacy.account import Account
-from manifed.privacy.adversaries import EXTERNAL, SERVER
-from manifed.privacy.events import PoissonSampled, Release
+from manifed.privacy.events import EXTERNAL, SERVER, PoissonSampled, Release
 from manifed.privacy.ledger import Amendment, Entry, Ledger, LedgerDamaged
 from manifed.privacy.odometer import Odometer
 from manifed.privacy.tariff import ClientReleases, Terms

@@ -9,8 +9,8 @@ import pytest
 
 from manifed.algorithms.algorithm import ServerState
 from manifed.cli.launch import Request, RunEnded, launch
-from manifed.federation.header import KINDS, Failure
 from manifed.federation.plan import RoundReport
+from manifed.federation.replies import KINDS, Failure
 from manifed.runs import driver
 from manifed.runs.checkpoint import REASONS_A_CLIENT, STRETCHES_A_CLIENT, Tally
 from manifed.runs.report.runs import read

@@ -4,8 +4,15 @@ import numpy as np
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from manifed.schedules.schedule import AnySchedule, Constant, Geometric, Hyperbolic, Polynomial
-from manifed.schedules.time_varying import EXAMPLES, TimeVarying
+from manifed.schedules.schedule import (
+    EXAMPLES,
+    AnySchedule,
+    Constant,
+    Geometric,
+    Hyperbolic,
+    Polynomial,
+    TimeVarying,
+)
 from reproduction.conditions import (
     ProblemConstants,
     assumption_4,

@@ -6,7 +6,7 @@ from pathlib import Path
 from manifed.experiment.assembly import initial_point
 from manifed.experiment.load import load
 from manifed.experiment.schema import canonical, sha256
-from manifed.federation.header import Header
+from manifed.federation.replies import Header
 from manifed.site.process import opened
 from manifed.site.protocol import MAGIC, BadFrame, Question, Update, frame_of, read_reply
 from manifed.site.site import Wanted

@@ -23,7 +23,7 @@ from manifed.experiment.assembly import initial_point, own_node
 from manifed.experiment.load import load
 from manifed.experiment.schema import canonical, sha256
 from manifed.federation.client import answer
-from manifed.federation.header import Header
+from manifed.federation.replies import Header
 from manifed.privacy import accountant
 from manifed.privacy.events import Release
 from manifed.privacy.statement import audit_ledger

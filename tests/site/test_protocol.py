@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from manifed.federation.header import Header
+from manifed.federation.replies import Header
 from manifed.site import protocol
 from manifed.site.protocol import (
     MAGIC,

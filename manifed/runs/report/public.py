@@ -32,7 +32,7 @@ from manifed.experiment.plugins import look_as_noted
 from manifed.experiment.schema import Experiment
 from manifed.mechanisms import is_scheduled
 from manifed.plan import reporting_delta
-from manifed.privacy.adversaries import named
+from manifed.privacy.events import named
 from manifed.privacy.odometer import Odometer
 from manifed.privacy.tariff import Tariff
 from manifed.runs.evidence import Evidence, evidence_of, is_private, with_evidence

@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 
 from manifed.privacy import accountant
-from manifed.privacy.adversaries import ADVERSARIES, OF_MASKS, Adversary
-from manifed.privacy.cohorts import encode
 from manifed.privacy.events import (
+    ADVERSARIES,
+    OF_MASKS,
+    Adversary,
     PoissonSampled,
     Release,
     SampledWithoutReplacement,
@@ -24,7 +25,7 @@ from manifed.privacy.events import (
 from manifed.privacy.ledger import Entry, Reserves, Settles
 from manifed.privacy.odometer import Odometer
 from manifed.privacy.statement import Budget, Promise
-from manifed.privacy.tariff import ClientReleases, Tariff, Terms
+from manifed.privacy.tariff import ClientReleases, Tariff, Terms, encode
 
 RECORD = Path(__file__).with_suffix(".json")
 SEES_AGGREGATES = Adversary("inside", "", "aggregate", sees_cohorts=True)

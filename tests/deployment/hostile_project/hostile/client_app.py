@@ -10,7 +10,7 @@ from flwr.clientapp import ClientApp
 from manifed.experiment.assembly import initial_point
 from manifed.experiment.load import load
 from manifed.experiment.schema import canonical, sha256
-from manifed.federation.header import Header
+from manifed.federation.replies import Header
 from manifed.site.protocol import Question, Refusal, ask
 
 app = ClientApp()
