@@ -159,6 +159,7 @@ class Experiment(Frozen):
         if not isinstance(table, dict):
             return table
         found = dict(table)
+        _follow(found, "evaluation", kind="oracle")
         if getattr(data := table.get("data"), "kind", _table(data).get("kind")) == "file":
             _follow(found, "federation", partition={"kind": "natural"})
         federation, training = _table(table.get("federation")), _table(table.get("training"))
