@@ -11,7 +11,7 @@ from pydantic_core import PydanticSerializationError
 
 from manifed.durable import read_regular
 from manifed.errors import ConfigError, one_line, short
-from manifed.experiment.paths import fault, nearest, plain
+from manifed.experiment.paths import fault, nearest, part, plain
 from manifed.experiment.plugins import (
     check_allowed,
     look_as_noted,
@@ -76,22 +76,19 @@ def table_of(
 
 def _place_files(table: dict[str, Any], folder: Path) -> None:
     """Make the path of a graph and ``data.paths`` absolute, these a list out of a pattern."""
-    data, federation, training = map(table.get, ("data", "federation", "training"))
-    graph = training.get("graph") if isinstance(training, dict) else None
-    if isinstance(graph, dict) and isinstance(graph.get("path"), str):
-        graph["path"] = str(folder / graph["path"])
-    if not isinstance(data, dict) or data.get("kind") != "file":
-        return
-    paths = data.get("paths", [])
-    count = federation.get("num_clients") if isinstance(federation, dict) else None
-    if isinstance(paths, str) and isinstance(count, int) and 0 < count <= 1 << 20:
+    if isinstance(path := part(part(table, "training"), "graph").get("path"), str):
+        table["training"]["graph"]["path"] = str(folder / path)
+    data, count = part(table, "data"), part(table, "federation").get("num_clients")
+    paths = data.get("paths") if data.get("kind") == "file" else None
+    if isinstance(paths, str) and isinstance(count, int):
         if "{partition}" not in paths:
             raise ConfigError(
                 "data.paths: expected a list, or a pattern with {partition}, got one path"
             )
-        paths = [paths.replace("{partition}", str(i)) for i in range(count)]
-    if isinstance(paths, list) and all(isinstance(path, str) for path in paths):
-        data["paths"] = [str(folder / path) for path in paths]
+        paths = [paths.replace("{partition}", str(i)) for i in range(min(count, 1 << 20))]
+    if isinstance(paths, list):
+        named = [str(folder / one) if isinstance(one, str) else one for one in paths]
+        table["data"]["paths"] = named
 
 
 def parse(table: dict[str, Any], plugins: Collection[str] | None = None) -> Experiment:
@@ -111,8 +108,7 @@ def parse(table: dict[str, Any], plugins: Collection[str] | None = None) -> Expe
 
 def _is_auto(table: Mapping[str, Any]) -> bool:
     """Whether a table leaves the method to the planner."""
-    training = table.get("training")
-    return isinstance(training, Mapping) and training.get("kind") == "auto"
+    return part(table, "training").get("kind") == "auto"
 
 
 def parse_overrides(text: str) -> dict[str, Any]:
@@ -153,12 +149,12 @@ def _apply(table: dict[str, Any], override: str) -> None:
 
 
 def _put(table: dict[str, Any], key: str, value: Any) -> None:
-    path, node = key.split("."), table
-    for part in path[:-1]:
-        node = node.setdefault(part, {})
+    node, (*names, last) = table, key.split(".")
+    for name in names:
+        node = node.setdefault(name, {})
         if not isinstance(node, dict):
-            raise ConfigError(f"Expected {key} to name a table entry, got a value at {part!r}")
-    node[path[-1]] = value
+            raise ConfigError(f"Expected {key} to name a table entry, got a value at {name!r}")
+    node[last] = value
 
 
 # -- TOML from disk: of bounded size and depth, every fault in one line ---------------------
@@ -246,9 +242,8 @@ def table_of_canonical(text: str) -> dict[str, Any]:
     """
     table = _parsed(text, "an experiment in JSON", json.loads)
     _check_resolved(table)
-    evaluation = table.get("evaluation")
-    if isinstance(evaluation, dict) and evaluation.get("kind") == "public":
-        evaluation["path"] = "-"  # the server's own
+    if (evaluation := part(table, "evaluation")).get("kind") == "public":
+        table["evaluation"] = {**evaluation, "path": "-"}  # the server's own
     table.pop("plugins", None)
     return table | {"engine": {"dtype": table.pop("dtype", "float64")}}
 

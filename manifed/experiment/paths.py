@@ -136,7 +136,13 @@ def _hint(owner: Place, path: str) -> str:
     return _meant(key, known).removeprefix("; ") or f"expected one of {sorted(known)}"
 
 
-# -- what pydantic would take ----------------------------------------------------------------
+# -- raw tables ----------------------------------------------------------------
+def part(table: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """The table of that name in a raw table; an empty one where there is none."""
+    found = table.get(name)
+    return found if isinstance(found, Mapping) else {}
+
+
 _DEEPEST = 32
 """Levels of nesting; the schema has five."""
 _SMALLEST = 1e-100
