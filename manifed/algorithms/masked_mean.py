@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor
 
 from manifed.algorithms.algorithm import (
@@ -69,15 +69,6 @@ class MaskedMean(Masking, MappedSteps):
     """Masks cancel in the plain sum."""
     max_dropped: int | None = Field(default=None, ge=0)
     """With how many nodes at once masks are revealed; None: a third of them."""
-
-    @model_validator(mode="after")
-    def _takes_one_step(self) -> "MaskedMean":
-        if self.local_steps != 1:
-            raise ValueError(
-                f"training.local_steps: expected 1 with 'masked-mean', whose one gradient a round "
-                f"is masked, got {self.local_steps}"
-            )
-        return self
 
     @property
     def most_dropped(self) -> int:

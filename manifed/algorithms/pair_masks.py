@@ -105,7 +105,12 @@ class Masking(ByGraph, ServerUpdate):
     has_masks: ClassVar[bool] = True
 
     @model_validator(mode="after")
-    def _keys_fit(self) -> "Masking":
+    def _fits(self) -> "Masking":
+        if self.local_steps != 1:
+            raise ValueError(
+                f"training.local_steps: expected 1 with {self.kind!r}, whose one gradient a round "
+                f"is masked, got {self.local_steps}"
+            )
         for name, path in (("pinned", self.pinned_keys), ("signing", self.signing_keys)):
             if path is not None and self.pair_keys == "seeded":
                 raise ValueError(f"training.{name}_keys: needs training.pair_keys = 'exchanged'")
@@ -291,12 +296,6 @@ class Masking(ByGraph, ServerUpdate):
             raise ValueError(
                 "training.pair_keys: expected 'exchanged' with privacy.noise_source = 'os', got "
                 f"{self.pair_keys!r}: masks that anybody can compute hide nothing"
-            )
-        if self.local_steps > 1 and privacy.unit != "client":
-            raise ValueError(
-                f"training.local_steps: expected 1 with privacy.unit = {privacy.unit!r}, got "
-                f"{self.local_steps}: a round is one release, and only with unit = 'client' the "
-                "sum of all its steps is clipped"
             )
         most, coalition = self.secret_graph.num_nodes, privacy.coalition
         if coalition and not len(set(coalition) & set(range(most))) == len(coalition) < most:
