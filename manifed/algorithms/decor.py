@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from manifed.algorithms.algorithm import Here, ServerState
+from manifed.algorithms.algorithm import Here, State
 from manifed.algorithms.gossip import OnGraph
 from manifed.algorithms.pair_masks import SETUP, Masking
 from manifed.algorithms.payloads import Point
@@ -41,6 +41,6 @@ class Decor(Masking, OnGraph):
         g = oracle.gradient(x, masks=masks)  # lines 2-4, (3)
         return Point(x - self.step_size_in(here.round) * g), after  # lines 5-6
 
-    def known_point(self, state: ServerState) -> Tensor:
+    def known_point(self, state: State) -> Tensor:
         """That of every node, before round 1."""
         return state["x"][0]

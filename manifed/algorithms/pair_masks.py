@@ -27,7 +27,6 @@ from manifed.algorithms.algorithm import (
     Here,
     Memory,
     Phase,
-    ServerState,
     ServerUpdate,
     State,
     There,
@@ -221,7 +220,7 @@ class Masking(ByGraph, ServerUpdate):
 
     # -- the server, before round 1 ------------------------------------------------------------
     def refused(
-        self, state: ServerState, phase: str, uploads: Payload, partitions: tuple[int, ...]
+        self, state: State, phase: str, uploads: Payload, partitions: tuple[int, ...]
     ) -> Mapping[int, str]:
         """Whose key is refused: by the server at the offer, or later by those it was relayed to.
 
@@ -257,7 +256,7 @@ class Masking(ByGraph, ServerUpdate):
             signatures[i, : len(near)] = signature[list(near)]
         return sized(NeighbourKeys, most)(x, keys, signatures)
 
-    def down(self, state: ServerState, phase: str) -> Down:
+    def down(self, state: State, phase: str) -> Down:
         """Before round 1 the point that everybody knows, and the keys of a node's neighbours."""
         if phase not in SETUP:
             return super().down(state, phase)
@@ -267,7 +266,7 @@ class Masking(ByGraph, ServerUpdate):
         spread = x.expand(len(state["public"]), *x.shape)
         return PerClient(self.keys_of_neighbours(spread, state["public"], state["signature"]))
 
-    def known_point(self, state: ServerState) -> Tensor:
+    def known_point(self, state: State) -> Tensor:
         """A point that every node has before round 1."""
         return state["x"]
 
