@@ -19,7 +19,7 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from manifed.algorithms.algorithm import ClientUpdate, ServerState, ServerUpdate
+from manifed.algorithms.algorithm import ClientUpdate, ServerUpdate, State
 from manifed.algorithms.payloads import Down
 from manifed.errors import BudgetExhausted, ConfigError, RoundFailed
 from manifed.federation.cohorts import Cohort, Everyone
@@ -335,7 +335,7 @@ class ManifoldStrategy(Strategy):
     def go_on_at(
         self,
         server_round: int,
-        state: ServerState,
+        state: State,
         last_accepted: Mapping[int, int],
         attempts: Callable[[int], int],
     ) -> None:
@@ -355,7 +355,7 @@ class ManifoldStrategy(Strategy):
         return self._course
 
     @property
-    def state(self) -> ServerState:
+    def state(self) -> State:
         """The state after the last round; errors as `course`."""
         return self.course.state
 
@@ -381,7 +381,7 @@ class ManifoldStrategy(Strategy):
                 f"initial_arrays: expected x on {self.plan.manifold.name} within {within:g}, got a "
                 f"relative distance of {defect:.3g}"
             )
-        self._course = Course(self.plan, self.plan.server_update.initial(x), self.charge)
+        self._course = Course(self.plan, self.plan.server_update.start(x), self.charge)
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
