@@ -11,7 +11,6 @@ from manifed.layers.orthogonal import OrthogonalLinear
 from manifed.layers.spdnet import BiMap, LogEig, ReEig
 from manifed.manifolds.hyperbolic import Lorentz
 from manifed.manifolds.poincare import PoincareBall
-from manifed.manifolds.rotations import SpecialOrthogonal
 from manifed.manifolds.spd import SPD, SPDBuresWasserstein, SPDLogCholesky, SPDLogEuclidean
 from manifed.manifolds.sphere import Sphere
 from manifed.oracles.sums import Rule, Vectors
@@ -26,6 +25,7 @@ from manifed.problems.module_spec import made
 from manifed.problems.pca import KPCA, PrincipalEigenvector
 from manifed.problems.problem import Problem
 from manifed.problems.statistics import GramMatrices, LabelledGrams, LogSums, SecondMoments
+from manifed_extras.rotations import SpecialOrthogonal
 from reproduction.mlp import MLP
 
 WATCHED = 8

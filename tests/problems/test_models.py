@@ -84,7 +84,7 @@ def test_the_mean_of_many_ill_conditioned_matrices_is_stationary():
 
 
 def test_a_frechet_mean_refuses_a_manifold_without_logarithm():
-    from manifed.manifolds.fixed_rank import FixedRank
+    from manifed_extras.fixed_rank import FixedRank
 
     with pytest.raises(ValueError, match="FixedRank has none"):
         FrechetMean(FixedRank(4, 3, 1))
