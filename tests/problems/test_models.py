@@ -11,11 +11,11 @@ from manifed.problems.examples import Examples
 from manifed.problems.frechet import FrechetMean
 from manifed.problems.hyperbolic import kernel_weights
 from manifed.problems.linear import Logistic
-from manifed.problems.matrix_completion import MatrixCompletion
 from manifed.problems.pca import KPCA, PrincipalEigenvector, principal_angle
 from manifed.problems.problem import Vectors, client_weights
 from manifed.problems.rows import sum_scaling
 from manifed.problems.synthetic import lognormal_spd
+from reproduction.matrix_completion import MatrixCompletion
 
 
 def normal(seed: int, *shape: int) -> torch.Tensor:
