@@ -135,9 +135,9 @@ class Bench:
             for kind in (GeodesicAverage, ProjectorAverage):
                 average = kind(from_round=first(choice.rounds), noise_ratio=choice.ratio)
                 averaging = TangentMean(average=average)
-                state = averaging.initial(self.x)
+                state = averaging.start(self.x)
                 for r, x in enumerate(iterates, 1):
-                    state = average.include(state.replace(x=x), r, self.problem.manifold, "exact")
+                    state = average.include(state | {"x": x}, r, self.problem.manifold, "exact")
                 label = f"{average.kind} {name}"
                 found[label] = self.gap(averaging.model(state, self.problem.manifold))
         return found

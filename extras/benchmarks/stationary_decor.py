@@ -130,7 +130,7 @@ def errors(config: Experiment) -> tuple[float, float]:
     transport = StackTransport(side, at_once=None, memory_budget_mb=64)
     best = plan_optimum(config)
     found: list[tuple[float, float]] = []
-    start = plan.server_update.initial(initial_point(config))
+    start = plan.server_update.start(initial_point(config))
     rounds = config.federation.num_rounds
     for report in run_rounds(plan, start, transport, free, num_rounds=rounds):
         if report.server_round > rounds - LAST:

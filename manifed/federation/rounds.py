@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from manifed.algorithms.algorithm import Collected, Phase, ServerState
+from manifed.algorithms.algorithm import Collected, Phase, State
 from manifed.algorithms.payloads import Down, Payload, PerClient, Point
 from manifed.errors import BudgetExhausted, ConfigError, RoundFailed
 from manifed.federation.held_out import EVALUATE
@@ -52,7 +52,7 @@ def free(*_: object) -> None:
 
 def run_rounds(
     plan: Plan,
-    state: ServerState,
+    state: State,
     transport: Transport,
     charge: Charge = free,
     *,
@@ -96,7 +96,7 @@ def begins_with_setup(plan: Plan, first_round: int) -> bool:
 
 def run_round(
     plan: Plan,
-    state: ServerState,
+    state: State,
     server_round: int,
     transport: Transport,
     charge: Charge,
@@ -156,7 +156,7 @@ class Attempt(NamedTuple):
     cohort: tuple[int, ...]
     asked: tuple[int, ...]
     """Who is sent the next message: the cohort without those that failed before."""
-    state: ServerState
+    state: State
     phases: tuple[Phase, ...]
     """The exchanges of this round."""
     seen: Traffic
@@ -323,7 +323,7 @@ def noised(now: Attempt, replies: Replies) -> Mean:
         now.draws.normals,
         expected_cohort=plan.cohort.expected_size(plan.num_clients),
         is_tangent=plan.server_update.space == "tangent",
-        l2_norm_clip=float(now.state.tensors.get(CLIP, mechanism.l2_norm_clip)),
+        l2_norm_clip=float(now.state.get(CLIP, mechanism.l2_norm_clip)),
     )
     return Mean({name: found.mean}, None if mechanism.adaptive is None else found.next_clip)
 
@@ -331,7 +331,7 @@ def noised(now: Attempt, replies: Replies) -> Mean:
 # -- the parts of a round ------------------------------------------------------------------------
 def begin(
     plan: Plan,
-    state: ServerState,
+    state: State,
     server_round: int,
     attempt: int,
     charge: Charge,
@@ -448,14 +448,14 @@ def _tell_who_was_dropped(now: Attempt, replies: Replies) -> None:
         )
 
 
-def _step(now: Attempt, replies: Replies, aggregate: Aggregate) -> ServerState:
+def _step(now: Attempt, replies: Replies, aggregate: Aggregate) -> State:
     """The state after the server update on these replies, if it can be broadcast."""
     plan, state = now.plan, now.state
     if not replies.partitions and plan.mechanism is None:
         return state
     mean = aggregate(now, replies)
     if mean.next_clip is not None:
-        state = state.replace(**{CLIP: torch.tensor(mean.next_clip, dtype=torch.float64)})
+        state = state | {CLIP: torch.tensor(mean.next_clip, dtype=torch.float64)}
     seen = (None, ()) if plan.mechanism is not None else (replies.uploads, replies.partitions)
     collected = Collected(mean.fields, *seen, plan.num_clients, now.draws.uniform)
     try:
@@ -500,7 +500,7 @@ def _without_culprits(
     return replies._replace(failures={}).without(culprits)
 
 
-def _usable(state: ServerState, plan: Plan, server_round: int) -> ServerState:
+def _usable(state: State, plan: Plan, server_round: int) -> State:
     """``state``, which a round may leave behind only if it can be broadcast.
 
     That is: finite, on the manifold, and with no entry above what clients take.
@@ -509,7 +509,7 @@ def _usable(state: ServerState, plan: Plan, server_round: int) -> ServerState:
         BadState: with the tensor; the state before the round stays.
     """
     kept = "the state of the round before stays (lower the step sizes?)"
-    for name, tensor in state.tensors.items():
+    for name, tensor in state.items():
         if not tensor.is_floating_point():
             continue
         bound = LARGEST[tensor.dtype]

@@ -20,7 +20,7 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from manifed.algorithms.algorithm import ClientUpdate, ServerState, ServerUpdate
+from manifed.algorithms.algorithm import ClientUpdate, ServerUpdate, State
 from manifed.algorithms.payloads import Down
 from manifed.errors import BudgetExhausted, ConfigError, RoundFailed
 from manifed.federation.cohorts import Cohort, Everyone
@@ -139,7 +139,7 @@ class ManifoldStrategy(Strategy):
         self._origins: frozenset[str] = frozenset()
         self._timeout = plan.policy.timeout
         self._wire: MessageTransport | None = None
-        self._state: ServerState | None = None
+        self._state: State | None = None
         self._next, self._last_accepted = 1, dict[int, int]()
         self._charged_before: Callable[[int], int] = lambda _: 0
         self._needs_setup = begins_with_setup(plan, 1)
@@ -391,7 +391,7 @@ class ManifoldStrategy(Strategy):
     def go_on_at(
         self,
         server_round: int,
-        state: ServerState,
+        state: State,
         last_accepted: Mapping[int, int],
         attempts: Callable[[int], int],
     ) -> None:
@@ -405,7 +405,7 @@ class ManifoldStrategy(Strategy):
         self._last_accepted, self._charged_before = dict(last_accepted), attempts
 
     @property
-    def state(self) -> ServerState:
+    def state(self) -> State:
         """The state after the last round.
 
         Raises:
@@ -437,7 +437,7 @@ class ManifoldStrategy(Strategy):
                 f"initial_arrays: expected x on {self.plan.manifold.name} within {within:g}, got a "
                 f"relative distance of {defect:.3g}"
             )
-        self._state = self.plan.server_update.initial(x)
+        self._state = self.plan.server_update.start(x)
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid

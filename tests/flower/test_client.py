@@ -67,7 +67,7 @@ def replies_of(config):
         nodes = meet(grid, sha, plan.num_examples, timeout=5.0, patience=0.0)
     except HandshakeFailed as failed:
         return [*grid.texts, str(failed)]
-    start = plan.server_update.initial(initial_point(config))
+    start = plan.server_update.start(initial_point(config))
     try:
         run_round(plan, start, 1, MessageTransport(grid, nodes, 5.0), free, {})
     except RuntimeError as failed:
