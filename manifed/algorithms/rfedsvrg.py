@@ -23,7 +23,6 @@ from manifed.algorithms.algorithm import (
     Here,
     MappedSteps,
     Phase,
-    ServerState,
     ServerUpdate,
     State,
     There,
@@ -98,7 +97,7 @@ class RFedSVRG(MappedSteps, ServerUpdate):
         """The broadcast point; no gradient yet."""
         return {"x": x, "gradient": torch.zeros_like(x)}
 
-    def down(self, state: ServerState, phase: str) -> Payload:
+    def down(self, state: State, phase: str) -> Payload:
         """The point, then the mean gradient at it."""
         return Point(state["x"]) if phase == "gradient" else MeanGradient(state["gradient"])
 

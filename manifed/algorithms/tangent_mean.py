@@ -25,7 +25,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from manifed.algorithms.adam import Adam
-from manifed.algorithms.algorithm import ServerState, ServerUpdate, State, There, Weighting
+from manifed.algorithms.algorithm import ServerUpdate, State, There, Weighting
 from manifed.algorithms.averaging import Average
 from manifed.manifolds.base import DRIFT, Manifold, MapChoice
 from manifed.schedules.schedule import AnySchedule, factor_of
@@ -115,11 +115,11 @@ class TangentMean(ServerUpdate):
             raise ArithmeticError("Expected an iterate on the manifold, got another")
         return self.average.include(after, here.round, manifold, maps)
 
-    def model(self, state: ServerState, manifold: Manifold) -> Tensor:
+    def model(self, state: State, manifold: Manifold) -> Tensor:
         """The broadcast point, or the average of those that were."""
         return state["x"] if self.average is None else self.average.point(state)
 
-    def output(self, state: ServerState, manifold: Manifold) -> Tensor:
+    def output(self, state: State, manifold: Manifold) -> Tensor:
         """x^(T), the average, or the drawn iterate."""
         return self.model(state, manifold) if self.output_rule == "last" else state["output"]
 

@@ -432,7 +432,7 @@ def check_first_update(config: Experiment) -> None:
     shard, _ = halves(config, whole)
     x, source, manifold = initial_point(config), NoiseSource.from_seed(0), setup.problem.manifold
     try:
-        state, memory = server.initial(x), training.initial_memory(x)
+        state, memory = server.start(x), training.initial_memory(x)
         for phase in training.phases:
             seat = Seat(0, 1, 0, phase.name)
             down = server.down(state, phase.name)

@@ -83,7 +83,7 @@ def test_it_reads_the_released_mean_alone():
     u, states = Sphere().proju(x, u), []
     for upload in (u, torch.full_like(u, torch.nan)):
         collected = Collected({"u": u}, Displacement(upload[None]), (0,), 1, lambda: 0.5)
-        states.append(server.step(server.initial(x), "train", collected, 1, Sphere()))
+        states.append(server.step(server.start(x), "train", collected, 1, Sphere()))
     assert all(torch.equal(states[0][key], states[1][key]) for key in states[0].tensors)
 
 

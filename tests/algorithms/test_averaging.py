@@ -33,7 +33,7 @@ def draws(seed, *shape):
 
 def along(server, manifold, x, moves, first=1, state=None):
     """The states after one round for each of the vectors, projected on the tangent space."""
-    state, found = state or server.initial(x), []
+    state, found = state or server.start(x), []
     for r, move in enumerate(moves, first):
         u = manifold.proju(state["x"], move)
         collected = Collected({"u": u}, Displacement(u[None]), (0,), 1, lambda: 0.5)

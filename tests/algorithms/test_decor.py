@@ -136,7 +136,7 @@ def test_masks_are_fresh_in_every_round_and_attempt(keys, way):
             own = decor(2, pair_keys=keys, mask=mask, step_size=1e-9)
             plan = replace(plan_of(own), policy=ReplyPolicy(on_failure="retry"))
             transport = transport_of(way, own, client_side(own))
-            start = plan.server_update.initial(initial_point(own))
+            start = plan.server_update.start(initial_point(own))
             ends = run_rounds(
                 plan, start, transport, free, num_rounds=2, attempts=lambda _, a=attempt: a
             )

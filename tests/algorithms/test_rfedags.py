@@ -57,14 +57,14 @@ def test_the_direction_is_the_mean_over_all_clients_in_expectation():
         law = torch.tensor([p if c else 1 - p for c, p in zip(coins, chance, strict=True)]).prod()
         rows = tuple(i for i, coin in enumerate(coins) if coin)
         seen = Collected({}, Displacement(streams[list(rows)]), rows, 3, lambda: 0.5)
-        expected += law * ags.step(ags.initial(x), "train", seen, 1, Euclidean())["x"]
+        expected += law * ags.step(ags.start(x), "train", seen, 1, Euclidean())["x"]
     w = torch.tensor(weights, dtype=F64)
     torch.testing.assert_close(expected, (w[:, None] * streams).sum(0) / w.sum(), rtol=0, atol=1e-7)
 
 
 def test_an_estimate_is_the_share_of_rounds_this_one_included():
     ags, x, u = RFedAGS(step_size=1.0), torch.zeros(2, dtype=F64), torch.ones(2, 2, dtype=F64)
-    state = ags.initial(x)
+    state = ags.start(x)
     seen = [Collected({}, Displacement(u[: len(r)]), r, 2, lambda: 0.5) for r in ((0,), (0, 1))]
     state = ags.step(state, "train", seen[0], 1, Euclidean())
     torch.testing.assert_close(state["x"], torch.full((2,), 0.5, dtype=F64))

@@ -129,4 +129,4 @@ def test_the_model_is_what_the_server_projected():
     shards = pca_shards()
     x = start(KPCA(3), shards)
     server = Projected(**ARGUMENTS)
-    assert torch.equal(server.model(server.initial(x), Stiefel()), x)
+    assert torch.equal(server.model(server.start(x), Stiefel()), x)
