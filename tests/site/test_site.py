@@ -13,9 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
-from manifed.cli.main import app, register
 from manifed.errors import ConfigError
 from manifed.experiment.load import load, parse
 from manifed.experiment.schema import canonical, sha256
@@ -27,6 +25,7 @@ from manifed.site import process
 from manifed.site.account import Limits, Place, Refused, SiteAccount
 from manifed.site.protocol import Introduction, Question, Refusal, Update, about
 from manifed.site.site import claim
+from tests.command import invoke
 from tests.privacy.forging import entries_of, write_older
 from tests.site.sites import (
     CONFIG,
@@ -533,12 +532,11 @@ def test_a_torn_line_costs_nothing_because_nothing_was_computed(tmp_path):
 
 
 def test_the_one_document_of_a_site_says_what_its_ready_line_says(tmp_path, monkeypatch):
-    register()
     monkeypatch.setattr(process, "serve", lambda *_: None)  # as if it were stopped at once
     words = ["site", "--config", write(tmp_path), "--ledger", tmp_path / "site", "--partition", 0]
     more = ["--max-epsilon", 50, "--delta", DELTA, "--socket", tmp_path / "socket", "--json"]
-    done = CliRunner().invoke(app, [str(word) for word in [*words, *more]])
-    assert done.exit_code == 0, done.output
+    done = invoke(*words, *more)
+    assert done.exit_code == 0, done.stderr
     document = json.loads(done.stdout)
     assert document["socket"] == str(tmp_path / "socket")
     assert (document["epsilon"], document["max_epsilon"], document["delta"]) == (0.0, 50.0, DELTA)
