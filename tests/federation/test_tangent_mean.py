@@ -61,7 +61,7 @@ def test_option_2_returns_each_round_with_equal_probability():
     generator = torch.Generator().manual_seed(0)
     trials = 1000
     for _ in range(trials):
-        state = mean.initial(x)
+        state = mean.start(x)
         for r in range(1, rounds + 1):
             uniform = float(torch.rand((), generator=generator))
             state = mean.step(state, "train", collected(state["x"], y[r], y[r], uniform), r, sphere)
@@ -74,7 +74,7 @@ def test_option_2_returns_each_round_with_equal_probability():
 def test_option_2_for_its_proof_goes_on_from_the_last_iterate():
     mean, sphere = TangentMean(output_rule="uniform"), Sphere()
     x, (last, drawn) = points(2, seed=3)
-    state = mean.step(mean.initial(x), "train", collected(x, last, drawn, 0.5), 1, sphere)
+    state = mean.step(mean.start(x), "train", collected(x, last, drawn, 0.5), 1, sphere)
     torch.testing.assert_close(state["x"], last, rtol=0, atol=1e-14)
     torch.testing.assert_close(mean.output(state, sphere), drawn, rtol=0, atol=1e-14)
 
