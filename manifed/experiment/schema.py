@@ -40,7 +40,6 @@ PROBLEMS = Kinds(
         "hyperbolic-prediction": "problems.hyperbolic:HyperbolicPrediction",
         "least-squares": "problems.linear:LeastSquares",
         "logistic": "problems.linear:Logistic",
-        "matrix-completion": "problems.matrix_completion:MatrixCompletion",
         "geometric-median": "problems.frechet:GeometricMedian",
         "nearest-mean": "problems.class_means:NearestMean",
         "module": "problems.module_spec:ModuleSpec",

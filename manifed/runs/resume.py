@@ -265,7 +265,6 @@ def extend(directory: Path, num_rounds: int) -> str:
 
 def _check_price(promise: Promise, odometer: Odometer, last_round: int, num_rounds: int) -> None:
     """Refuse rounds that the budget does not pay on top of all that is charged already."""
-    promise.check_ledger(odometer)
     budget = promise.budget
 
     def is_dear(rounds: int) -> bool:

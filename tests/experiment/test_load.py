@@ -22,9 +22,9 @@ from manifed.experiment.load import (
     to_toml,
 )
 from manifed.experiment.schema import canonical, sha256
-from manifed.manifolds.fixed_rank import FixedRank
 from manifed.manifolds.spd import SPD
 from manifed.setting import NoPrivacy
+from manifed_extras.fixed_rank import FixedRank
 
 QUICKSTART = Path(__file__).resolve().parents[2] / "configs" / "quickstart.toml"
 

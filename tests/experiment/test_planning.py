@@ -270,7 +270,7 @@ KINDS = {
     ),
     "logistic": ("problem={kind='logistic'}", "data={kind='breast-cancer'}"),
     "matrix-completion": (
-        "problem={kind='matrix-completion',scaling='mean'}",
+        "problem={kind='reproduction.matrix_completion:MatrixCompletion',scaling='mean'}",
         "data={kind='reproduction.recipes:LowRank'}",
     ),
     "geometric-median": (
