@@ -37,7 +37,7 @@ def gap(config):
     transport = StackTransport(client_side(config), at_once=None, memory_budget_mb=256)
     made, x = plan_of(config), initial_point(config)
     *_, done = run_rounds(
-        made, made.server_update.initial(x), transport, num_rounds=config.federation.num_rounds
+        made, made.server_update.start(x), transport, num_rounds=config.federation.num_rounds
     )
     found, data = made.server_update.output(done.state, made.manifold), load_shards(config)
     best = data.problem.optimum(data.examples).value
@@ -267,7 +267,7 @@ KINDS = {
     ),
     "logistic": ("problem={kind='logistic'}", "data={kind='breast-cancer'}"),
     "matrix-completion": (
-        "problem={kind='matrix-completion',scaling='mean'}",
+        "problem={kind='reproduction.matrix_completion:MatrixCompletion',scaling='mean'}",
         "data={kind='reproduction.recipes:LowRank'}",
     ),
     "geometric-median": (

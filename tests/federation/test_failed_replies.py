@@ -98,11 +98,11 @@ def watched(plan, config, grid, num_rounds=ROUNDS):
     transport = grid
     if isinstance(grid, InlineGrid):
         transport = MessageTransport.meet(grid, plan)
-    grid.state, reports = plan.server_update.initial(initial_point(config)), []
+    grid.state, reports = plan.server_update.start(initial_point(config)), []
     for report in run_rounds(plan, grid.state, transport, num_rounds=num_rounds):
         grid.state = report.state
         reports.append(report)
-    seen = [(report.state["x"], report.state.tensors.get(CLIP)) for report in reports]
+    seen = [(report.state["x"], report.state.get(CLIP)) for report in reports]
     return seen, reports
 
 

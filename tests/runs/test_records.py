@@ -85,9 +85,14 @@ FAULTS = {
         {"kind": "principal-eigenvector", "largest_entry": 17.0}, "z", spread(BAD), "|z| <= 17"
     ),
     "label": Fault({"kind": "logistic"}, "label", lambda _: torch.tensor(BAD), "label -1 or 1"),
-    "mask": Fault({"kind": "matrix-completion"}, "mask", spread(BAD), "mask"),
+    "mask": Fault(
+        {"kind": "reproduction.matrix_completion:MatrixCompletion"}, "mask", spread(BAD), "mask"
+    ),
     "unseen entries": Fault(
-        {"kind": "matrix-completion"}, "mask", lambda m: 0 * m, "0 entries where the mask is 0"
+        {"kind": "reproduction.matrix_completion:MatrixCompletion"},
+        "mask",
+        lambda m: 0 * m,
+        "0 entries where the mask is 0",
     ),
 }
 
