@@ -4,9 +4,8 @@ Order of a round, and why: the charge is on disk *before* a message leaves, beca
 the uploads are the release; so a crash, a retry or an abort can make the ledger show more than
 was spent, never less. The new model is used only after that.
 
-`run_round` runs a whole round over a transport. Who must give control away between two exchanges,
-as Flower's strategies do (manifed/flower/strategy.py), calls its parts: `begin`, `pay_more`,
-`checked`, `after`, `report_of`.
+A `Course` goes through a run, exchange by exchange: `run_rounds` over a transport, and Flower's
+strategies (manifed/flower/strategy.py), which give control away between two exchanges.
 """
 
 import logging
@@ -61,71 +60,25 @@ def run_rounds(
     attempts: Callable[[int], int] = lambda _: 0,
     last_accepted: Mapping[int, int] | None = None,
 ) -> Iterator[RoundReport]:
-    """Rounds ``first_round`` to ``num_rounds``, one by one; errors as `run_round` and ``charge``.
+    """Rounds ``first_round`` to ``num_rounds`` over a transport, one by one.
 
-    The exchanges before round 1 come first; they are round 0, and charged nothing.
-
-    ``attempts(round)`` says how often a round was charged before (after a crash),
-    ``last_accepted`` in which round each client's reply was last used.
-    """
-    accepted = dict(last_accepted or {})
-    if begins_with_setup(plan, first_round):
-        state = run_round(plan.of_setup(), state, 0, transport, free, accepted).state
-    for server_round in range(first_round, num_rounds + 1):
-        report = run_round(
-            plan, state, server_round, transport, charge, accepted, attempts(server_round)
-        )
-        state = report.state
-        accepted |= dict.fromkeys(report.participants, server_round)
-        yield report
-
-
-def begins_with_setup(plan: Plan, first_round: int) -> bool:
-    """Whether exchanges before round 1 come first.
-
-    Raises:
-        ConfigError: they were made by a run that is resumed.
-    """
-    if plan.setup_phases and first_round > 1:
-        raise ConfigError(
-            "output.resume: an algorithm with exchanges before round 1 cannot be resumed: clients "
-            "would go on without what they learnt there; start a new run"
-        )
-    return bool(plan.setup_phases)
-
-
-def run_round(
-    plan: Plan,
-    state: State,
-    server_round: int,
-    transport: Transport,
-    charge: Charge,
-    last_accepted: Mapping[int, int],
-    first_attempt: int = 0,
-) -> RoundReport:
-    """One round, retries included; ``state`` is the one before it.
+    The exchanges before round 1 come first; they are round 0, and charged nothing. The arguments
+    are those of `Course`.
 
     Raises:
         RoundFailed: when the policy is not content with the replies of the last attempt.
         BadState: when the server update leads to no usable state.
     """
-    tries = plan.policy.max_attempts if plan.policy.on_failure == "retry" else 1
-    seen = Traffic()
-    for attempt in range(first_attempt, first_attempt + tries):
-        now = begin(plan, state, server_round, attempt, charge, seen)
-        try:
-            while (phase := now.phase) is not None:
-                pay_more(now, charge)
-                came = transport.exchange(now.header, phase, sent(now), now.asked, last_accepted)
-                now = after(now, checked(now, came))
-            return report_of(now)
-        except RoundFailed as failure:
-            if attempt == first_attempt + tries - 1:
-                raise
-            log.warning(
-                "Round %d, attempt %d failed and is paid for: %s", server_round, attempt, failure
-            )
-    raise AssertionError("unreachable: a round ends by a report or an error")
+    course = Course(plan, state, charge, first_round, attempts, last_accepted)
+
+    def exchange() -> RoundReport | None:
+        now = course.opened()
+        phase = now.phases[now.index]
+        came = transport.exchange(now.header, phase, sent(now), now.asked, course.accepted)
+        return course.moved(checked(now, came))
+
+    while course.round <= num_rounds:
+        yield course.one_round(exchange)
 
 
 @dataclass
@@ -355,14 +308,6 @@ def begin(
     return now
 
 
-def pay_more(now: Attempt, charge: Charge) -> None:
-    """Pay for what the next exchange discloses, before its messages leave; errors as `begin`."""
-    if now.phase is EVALUATE:
-        return
-    if disclosed := now.plan.server_update.disclosed(now.state, now.name):
-        _pay(now, charge, disclosed)
-
-
 def _pay(now: Attempt, charge: Charge, *disclosed: tuple[int, ...]) -> None:
     try:
         charge(now.server_round, now.attempt, now.cohort, *disclosed)
@@ -401,7 +346,7 @@ def after(now: Attempt, replies: Replies, aggregate: Aggregate = aggregated) -> 
     """The attempt after an exchange: replies judged, aggregated, and the server's step taken.
 
     Raises:
-        RoundFailed, BadState: as `run_round`.
+        RoundFailed, BadState: as `run_rounds`.
     """
     if now.phase is EVALUATE:  # it changes no state, and nobody who is silent fails the round
         held_out = (replies.uploads.tensors()["u"].sum(0), len(replies.partitions))
@@ -424,14 +369,97 @@ def after(now: Attempt, replies: Replies, aggregate: Aggregate = aggregated) -> 
     return now._replace(asked=taken.partitions, state=state, index=index, failures=failures)
 
 
-def report_of(now: Attempt) -> RoundReport:
-    """The report of a round whose last exchange is done."""
-    seen, used = now.seen, tuple(i for i in now.asked if i not in now.failures)
-    failures = {**seen.failures, **now.failures}
-    return RoundReport(
-        now.server_round, now.state, used, failures, seen.bytes_down, seen.bytes_up,
-        seen.origins(now.plan), now.held_out,
-    )  # fmt: skip
+class Course:
+    """A run between two exchanges: its state, its next round, and the attempt that is under way."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        state: State,
+        charge: Charge = free,
+        first_round: int = 1,
+        attempts: Callable[[int], int] = lambda _: 0,
+        last_accepted: Mapping[int, int] | None = None,
+    ) -> None:
+        """``state`` is the one before ``first_round``.
+
+        ``attempts(round)`` says how often a round was charged before (after a crash),
+        ``last_accepted`` in which round each client's reply was last used.
+
+        Raises:
+            ConfigError: exchanges before round 1 were made by a run that is resumed.
+        """
+        if plan.setup_phases and first_round > 1:
+            raise ConfigError(
+                "output.resume: an algorithm with exchanges before round 1 cannot be resumed: "
+                "clients would go on without what they learnt there; start a new run"
+            )
+        self.plan, self.state, self._charge = plan, state, charge
+        self.round = 0 if plan.setup_phases else first_round
+        """The next round; 0 for the exchanges before round 1."""
+        self.accepted = dict(last_accepted or {})
+        self.now: Attempt | None = None
+        """The attempt that is under way; None begins another one."""
+        self._attempts, self._tried, self._before = attempts, 0, 0
+        self._seen = Traffic()
+
+    def opened(self) -> Attempt:
+        """The attempt before its next exchange, drawn and paid for; errors as `begin`."""
+        plan, charge = self.plan, self._charge
+        if self.round == 0:
+            plan, charge = plan.of_setup(), free
+        if self.now is None:
+            if self._tried == 0:
+                self._before = self._attempts(self.round)
+            attempt = self._before + self._tried
+            self._tried += 1
+            self.now = begin(plan, self.state, self.round, attempt, charge, self._seen)
+        now = self.now
+        is_training = now.phase is not EVALUATE
+        if is_training and (told := plan.server_update.disclosed(now.state, now.name)):
+            _pay(now, charge, told)
+        return now
+
+    def moved(self, replies: Replies, aggregate: Aggregate = aggregated) -> RoundReport | None:
+        """The report of the round that these replies end; None where more exchanges follow.
+
+        Raises:
+            RoundFailed, BadState: as `run_rounds`; the attempt is over then.
+        """
+        assert self.now is not None
+        now, self.now = self.now, None
+        now = after(now, replies, aggregate)
+        if now.phase is not None:
+            self.now = now
+            return None
+        seen, used = now.seen, tuple(i for i in now.asked if i not in now.failures)
+        self.accepted |= dict.fromkeys(used, self.round)
+        self.state, self._seen, self._tried = now.state, Traffic(), 0
+        self.round += 1
+        if now.server_round == 0:
+            return None
+        return RoundReport(
+            now.server_round, now.state, used, {**seen.failures, **now.failures}, seen.bytes_down,
+            seen.bytes_up, seen.origins(now.plan), now.held_out,
+        )  # fmt: skip
+
+    def one_round(self, exchange: Callable[[], RoundReport | None]) -> RoundReport:
+        """The next round by calls of ``exchange``; a failed attempt again, as the policy says.
+
+        Raises:
+            RoundFailed, BadState: as `run_rounds`.
+        """
+        policy = self.plan.policy
+        tries = policy.max_attempts if policy.on_failure == "retry" else 1
+        while True:
+            try:
+                if (report := exchange()) is not None:
+                    return report
+            except RoundFailed as failure:
+                self.now = None
+                if not 0 < self._tried < tries:
+                    raise
+                log.warning("Round %d failed and is paid for: %s", self.round, failure)
 
 
 def _tell_who_was_dropped(now: Attempt, replies: Replies) -> None:

@@ -5,9 +5,7 @@ import math
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
-from manifed.cli.main import app, register
 from manifed.privacy import accountant
 from manifed.privacy.events import Release
 from manifed.schedules.schedule import (
@@ -20,6 +18,7 @@ from manifed.schedules.schedule import (
 )
 from reproduction import endless
 from reproduction.endless import Releases, epsilon_of_rho, printed_sum
+from tests.command import invoke
 
 TERMS = 20_000
 SHORT = 200
@@ -168,25 +167,19 @@ num_nodes = 6
 """
 
 
-def test_the_command_prices_examples_and_schedules_and_refuses_in_one_line(tmp_path):
-    register()
-    run = CliRunner().invoke
-    done = run(app, ["privacy", "series", "--example", "1", "--rounds", "20000", "--json"])
-    found = json.loads(done.stdout)
-    assert found["epsilon_K"] == example(1).series(TERMS).partial
+def test_the_command_prices_schedules_and_refuses_in_one_line(tmp_path):
     path = tmp_path / "series.toml"
     path.write_text(CONFIG)
-    done = run(app, ["privacy", "series", str(path), "--rounds", "1000", "--json"])
+    done = invoke("privacy", "series", path, "--rounds", "1000", "--json")
     found = json.loads(done.stdout)
     assert found["epsilon_K"] == pytest.approx(epsilon_of_rho(found["rho_K"], 1e-5))
     empty, falling = tmp_path / "empty.toml", tmp_path / "falling.toml"
     empty.touch()
     falling.write_text(CONFIG.replace("0.7", "-0.7"))
     for arguments in (
-        ["--example", "3"], [], [path, "--delta", "2"], [path, "--example", "1"], [tmp_path],
-        [empty], [falling],
+        [], [path, "--delta", "2"], [path, "--delta", "nan"], [tmp_path], [empty], [falling],
     ):  # fmt: skip
-        bad = run(app, ["privacy", "series", *map(str, arguments)])
+        bad = invoke("privacy", "series", *arguments)
         assert bad.exit_code == 2
         assert len(bad.stderr.strip().splitlines()) == 1
 
