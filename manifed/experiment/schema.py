@@ -43,7 +43,7 @@ PROBLEMS = Kinds(
         "matrix-completion": "problems.matrix_completion:MatrixCompletion",
         "geometric-median": "problems.frechet:GeometricMedian",
         "nearest-mean": "problems.class_means:NearestMean",
-        "module": "problems.module_spec:ModuleSpec",
+        "module": "problems.module_problem:ModuleSpec",
     },
 )
 DATA = Kinds(
