@@ -29,7 +29,7 @@ from manifed.experiment.schema import Experiment, sha256
 from manifed.federation.client import ClientSetup, ClientSide, Node, Seat, Uncharged, run_update
 from manifed.federation.plan import Plan
 from manifed.mechanisms import Sizes, example_mechanism
-from manifed.plan import plan, unit_of
+from manifed.plan import plan
 from manifed.privacy.noise import NoiseSource, Stream
 from manifed.problems.data import NUM_EXAMPLES, SiteData
 from manifed.problems.examples import Examples
@@ -362,7 +362,7 @@ def _side(
         num_examples=num_examples,
         hold_outs=tuple(held for _, held in both if held is not None),
         rate=config.federation.cohort.expected_size(clients) / clients,
-        unit=unit_of(config.setting),
+        unit=config.privacy.unit,
     )
 
 

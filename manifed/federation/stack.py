@@ -9,6 +9,7 @@ than fit. Who computes a stack, in this process or in another, changes no bit of
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 from typing import NamedTuple, Protocol
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor
 
 from manifed.algorithms.algorithm import Memory, Phase
-from manifed.algorithms.broadcast import BadBroadcast, all_pass, check_broadcast
+from manifed.algorithms.broadcast import BadBroadcast, check_broadcast
 from manifed.algorithms.payloads import Down, Payload, PerClient, down_bytes, downs
 from manifed.errors import ConfigError
 from manifed.federation.client import ClientSide, Seat, run_update
@@ -358,9 +359,11 @@ class StackTransport:
         Rows that all pass together are looked at together; else each by itself.
         """
         manifold = self._side.setup.problem.manifold
-        if isinstance(down, PerClient) and partitions and all_pass(phase, down.rows, manifold):
-            return {}
         different = isinstance(down, PerClient)
+        if different and partitions:
+            with suppress(BadBroadcast):
+                check_broadcast(phase, down.rows, manifold)
+                return {}
         looks = downs(down, len(partitions)) if different else [down] * bool(partitions)
         found: dict[int, Failure] = {}
         for i, sent in zip(partitions, looks, strict=False):

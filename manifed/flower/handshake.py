@@ -50,6 +50,8 @@ class Introduction:
 class HandshakeFailed(RuntimeError):
     """The federation is not what the config says; the text names what is missing."""
 
+    exit_code = 1
+
 
 def check_code(who: str, theirs: object) -> None:
     """Whether the other side runs the very source files that this process runs.

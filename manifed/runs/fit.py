@@ -25,7 +25,7 @@ from manifed.federation.plan import Plan
 from manifed.federation.replies import ReplyPolicy
 from manifed.federation.rounds import run_rounds
 from manifed.federation.stack import StackTransport, Transport
-from manifed.plan import plan, unit_of
+from manifed.plan import plan
 from manifed.privacy.account import Account, opened
 from manifed.privacy.odometer import Odometer
 from manifed.problems.examples import KEY, Examples
@@ -291,7 +291,7 @@ def _prepared(
         setting.client_source,
         x.dtype,
         rate=federation.cohort.expected_size(len(examples)) / len(examples),
-        unit=unit_of(setting),
+        unit=setting.privacy.unit,
     )
     state, odometer = found.server_update.start(x), found.promise.odometer()
     return _Run(found, state, transport(side), rounds, ledger, odometer)

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from manifed.cli.launch import check_parts, outcome
+from manifed.cli.launch import check_parts
+from manifed.cli.options import outcome
 from manifed.errors import ConfigError
 from manifed.experiment.assembly import load_shards, own_examples, own_node
 from manifed.experiment.schema import Experiment, sha256
@@ -155,7 +156,7 @@ def test_the_command_ends_with_exit_code_2(monkeypatch):
     plant(fault, config, monkeypatch)
     with pytest.raises(ConfigError) as caught:
         check_parts(config)
-    message, code = outcome(caught.value) or ("", 0)
+    message, code = outcome(caught.value)
     assert code == 2
     assert "record" in message
 
