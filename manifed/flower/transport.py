@@ -19,7 +19,7 @@ from manifed.algorithms.algorithm import Phase
 from manifed.algorithms.payloads import Down, Payload, PerClient, down_bytes, downs
 from manifed.federation.plan import Plan
 from manifed.federation.replies import Failure, Header, Kind, Replies, plain
-from manifed.federation.stack import stacked_or_empty
+from manifed.federation.stack import gathered, point_like
 from manifed.flower.handshake import meet
 from manifed.flower.polling import UNREADABLE_REPLY
 from manifed.flower.records import BadMessage, pack, read_reply, tensors_to_record
@@ -100,7 +100,7 @@ class MessageTransport:
         uploads: dict[int, Payload] = {}
         failures: dict[int, Failure] = {}
         origins: set[str] = set()
-        point = _point(down)
+        point = point_like(down)
         for (i, node), message in zip(nodes.items(), messages, strict=True):
             asked = message.content
             read = self._first_readable(asked, phase, point, by_node.get(node, ()))
@@ -109,13 +109,12 @@ class MessageTransport:
             else:
                 uploads[i], origin = read
                 origins.add(origin)
-        stacked = stacked_or_empty(phase, down, list(uploads.values()))
+        parts = [phase.up.stack(list(uploads.values()))] if uploads else []
         return Replies(
             tuple(uploads),
-            stacked,
+            gathered(phase, down, parts),
             failures,
             down_bytes(down, len(messages)),
-            stacked.num_bytes(),
             frozenset(origins),
             nodes,
         )
@@ -168,13 +167,6 @@ def _asked_node(answer: Message, asked: Mapping[str, int]) -> tuple[int | None, 
         return asked.get(answer.metadata.reply_to_message_id), answer.metadata.src_node_id
     except Exception as error:
         return None, type(error).__name__
-
-
-def _point(down: Down) -> Tensor:
-    """One array of what goes down to one client: uploads have its shape and type."""
-    if isinstance(down, PerClient):
-        return next(iter(down.rows.tensors().values()))[0]
-    return next(iter(down.tensors().values()))
 
 
 _KIND_OF_CODE: dict[int, Kind] = {
