@@ -9,7 +9,6 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from types import FrameType
 
-
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
