@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from manifed.algorithms.algorithm import ServerState
+from manifed.algorithms.algorithm import State
 from manifed.durable import remove_drafts, write_atomically
 from manifed.errors import BudgetExhausted, ConfigError, RoundFailed
 from manifed.experiment.assembly import Facts, facts_of, initial_point, plan_of
@@ -56,7 +56,7 @@ class Job:
     config: Experiment
     plan: Plan
     account: Account
-    state: ServerState
+    state: State
     """Before round ``first_round``."""
     first_round: int
     last_accepted: dict[int, int]
@@ -212,9 +212,9 @@ class _Run:
         """``_whole``: the newest round whose row, if it has one, is on disk."""
         device = config.engine.server_device
         if saved is None:
-            self.state = plan.server_update.initial(initial_point(config).to(device))
+            self.state = plan.server_update.start(initial_point(config).to(device))
             return
-        self.state = ServerState({name: t.to(device) for name, t in saved.tensors.items()})
+        self.state = {name: t.to(device) for name, t in saved.tensors.items()}
         self.tally, self.done = Tally(**saved.meta["tally"]), saved.server_round
         self.accepted = {int(k): int(v) for k, v in saved.meta["last_accepted"].items()}
         self._judged = Judged(**saved.meta.get("judged", {}))
@@ -267,7 +267,7 @@ class _Run:
     def _save_checkpoint(self) -> None:
         with self._pace.counted():
             self._folder.sync_metrics()
-            tensors = {name: t.to("cpu").contiguous() for name, t in self.state.tensors.items()}
+            tensors = {name: t.to("cpu").contiguous() for name, t in self.state.items()}
             ledger = self._account.ledger
             meta = {
                 "last_accepted": {str(k): v for k, v in self.accepted.items()},
