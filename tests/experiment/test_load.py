@@ -41,7 +41,7 @@ QUICKSTART = Path(__file__).resolve().parents[2] / "configs" / "quickstart.toml"
             "training.minibatch={kind='poisson',batch_size=8}",
             ["privacy.neighboring_relation", "replace-one", "add-or-remove"],
         ),
-        ("training.output=random-output", ["training.output", "strategy.output_rule", "last"]),
+        ("training.output=random-output", ["training.output", "random-iterate"]),
         ("engine.kind=ray engine.execution=cohort", ["engine.execution", "inline", "ray"]),
         ("x", ["federation.num_rounds=50", "'x'"]),
         ("training.kind=rsgdd", ["training.kind", "expected one of", "did you mean 'rsgd'?"]),

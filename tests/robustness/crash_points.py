@@ -314,14 +314,13 @@ def live_and_die(
 
 
 def _ran(request: Request) -> int:
-    from manifed.cli.launch import launch, outcome
+    from manifed.cli.launch import launch
+    from manifed.cli.options import outcome
 
     try:
         launch(request)
     except Exception as error:
-        known = outcome(error)
-        if known is None:
-            raise
-        sys.stderr.write(f"error: {known[0]}\n")
-        return known[1]
+        line, code = outcome(error)
+        sys.stderr.write(f"error: {line}\n")
+        return code
     return 0

@@ -13,7 +13,7 @@ import pytest
 from manifed.runs.report.page import page_of, said
 from manifed.runs.report.public import viewed
 from manifed.runs.report.runs import read
-from tests.conformance.test_commands import invoke
+from tests.command import invoke
 from tests.runs.browser import Browser
 from tests.runs.test_public import launched
 from tests.runs.test_report import write_run

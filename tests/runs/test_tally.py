@@ -3,6 +3,7 @@
 import copy
 import json
 import pickle
+import signal
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from manifed.federation.plan import RoundReport
 from manifed.federation.replies import KINDS, Failure
 from manifed.runs import driver
 from manifed.runs.checkpoint import REASONS_A_CLIENT, STRETCHES_A_CLIENT, Tally
+from manifed.runs.interrupt import Ended
 from manifed.runs.report.runs import read
 
 QUICKSTART = str(Path(__file__).resolve().parents[2] / "configs" / "quickstart.toml")
@@ -53,7 +55,7 @@ def test_a_resumed_run_adds_up_to_the_same(tmp_path, monkeypatch):
 
     def stops_in_round_7(self, report):
         if report.server_round == 7:
-            raise KeyboardInterrupt
+            raise Ended(signal.SIGINT)
         tell(self, report)
 
     with monkeypatch.context() as patch:

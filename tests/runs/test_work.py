@@ -81,7 +81,7 @@ def one_round(training, strategy):
     problem, shards = CountingKPCA(3), pca_shards()
     setup, manifold = ClientSetup(problem, training, ExampleMechanism()), problem.manifold
     x = start(KPCA(3), shards)
-    state, client, server = strategy.initial(x), Counter(), Counter()
+    state, client, server = strategy.start(x), Counter(), Counter()
     memory, up, down = training.initial_memory(x), 0, 0
     for phase in training.phases:
         sent = strategy.down(state, phase.name)
