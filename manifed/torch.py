@@ -71,8 +71,11 @@ def task_of(
         ConfigError: sites without examples, parts that do not go together, a function of one's own
             that raises.
     """
-    steps = {"step_size": step_size, "local_steps": local_steps, "batch_size": batch_size}
-    clash = sorted(name for name, value in steps.items() if value is not None)
+    parts = {
+        "batch_size": batch_size, "local_steps": local_steps, "step_size": step_size,
+        "strategy": strategy,
+    }  # fmt: skip
+    clash = [name for name, value in parts.items() if value is not None]
     if algorithm is not None and clash:
         raise ConfigError(
             f"{clash[0]}: is of the algorithm that None stands for, got it with algorithm="
@@ -88,8 +91,6 @@ def task_of(
     shards = [examples_of(site, f"sites[{i}]") for i, site in enumerate(sites)]
     if not shards:
         raise ConfigError("sites: expected the examples of at least one site, got none")
-    if algorithm is not None and strategy is not None:
-        raise ConfigError("strategy: goes with algorithm=None; give (algorithm, strategy) instead")
     if algorithm is None:
         size = 64.0 if batch_size is None else batch_size
         client = RSGD(
