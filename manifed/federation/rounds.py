@@ -165,10 +165,10 @@ def _judged(now: Attempt, replies: Replies) -> Replies:
         return replies.zero_filled(now.asked)
     size = len(now.asked if phase.needs_all else now.cohort)
     everyone = plan.needs_everyone or phase.needs_all
-    if now.asked and not plan.policy.is_enough(replies, size, needs_everyone=everyone):
+    why = plan.policy.refusal(replies, size, needs_everyone=everyone)
+    if now.asked and why is not None:
         lost = {**now.failures, **replies.failures}
         where = f", exchange {phase.name!r}" if len(plan.phases) > 1 else ""
-        why = plan.policy.explain(replies, size, needs_everyone=everyone)
         raise RoundFailed(
             f"Round {now.server_round}{where}: {why}",
             is_computed=all(one.kind == "unusable" for one in lost.values()),
@@ -302,7 +302,7 @@ def begin(
             f"round {server_round}"
         )
     cohort = plan.cohort.draw(plan.num_clients, server_round, attempt, plan.source)
-    phases = plan.phases if plan.evaluation is None else plan.phases_in(server_round)
+    phases = plan.phases_in(server_round)
     now = Attempt(plan, server_round, attempt, cohort, cohort, state, phases, seen or Traffic())
     _pay(now, charge)
     return now
@@ -332,7 +332,7 @@ def checked(now: Attempt, replies: Replies) -> Replies:
     _tell_who_was_dropped(now, found)
     seen = now.seen
     seen.bytes_down += found.bytes_down
-    seen.bytes_up += found.bytes_up
+    seen.bytes_up += found.uploads.num_bytes()
     seen.failures |= found.failures
     seen.noise_origins = found.noise_origins | (seen.noise_origins or frozenset())
     return found

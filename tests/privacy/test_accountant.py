@@ -227,37 +227,31 @@ DELTAS = st.integers(2, 9).map(lambda n: 10.0**-n)
 SLACK = 1 + 1e-9
 
 
-def check_monotone(price, z, count, delta, slack=1.0, more=1.05):
-    base = price(z, count, delta)
-    assert price(z * more, count, delta) <= base * slack
-    assert price(z, count + 1, delta) * slack >= base
-    assert price(z, count, delta / 2) * slack >= base
-    return base
+@settings(max_examples=40)
+@given(st.sampled_from(["unsampled", "poisson", "laplace"]), NOISES, RATES, COUNTS, DELTAS)
+def test_prices_are_monotone_in_every_parameter(kind, z, q, count, delta):
+    def price(z, count=count, delta=delta, rate=q):
+        made = {"unsampled": release(z, count=count), "poisson": poisson(z, rate, count),
+                "laplace": laplace(10 * z, count)}  # fmt: skip
+        return accountant.epsilon([made[kind]], delta)
 
-
-@settings(max_examples=20)
-@given(NOISES, RATES, COUNTS, DELTAS)
-def test_poisson_prices_are_monotone_in_every_parameter(z, q, count, delta):
-    price = lambda z, n, delta: accountant.epsilon([poisson(z, q, n)], delta)  # noqa: E731
-    base = check_monotone(price, z, count, delta, SLACK)
-    assert accountant.epsilon([poisson(z, q * 1.05, count)], delta) * SLACK >= base
-    assert accountant.epsilon([poisson(z, q, count), release(9.0)], delta) * SLACK >= base
-    assert base <= accountant.epsilon([release(z, count=count)], delta) * (1 + 1e-4)
-
-
-@given(NOISES, COUNTS, DELTAS)
-def test_unsampled_prices_are_monotone_in_every_parameter(z, count, delta):
-    price = lambda z, n, delta: accountant.epsilon([release(z, count=n)], delta)  # noqa: E731
-    check_monotone(price, z, count, delta, more=1.01)
+    base = price(z)
+    assert price(1.05 * z) <= base * SLACK
+    for dearer in (price(z, count + 1), price(z, delta=delta / 2), price(z, rate=1.05 * q)):
+        assert dearer * SLACK >= base
+    if kind == "poisson":
+        assert base <= accountant.epsilon([release(z, count=count)], delta) * (1 + 1e-4)
+        more = [poisson(z, q, count), release(9.0)]
+        assert accountant.epsilon(more, delta) * SLACK >= base
 
 
 @pytest.mark.slow
-@settings(max_examples=4)
-@given(st.integers(10, 40).map(lambda n: n / 10), st.integers(1, 50), COUNTS, DELTAS)
-def test_subset_prices_are_monotone_in_every_parameter(z, size, count, delta):
-    price = lambda z, n, delta: accountant.epsilon([subset(z, size, 1000, n)], delta)  # noqa: E731
-    base = check_monotone(price, z, count, delta)
-    assert accountant.epsilon([subset(z, size + 1, 1000, count)], delta) >= base
+@pytest.mark.parametrize(("z", "size", "count"), [(1.0, 1, 300), (2.5, 50, 30), (4.0, 20, 1)])
+def test_subset_prices_are_monotone_in_every_parameter(z, size, count):
+    base = accountant.epsilon([subset(z, size, 1000, count)], 1e-5)
+    assert accountant.epsilon([subset(1.05 * z, size, 1000, count)], 1e-5) <= base
+    for dearer in (subset(z, size + 1, 1000, count), subset(z, size, 1000, count + 1)):
+        assert accountant.epsilon([dearer], 1e-5) >= base
 
 
 def test_a_run_that_asks_after_every_round_is_not_slow():

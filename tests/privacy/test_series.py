@@ -110,18 +110,6 @@ def test_the_total_is_bracketed_from_few_terms_and_from_many(releases):
     assert many.total_low <= many.total
 
 
-def test_the_gradient_tail_is_sharp():
-    few, many = example(2).series(SHORT), example(2).series(10**6)
-    assert few.total == pytest.approx(many.total, rel=2e-4)
-    assert many.total - many.total_low < 1e-8
-    cut = example(2, noise="gaussian").series(SHORT)
-    assert cut.total < cut.partial + 1.02 * (many_of_gaussian() - cut.partial_low)
-
-
-def many_of_gaussian():
-    return example(2, noise="gaussian").series(10**5).total
-
-
 @pytest.mark.parametrize("algorithm", ["output", "gradient"])
 def test_the_accountant_says_the_same_of_the_first_rounds(algorithm):
     common = {"unit": "example", "neighboring_relation": "replace-one"}
@@ -208,13 +196,6 @@ def test_the_script_of_infinitely_many_rounds_judges_conditions_and_budgets(
         monkeypatch.setattr("sys.argv", ["endless", *words])
         assert endless.main() == 0
         assert told in capsys.readouterr().out
-
-
-def test_a_record_that_is_used_once_costs_what_its_own_round_costs():
-    """Spec 002 6.2 (f): 0.2 of Example 2; of Example 1 0.497, that of the first round."""
-    assert example(2).once(10_000) == pytest.approx(0.2, rel=1e-9)
-    assert example(1).once(200_000) == pytest.approx(0.497, abs=1e-3)
-    assert example(1).once(1) == pytest.approx(example(1).series(1).partial, rel=1e-9)
 
 
 @pytest.mark.parametrize("noise", ["laplace", "gaussian"])

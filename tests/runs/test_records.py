@@ -167,7 +167,7 @@ def test_a_turn_that_fails_tells_the_server_nothing_of_its_data(monkeypatch):
 
     config = experiment({"kind": "kpca"})
     monkeypatch.setattr(update, "run_update", fails)
-    with pytest.raises(node.Absent) as caught, node.AbsentIfItFails("x"):
+    with pytest.raises(node.Absent) as caught, node.absent_if_it_fails():
         update.run_update(config)
     assert str(caught.value) == ABSENT
 
