@@ -168,8 +168,7 @@ class ModelOfEachNode(OfGraph, ServerUpdate):
         if not manifold.is_whole_space:
             raise ValueError(
                 f"training.kind: {self.kind!r} mixes models as vectors, so it needs a problem "
-                "on R^d ('least-squares', 'logistic', a 'module' without manifolds), got one on "
-                f"{manifold.name}; use 'rsgd', or manifed_extras.manifold_gossip"
+                f"on R^d, got one on {manifold.name}; use 'rsgd', or manifed_extras.manifold_gossip"
             )
 
 
