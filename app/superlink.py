@@ -155,8 +155,10 @@ def _wait_for_completion(
 BAD_INPUT = (ConfigError, FolderDamaged, LedgerDamaged, FileNotFoundError)
 
 
-def check_resumed(config: Experiment) -> None:
-    """Refuse to go on with a finished or damaged run before anything is started, where it is here.
+def in_force(config: Experiment) -> Experiment:
+    """The config that a resumed run goes on with, after every --rounds, where its folder is here.
+
+    A finished or damaged run is refused before anything is started.
 
     Raises:
         ConfigError, FolderDamaged, LedgerDamaged: in one line.
@@ -164,7 +166,8 @@ def check_resumed(config: Experiment) -> None:
     directory = named_directory(config)
     if config.output.resume and os.access(directory, os.R_OK | os.X_OK):
         with held_or_refused(directory):
-            read_past(directory, config)
+            return read_past(directory, config).config
+    return config
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -187,8 +190,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error("Expected --root-certificates FILE or --insecure, one of the two")
     try:
         out = {} if given.out is None else {"output.directory": str(given.out.absolute())}
-        experiment = load(find(str(given.experiment)), given.set, out)
-        check_resumed(experiment)
+        experiment = in_force(load(find(str(given.experiment)), given.set, out))
         config = run_config_of(experiment)
         with private_flower(given.project) as flower:
             flower.connect(CONNECTION, given.address, given.root_certificates)

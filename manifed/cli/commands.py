@@ -156,11 +156,9 @@ def report(
     """Write one page (report.html) and figures of runs, and print their table."""
     from manifed.durable import write_atomically
     from manifed.errors import ConfigError, one_line
+    from manifed.runs.export import viewed
     from manifed.runs.places import check_file, check_new
-    from manifed.runs.report.figures import write_figures
-    from manifed.runs.report.page import HEADER, page_of, rows_of
-    from manifed.runs.report.public import viewed
-    from manifed.runs.report.runs import curves_of, read
+    from manifed.runs.report import HEADER, curves_of, page_of, read, rows_of, write_figures
 
     kept = [one for one in folders if len(folders) == 1 or (one / "manifest.json").is_file()]
     for folder in folders:
@@ -197,8 +195,8 @@ def export(
 ) -> None:
     """Write what may be published of a run: no cohorts, no traffic, no checksum of the data."""
     from manifed.errors import one_line
+    from manifed.runs.export import export as write
     from manifed.runs.folder import RunFolder, json_object
-    from manifed.runs.report.public import export as write
     from manifed.runs.statement import label_in_manifest
 
     try:
