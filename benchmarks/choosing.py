@@ -66,7 +66,7 @@ def gap_of(config) -> float:
     transport = StackTransport(client_side(config), at_once=None, memory_budget_mb=1024)
     plan = plan_of(config)
     *_, last = run_rounds(
-        plan, plan.server_update.initial(initial_point(config)), transport,
+        plan, plan.server_update.start(initial_point(config)), transport,
         num_rounds=config.federation.num_rounds,
     )  # fmt: skip
     data = load_shards(config)

@@ -64,7 +64,7 @@ def stepper(config: Experiment, folder: Path) -> Callable[[], None]:
     held = ExitStack()  # closes the ledger with the function that holds it
     ledger = opened(folder / "ledger.jsonl", promise, header={}, last_round=1_000_000)
     account = held.enter_context(ledger)
-    start = plan.server_update.initial(initial_point(config))
+    start = plan.server_update.start(initial_point(config))
     transport = _transport(config, folder)
     rounds = run_rounds(plan, start, transport, account.charge, num_rounds=1_000_000)
 

@@ -80,7 +80,7 @@ def gap(place: str, way: str, epsilon: float, seed: int, rounds: int) -> float:
         }
     )
     plan, shards = plan_of(config), load_shards(config).examples
-    start = plan.server_update.initial(initial_point(config))
+    start = plan.server_update.start(initial_point(config))
     transport = StackTransport(client_side(config), at_once=None, memory_budget_mb=256)
     *_, last = run_rounds(plan, start, transport, free, num_rounds=rounds)
     problem, even = config.problem.build(), torch.ones(NODES, dtype=torch.float64)

@@ -74,7 +74,7 @@ CASES = (
     ),
     Case(
         "matrix completion, rank 2 of 30",
-        {"kind": "matrix-completion", "rank": 2, "scaling": "mean"},
+        {"kind": "reproduction.matrix_completion:MatrixCompletion", "rank": 2, "scaling": "mean"},
         {"kind": "reproduction.recipes:LowRank", "num_clients": 10, "columns": 500, "dimension": 30,
          "noise_stddev": 0.01}, 1.0,
     ),

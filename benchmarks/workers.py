@@ -123,7 +123,7 @@ def with_engine(given: dict[str, Any], workers: int | None) -> Experiment:
 def steps(config: Experiment, transport: Transport) -> Step:
     """A function that runs the next round, and gives its report."""
     plan = plan_of(config)
-    start = plan.server_update.initial(initial_point(config))
+    start = plan.server_update.start(initial_point(config))
     rounds = run_rounds(plan, start, transport, num_rounds=10**6)
 
     def step() -> object:

@@ -21,9 +21,10 @@ from manifed.algorithms.algorithm import ClientUpdate
 from manifed.errors import ConfigError
 from manifed.federation.client import ClientSetup, Node, answer
 from manifed.federation.plan import Plan
+from manifed.federation.replies import Header
 from manifed.flower import client, keys
-from manifed.flower.client import AbsentIfItFails
-from manifed.flower.records import pack, read_header, read_payload, shown
+from manifed.flower.client import absent_if_it_fails
+from manifed.flower.records import facts_from_record, pack, read_payload, shown
 from manifed.flower.strategy import Privacy, is_target, keyed_by
 from manifed.mechanisms import example_mechanism
 from manifed.plan import digest
@@ -54,7 +55,7 @@ def app_of(
     @app.query()
     def query(message: Message, context: Context) -> Message:
         """Which partition this node holds and how many examples (a public size)."""
-        with AbsentIfItFails("it could not introduce itself"):
+        with absent_if_it_fails():
             client.check_server(message)
             if keys.SITE_SOCKET in context.node_config:
                 return forwarded(message, context, client.introduced)
@@ -63,11 +64,12 @@ def app_of(
     @app.train()
     def train(message: Message, context: Context) -> Message:
         """One client update on this node's own records, clipped and noised here."""
-        with AbsentIfItFails("it could not answer"):
+        with absent_if_it_fails():
             if keys.SITE_SOCKET in context.node_config:
                 return forwarded(message, context, client.answered)
             node = client.opened(find, context)
-            header, down = read_header(message.content), partial(read_payload, message.content)
+            header = facts_from_record(Header, message.content.get(keys.HEADER))
+            down = partial(read_payload, message.content)
             made = answer(node, header, down, client.kept_of(context, node))  # the local steps
             up = pack(header, made.up, noise_origin=made.noise_origin)
             reply = Message(up, reply_to=message)

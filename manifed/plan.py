@@ -20,7 +20,7 @@ from manifed.mechanisms import (
     tariff_of,
 )
 from manifed.privacy.accountant import NoValidBound
-from manifed.privacy.events import CLIENT_LEVEL, EXTERNAL, OF_MASKS, SERVER, PrivacyUnit, named
+from manifed.privacy.events import CLIENT_LEVEL, EXTERNAL, OF_MASKS, SERVER, named
 from manifed.privacy.label import NOT_PRIVATE, label_of
 from manifed.privacy.mechanism import ExampleMechanism
 from manifed.privacy.noise import NoiseSource
@@ -118,7 +118,7 @@ def promise_of(setting: Setting, sizes: Sizes) -> Promise:
         tariff = Tariff((Terms(population=federation.num_clients),))
         facts = {"kind": "none", "noise_source": None}
         return Promise(tariff, planned_draws(setting), facts=facts)
-    delta, unit = reporting_delta(setting), unit_of(setting)
+    delta, unit = reporting_delta(setting), privacy.unit
     tariff = tariff_of(setting, sizes, example_mechanism(setting, sizes), client_mechanism(setting))
     if privacy.noise.kind != "published" and delta is not None:  # the papers' own settings break it
         count = len(sizes) if unit == "client" else sum(sizes)
@@ -160,14 +160,6 @@ def promise_of(setting: Setting, sizes: Sizes) -> Promise:
         return promise.for_draws(promise.planned_draws)
     except NoValidBound as refusal:
         raise ConfigError(f"privacy: {refusal}") from None
-
-
-def unit_of(setting: Setting) -> PrivacyUnit:
-    """Whose data a guarantee is about."""
-    privacy = setting.privacy
-    if privacy.kind == "correlated":
-        return privacy.unit
-    return "client" if privacy.kind == "client-level" else "example"
 
 
 def reporting_delta(setting: Setting) -> float | None:

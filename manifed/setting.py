@@ -5,7 +5,7 @@
 
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -72,6 +72,7 @@ class NoPrivacy(Frozen):
     """Nothing is noised; clipping is still possible (the papers' non-private baselines)."""
 
     kind: Literal["none"] = "none"
+    unit: ClassVar[PrivacyUnit] = "example"
     l2_norm_clip: float | None = Field(default=None, gt=0)
     """Clip each example's gradient, without noise; None: no clip."""
     correction_l2_norm_clip: float | None = Field(default=None, gt=0)
@@ -127,6 +128,7 @@ class ExampleLevel(Protection):
     """
 
     kind: Literal["example-level"] = "example-level"
+    unit: ClassVar[PrivacyUnit] = "example"
     l2_norm_clip: float = Field(gt=0)
     """Largest norm of an example's gradient; longer ones are scaled down."""
     correction_l2_norm_clip: float | None = Field(default=None, gt=0)
@@ -160,6 +162,7 @@ class ClientLevel(Protection):
     """
 
     kind: Literal["client-level"] = "client-level"
+    unit: ClassVar[PrivacyUnit] = "client"
     l2_norm_clip: float = Field(gt=0)
     """Largest norm of a client's upload; longer ones are scaled down."""
     adaptive: AdaptiveClip | None = None
@@ -310,6 +313,9 @@ class Evaluation(Frozen):
         return self
 
 
+Judging = Annotated[Evaluation | PublicEvaluation | PrivateEvaluation, Field(discriminator="kind")]
+
+
 class Engine(Frozen):
     """Which engine runs the app, and how."""
 
@@ -360,12 +366,8 @@ class Setting:
     manifold: Manifold = field(compare=False)
     strategy: ServerUpdate | None = None
     """What the server runs where the client update is not both; None: the tangent mean."""
-    privacy: NoPrivacy | ExampleLevel | ClientLevel | CorrelatedNoise = field(
-        default_factory=NoPrivacy
-    )
-    evaluation: Evaluation | PublicEvaluation | PrivateEvaluation = field(
-        default_factory=partial(Evaluation, is_enabled=False)
-    )
+    privacy: Privacy = field(default_factory=NoPrivacy)
+    evaluation: Judging = field(default_factory=partial(Evaluation, is_enabled=False))
     engine: Engine = field(default_factory=Engine)
     problem: Problem | None = field(default=None, compare=False)
     """What is minimised, where this side knows it."""

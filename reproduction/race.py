@@ -93,7 +93,7 @@ def run(
     plan = plan if cohort is None else replace(plan, cohort=cohort)
     shares = client_shares(found.sizes, config.server_update.weighting)
     stacked = StackTransport(client_side(config), at_once=None, memory_budget_mb=1024)
-    state, last = plan.server_update.initial(x), config.federation.num_rounds
+    state, last = plan.server_update.start(x), config.federation.num_rounds
     rounds, message = run_rounds(plan, state, stacked, num_rounds=last), wire_bytes(config, x)
     norms = [float(found.problem.gradient_norm(x, found.examples, shares))]
     reached: dict[float, Finish] = {}

@@ -59,7 +59,7 @@ def run(task: Task, config: Experiment) -> dict[str, float]:
     try:
         plan = plan_of(config)
         transport = StackTransport(client_side(config), at_once=None, memory_budget_mb=1024)
-        state = plan.server_update.initial(initial_point(config))
+        state = plan.server_update.start(initial_point(config))
         for report in run_rounds(plan, state, transport, num_rounds=config.federation.num_rounds):
             state = report.state
         x = plan.server_update.output(state, plan.manifold)

@@ -96,7 +96,7 @@ TASKS = (
     ),
     Task(
         "completion-low-rank", "matrix completion, made-up columns (rank 2 of 30)",
-        {"kind": "matrix-completion", "rank": 2, "scaling": "mean"},
+        {"kind": "reproduction.matrix_completion:MatrixCompletion", "rank": 2, "scaling": "mean"},
         {"kind": "reproduction.recipes:LowRank", "num_clients": 10, "columns": 500, "dimension": 30,
          "noise_stddev": 0.01},
         1.0, (0.1, 0.3, 1.0, 3.0), maps="retraction", average="projector", is_projected=True,
@@ -119,7 +119,7 @@ TASKS = (
     ),
     Task(
         "completion-movielens", "matrix completion, MovieLens-100k, 50 movies, rank 2",
-        {"kind": "matrix-completion", "rank": 2, "scaling": "mean"},
+        {"kind": "reproduction.matrix_completion:MatrixCompletion", "rank": 2, "scaling": "mean"},
         {"kind": f"{_OWN}:MovieLens"}, 1.0, (0.1, 0.3, 1.0, 3.0), maps="retraction",
         average="projector", is_projected=True,
     ),

@@ -27,11 +27,12 @@ from benchmarks.common.page import Page
 from benchmarks.common.stopwatch import table
 from manifed.graphs.graph import Graph, complete_mixing, metropolis_hastings
 from manifed.graphs.specs import Complete, ErdosRenyi, Exponential, Ring, Star, Torus
-from manifed.privacy import gaussian, secldp
+from manifed.privacy import secldp
 from manifed_extras.stationary import (
     WHITE,
     StationaryNoise,
     coalitions,
+    largest_mu,
     shapes,
     squared_mu,
     worst,
@@ -139,7 +140,7 @@ def least_squares(
     """Task 1 at every epsilon; the same draws, scaled."""
     peak = worst(noise, collusion).precision
     spent = squared_mu(2 * CLIP, ROUNDS, peak)
-    scales = [spent**0.5 / gaussian.largest_mu(epsilon, DELTA) for epsilon in EPSILONS]
+    scales = [spent**0.5 / largest_mu(epsilon, DELTA) for epsilon in EPSILONS]
     task = LeastSquares.draw(seeds, NODES)
     mixing = metropolis_hastings(noise.graph).toarray() if weights is None else weights
     x = np.stack([task.start] * len(scales))

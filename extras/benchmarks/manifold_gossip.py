@@ -72,7 +72,7 @@ def experiment(
 def gaps(config: Experiment) -> tuple[float, float]:
     """Cost gaps of the common model and of the worst node's, after the last round."""
     plan, shards = plan_of(config), load_shards(config).examples
-    start = plan.server_update.initial(initial_point(config))
+    start = plan.server_update.start(initial_point(config))
     transport = StackTransport(client_side(config), at_once=None, memory_budget_mb=256)
     rounds = config.federation.num_rounds
     *_, last = run_rounds(plan, start, transport, free, num_rounds=rounds)
@@ -86,7 +86,7 @@ def gaps(config: Experiment) -> tuple[float, float]:
     common = missing(plan.server_update.model(last.state, plan.manifold))
     if config.training.kind == "rsgd":
         return common, common
-    return common, max(missing(x) for x in last.state.tensors["x"])
+    return common, max(missing(x) for x in last.state["x"])
 
 
 def entry(place: str, training: dict[str, Any], epsilon: float, seeds: int, rounds: int) -> str:

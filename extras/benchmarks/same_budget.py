@@ -29,11 +29,11 @@ from manifed.experiment.assembly import initial_point, load_shards
 from manifed.experiment.load import load
 from manifed.federation.stack import StackTransport
 from manifed.oracles.minibatch import Full
-from manifed.privacy.gaussian import largest_mu
 from manifed.problems.pca import second_moment
 from manifed.schedules.schedule import Geometric
 from manifed_extras.correlated import CorrelatedRSGD
 from manifed_extras.correlation import Banded, BandedInverse
+from manifed_extras.stationary import largest_mu
 
 ROOT = Path(__file__).parents[2]
 DELTA = 1e-5
@@ -135,9 +135,9 @@ class Bench:
             for kind in (GeodesicAverage, ProjectorAverage):
                 average = kind(from_round=first(choice.rounds), noise_ratio=choice.ratio)
                 averaging = TangentMean(average=average)
-                state = averaging.initial(self.x)
+                state = averaging.start(self.x)
                 for r, x in enumerate(iterates, 1):
-                    state = average.include(state.replace(x=x), r, self.problem.manifold, "exact")
+                    state = average.include(state | {"x": x}, r, self.problem.manifold, "exact")
                 label = f"{average.kind} {name}"
                 found[label] = self.gap(averaging.model(state, self.problem.manifold))
         return found

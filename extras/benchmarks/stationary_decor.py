@@ -30,8 +30,14 @@ from manifed.federation.stack import StackTransport
 from manifed.graphs.graph import Graph, metropolis_hastings
 from manifed.graphs.specs import ErdosRenyi, Ring, Torus
 from manifed.plan import planned_statement
-from manifed.privacy import gaussian
-from manifed_extras.stationary import StationaryNoise, coalitions, shapes, squared_mu, worst
+from manifed_extras.stationary import (
+    StationaryNoise,
+    coalitions,
+    largest_mu,
+    shapes,
+    squared_mu,
+    worst,
+)
 from manifed_extras.stationary_design import Workload, optimise
 
 Array = NDArray[np.float64]
@@ -85,7 +91,7 @@ def experiment(
 ) -> Experiment:
     """The training with that noise, scaled to the budget."""
     spent = squared_mu(2 * CLIP, rounds, worst(noise, 0).precision)
-    training, stddevs = fields_of(noise.scaled(spent / gaussian.largest_mu(epsilon, DELTA) ** 2))
+    training, stddevs = fields_of(noise.scaled(spent / largest_mu(epsilon, DELTA) ** 2))
     return parse(
         {
             "name": "streams",
@@ -124,7 +130,7 @@ def errors(config: Experiment) -> tuple[float, float]:
     transport = StackTransport(side, at_once=None, memory_budget_mb=64)
     best = plan_optimum(config)
     found: list[tuple[float, float]] = []
-    start = plan.server_update.initial(initial_point(config))
+    start = plan.server_update.start(initial_point(config))
     rounds = config.federation.num_rounds
     for report in run_rounds(plan, start, transport, free, num_rounds=rounds):
         if report.server_round > rounds - LAST:

@@ -23,7 +23,7 @@ import torch
 from scipy.sparse import coo_array
 from torch import Tensor
 
-from manifed.algorithms.algorithm import Here, ServerState, State, There
+from manifed.algorithms.algorithm import Here, State, There
 from manifed.algorithms.gossip import OnGraph
 from manifed.algorithms.payloads import Point
 from manifed.manifolds.base import Manifold, MapChoice
@@ -79,6 +79,6 @@ class ManifoldGossip(OnGraph):
             total.index_add_(0, rows, share * maps.inverse(x[rows], halves[columns]))
         return maps.forward(x, total)
 
-    def model(self, state: ServerState, manifold: Manifold) -> Tensor:
+    def model(self, state: State, manifold: Manifold) -> Tensor:
         """P of the mean of all models."""
         return manifold.projx(state["x"].mean(0))

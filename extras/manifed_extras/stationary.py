@@ -27,13 +27,15 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final, Literal, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import optimize
 from torch import Tensor
 
 from manifed.graphs.graph import MOST_SUBSETS, Graph, Matrix
+from manifed.privacy import gaussian
 from manifed.privacy.secldp import Worst
 
 Array = NDArray[np.float64]
@@ -46,6 +48,12 @@ _TIGHT: Final = 1e-4
 """A supremum is bounded to this, relative."""
 _MOST_HALVINGS: Final = 60
 _MOST_CELLS: Final = 1 << 12
+
+
+def largest_mu(epsilon: float, delta: float) -> float:
+    """The Gaussian parameter whose releases cost epsilon at ``delta``; its inverse is a noise."""
+    find: Any = optimize.brentq  # scipy ships no stubs
+    return float(find(lambda mu: gaussian.delta(epsilon, mu=mu) - delta, 1e-9, 1e3, xtol=1e-14))
 
 
 @dataclass(frozen=True)

@@ -55,9 +55,9 @@ def on_manifold(
 def mixed(manifold, models, halves, **changes):
     """What the server makes of half steps."""
     gossip = ManifoldGossip(graph=Ring(), num_nodes=len(models), step_size=1.0, **changes)
-    state = gossip.initial(models[0]).replace(x=models)
+    state = gossip.start(models[0]) | {"x": models}
     collected = Collected({}, Point(halves), tuple(range(6)), 6, lambda: 0.5)
-    return gossip.step(state, "mix", collected, 1, manifold).tensors["x"]
+    return gossip.step(state, "mix", collected, 1, manifold)["x"]
 
 
 @pytest.mark.parametrize("consensus", ["tangent-mean", "projection"])
@@ -89,7 +89,7 @@ def test_on_a_flat_space_it_is_plain_gossip(consensus):
 def test_complete_mixing_is_the_star(problem):
     maps = "retraction" if problem == "kpca" else "exact"
     star = on_manifold(problem, "rsgd", maps=maps, local_steps=2)
-    expected = reports_of(star)[-1].state.tensors["x"]
+    expected = reports_of(star)[-1].state["x"]
     for way in WAYS:
         found = models_of(on_manifold(problem, mixing_weights="complete", maps=maps,
                                       local_steps=2), way)  # fmt: skip

@@ -171,7 +171,7 @@ def test_streams_from_exchanged_keys_cancel_too(way):
 def test_a_node_whose_streams_are_of_another_round_refuses():
     config = streaming(rounds=3, privacy={"noise_source": "os"})
     plan, transport = plan_of(config), transport_of("memory", config)
-    reports = list(run_rounds(plan, plan.server_update.initial(initial_point(config)), transport,
+    reports = list(run_rounds(plan, plan.server_update.start(initial_point(config)), transport,
                               free, num_rounds=1))  # fmt: skip
     for wanted, why in ((3, "Expected streams of round 2"), (1, "those masks were used")):
         now = begin(plan, reports[-1].state, wanted, 0, free)

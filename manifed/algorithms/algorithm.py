@@ -37,7 +37,7 @@ UploadPlace = Literal["tangent", "ambient", "point", "any"]
 """Where an upload lies: tangent at the server's base, in the ambient space, on the manifold, or
 nowhere on it."""
 State = dict[str, Tensor]
-"""What a server or a client carries from round to round, by name."""
+"""What a server (in whose checkpoint all of it goes) or a client carries from round to round."""
 
 
 @dataclass(frozen=True)
@@ -284,20 +284,6 @@ def check_exact_maps(kind: str, manifold: Manifold) -> None:
 
 
 @dataclass(frozen=True)
-class ServerState:
-    """What the server carries from round to round, by name; all of it goes into a checkpoint."""
-
-    tensors: Mapping[str, Tensor]
-
-    def __getitem__(self, name: str) -> Tensor:
-        return self.tensors[name]
-
-    def replace(self, **tensors: Tensor) -> "ServerState":
-        """The state with some tensors replaced."""
-        return ServerState({**self.tensors, **tensors})
-
-
-@dataclass(frozen=True)
 class Collected:
     """The uploads of one phase after aggregation.
 
@@ -368,40 +354,36 @@ class ServerUpdate(Frozen):
         """
         return {"x": here.manifold.expmap(state["x"], mean)}
 
-    def initial(self, x: Tensor) -> ServerState:
-        """The state before round 1."""
-        return ServerState(self.start(x))
-
     def step(
         self,
-        state: ServerState,
+        state: State,
         phase: str,
         collected: Collected,
         server_round: int,
         manifold: Manifold,
-    ) -> ServerState:
+    ) -> State:
         """The state after a phase."""
         mean = next(iter(collected.mean.values()), _NO_MEAN)
         here = There(manifold, phase, server_round, collected)
-        return ServerState(self.server(dict(state.tensors), mean, here))
+        return self.server(dict(state), mean, here)
 
-    def down(self, state: ServerState, phase: str) -> Down:
+    def down(self, state: State, phase: str) -> Down:
         """What goes down in a phase: one payload for all, or a row for every client."""
         return Point(state["x"])
 
-    def base(self, state: ServerState, manifold: Manifold) -> Tensor:
+    def base(self, state: State, manifold: Manifold) -> Tensor:
         """The point at which uploads are vectors, shape ``(*point)``."""
         return state["x"]
 
-    def model(self, state: ServerState, manifold: Manifold) -> Tensor:
+    def model(self, state: State, manifold: Manifold) -> Tensor:
         """The model of a state: a point on the manifold."""
         return state["x"]
 
-    def output(self, state: ServerState, manifold: Manifold) -> Tensor:
+    def output(self, state: State, manifold: Manifold) -> Tensor:
         """What the algorithm returns at the end (Option 2: a drawn iterate)."""
         return self.model(state, manifold)
 
-    def node_models(self, state: ServerState, manifold: Manifold) -> Tensor | None:
+    def node_models(self, state: State, manifold: Manifold) -> Tensor | None:
         """A model for every node, (n, *point), in the order of the partitions; None: there is one.
 
         `model` is their mean then.
@@ -419,16 +401,16 @@ class ServerUpdate(Frozen):
         """Whether it refuses some uploads for what is in them, wherever they lie."""
         return type(self).refused is not ServerUpdate.refused
 
-    def is_due(self, state: ServerState, phase: str) -> bool:
+    def is_due(self, state: State, phase: str) -> bool:
         """Whether an exchange takes place in this state."""
         return True
 
-    def disclosed(self, state: ServerState, phase: str) -> tuple[int, ...]:
+    def disclosed(self, state: State, phase: str) -> tuple[int, ...]:
         """The clients whose masks an exchange discloses; () for one that discloses nothing more."""
         return ()
 
     def refused(
-        self, state: ServerState, phase: str, uploads: Payload, partitions: tuple[int, ...]
+        self, state: State, phase: str, uploads: Payload, partitions: tuple[int, ...]
     ) -> Mapping[int, str]:
         """Whose part in an exchange cannot be used and why, by client, for what is in an upload.
 

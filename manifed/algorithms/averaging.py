@@ -21,7 +21,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from manifed.algorithms.algorithm import ServerState, State
+from manifed.algorithms.algorithm import State
 from manifed.manifolds.base import Manifold, MapChoice
 from manifed.manifolds.grassmann import Grassmann
 from manifed.manifolds.linalg import polar
@@ -77,7 +77,7 @@ class GeodesicAverage(Weights):
         u = move.inverse(average, state["x"]) / ratio
         return state | {"average": move.forward(average, u), "weights": ratio}
 
-    def point(self, state: ServerState | State) -> Tensor:
+    def point(self, state: State) -> Tensor:
         """The average, shape ``(*point)``."""
         return state["average"]
 
@@ -105,7 +105,7 @@ class ProjectorAverage(Weights):
         mean = mean + share * (frame @ frame.mT - mean)
         return state | {"average": mean, "weights": ratio}
 
-    def point(self, state: ServerState | State) -> Tensor:
+    def point(self, state: State) -> Tensor:
         """The average, shape ``(*point)``; the last iterate while none counts."""
         x = state["x"]
         if float(state["weights"]) == 0:

@@ -9,19 +9,18 @@ step_size / (1 + t / decay_rounds).
 Invariant: v_ij = -v_ji, fresh in every round and attempt, so that masks vanish in the mean of all
 models, to the rounding of float64.
 
-With privacy.unit = "client" the whole gradient of a node is clipped (of several local steps their
-sum, which the paper has not); with "example" each example's is, and their mean is taken. Who pays
-what against whom is `manifed.privacy.masked`: a star's server sees every message, so it is the
-eavesdropper (adversary I). Without masks (mask_stddev = 0) this is the paper's LDP baseline. The
-public code draws masks once and uses them in every round in two of its three tasks, which hides
-nothing (spec 004 §7-D1); here they are fresh.
+With privacy.unit = "client" the whole gradient of a node is clipped; with "example" each example's
+is, and their mean is taken. Who pays what against whom is `manifed.privacy.masked`: a star's
+server sees every message, so it is the eavesdropper (adversary I). Without masks (mask_stddev = 0)
+this is the paper's LDP baseline. The public code draws masks once and uses them in every round in
+two of its three tasks, which hides nothing (spec 004 §7-D1); here they are fresh.
 """
 
 from typing import Any, Literal
 
 from torch import Tensor
 
-from manifed.algorithms.algorithm import Here, ServerState
+from manifed.algorithms.algorithm import Here, State
 from manifed.algorithms.gossip import OnGraph
 from manifed.algorithms.pair_masks import SETUP, Masking
 from manifed.algorithms.payloads import Point
@@ -39,13 +38,9 @@ class Decor(Masking, OnGraph):
             return self.set_up(here)
         shape = here.manifold.coords_shape(tuple(x.shape[x.dim() - here.manifold.ndim :]))
         masks, after = self.masked_now(shape, here.memory, here.draws)  # line 3
-        eta = self.step_size_in(here.round)
-        if self.local_steps == 1:
-            g = oracle.gradient(x, masks=masks)  # lines 2-4, (3)
-        else:
-            g = oracle.along(x, eta, self.local_steps, masks=masks)
-        return Point(x - eta * g), after  # lines 5-6
+        g = oracle.gradient(x, masks=masks)  # lines 2-4, (3)
+        return Point(x - self.step_size_in(here.round) * g), after  # lines 5-6
 
-    def known_point(self, state: ServerState) -> Tensor:
+    def known_point(self, state: State) -> Tensor:
         """That of every node, before round 1."""
         return state["x"][0]

@@ -27,7 +27,6 @@ from manifed.algorithms.algorithm import (
     GradientSteps,
     Here,
     Phase,
-    ServerState,
     ServerUpdate,
     Space,
     State,
@@ -163,7 +162,7 @@ class ModelOfEachNode(OfGraph, ServerUpdate):
         n = self.network.graph.num_nodes
         return {"x": x.expand(n, *x.shape).clone()}
 
-    def base(self, state: ServerState, manifold: Manifold) -> Tensor:
+    def base(self, state: State, manifold: Manifold) -> Tensor:
         """Any point: uploads are points themselves."""
         return state["x"][0]
 
@@ -171,11 +170,11 @@ class ModelOfEachNode(OfGraph, ServerUpdate):
         """What the nodes showed."""
         return state | {"x": here.collected.rows}
 
-    def node_models(self, state: ServerState, manifold: Manifold) -> Tensor | None:
+    def node_models(self, state: State, manifold: Manifold) -> Tensor | None:
         """The model of every node, (n, *point)."""
         return state["x"]
 
-    def model(self, state: ServerState, manifold: Manifold) -> Tensor:
+    def model(self, state: State, manifold: Manifold) -> Tensor:
         """The mean of all models: mixing does not move it."""
         return state["x"].mean(0)
 
@@ -228,7 +227,7 @@ class OnGraph(ByGraph, ModelOfEachNode):
             x = x - eta * oracle.gradient(x)
         return Point(x)
 
-    def down(self, state: ServerState, phase: str) -> Down:
+    def down(self, state: State, phase: str) -> Down:
         """A row for every node."""
         return PerClient(Point(state["x"]))
 

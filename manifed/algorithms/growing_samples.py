@@ -28,7 +28,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from manifed.algorithms.algorithm import Here, Memory, Phase, ServerState
+from manifed.algorithms.algorithm import Here, Memory, Phase, State
 from manifed.algorithms.gossip import ModelOfEachNode
 from manifed.algorithms.payloads import Payload, PerClient, Point
 from manifed.oracles.minibatch import Ask, Query, WithoutReplacement
@@ -244,7 +244,7 @@ class GrowingSamples(ModelOfEachNode):
         return (self.schedules.noise_scale(k) * drawn).to(x.dtype)
 
     # -- the server, whose model with Algorithm 1 is a mean of noised ones ---------------------
-    def down(self, state: ServerState, phase: str) -> PerClient:
+    def down(self, state: State, phase: str) -> PerClient:
         """Z = A Y, a row for every node."""
         x = state["x"]
         z = self.network.mixed(x)

@@ -24,14 +24,13 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor
 
 from manifed.algorithms.algorithm import (
     Here,
     MappedSteps,
     Phase,
-    ServerState,
     State,
     There,
     Weighting,
@@ -69,15 +68,6 @@ class MaskedMean(Masking, MappedSteps):
     """Masks cancel in the plain sum."""
     max_dropped: int | None = Field(default=None, ge=0)
     """With how many nodes at once masks are revealed; None: a third of them."""
-
-    @model_validator(mode="after")
-    def _takes_one_step(self) -> "MaskedMean":
-        if self.local_steps != 1:
-            raise ValueError(
-                f"training.local_steps: expected 1 with 'masked-mean', whose one gradient a round "
-                f"is masked, got {self.local_steps}"
-            )
-        return self
 
     @property
     def most_dropped(self) -> int:
@@ -134,18 +124,18 @@ class MaskedMean(Masking, MappedSteps):
         )
         return super().about_keys + (trusted if self.most_dropped > 0 else "")
 
-    def down(self, state: ServerState, phase: str) -> Down:
+    def down(self, state: State, phase: str) -> Down:
         """The point; before round 1 keys; after a dropout who is silent."""
         if phase == REVEAL:
             return sized(Silent, self.secret_graph.num_nodes)(state["x"], state["dropped"])
         return super().down(state, phase)
 
-    def is_due(self, state: ServerState, phase: str) -> bool:
+    def is_due(self, state: State, phase: str) -> bool:
         """Whether an exchange takes place: masks are revealed only where somebody was silent."""
-        return phase != REVEAL or "dropped" in state.tensors
+        return phase != REVEAL or "dropped" in state
 
     def refused(
-        self, state: ServerState, phase: str, uploads: Payload, partitions: tuple[int, ...]
+        self, state: State, phase: str, uploads: Payload, partitions: tuple[int, ...]
     ) -> Mapping[int, str]:
         """As `Masking.refused`; also who reveals masks though it has none with a silent node."""
         if phase != REVEAL:
@@ -158,9 +148,9 @@ class MaskedMean(Masking, MappedSteps):
             if not dropped & set(near[i]) and bool(u.any())
         }
 
-    def disclosed(self, state: ServerState, phase: str) -> tuple[int, ...]:
+    def disclosed(self, state: State, phase: str) -> tuple[int, ...]:
         """Whose masks an exchange discloses, which is charged before it."""
-        if phase != REVEAL or "dropped" not in state.tensors:
+        if phase != REVEAL or "dropped" not in state:
             return ()
         return tuple(state["dropped"].nonzero()[:, 0].tolist())
 

@@ -75,7 +75,6 @@ from manifed.algorithms.algorithm import (
     Algorithm,
     Here,
     Phase,
-    ServerState,
     Space,
     State,
     There,
@@ -157,7 +156,7 @@ class OneShot(Algorithm):
         """Nothing is known: the start point is the model."""
         return {"x": x, "mean": self._zero(x, tuple(x.shape))}
 
-    def base(self, state: ServerState, manifold: Manifold) -> Tensor:
+    def base(self, state: State, manifold: Manifold) -> Tensor:
         """Of the shape of a statistic; uploads are vectors wherever they start."""
         return state["mean"]
 

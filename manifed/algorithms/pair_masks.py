@@ -27,7 +27,6 @@ from manifed.algorithms.algorithm import (
     Here,
     Memory,
     Phase,
-    ServerState,
     ServerUpdate,
     State,
     There,
@@ -105,7 +104,12 @@ class Masking(ByGraph, ServerUpdate):
     has_masks: ClassVar[bool] = True
 
     @model_validator(mode="after")
-    def _keys_fit(self) -> "Masking":
+    def _fits(self) -> "Masking":
+        if self.local_steps != 1:
+            raise ValueError(
+                f"training.local_steps: expected 1 with {self.kind!r}, whose one gradient a round "
+                f"is masked, got {self.local_steps}"
+            )
         for name, path in (("pinned", self.pinned_keys), ("signing", self.signing_keys)):
             if path is not None and self.pair_keys == "seeded":
                 raise ValueError(f"training.{name}_keys: needs training.pair_keys = 'exchanged'")
@@ -216,7 +220,7 @@ class Masking(ByGraph, ServerUpdate):
 
     # -- the server, before round 1 ------------------------------------------------------------
     def refused(
-        self, state: ServerState, phase: str, uploads: Payload, partitions: tuple[int, ...]
+        self, state: State, phase: str, uploads: Payload, partitions: tuple[int, ...]
     ) -> Mapping[int, str]:
         """Whose key is refused: by the server at the offer, or later by those it was relayed to.
 
@@ -252,7 +256,7 @@ class Masking(ByGraph, ServerUpdate):
             signatures[i, : len(near)] = signature[list(near)]
         return sized(NeighbourKeys, most)(x, keys, signatures)
 
-    def down(self, state: ServerState, phase: str) -> Down:
+    def down(self, state: State, phase: str) -> Down:
         """Before round 1 the point that everybody knows, and the keys of a node's neighbours."""
         if phase not in SETUP:
             return super().down(state, phase)
@@ -262,7 +266,7 @@ class Masking(ByGraph, ServerUpdate):
         spread = x.expand(len(state["public"]), *x.shape)
         return PerClient(self.keys_of_neighbours(spread, state["public"], state["signature"]))
 
-    def known_point(self, state: ServerState) -> Tensor:
+    def known_point(self, state: State) -> Tensor:
         """A point that every node has before round 1."""
         return state["x"]
 
@@ -291,12 +295,6 @@ class Masking(ByGraph, ServerUpdate):
             raise ValueError(
                 "training.pair_keys: expected 'exchanged' with privacy.noise_source = 'os', got "
                 f"{self.pair_keys!r}: masks that anybody can compute hide nothing"
-            )
-        if self.local_steps > 1 and privacy.unit != "client":
-            raise ValueError(
-                f"training.local_steps: expected 1 with privacy.unit = {privacy.unit!r}, got "
-                f"{self.local_steps}: a round is one release, and only with unit = 'client' the "
-                "sum of all its steps is clipped"
             )
         most, coalition = self.secret_graph.num_nodes, privacy.coalition
         if coalition and not len(set(coalition) & set(range(most))) == len(coalition) < most:

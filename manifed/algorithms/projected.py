@@ -31,7 +31,6 @@ from manifed.algorithms.algorithm import (
     GradientSteps,
     Here,
     Phase,
-    ServerState,
     ServerUpdate,
     Space,
     State,
@@ -89,11 +88,11 @@ class Projecting(GradientSteps, ServerUpdate):
         """x^1 on the manifold, in ambient form."""
         return {"x": x, "anchor": x}
 
-    def base(self, state: ServerState, manifold: Manifold) -> Tensor:
+    def base(self, state: State, manifold: Manifold) -> Tensor:
         """P_M(x^r), ambient."""
         return state["anchor"]
 
-    def model(self, state: ServerState, manifold: Manifold) -> Tensor:
+    def model(self, state: State, manifold: Manifold) -> Tensor:
         """P_M(x^r) as a point of the manifold; the output is that of the last round."""  # line 19
         return manifold.from_ambient(state["anchor"])
 
@@ -211,7 +210,7 @@ class ProjectedPartial(Projecting):
         unknown = {"displacements": x.new_zeros(0, *x.shape), "is_known": x.new_zeros(0)}
         return super().start(x) | {"mean_displacement": torch.zeros_like(x)} | unknown
 
-    def down(self, state: ServerState, phase: str) -> Payload:
+    def down(self, state: State, phase: str) -> Payload:
         """x^r and the mean D of the known displacements."""
         return PointAndDisplacement(state["x"], state["mean_displacement"])
 

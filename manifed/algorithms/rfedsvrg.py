@@ -23,7 +23,6 @@ from manifed.algorithms.algorithm import (
     Here,
     MappedSteps,
     Phase,
-    ServerState,
     ServerUpdate,
     State,
     There,
@@ -31,7 +30,6 @@ from manifed.algorithms.algorithm import (
 )
 from manifed.algorithms.broadcast import check_tangent
 from manifed.algorithms.payloads import Displacement, MeanGradient, Payload, Point
-from manifed.algorithms.tangent_mean import tangent_mean
 from manifed.oracles.minibatch import Ask, Full
 from manifed.oracles.oracle import Oracle
 
@@ -98,7 +96,7 @@ class RFedSVRG(MappedSteps, ServerUpdate):
         """The broadcast point; no gradient yet."""
         return {"x": x, "gradient": torch.zeros_like(x)}
 
-    def down(self, state: ServerState, phase: str) -> Payload:
+    def down(self, state: State, phase: str) -> Payload:
         """The point, then the mean gradient at it."""
         return Point(state["x"]) if phase == "gradient" else MeanGradient(state["gradient"])
 
@@ -106,5 +104,5 @@ class RFedSVRG(MappedSteps, ServerUpdate):
         """Keep the mean gradient, or move to the tangent mean."""
         if here.exchange == "gradient":
             return state | {"gradient": mean}
-        x = tangent_mean(state["x"], mean, self.server_step_size, here.manifold, self.maps)
-        return state | {"x": x}
+        forward = here.manifold.maps(self.maps).forward
+        return state | {"x": forward(state["x"], self.server_step_size * mean)}

@@ -3,10 +3,8 @@
 import importlib
 import os
 import shlex
-import signal
 import sys
 import time
-import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +12,8 @@ from typing import Any
 
 import torch
 
-from manifed.errors import ConfigError, EngineFailed, RoundFailed, one_line
+from manifed.cli.options import DEBUG, outcome
+from manifed.errors import ConfigError, EngineFailed, one_line
 from manifed.experiment.assembly import (
     check_first_update,
     check_shards,
@@ -27,17 +26,13 @@ from manifed.experiment.plugins import consent_to
 from manifed.experiment.schema import Experiment
 from manifed.flower.run_config import APP_FOLDER, find, run_config_of
 from manifed.plan import promise_of
-from manifed.privacy.ledger import LedgerDamaged
 from manifed.problems.data import SiteData
 from manifed.runs.driver import named_directory, rounds_over, run
 from manifed.runs.evidence import experiment_in
-from manifed.runs.folder import FolderDamaged, RunFolder, is_fresh, printable
+from manifed.runs.folder import RunFolder, is_fresh, printable
 from manifed.runs.interrupt import Ended, ending_signals
 from manifed.runs.places import check_new, real
 from manifed.runs.resume import held_or_refused, read_past, to_go_on
-
-DEBUG = "MANIFED_DEBUG"
-"""The environment variable under which an unexpected error shows its traceback."""
 
 
 @dataclass(frozen=True)
@@ -60,18 +55,23 @@ class Request:
 class RunEnded(Exception):
     """A run that ended before its end; the text says how to go on."""
 
-    def __init__(self, why: str, config: Experiment, named: str, code: int) -> None:
-        directory = named_directory(config)
-        hint, folder = " before anything was written", RunFolder(directory)
-        if folder.manifest_path.is_file() and "final" in folder.manifest():
-            hint = f"; {finished(folder)}"
-        elif folder.experiment_path.is_file():
-            # a deployed run's folder names no files of its nodes
-            needs_files = config.engine.kind == "deployment" and isinstance(config.data, SiteData)
-            words = [*([named] if needs_files else []), "--resume", str(directory)]
-            hint = f"; go on with: {to_go_on(shlex.join(words))}"
-        super().__init__(why + hint)
-        self.code = code
+    def __init__(self, text: str, exit_code: int) -> None:
+        super().__init__(text)
+        self.exit_code = exit_code
+
+
+def _to_go_on(config: Experiment, named: str) -> str:
+    """What remains of a run that ended, and how to go on with it."""
+    directory = named_directory(config)
+    folder = RunFolder(directory)
+    if folder.manifest_path.is_file() and "final" in folder.manifest():
+        return f"; {finished(folder)}"
+    if not folder.experiment_path.is_file():
+        return " before anything was written"
+    # a deployed run's folder names no files of its nodes
+    needs_files = config.engine.kind == "deployment" and isinstance(config.data, SiteData)
+    words = [*([named] if needs_files else []), "--resume", str(directory)]
+    return f"; go on with: {to_go_on(shlex.join(words))}"
 
 
 def resolve(request: Request) -> Experiment:
@@ -171,10 +171,7 @@ def launch(request: Request) -> RunFolder:
         RunEnded: Ctrl-C, SIGTERM, SIGHUP, or a disk that refused.
     """
     config = resolve(request)
-
-    def ended(why: str, code: int = 1) -> RunEnded:
-        return RunEnded(why, config, request.config, code)
-
+    code = 1
     try:
         with ending_signals():
             if config.engine.kind == "inline":
@@ -183,22 +180,17 @@ def launch(request: Request) -> RunFolder:
                 _networked(config, request)
         return RunFolder.open(named_directory(config))
     except Ended as signalled:
-        raise ended("interrupted", signalled.code) from None
-    except KeyboardInterrupt:
-        raise ended("interrupted", 128 + signal.SIGINT) from None
-    except SystemExit as left:
-        if left.code not in {128 + signal.SIGTERM, 128 + signal.SIGHUP}:
-            raise
-        raise ended("interrupted", int(left.code)) from None
+        why, code = "interrupted", signalled.code
     except EngineFailed as failed:
-        raise ended(str(failed)) from failed
+        why = str(failed)
     except OSError as error:
         why = f"run failed: the system refused: {error}; nothing that was written is lost"
-        raise ended(one_line(why)) from error
+        why = one_line(why)
     except Exception as error:
-        if outcome(error) is not None or os.environ.get(DEBUG):
+        if hasattr(error, "exit_code") or os.environ.get(DEBUG):
             raise
-        raise ended(f"run failed: {unexpected(error)}") from error
+        why = f"run failed: {outcome(error)[0]}"
+    raise RunEnded(why + _to_go_on(config, request.config), code)
 
 
 def _inline(config: Experiment, began: float) -> None:
@@ -257,27 +249,3 @@ def _networked(config: Experiment, request: Request) -> None:
         on_line=lambda line: sys.stderr.write(line + "\n"),
         **told,
     )
-
-
-def unexpected(error: BaseException) -> str:
-    """Type, text and place of an error that nothing foresaw, on one line."""
-    last = traceback.extract_tb(error.__traceback__)[-1:]
-    place = "".join(f" at {Path(frame.filename).name}:{frame.lineno}" for frame in last)
-    said = one_line(f"{type(error).__name__}: {error}", 400)
-    return f"{said} (unexpected{place}; {DEBUG}=1 shows the traceback)"
-
-
-def outcome(error: Exception) -> tuple[str, int] | None:
-    """The line and the exit code of a failure that is foreseen; None for any other.
-
-    2: the input; 1: the run; of a run that a signal ended, 130: Ctrl-C; 143: SIGTERM; 129: SIGHUP.
-    """
-    from manifed.flower.handshake import HandshakeFailed
-
-    if isinstance(error, RunEnded):
-        return str(error), error.code
-    if isinstance(error, ConfigError | FolderDamaged | LedgerDamaged):
-        return one_line(str(error), 1500), 2
-    if isinstance(error, EngineFailed | HandshakeFailed | RoundFailed):
-        return str(error), 1
-    return None

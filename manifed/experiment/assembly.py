@@ -29,7 +29,7 @@ from manifed.experiment.schema import Experiment, sha256
 from manifed.federation.client import ClientSetup, ClientSide, Node, Seat, Uncharged, run_update
 from manifed.federation.plan import Plan
 from manifed.mechanisms import Sizes, example_mechanism
-from manifed.plan import plan, unit_of
+from manifed.plan import plan
 from manifed.privacy.noise import NoiseSource, Stream
 from manifed.problems.data import NUM_EXAMPLES, SiteData
 from manifed.problems.examples import Examples
@@ -362,7 +362,7 @@ def _side(
         num_examples=num_examples,
         hold_outs=tuple(held for _, held in both if held is not None),
         rate=config.federation.cohort.expected_size(clients) / clients,
-        unit=unit_of(config.setting),
+        unit=config.privacy.unit,
     )
 
 
@@ -432,7 +432,7 @@ def check_first_update(config: Experiment) -> None:
     shard, _ = halves(config, whole)
     x, source, manifold = initial_point(config), NoiseSource.from_seed(0), setup.problem.manifold
     try:
-        state, memory = server.initial(x), training.initial_memory(x)
+        state, memory = server.start(x), training.initial_memory(x)
         for phase in training.phases:
             seat = Seat(0, 1, 0, phase.name)
             down = server.down(state, phase.name)

@@ -7,7 +7,7 @@ clip allows. ``privacy.l2_norm_clip`` = C says how long that is:
 problem.kind                   C bounds      the guess
 =============================  ============  ================================================
 principal-eigenvector, kpca    |z|^2         second moment of trace C, eigenvalues i^-2
-matrix-completion              a gradient    as kpca of columns with |a|^2 = 2 C
+matrix completion              a gradient    as kpca of columns with |a|^2 = 2 C
 frechet-mean, nearest-mean     a gradient    records at C / 4 or C / 2 from their mean; the start
                                              at C / 4, C / 2, 3 C / 4 or C
 least-squares                  |a|^2 + b^2   second moment of trace C d / (d + 1), eigenvalues
@@ -35,6 +35,7 @@ from manifed.experiment.schema import Experiment
 from manifed.problems.class_means import NearestMean
 from manifed.problems.frechet import FrechetMean, name_of
 
+COMPLETION = "reproduction.matrix_completion:MatrixCompletion"
 SCORES = 1.5
 """Standard deviation of the scores a_j^T x of a logistic model that is worth fitting."""
 _EXPLAINED = 0.5
@@ -45,7 +46,7 @@ _CURVATURE: Mapping[str, float] = {
 }  # fmt: skip
 """The sectional curvature farthest from zero."""
 _DECAY: Mapping[str, float] = {
-    "principal-eigenvector": 2.0, "kpca": 2.0, "matrix-completion": 2.0, "least-squares": 1.0,
+    "principal-eigenvector": 2.0, "kpca": 2.0, COMPLETION: 2.0, "least-squares": 1.0,
     "logistic": 1.0,
 }  # fmt: skip
 
@@ -65,7 +66,7 @@ def guess_of(
     """The guess for a problem whose points have that shape; None: no kind that one is made for."""
     kind = config.problem.kind
     fall = decay or _DECAY.get(kind, 1.0)
-    if kind in ("principal-eigenvector", "kpca", "matrix-completion"):
+    if kind in ("principal-eigenvector", "kpca", COMPLETION):
         return _components(kind, clip, shape, fall)
     if kind in ("frechet-mean", "nearest-mean"):
         return _mean(config, clip, shape)
@@ -83,7 +84,7 @@ def guess_of(
 
 def _components(kind: str, clip: float, shape: tuple[int, ...], decay: float) -> Guess:
     k = shape[1] if len(shape) == 2 else 1
-    if kind == "matrix-completion":  # what is left over is the cost, and not what is found
+    if kind == COMPLETION:  # what is left over is the cost, and not what is found
         spectrum = Spectrum(shape[0], k, 2 * clip, decay)
         return Guess(Components(spectrum, 1.0, (spectrum.trace - spectrum.best) / 2))
     spectrum = Spectrum(shape[0], k, clip, decay)

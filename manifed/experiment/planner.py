@@ -29,7 +29,7 @@ from manifed.algorithms.rsgd import RSGD, ScheduledRSGD
 from manifed.algorithms.tangent_mean import TangentMean
 from manifed.errors import ConfigError
 from manifed.experiment.assembly import facts_of
-from manifed.experiment.guesses import Guess, guess_of
+from manifed.experiment.guesses import COMPLETION, Guess, guess_of
 from manifed.experiment.predictions import Array, Cloud, Components, Descent
 from manifed.experiment.schema import Experiment
 from manifed.manifolds.grassmann import Grassmann
@@ -225,7 +225,7 @@ def public_numbers(config: Experiment) -> tuple[Sizes, tuple[int, ...]]:
             f"training.kind: 'auto' plans where there is something to find, got points of shape "
             f"{shape} on a manifold of dimension 0"
         )
-    fields = {"kpca": "num_components", "matrix-completion": "rank"}
+    fields = {"kpca": "num_components", COMPLETION: "rank"}
     if problem.kind in fields and shape[1] >= shape[0]:
         raise ConfigError(
             f"problem.{fields[problem.kind]}: a plan needs fewer than the {shape[0]} columns, got "

@@ -375,5 +375,4 @@ def answer(
     )
     if made.memory is None:
         return Answer(made.up, source.origin, None)
-    written = header.config_sha256, header.server_round, header.attempt
-    return Answer(made.up, source.origin, Kept(*written, made.memory.tensors()))
+    return Answer(made.up, source.origin, Kept(header, made.memory.tensors()))

@@ -26,7 +26,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from manifed.algorithms.algorithm import Phase, ServerState
+from manifed.algorithms.algorithm import Phase, State
 from manifed.algorithms.payloads import Layout, Payload, Point
 from manifed.oracles.blocks import Points, blocks
 from manifed.oracles.oracle import Draws
@@ -190,7 +190,7 @@ class Believed:
     """N_i of every site."""
 
     def refused(
-        self, state: ServerState, phase: str, uploads: Payload, partitions: tuple[int, ...]
+        self, state: State, phase: str, uploads: Payload, partitions: tuple[int, ...]
     ) -> Mapping[int, str]:
         """Who sent totals that no hold-out of its size has, but for noise of `FALSE_ALARM`.
 

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from manifed.algorithms.algorithm import (
     Phase,
-    ServerState,
     ServerUpdate,
+    State,
     UploadPlace,
 )
 from manifed.federation.cohorts import Cohort, Everyone
@@ -112,7 +112,7 @@ class RoundReport(NamedTuple):
     """
 
     server_round: int
-    state: ServerState
+    state: State
     participants: tuple[int, ...]
     failures: Mapping[int, Failure] = {}  # a proxy of it could not be pickled
     bytes_down: int = 0

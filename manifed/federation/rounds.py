@@ -4,9 +4,8 @@ Order of a round, and why: the charge is on disk *before* a message leaves, beca
 the uploads are the release; so a crash, a retry or an abort can make the ledger show more than
 was spent, never less. The new model is used only after that.
 
-`run_round` runs a whole round over a transport. Who must give control away between two exchanges,
-as Flower's strategies do (manifed/flower/strategy.py), calls its parts: `begin`, `pay_more`,
-`checked`, `after`, `report_of`.
+A `Course` goes through a run, exchange by exchange: `run_rounds` over a transport, and Flower's
+strategies (manifed/flower/strategy.py), which give control away between two exchanges.
 """
 
 import logging
@@ -18,7 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from manifed.algorithms.algorithm import Collected, Phase, ServerState
+from manifed.algorithms.algorithm import Collected, Phase, State
 from manifed.algorithms.payloads import Down, Payload, PerClient, Point
 from manifed.errors import BudgetExhausted, ConfigError, RoundFailed
 from manifed.federation.held_out import EVALUATE
@@ -52,7 +51,7 @@ def free(*_: object) -> None:
 
 def run_rounds(
     plan: Plan,
-    state: ServerState,
+    state: State,
     transport: Transport,
     charge: Charge = free,
     *,
@@ -61,71 +60,25 @@ def run_rounds(
     attempts: Callable[[int], int] = lambda _: 0,
     last_accepted: Mapping[int, int] | None = None,
 ) -> Iterator[RoundReport]:
-    """Rounds ``first_round`` to ``num_rounds``, one by one; errors as `run_round` and ``charge``.
+    """Rounds ``first_round`` to ``num_rounds`` over a transport, one by one.
 
-    The exchanges before round 1 come first; they are round 0, and charged nothing.
-
-    ``attempts(round)`` says how often a round was charged before (after a crash),
-    ``last_accepted`` in which round each client's reply was last used.
-    """
-    accepted = dict(last_accepted or {})
-    if begins_with_setup(plan, first_round):
-        state = run_round(plan.of_setup(), state, 0, transport, free, accepted).state
-    for server_round in range(first_round, num_rounds + 1):
-        report = run_round(
-            plan, state, server_round, transport, charge, accepted, attempts(server_round)
-        )
-        state = report.state
-        accepted |= dict.fromkeys(report.participants, server_round)
-        yield report
-
-
-def begins_with_setup(plan: Plan, first_round: int) -> bool:
-    """Whether exchanges before round 1 come first.
-
-    Raises:
-        ConfigError: they were made by a run that is resumed.
-    """
-    if plan.setup_phases and first_round > 1:
-        raise ConfigError(
-            "output.resume: an algorithm with exchanges before round 1 cannot be resumed: clients "
-            "would go on without what they learnt there; start a new run"
-        )
-    return bool(plan.setup_phases)
-
-
-def run_round(
-    plan: Plan,
-    state: ServerState,
-    server_round: int,
-    transport: Transport,
-    charge: Charge,
-    last_accepted: Mapping[int, int],
-    first_attempt: int = 0,
-) -> RoundReport:
-    """One round, retries included; ``state`` is the one before it.
+    The exchanges before round 1 come first; they are round 0, and charged nothing. The arguments
+    are those of `Course`.
 
     Raises:
         RoundFailed: when the policy is not content with the replies of the last attempt.
         BadState: when the server update leads to no usable state.
     """
-    tries = plan.policy.max_attempts if plan.policy.on_failure == "retry" else 1
-    seen = Traffic()
-    for attempt in range(first_attempt, first_attempt + tries):
-        now = begin(plan, state, server_round, attempt, charge, seen)
-        try:
-            while (phase := now.phase) is not None:
-                pay_more(now, charge)
-                came = transport.exchange(now.header, phase, sent(now), now.asked, last_accepted)
-                now = after(now, checked(now, came))
-            return report_of(now)
-        except RoundFailed as failure:
-            if attempt == first_attempt + tries - 1:
-                raise
-            log.warning(
-                "Round %d, attempt %d failed and is paid for: %s", server_round, attempt, failure
-            )
-    raise AssertionError("unreachable: a round ends by a report or an error")
+    course = Course(plan, state, charge, first_round, attempts, last_accepted)
+
+    def exchange() -> RoundReport | None:
+        now = course.opened()
+        phase = now.phases[now.index]
+        came = transport.exchange(now.header, phase, sent(now), now.asked, course.accepted)
+        return course.moved(checked(now, came))
+
+    while course.round <= num_rounds:
+        yield course.one_round(exchange)
 
 
 @dataclass
@@ -156,7 +109,7 @@ class Attempt(NamedTuple):
     cohort: tuple[int, ...]
     asked: tuple[int, ...]
     """Who is sent the next message: the cohort without those that failed before."""
-    state: ServerState
+    state: State
     phases: tuple[Phase, ...]
     """The exchanges of this round."""
     seen: Traffic
@@ -212,10 +165,10 @@ def _judged(now: Attempt, replies: Replies) -> Replies:
         return replies.zero_filled(now.asked)
     size = len(now.asked if phase.needs_all else now.cohort)
     everyone = plan.needs_everyone or phase.needs_all
-    if now.asked and not plan.policy.is_enough(replies, size, needs_everyone=everyone):
+    why = plan.policy.refusal(replies, size, needs_everyone=everyone)
+    if now.asked and why is not None:
         lost = {**now.failures, **replies.failures}
         where = f", exchange {phase.name!r}" if len(plan.phases) > 1 else ""
-        why = plan.policy.explain(replies, size, needs_everyone=everyone)
         raise RoundFailed(
             f"Round {now.server_round}{where}: {why}",
             is_computed=all(one.kind == "unusable" for one in lost.values()),
@@ -323,7 +276,7 @@ def noised(now: Attempt, replies: Replies) -> Mean:
         now.draws.normals,
         expected_cohort=plan.cohort.expected_size(plan.num_clients),
         is_tangent=plan.server_update.space == "tangent",
-        l2_norm_clip=float(now.state.tensors.get(CLIP, mechanism.l2_norm_clip)),
+        l2_norm_clip=float(now.state.get(CLIP, mechanism.l2_norm_clip)),
     )
     return Mean({name: found.mean}, None if mechanism.adaptive is None else found.next_clip)
 
@@ -331,7 +284,7 @@ def noised(now: Attempt, replies: Replies) -> Mean:
 # -- the parts of a round ------------------------------------------------------------------------
 def begin(
     plan: Plan,
-    state: ServerState,
+    state: State,
     server_round: int,
     attempt: int,
     charge: Charge,
@@ -349,18 +302,10 @@ def begin(
             f"round {server_round}"
         )
     cohort = plan.cohort.draw(plan.num_clients, server_round, attempt, plan.source)
-    phases = plan.phases if plan.evaluation is None else plan.phases_in(server_round)
+    phases = plan.phases_in(server_round)
     now = Attempt(plan, server_round, attempt, cohort, cohort, state, phases, seen or Traffic())
     _pay(now, charge)
     return now
-
-
-def pay_more(now: Attempt, charge: Charge) -> None:
-    """Pay for what the next exchange discloses, before its messages leave; errors as `begin`."""
-    if now.phase is EVALUATE:
-        return
-    if disclosed := now.plan.server_update.disclosed(now.state, now.name):
-        _pay(now, charge, disclosed)
 
 
 def _pay(now: Attempt, charge: Charge, *disclosed: tuple[int, ...]) -> None:
@@ -387,7 +332,7 @@ def checked(now: Attempt, replies: Replies) -> Replies:
     _tell_who_was_dropped(now, found)
     seen = now.seen
     seen.bytes_down += found.bytes_down
-    seen.bytes_up += found.bytes_up
+    seen.bytes_up += found.uploads.num_bytes()
     seen.failures |= found.failures
     seen.noise_origins = found.noise_origins | (seen.noise_origins or frozenset())
     return found
@@ -401,7 +346,7 @@ def after(now: Attempt, replies: Replies, aggregate: Aggregate = aggregated) -> 
     """The attempt after an exchange: replies judged, aggregated, and the server's step taken.
 
     Raises:
-        RoundFailed, BadState: as `run_round`.
+        RoundFailed, BadState: as `run_rounds`.
     """
     if now.phase is EVALUATE:  # it changes no state, and nobody who is silent fails the round
         held_out = (replies.uploads.tensors()["u"].sum(0), len(replies.partitions))
@@ -424,14 +369,97 @@ def after(now: Attempt, replies: Replies, aggregate: Aggregate = aggregated) -> 
     return now._replace(asked=taken.partitions, state=state, index=index, failures=failures)
 
 
-def report_of(now: Attempt) -> RoundReport:
-    """The report of a round whose last exchange is done."""
-    seen, used = now.seen, tuple(i for i in now.asked if i not in now.failures)
-    failures = {**seen.failures, **now.failures}
-    return RoundReport(
-        now.server_round, now.state, used, failures, seen.bytes_down, seen.bytes_up,
-        seen.origins(now.plan), now.held_out,
-    )  # fmt: skip
+class Course:
+    """A run between two exchanges: its state, its next round, and the attempt that is under way."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        state: State,
+        charge: Charge = free,
+        first_round: int = 1,
+        attempts: Callable[[int], int] = lambda _: 0,
+        last_accepted: Mapping[int, int] | None = None,
+    ) -> None:
+        """``state`` is the one before ``first_round``.
+
+        ``attempts(round)`` says how often a round was charged before (after a crash),
+        ``last_accepted`` in which round each client's reply was last used.
+
+        Raises:
+            ConfigError: exchanges before round 1 were made by a run that is resumed.
+        """
+        if plan.setup_phases and first_round > 1:
+            raise ConfigError(
+                "output.resume: an algorithm with exchanges before round 1 cannot be resumed: "
+                "clients would go on without what they learnt there; start a new run"
+            )
+        self.plan, self.state, self._charge = plan, state, charge
+        self.round = 0 if plan.setup_phases else first_round
+        """The next round; 0 for the exchanges before round 1."""
+        self.accepted = dict(last_accepted or {})
+        self.now: Attempt | None = None
+        """The attempt that is under way; None begins another one."""
+        self._attempts, self._tried, self._before = attempts, 0, 0
+        self._seen = Traffic()
+
+    def opened(self) -> Attempt:
+        """The attempt before its next exchange, drawn and paid for; errors as `begin`."""
+        plan, charge = self.plan, self._charge
+        if self.round == 0:
+            plan, charge = plan.of_setup(), free
+        if self.now is None:
+            if self._tried == 0:
+                self._before = self._attempts(self.round)
+            attempt = self._before + self._tried
+            self._tried += 1
+            self.now = begin(plan, self.state, self.round, attempt, charge, self._seen)
+        now = self.now
+        is_training = now.phase is not EVALUATE
+        if is_training and (told := plan.server_update.disclosed(now.state, now.name)):
+            _pay(now, charge, told)
+        return now
+
+    def moved(self, replies: Replies, aggregate: Aggregate = aggregated) -> RoundReport | None:
+        """The report of the round that these replies end; None where more exchanges follow.
+
+        Raises:
+            RoundFailed, BadState: as `run_rounds`; the attempt is over then.
+        """
+        assert self.now is not None
+        now, self.now = self.now, None
+        now = after(now, replies, aggregate)
+        if now.phase is not None:
+            self.now = now
+            return None
+        seen, used = now.seen, tuple(i for i in now.asked if i not in now.failures)
+        self.accepted |= dict.fromkeys(used, self.round)
+        self.state, self._seen, self._tried = now.state, Traffic(), 0
+        self.round += 1
+        if now.server_round == 0:
+            return None
+        return RoundReport(
+            now.server_round, now.state, used, {**seen.failures, **now.failures}, seen.bytes_down,
+            seen.bytes_up, seen.origins(now.plan), now.held_out,
+        )  # fmt: skip
+
+    def one_round(self, exchange: Callable[[], RoundReport | None]) -> RoundReport:
+        """The next round by calls of ``exchange``; a failed attempt again, as the policy says.
+
+        Raises:
+            RoundFailed, BadState: as `run_rounds`.
+        """
+        policy = self.plan.policy
+        tries = policy.max_attempts if policy.on_failure == "retry" else 1
+        while True:
+            try:
+                if (report := exchange()) is not None:
+                    return report
+            except RoundFailed as failure:
+                self.now = None
+                if not 0 < self._tried < tries:
+                    raise
+                log.warning("Round %d failed and is paid for: %s", self.round, failure)
 
 
 def _tell_who_was_dropped(now: Attempt, replies: Replies) -> None:
@@ -448,14 +476,14 @@ def _tell_who_was_dropped(now: Attempt, replies: Replies) -> None:
         )
 
 
-def _step(now: Attempt, replies: Replies, aggregate: Aggregate) -> ServerState:
+def _step(now: Attempt, replies: Replies, aggregate: Aggregate) -> State:
     """The state after the server update on these replies, if it can be broadcast."""
     plan, state = now.plan, now.state
     if not replies.partitions and plan.mechanism is None:
         return state
     mean = aggregate(now, replies)
     if mean.next_clip is not None:
-        state = state.replace(**{CLIP: torch.tensor(mean.next_clip, dtype=torch.float64)})
+        state = state | {CLIP: torch.tensor(mean.next_clip, dtype=torch.float64)}
     seen = (None, ()) if plan.mechanism is not None else (replies.uploads, replies.partitions)
     collected = Collected(mean.fields, *seen, plan.num_clients, now.draws.uniform)
     try:
@@ -500,7 +528,7 @@ def _without_culprits(
     return replies._replace(failures={}).without(culprits)
 
 
-def _usable(state: ServerState, plan: Plan, server_round: int) -> ServerState:
+def _usable(state: State, plan: Plan, server_round: int) -> State:
     """``state``, which a round may leave behind only if it can be broadcast.
 
     That is: finite, on the manifold, and with no entry above what clients take.
@@ -509,7 +537,7 @@ def _usable(state: ServerState, plan: Plan, server_round: int) -> ServerState:
         BadState: with the tensor; the state before the round stays.
     """
     kept = "the state of the round before stays (lower the step sizes?)"
-    for name, tensor in state.tensors.items():
+    for name, tensor in state.items():
         if not tensor.is_floating_point():
             continue
         bound = LARGEST[tensor.dtype]

@@ -9,6 +9,7 @@ than fit. Who computes a stack, in this process or in another, changes no bit of
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 from typing import NamedTuple, Protocol
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor
 
 from manifed.algorithms.algorithm import Memory, Phase
-from manifed.algorithms.broadcast import BadBroadcast, all_pass, check_broadcast
+from manifed.algorithms.broadcast import BadBroadcast, check_broadcast
 from manifed.algorithms.payloads import Down, Payload, PerClient, down_bytes, downs
 from manifed.errors import ConfigError
 from manifed.federation.client import ClientSide, Seat, run_update
@@ -47,14 +48,21 @@ class Transport(Protocol):
         ...
 
 
-def stacked_or_empty(phase: Phase, down: Down, uploads: Sequence[Payload]) -> Payload:
-    """The uploads in one payload; that of nobody has the fields' shapes after a 0."""
-    if uploads:
-        return phase.up.stack(list(uploads))
-    whole = down.rows if isinstance(down, PerClient) else down
-    x = next(iter(whole.tensors().values()))
-    shape = x.shape[1:] if isinstance(down, PerClient) else x.shape
-    layout = phase.up.layout(tuple(shape), x.dtype).values()
+def point_like(down: Down) -> Tensor:
+    """A tensor of the shape and type of a point, where this goes down."""
+    if isinstance(down, PerClient):
+        x = next(iter(vars(down.rows).values()))
+        return x.new_empty(x.shape[1:])
+    return next(iter(vars(down).values()))
+
+
+def gathered(phase: Phase, down: Down, parts: Sequence[Payload]) -> Payload:
+    """Stacked uploads, one after the other; those of nobody have the fields' shapes after a 0."""
+    if parts:
+        columns = zip(*(vars(part).values() for part in parts), strict=True)
+        return phase.up(*[torch.cat([t.as_subclass(Tensor) for t in own]) for own in columns])
+    x = point_like(down)
+    layout = phase.up.layout(tuple(x.shape), x.dtype).values()
     return phase.up(*[x.new_zeros(0, *own, dtype=dtype) for own, dtype in layout])
 
 
@@ -313,25 +321,18 @@ class StackTransport:
         failures = self._refusals(phase, down, partitions)
         rows = [row for row, i in enumerate(partitions) if i not in failures]
         done: list[int] = []
+        parts: list[Payload] = []
         chunks: list[int] = []
-        block: list[Tensor] = []  # chunks are copied into it, and leave no holes in the heap
         for chunk in self.chunking.cut(partitions, rows):
-            before = len(done)
-            for who, uploads in self._tried(asked, chunk, failures):
-                each = list(uploads.tensors().values())
-                block = block or [t.new_empty(len(rows), *t.shape[1:]) for t in map(_plain, each)]
-                for held, made in zip(block, each, strict=True):
-                    held[len(done) : len(done) + len(who)] = _plain(made)
-                done += who
-            chunks.append(len(done) - before)
-        uploads = phase.up(*[t[: len(done)] for t in block]) if block else None
-        uploads = uploads or stacked_or_empty(phase, down, ())
+            found = self._tried(asked, chunk, failures)
+            chunks.append(sum(len(who) for who, _ in found))
+            parts += [uploads for _, uploads in found]
+            done += [i for who, _ in found for i in who]
         return Replies(
             tuple(done),
-            uploads,
+            gathered(phase, down, parts),
             failures,
             down_bytes(down, len(partitions)),
-            uploads.num_bytes(),
             frozenset({asked.source.origin} if done else ()),
             chunks=() if self.chunking.in_a_stack == 1 else tuple(c for c in chunks if c),
         )
@@ -358,9 +359,11 @@ class StackTransport:
         Rows that all pass together are looked at together; else each by itself.
         """
         manifold = self._side.setup.problem.manifold
-        if isinstance(down, PerClient) and partitions and all_pass(phase, down.rows, manifold):
-            return {}
         different = isinstance(down, PerClient)
+        if different and partitions:
+            with suppress(BadBroadcast):
+                check_broadcast(phase, down.rows, manifold)
+                return {}
         looks = downs(down, len(partitions)) if different else [down] * bool(partitions)
         found: dict[int, Failure] = {}
         for i, sent in zip(partitions, looks, strict=False):
@@ -370,8 +373,3 @@ class StackTransport:
                 refusal = Failure("absent", f"BadBroadcast: {bad}")
                 found |= {i: refusal} if different else dict.fromkeys(partitions, refusal)
         return found
-
-
-def _plain(tensor: Tensor) -> Tensor:
-    """The tensor without what it knows of manifolds."""
-    return tensor.as_subclass(Tensor)

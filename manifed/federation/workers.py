@@ -31,7 +31,7 @@ from manifed.algorithms.payloads import Down, PerClient, down_bytes
 from manifed.errors import ConfigError, one_line
 from manifed.federation.client import ClientSide
 from manifed.federation.replies import Failure, Header, Replies
-from manifed.federation.stack import Chunking, StackTransport, stacked_or_empty
+from manifed.federation.stack import Chunking, StackTransport, gathered
 from manifed.problems.shards import forget_datasets
 
 log = logging.getLogger("manifed")
@@ -255,17 +255,13 @@ class RayTransport:
             else:
                 came.append(found)
                 failures |= found.failures
-        full = [_tensors(cast(Arrays, one.uploads)) for one in came if one.partitions]
-        uploads = stacked_or_empty(phase, down, ())
-        if full:
-            uploads = phase.up(*[torch.cat(column) for column in zip(*full, strict=True)])
+        full = [phase.up(*_tensors(cast(Arrays, one.uploads))) for one in came if one.partitions]
         reached = sum(len(mine) for _, mine, _ in asked)
         return Replies(
             tuple(i for answer in came for i in answer.partitions),
-            uploads,
+            gathered(phase, down, full),
             failures,
             down_bytes(down, len(partitions)) * reached // max(1, len(partitions)),
-            sum(answer.bytes_up for answer in came),
             frozenset().union(*(answer.noise_origins for answer in came)),
             chunks=tuple(count for answer in came for count in answer.chunks),
         )

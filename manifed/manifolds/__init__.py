@@ -6,12 +6,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from manifed.manifolds.base import Manifold
     from manifed.manifolds.euclidean import Euclidean
-    from manifed.manifolds.fixed_rank import FixedRank
     from manifed.manifolds.grassmann import Grassmann
     from manifed.manifolds.hyperbolic import Lorentz
     from manifed.manifolds.poincare import PoincareBall
     from manifed.manifolds.product import Power, Product, Scaled
-    from manifed.manifolds.rotations import SpecialOrthogonal
     from manifed.manifolds.spd import SPD, SPDBuresWasserstein, SPDLogCholesky, SPDLogEuclidean
     from manifed.manifolds.sphere import Oblique, Sphere
     from manifed.manifolds.stiefel import Stiefel
@@ -19,7 +17,6 @@ if TYPE_CHECKING:
 __all__ = [
     "SPD",
     "Euclidean",
-    "FixedRank",
     "Grassmann",
     "Lorentz",
     "Manifold",
@@ -31,19 +28,16 @@ __all__ = [
     "SPDLogCholesky",
     "SPDLogEuclidean",
     "Scaled",
-    "SpecialOrthogonal",
     "Sphere",
     "Stiefel",
 ]
 
 _HOME = {
     **{name: name.lower() for name in ("Euclidean", "Grassmann", "Sphere", "Stiefel")},
-    "FixedRank": "fixed_rank",
     "Lorentz": "hyperbolic",
     "Manifold": "base",
     "Oblique": "sphere",
     "PoincareBall": "poincare",
-    "SpecialOrthogonal": "rotations",
     **dict.fromkeys(("Power", "Product", "Scaled"), "product"),
     **dict.fromkeys(("SPD", "SPDBuresWasserstein", "SPDLogCholesky", "SPDLogEuclidean"), "spd"),
 }

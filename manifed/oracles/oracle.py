@@ -194,15 +194,13 @@ class Oracle:
         problem: Problem | None = None,
         normals: Tensor | None = None,
         masks: Tensor | None = None,
-        steps: int = 1,
-        step_size: float = 0.0,
     ) -> Tensor:
         """(1/b) sum_j clip(v_j) + N_x(0, stddev^2) of a fresh batch, shape ``(..., *point)``.
 
         v_j is grad f_j(x) at one point x, or a correction at two. ``normals`` are those of the
         noise; None draws fresh ones. ``masks`` are coordinates, of unit deviation a pair; the query
         says what they are multiplied by before they are added at x. Where a client is the unit, the
-        whole mean is clipped, or the sum of the means along so many ``steps`` from x.
+        whole mean is clipped.
 
         Guarantees, with a clip: what one example adds to the un-noised value is tangent at x, and
         exactly zero or of metric norm at most clip (1 + 1e-9) / b, whatever the example holds; one
@@ -212,9 +210,6 @@ class Oracle:
         asked, problem = self._asked[label], problem or self.problem
         query, manifold, x = asked.query, problem.manifold, points[0]
         mean = self._mean(asked, points, problem)
-        for _ in range(steps - 1):
-            here = (x - step_size * mean).to(x.dtype)
-            mean = mean + self._mean(asked, (here,), problem)
         if query.whole_clip is not None:
             mean = clip_each(manifold, x.to(torch.float64), mean, query.whole_clip)
         if masks is not None:
@@ -261,24 +256,6 @@ class Oracle:
             coords = self.manifold.coords_shape(tuple(x.shape[x.dim() - self.manifold.ndim :]))
             z = self._draws.normals(coords, Stream.GRADIENT_NOISE, self._step)
         return self.answer(label, base, normals=z + past, masks=masks), z
-
-    def along(
-        self, x: Tensor, step_size: float, steps: int, label: str = "gradient", *, masks: Tensor
-    ) -> Tensor:
-        """clip(g_1 + ... + g_steps) + masks + noise, g_k the gradients along so many steps from x.
-
-        None of them leaves: the whole sum is clipped, so replacing a client moves it by two bounds
-        whatever its steps were. Of one step it is `gradient`.
-
-        Raises:
-            ValueError: where no client is the unit, or on a curved manifold.
-        """
-        if self._asked[label].query.whole_clip is None or not self.manifold.is_whole_space:
-            raise ValueError(
-                f"Expected a query {label!r} of whole clients on R^d for several steps under one "
-                f"clip, got one of examples or on {self.manifold.name}"
-            )
-        return self.answer(label, x.detach(), masks=masks, steps=steps, step_size=step_size)
 
     def statistic(self, origin: Tensor, label: str, kind: type[Problem]) -> Tensor:
         """(1/b) sum_j clip(s_j) + N(0, stddev^2 I_m) of the problem's sufficient statistic.

@@ -271,7 +271,7 @@ def opened(
     rounds were run.
 
     Raises:
-        ConfigError: for a ledger that was charged under other terms.
+        ConfigError: as `ledger_key`.
         LedgerDamaged: as `Ledger.recover`.
     """
     odometer, key = Odometer(), ledger_key()
@@ -287,7 +287,6 @@ def opened(
         ledger = Ledger.recover(path, pays=torn, key=key, anchors=anchors, feed=odometer.feed)
     account = Account(promise, ledger, odometer, block=block, last_round=last_round)
     with ledger:
-        promise.check_ledger(odometer)
         try:
             yield account
         finally:

@@ -42,7 +42,6 @@ def external_epsilon(rounds: Iterable[tuple[Releases, float, int]], delta: float
 
     Raises:
         NoValidBound: as `accountant.epsilon`.
-        ValueError: for a probability outside (0, 1], or a negative number of rounds.
     """
     return _external_epsilon(tuple(rounds), delta)
 
@@ -52,7 +51,6 @@ def _external_epsilon(rounds: tuple[tuple[Releases, float, int], ...], delta: fl
     certain: list[Release] = []
     counts = Counter[tuple[Composition, float]]()
     for update, probability, times in rounds:
-        _check(probability, times, delta)
         if probability == 1:
             certain.extend(repeated(update, times))
         else:
@@ -79,7 +77,6 @@ def a_priori_epsilon(
     The least over k of price(k participations, delta - P[Binomial(T, rho) > k]); k = T is the
     worst case.
     """
-    _check(participation_probability, num_rounds, delta)
     best = price(num_rounds, delta)
     for k in _quantiles(num_rounds, participation_probability, delta):
         left = delta - float(_binomial_tail(np.asarray(k), num_rounds, participation_probability))
@@ -134,12 +131,3 @@ def _renyi(counts: _Counts, delta: float) -> float:
 @lru_cache(maxsize=16)
 def _mixture(update: Composition, probability: float, interval: float) -> Loss:
     return update.loss(interval).mixed(probability)
-
-
-def _check(probability: float, num_rounds: int, delta: float) -> None:
-    if not 0 < probability <= 1:
-        raise ValueError(f"Expected 0 < participation_probability <= 1, got {probability}")
-    if num_rounds < 0:
-        raise ValueError(f"Expected a number of rounds >= 0, got {num_rounds}")
-    if not 0 <= delta <= 1:
-        raise ValueError(f"Expected 0 <= delta <= 1, got {delta}")

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from manifed.algorithms.algorithm import ServerState
+from manifed.algorithms.algorithm import State
 from manifed.durable import remove_drafts, write_atomically
 from manifed.errors import BudgetExhausted, ConfigError, RoundFailed
 from manifed.experiment.assembly import Facts, facts_of, initial_point, plan_of
@@ -57,7 +57,7 @@ class Job:
     config: Experiment
     plan: Plan
     account: Account
-    state: ServerState
+    state: State
     """Before round ``first_round``."""
     first_round: int
     last_accepted: dict[int, int]
@@ -214,9 +214,9 @@ class _Run:
         """``_whole``: the newest round whose row, if it has one, is on disk."""
         device = config.engine.server_device
         if saved is None:
-            self.state = plan.server_update.initial(initial_point(config).to(device))
+            self.state = plan.server_update.start(initial_point(config).to(device))
             return
-        self.state = ServerState({name: t.to(device) for name, t in saved.tensors.items()})
+        self.state = {name: t.to(device) for name, t in saved.tensors.items()}
         self.tally, self.done = saved.meta.tally, saved.server_round
         self.accepted = {int(k): v for k, v in saved.meta.last_accepted.items()}
         self._judged = Judged(**saved.meta.judged)
@@ -282,7 +282,7 @@ class _Run:
                 ledger_run_id=ledger.run_id,
                 ledger_head=str(ledger.head),
             )
-            checkpoint.save(self._folder.checkpoint_path, self.done, self.state.tensors, meta)
+            checkpoint.save(self._folder.checkpoint_path, self.done, self.state, meta)
         self._saved = self.done
 
     def _early_end(self) -> str | None:

@@ -181,13 +181,13 @@ def export(directory: Path, out: Path) -> list[Path]:
     """Write the public part of a finished run into the new or empty folder ``out``.
 
     Raises:
-        FileNotFoundError, ValueError: ``directory`` is no finished run, or is damaged.
-        ConfigError: ``out`` holds something already, or cannot be made.
+        FileNotFoundError, FolderDamaged: ``directory`` is no run, or damaged.
+        ConfigError: it is not finished; ``out`` holds something already, or cannot be made.
         OSError: the disk refused; nothing is left in ``out``.
     """
     run, source, folder = read(directory), RunFolder.open(directory), RunFolder(out)
     if not run.final:
-        raise ValueError(f"Expected a finished run, got {directory}; resume it first")
+        raise ConfigError(f"Expected a finished run, got {directory}; resume it first")
     check_new("--out", out, lambda path: not any(path.iterdir()))
     public, tensors = viewed(run), source.load_tensors("model")
     if list(tensors) != ["x"] or not bool(torch.isfinite(tensors["x"]).all()):

@@ -14,7 +14,7 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor, nn
 
-from manifed.algorithms.algorithm import ServerState
+from manifed.algorithms.algorithm import State
 from manifed.algorithms.broadcast import BadBroadcast, check_point
 from manifed.algorithms.tangent_mean import TangentMean
 from manifed.errors import BudgetExhausted, ConfigError, one_line, short
@@ -25,7 +25,7 @@ from manifed.federation.plan import Plan
 from manifed.federation.replies import ReplyPolicy
 from manifed.federation.rounds import run_rounds
 from manifed.federation.stack import StackTransport, Transport
-from manifed.plan import plan, unit_of
+from manifed.plan import plan
 from manifed.privacy.account import Account, opened
 from manifed.privacy.odometer import Odometer
 from manifed.problems.examples import KEY, Examples
@@ -215,7 +215,7 @@ class _Run:
     """A federation, and what became of it so far."""
 
     plan: Plan
-    state: ServerState
+    state: State
     transport: Transport
     num_rounds: int
     ledger: str | Path | None
@@ -291,9 +291,9 @@ def _prepared(
         setting.client_source,
         x.dtype,
         rate=federation.cohort.expected_size(len(examples)) / len(examples),
-        unit=unit_of(setting),
+        unit=setting.privacy.unit,
     )
-    state, odometer = found.server_update.initial(x), found.promise.odometer()
+    state, odometer = found.server_update.start(x), found.promise.odometer()
     return _Run(found, state, transport(side), rounds, ledger, odometer)
 
 

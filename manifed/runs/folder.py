@@ -74,6 +74,8 @@ Cell = float | int | str | None
 class FolderDamaged(ValueError):
     """A file of a run folder is not what a run writes; one line."""
 
+    exit_code = 2
+
     def __init__(self, path: Path, expected: str, found: str) -> None:
         super().__init__(one_line(f"{path}: expected {expected}, got {found}"))
 

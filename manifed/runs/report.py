@@ -163,7 +163,7 @@ class NotDrawn(Exception):
         super().__init__(
             f"not drawn: {one_line(why, 400)}; the run is finished and whole; draw with: {command}"
         )
-        self.code = code
+        self.exit_code = code
 
 
 def figures_of(curves: Sequence[Curve]) -> Iterator[tuple[str, str, str, Lines]]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from manifed.algorithms.algorithm import ServerState
+from manifed.algorithms.algorithm import State
 from manifed.durable import write_atomically
 from manifed.runs.folder import RunFolder, encode, with_label
 from manifed.runs.statement import label_in, statement_of
@@ -21,7 +21,7 @@ class Round:
     """What is known after a round."""
 
     server_round: int
-    state: ServerState
+    state: State
     model: Tensor
     spending: float | None
     """Epsilon so far against the first adversary of the statement; None without privacy."""

@@ -78,7 +78,7 @@ def read_past(directory: Path, config: Experiment, *, may_be_finished: bool = Fa
                 f"training.kind = {config.training.kind!r}, which has some: its clients would go "
                 "on without what they learnt there; start a new run"
             )
-        like = dict(config.server_update.initial(initial_point(config)).tensors)
+        like = config.server_update.start(initial_point(config))
         if CLIP in saved.tensors and getattr(config.privacy, "adaptive", None) is not None:
             like[CLIP] = torch.zeros((), dtype=torch.float64)  # a round before this adapted it
         checkpoint.check(folder.checkpoint_path, saved, like, config.federation.num_clients)
@@ -186,7 +186,6 @@ def extend(directory: Path, num_rounds: int) -> str:
 
 def _check_price(promise: Promise, odometer: Odometer, last_round: int, num_rounds: int) -> None:
     """Refuse rounds that the budget does not pay on top of all that is charged already."""
-    promise.check_ledger(odometer)
     budget = promise.budget
 
     def is_dear(rounds: int) -> bool:

@@ -55,7 +55,7 @@ def transport_of(way, config, side=None):
 def reports_of(config, way="memory", transport=None, charge=free, **changes):
     """All reports of the rounds of an experiment."""
     plan = replace(plan_of(config), **changes)
-    start = plan.server_update.initial(initial_point(config))
+    start = plan.server_update.start(initial_point(config))
     way = transport or transport_of(way, config)
     return list(run_rounds(plan, start, way, charge, num_rounds=config.federation.num_rounds))
 

@@ -33,7 +33,7 @@ def draws(seed, *shape):
 
 def along(server, manifold, x, moves, first=1, state=None):
     """The states after one round for each of the vectors, projected on the tangent space."""
-    state, found = state or server.initial(x), []
+    state, found = state or server.start(x), []
     for r, move in enumerate(moves, first):
         u = manifold.proju(state["x"], move)
         collected = Collected({"u": u}, Displacement(u[None]), (0,), 1, lambda: 0.5)
@@ -139,7 +139,7 @@ def test_momentum_is_carried_to_the_new_point():
 
 def test_a_server_without_them_keeps_one_iterate():
     x = Sphere().origin(3)
-    assert set(TangentMean().initial(x).tensors) == {"x", "output"}
+    assert set(TangentMean().start(x)) == {"x", "output"}
     plain = load(QUICKSTART, ["strategy={kind='tangent-mean'}"])
     assert plain.strategy.average is None
     assert sha256(plain) != sha256(load(QUICKSTART, ["strategy={momentum=0.5}"]))

@@ -206,7 +206,7 @@ def test_no_model_of_algorithm_1_is_in_what_the_server_keeps():
     config = experiment("output, mixed")
     stream = Stream6(config)
     bare = shown_in_numpy(config) - stream.noise(ROUNDS)
-    kept = reports_of(config)[-1].state.tensors
+    kept = reports_of(config)[-1].state
     assert set(kept) == {"x"}
     assert np.abs(kept["x"].numpy() - bare).min() > 0
 

@@ -93,7 +93,7 @@ def run(config, tmp_path, transport=None):
     promise = promise_of(config.setting, plan.num_examples)
     rounds = config.federation.num_rounds
     with opened(tmp_path / "ledger.jsonl", promise, last_round=rounds, header={}) as account:
-        start = plan.server_update.initial(initial_point(config))
+        start = plan.server_update.start(initial_point(config))
         made = run_rounds(
             plan, start, transport or Watched(config), account.charge, num_rounds=rounds,
         )  # fmt: skip

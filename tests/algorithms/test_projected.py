@@ -9,9 +9,7 @@ from manifed.algorithms.algorithm import remembered
 from manifed.algorithms.projected import Projected
 from manifed.algorithms.rsgd import RSGD
 from manifed.algorithms.tangent_mean import TangentMean
-from manifed.manifolds.fixed_rank import FixedRank
 from manifed.manifolds.poincare import PoincareBall
-from manifed.manifolds.rotations import SpecialOrthogonal
 from manifed.manifolds.sphere import Oblique, Sphere
 from manifed.manifolds.stiefel import Stiefel
 from manifed.oracles.minibatch import Full, WithoutReplacement
@@ -19,6 +17,8 @@ from manifed.problems.examples import Examples
 from manifed.problems.pca import KPCA
 from manifed.problems.problem import Problem
 from manifed.problems.synthetic import SyntheticPCA
+from manifed_extras.fixed_rank import FixedRank
+from manifed_extras.rotations import SpecialOrthogonal
 from tests.conformance.federated_loop import Linear, federate, last
 
 

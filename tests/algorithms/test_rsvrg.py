@@ -23,7 +23,7 @@ TWICE = {"step_size": 0.05, "epochs": EPOCHS, "inner_steps": INNER, "minibatch":
 EACH = {**TWICE, "variant": "fresh", "correction_clip": "each"}
 VARIANTS: dict[str, tuple[RSVRG, str]] = {
     "fresh": (RSVRG(**EACH), "replace-one"),
-    "reuse": (RSVRG(**TWICE, correction_clip="each", reference_share=0.15), "replace-one"),
+    "reuse": (RSVRG(**TWICE, correction_clip="each"), "replace-one"),
     "diffclip": (RSVRG(**TWICE, variant="fresh"), "replace-one"),
     "poisson": (RSVRG(**{**EACH, "minibatch": Poisson(batch_size=4)}), "add-or-remove"),
 }
@@ -111,22 +111,23 @@ def test_the_default_share_is_the_papers_for_equal_clips():
 
 
 @pytest.mark.parametrize("minibatch", [ONE, WithoutReplacement(batch_size=5), Full()])
-def test_the_default_share_costs_least_by_the_formula_it_minimises(minibatch: Minibatch):
+def test_the_share_costs_least_by_the_formula_it_minimises(minibatch: Minibatch):
     """(3): count * (Delta_0 / sigma_1)^2 + count * factor * (rate Delta_1 / sigma_2)^2."""
     mechanism = mechanism_of("replace-one")
     rate = minibatch.expected_size(SIZE) / SIZE
     factor = 3.5 if rate < 1 else 1.0
 
-    def cost(share):
-        training = VARIANTS["fresh"][0].model_copy(
-            update={"minibatch": minibatch, "reference_share": share}
-        )
-        reference, correction = training.releases(mechanism, SIZE)
-        return reference.noise_multiplier**-2 + factor * (rate / correction.noise_multiplier) ** 2
+    training = VARIANTS["fresh"][0].model_copy(update={"minibatch": minibatch})
+    reference, correction = training.queries(mechanism, SIZE)
 
-    default = VARIANTS["fresh"][0].model_copy(update={"minibatch": minibatch})
-    best = least_cost_share(*default.queries(mechanism, SIZE))
-    assert cost(None) == pytest.approx(cost(best))
+    def cost(share):
+        there = reference.sensitivity**2 / share
+        here = (rate * correction.sensitivity) ** 2 / (1 - share)
+        return (there + factor * here) / correction.drawn**2
+
+    first, second = (one.noise_multiplier for one in training.releases(mechanism, SIZE))
+    best = least_cost_share(reference, correction)
+    assert cost(best) == pytest.approx(first**-2 + factor * (rate / second) ** 2)
     assert cost(best) < min(cost(best * 0.98), cost(min(best * 1.02, 0.999)))
 
 

@@ -91,7 +91,7 @@ def test_negative_eigenvalues_do_not_lead():
 
 def test_a_mean_without_eigenvectors_is_no_state():
     collected = Collected({"u": torch.full((21,), torch.nan)}, None, (), 1, lambda: 0.5)
-    state = ONE_SHOT.initial(torch.eye(6, dtype=torch.float64)[0])
+    state = ONE_SHOT.start(torch.eye(6, dtype=torch.float64)[0])
     with pytest.raises(torch.linalg.LinAlgError):
         ONE_SHOT.step(state, "train", collected, 1, PrincipalEigenvector().manifold)
 

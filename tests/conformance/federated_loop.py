@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from manifed.algorithms.algorithm import Memory, ServerState
+from manifed.algorithms.algorithm import Memory, State
 from manifed.algorithms.payloads import Payload
 from manifed.federation.client import ClientSetup, ClientSide
 from manifed.federation.rounds import run_rounds
@@ -24,7 +24,7 @@ class Played:
     """What is known after a round; ``memory`` has a row for every client."""
 
     server_round: int
-    state: ServerState
+    state: State
     memory: Memory | None
     uploads: Payload
 
@@ -118,7 +118,7 @@ def federate(
         needs_everyone=False,
         mechanism=client_mechanism,
     )
-    for report in run_rounds(plan, strategy.initial(x), transport, num_rounds=num_rounds):
+    for report in run_rounds(plan, strategy.start(x), transport, num_rounds=num_rounds):
         yield Played(report.server_round, report.state, transport.memory, transport.uploads)
 
 

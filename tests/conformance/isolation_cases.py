@@ -11,7 +11,6 @@ from manifed.layers.orthogonal import OrthogonalLinear
 from manifed.layers.spdnet import BiMap, LogEig, ReEig
 from manifed.manifolds.hyperbolic import Lorentz
 from manifed.manifolds.poincare import PoincareBall
-from manifed.manifolds.rotations import SpecialOrthogonal
 from manifed.manifolds.spd import SPD, SPDBuresWasserstein, SPDLogCholesky, SPDLogEuclidean
 from manifed.manifolds.sphere import Sphere
 from manifed.oracles.sums import Rule, Vectors
@@ -20,12 +19,13 @@ from manifed.problems.examples import KEY, Examples
 from manifed.problems.frechet import FrechetMean, GeometricMedian
 from manifed.problems.hyperbolic import HyperbolicPrediction
 from manifed.problems.linear import LeastSquares, Logistic
-from manifed.problems.matrix_completion import MatrixCompletion
 from manifed.problems.module_problem import module_problem
 from manifed.problems.module_spec import made
 from manifed.problems.pca import KPCA, PrincipalEigenvector
 from manifed.problems.problem import Problem
 from manifed.problems.statistics import GramMatrices, LabelledGrams, LogSums, SecondMoments
+from manifed_extras.rotations import SpecialOrthogonal
+from reproduction.matrix_completion import MatrixCompletion
 from reproduction.mlp import MLP
 
 WATCHED = 8

@@ -8,15 +8,15 @@ from torch import Tensor
 
 from manifed.manifolds.base import Manifold
 from manifed.manifolds.euclidean import Euclidean
-from manifed.manifolds.fixed_rank import FixedRank
 from manifed.manifolds.grassmann import Grassmann
 from manifed.manifolds.hyperbolic import Lorentz
 from manifed.manifolds.poincare import PoincareBall
 from manifed.manifolds.product import Power, Product, Scaled
-from manifed.manifolds.rotations import SpecialOrthogonal
 from manifed.manifolds.spd import SPD, SPDBuresWasserstein, SPDLogCholesky, SPDLogEuclidean
 from manifed.manifolds.sphere import Oblique, Sphere
 from manifed.manifolds.stiefel import Stiefel
+from manifed_extras.fixed_rank import FixedRank
+from manifed_extras.rotations import SpecialOrthogonal
 
 
 def entrywise_gap(x, y):

@@ -56,7 +56,7 @@ def test_flowers_own_loop_gives_the_same_models(config):
 def test_a_node_that_lost_what_it_learnt_before_round_1_says_so():
     plan, grid = plan_of(KEYED), InlineGrid(client_app_of(lambda _: KEYED), 6, {})
     rounds = run_rounds(
-        plan, plan.server_update.initial(initial_point(KEYED)),
+        plan, plan.server_update.start(initial_point(KEYED)),
         MessageTransport.meet(grid, plan), free, num_rounds=3,
     )  # fmt: skip
     assert next(rounds).server_round == 1
@@ -103,7 +103,7 @@ def begun(mechanism=None, privacy=None):
     setting.check()
     plan = planned(setting, (4, 4), source=SOURCE)
     return next(
-        run_rounds(plan, plan.server_update.initial(x[0]), StackTransport(side), num_rounds=1)
+        run_rounds(plan, plan.server_update.start(x[0]), StackTransport(side), num_rounds=1)
     )
 
 

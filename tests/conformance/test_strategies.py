@@ -91,7 +91,7 @@ def grid_of(config):
 @contextmanager
 def job_of(config, folder):
     plan = plan_of(config)
-    start = plan.server_update.initial(initial_point(config))
+    start = plan.server_update.start(initial_point(config))
     last = config.federation.num_rounds
     with opened(folder / "ledger.jsonl", plan.promise, last_round=last, header={}) as account:
         yield Job(config, plan, account, start, 1, {})
@@ -122,7 +122,7 @@ def assert_one_round_by_either_driver(name, folder):
         assert len(found) == len(expected) == 3
         for mine, theirs in zip(found, expected, strict=True):
             assert facts(mine) == facts(theirs)
-            for field, tensor in theirs.state.tensors.items():
+            for field, tensor in theirs.state.items():
                 assert torch.equal(mine.state[field], tensor), field
     with job_of(config, folder / "again") as job:
         theirs = strategy_of(job)
@@ -225,7 +225,7 @@ def parts():
         plan = plan_of(config)
         changed = type(plan)(**{**vars(plan), "policy": plan.policy.model_copy(update=policy)})
         made = Counting.of_plan(changed, config.training)
-        made.go_on_at(1, plan.server_update.initial(initial_point(config)), {}, lambda _: 0)
+        made.go_on_at(1, plan.server_update.start(initial_point(config)), {}, lambda _: 0)
         return made
 
     return make, grid_of(config), charged
@@ -320,7 +320,7 @@ def test_the_subclass_of_the_page_aggregates_in_its_own_way():
     plan, x = plan_of(config), initial_point(config)
     made = said["Trimmed"].of_plan(plan, config.training)
     u = plan.manifold.tangent_gaussian(x.expand(4, *x.shape), 1.0, torch.Generator().manual_seed(0))
-    now = begin(plan, plan.server_update.initial(x), 1, 0, free)
+    now = begin(plan, plan.server_update.start(x), 1, 0, free)
     found = made.aggregate(now, Replies((0, 1, 2, 3), Displacement(u))).fields["u"]
     middle = (u.sum(0) - u.amax(0) - u.amin(0)) / 2
     torch.testing.assert_close(found, plan.manifold.proju(x, middle), rtol=1e-12, atol=1e-15)

@@ -52,7 +52,7 @@ def inline_model(config, missed):
 
     plan = plan_of(config)
     grid = Deaf(client_app_of(lambda _: config), 2, {})
-    state = plan.server_update.initial(initial_point(config))
+    state = plan.server_update.start(initial_point(config))
     transport = MessageTransport.meet(grid, plan)
     *_, last = run_rounds(plan, state, transport, free, num_rounds=config.federation.num_rounds)
     return plan.server_update.model(last.state, plan.manifold)

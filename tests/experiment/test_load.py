@@ -22,9 +22,9 @@ from manifed.experiment.load import (
     to_toml,
 )
 from manifed.experiment.schema import canonical, sha256
-from manifed.manifolds.fixed_rank import FixedRank
 from manifed.manifolds.spd import SPD
 from manifed.setting import NoPrivacy
+from manifed_extras.fixed_rank import FixedRank
 
 QUICKSTART = Path(__file__).resolve().parents[2] / "configs" / "quickstart.toml"
 
@@ -41,14 +41,14 @@ QUICKSTART = Path(__file__).resolve().parents[2] / "configs" / "quickstart.toml"
             "training.minibatch={kind='poisson',batch_size=8}",
             ["privacy.neighboring_relation", "replace-one", "add-or-remove"],
         ),
-        ("training.output=random-output", ["training.output", "strategy.output_rule", "last"]),
+        ("training.output=random-output", ["training.output", "random-iterate"]),
         ("engine.kind=ray engine.execution=cohort", ["engine.execution", "inline", "ray"]),
         ("x", ["federation.num_rounds=50", "'x'"]),
         ("training.kind=rsgdd", ["training.kind", "expected one of", "did you mean 'rsgd'?"]),
         ("training.minibatch={batch_size=3}", ["training.minibatch.kind", "required", "poisson"]),
-        ("federation.num_rounds=true", ["federation.num_rounds", "number", "True"]),
+        ("federation.num_rounds=true", ["federation.num_rounds", "valid integer", "True"]),
         ("federation.num_rounds='5'", ["federation.num_rounds", "integer", "'5'"]),
-        ("evaluation.is_enabled=1", ["evaluation.is_enabled", "true or false", "1"]),
+        ("evaluation.is_enabled=1", ["evaluation.is_enabled", "valid boolean", "1"]),
         ("federation.num_rounds=1" + "0" * 5000, ["federation.num_rounds", "5001 digits"]),
         ("federation.num_rounds=1" + "0" * 300, ["federation.num_rounds", "2^63", "997 bits"]),
         ("federation.num_rounds=16777216", ["federation.num_rounds", "16777215", "16777216"]),
@@ -56,7 +56,7 @@ QUICKSTART = Path(__file__).resolve().parents[2] / "configs" / "quickstart.toml"
         ("privacy.l2_norm_clip=5e-324", ["privacy.l2_norm_clip", "1e-100", "5e-324"]),
         ("training.step_size=1e301", ["training.step_size", "1e+100", "1e+301"]),
         ("name=" + "[" * 2000, ["name", "recursion"]),
-        ("x=" + "{a=" * 40 + "1" + "}" * 40, ["nested at most 32 deep", "overrides"]),
+        ("x=" + "{a=" * 40 + "1" + "}" * 40, ["nested at most 32 deep", "x.a.a"]),
         ("name.first=a", ["name.first", "value"]),
         ("strategy.maps=retraction", ["strategy.maps", "training.maps", "'retraction'"]),
     ],

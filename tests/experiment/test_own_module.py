@@ -61,7 +61,7 @@ def own(tmp_path, monkeypatch):
 
 def model_by(config, transport):
     plan = plan_of(config)
-    state = plan.server_update.initial(initial_point(config))
+    state = plan.server_update.start(initial_point(config))
     *_, last = run_rounds(
         plan, state, transport(client_side(config)), num_rounds=config.federation.num_rounds
     )

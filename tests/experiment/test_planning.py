@@ -7,10 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from typer.testing import CliRunner
 
-from manifed.cli import main
-from manifed.cli.main import register
 from manifed.errors import ConfigError
 from manifed.experiment import planner
 from manifed.experiment.assembly import client_side, initial_point, load_shards, plan_of
@@ -23,6 +20,7 @@ from manifed.federation.stack import StackTransport
 from manifed.manifolds.euclidean import Euclidean
 from manifed.manifolds.hyperbolic import Lorentz
 from manifed.mechanisms import example_mechanism
+from tests.command import invoke
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 BEST = CONFIGS / "best.toml"
@@ -39,7 +37,7 @@ def gap(config):
     transport = StackTransport(client_side(config), at_once=None, memory_budget_mb=256)
     made, x = plan_of(config), initial_point(config)
     *_, done = run_rounds(
-        made, made.server_update.initial(x), transport, num_rounds=config.federation.num_rounds
+        made, made.server_update.start(x), transport, num_rounds=config.federation.num_rounds
     )
     found, data = made.server_update.output(done.state, made.manifold), load_shards(config)
     best = data.problem.optimum(data.examples).value
@@ -117,13 +115,12 @@ def test_what_has_no_plan_is_refused_in_one_line(override, message):
 
 
 def test_the_command_prints_the_methods_and_writes_the_best(tmp_path):
-    register()
     out, few = str(tmp_path / "planned.toml"), ["--set", "federation.num_rounds=8"]
-    done = CliRunner().invoke(main.app, ["plan", str(BEST), *few, "--out", out])
+    done = invoke("plan", BEST, *few, "--out", out)
     assert done.exit_code == 0, done.stderr
     assert done.stdout.index("second-moment") < done.stdout.index("rsgd")
     assert load(tmp_path / "planned.toml") == load(BEST, few[1:])
-    wrong = CliRunner().invoke(main.app, ["plan", str(BEST), "--set", "privacy={kind='none'}"])
+    wrong = invoke("plan", BEST, "--set", "privacy={kind='none'}")
     assert wrong.exit_code == 2
     assert wrong.stderr.count("\n") == 1
 
@@ -270,7 +267,7 @@ KINDS = {
     ),
     "logistic": ("problem={kind='logistic'}", "data={kind='breast-cancer'}"),
     "matrix-completion": (
-        "problem={kind='matrix-completion',scaling='mean'}",
+        "problem={kind='reproduction.matrix_completion:MatrixCompletion',scaling='mean'}",
         "data={kind='reproduction.recipes:LowRank'}",
     ),
     "geometric-median": (

@@ -23,7 +23,7 @@ from pydantic import Field
 from manifed.oracles.minibatch import Full, Minibatch
 from manifed.problems.data import Equal, PartitionRule
 from manifed.algorithms.algorithm import GradientSteps, Phase, ServerUpdate
-from manifed.algorithms.payloads import DisplacementAndIterate, Point
+from manifed.algorithms.payloads import Point, PointAndDisplacement
 from manifed.privacy.events import Frozen
 from manifed.problems.pca import PrincipalEigenvector
 
@@ -114,7 +114,7 @@ class Pairs(Step):
 
     @property
     def phases(self):
-        return (Phase("train", Point, DisplacementAndIterate),)
+        return (Phase("train", Point, PointAndDisplacement),)
 
 
 class Peeking(Step, ServerUpdate):

@@ -78,7 +78,7 @@ def test_the_door_gives_the_model_and_the_epsilon_of_the_application(way):
         start=initial_point(config),
         transport=way,
     )
-    state = plan.server_update.initial(initial_point(config))
+    state = plan.server_update.start(initial_point(config))
     *_, end = run_rounds(plan, state, StackTransport(client_side(config)), num_rounds=3)
     torch.testing.assert_close(last.model, end.state["x"], rtol=0, atol=1e-12)
     promise = promise_of(config.setting, found.sizes)

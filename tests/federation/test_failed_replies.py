@@ -98,11 +98,11 @@ def watched(plan, config, grid, num_rounds=ROUNDS):
     transport = grid
     if isinstance(grid, InlineGrid):
         transport = MessageTransport.meet(grid, plan)
-    grid.state, reports = plan.server_update.initial(initial_point(config)), []
+    grid.state, reports = plan.server_update.start(initial_point(config)), []
     for report in run_rounds(plan, grid.state, transport, num_rounds=num_rounds):
         grid.state = report.state
         reports.append(report)
-    seen = [(report.state["x"], report.state.tensors.get(CLIP)) for report in reports]
+    seen = [(report.state["x"], report.state.get(CLIP)) for report in reports]
     return seen, reports
 
 
@@ -134,9 +134,9 @@ def test_a_failed_reply_is_the_zero_vector_and_the_round_goes_on(name):
 
 def test_the_policy_that_looked_at_replies_is_caught(monkeypatch):
     def judged(now, replies):
-        policy, size = now.plan.policy, len(now.cohort)
-        if now.asked and not policy.is_enough(replies, size, needs_everyone=False):
-            raise RoundFailed(policy.explain(replies, size))
+        why = now.plan.policy.refusal(replies, len(now.cohort))
+        if now.asked and why is not None:
+            raise RoundFailed(why)
         return replies
 
     config = config_of(*COHORTS["poisson"])

@@ -73,8 +73,8 @@ def final(name, transport, dtype):
     federation = Federation(num_clients=len(shards), num_rounds=3, replies=policy)
     setting = Setting(federation, training, problem.manifold, strategy, problem=problem)
     plan = planned(setting, tuple(len(s) for s in shards), source=SOURCE)
-    *_, last = run_rounds(plan, strategy.initial(x), way, num_rounds=3)
-    assert all(t.dtype == dtype for t in last.state.tensors.values())
+    *_, last = run_rounds(plan, strategy.start(x), way, num_rounds=3)
+    assert all(t.dtype == dtype for t in last.state.values())
     return strategy.model(last.state, problem.manifold)
 
 

@@ -8,7 +8,6 @@ import pytest
 import torch
 from scipy import stats
 
-from manifed.algorithms.algorithm import ServerState
 from manifed.algorithms.payloads import Point
 from manifed.errors import ConfigError
 from manifed.experiment.assembly import client_side, own_node, plan_of
@@ -352,5 +351,5 @@ def test_an_honest_site_is_refused_with_probability_1e_9_at_most(dtype, relation
             *([0.0, sign * (100 + share * both), 100.0] for sign in (1, -1)),
         ):
             u = torch.tensor([[0.0, 0.0, 100.0], totals], dtype=dtype)
-            found = believed.refused(ServerState({}), EVALUATE.name, Totals(u), (0, 1))
+            found = believed.refused({}, EVALUATE.name, Totals(u), (0, 1))
             assert set(found) == wanted, (totals, share)

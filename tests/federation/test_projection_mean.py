@@ -20,7 +20,7 @@ def test_the_broadcast_is_unprojected_and_the_model_is_projected():
     x = torch.tensor([1.0, 0.0], dtype=torch.float64)
     u = torch.tensor([[0.0, 0.6], [0.2, 0.0]], dtype=torch.float64)
     server = Projected(step_size=1.0, server_step_size=0.5)
-    state = server.step(server.initial(x), "train", collected(u, (0, 1), 2), 1, Sphere())
+    state = server.step(server.start(x), "train", collected(u, (0, 1), 2), 1, Sphere())
     expected = torch.tensor([1.05, 0.15], dtype=torch.float64)
     torch.testing.assert_close(server.down(state, "train").x, expected, rtol=0, atol=1e-14)
     model = server.model(state, Sphere())
@@ -34,10 +34,10 @@ def test_leaving_the_tube_is_an_error_that_says_what_to_do(radius):
     u = -0.9 * x.unsqueeze(0) if radius is None else -0.2 * x.unsqueeze(0)
     server = Projected(step_size=1.0, tube_radius=radius)
     with pytest.raises(RoundFailed) as caught:
-        server.step(server.initial(x), "train", collected(u, (0,), 1), 7, Stiefel())
+        server.step(server.start(x), "train", collected(u, (0,), 1), 7, Stiefel())
     for word in ("Round 7", "|x - P(x)| <", "training.step_size", f"{radius or 1:g}"):
         assert word in str(caught.value)
-    inside = server.step(server.initial(x), "train", collected(u / 10, (0,), 1), 7, Stiefel())
+    inside = server.step(server.start(x), "train", collected(u / 10, (0,), 1), 7, Stiefel())
     assert float((server.model(inside, Stiefel()) - x).norm()) <= 1e-14
 
 
@@ -46,14 +46,14 @@ def test_not_a_number_is_outside_every_tube():
     u = torch.full((1, 4, 2), torch.nan, dtype=torch.float64)
     server = Projected(step_size=1.0, tube_radius=1e9)
     with pytest.raises(RoundFailed, match="nan"):
-        server.step(server.initial(x), "train", collected(u, (0,), 1), 1, Stiefel())
+        server.step(server.start(x), "train", collected(u, (0,), 1), 1, Stiefel())
 
 
 def test_the_control_variates_are_the_last_displacement_of_each_client():
     x = torch.tensor([1.0, 0.0, 0.0], dtype=torch.float64)
     server, sphere = ProjectedPartial(step_size=1.0), Sphere()
     u = 0.1 * torch.eye(3, dtype=torch.float64)
-    state = server.step(server.initial(x), "train", collected(u[:2], (3, 1), 5), 1, sphere)
+    state = server.step(server.start(x), "train", collected(u[:2], (3, 1), 5), 1, sphere)
     assert state["is_known"].tolist() == [0, 1, 0, 1, 0]
     torch.testing.assert_close(state["displacements"][3], u[0])
     state = server.step(state, "train", collected(u[2:], (1,), 5), 2, sphere)

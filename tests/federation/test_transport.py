@@ -41,14 +41,14 @@ def transport_of(way, config):
 def test_the_three_ways_give_one_model(sets):
     config = load(QUICKSTART, [*SETS, *sets])
     plan = plan_of(config)
-    state = plan.server_update.initial(initial_point(config))
+    state = plan.server_update.start(initial_point(config))
     ends = []
     for way in WAYS:
         *_, end = run_rounds(plan, state, transport_of(way, config), num_rounds=3)
         ends.append(end)
         assert (end.bytes_up, end.bytes_down) == (ends[0].bytes_up, ends[0].bytes_down)
     for end in ends[1:]:
-        for name, tensor in end.state.tensors.items():
+        for name, tensor in end.state.items():
             torch.testing.assert_close(tensor, ends[0].state[name], rtol=0, atol=1e-12)
 
 
@@ -92,7 +92,7 @@ def test_an_update_that_raises_is_that_clients_failure_alone(monkeypatch):
     broken(monkeypatch, RSGD, {1}, RuntimeError("boom"))
     config = load(QUICKSTART, SETS)
     plan = plan_of(config)
-    state = plan.server_update.initial(initial_point(config))
+    state = plan.server_update.start(initial_point(config))
     (report,) = run_rounds(plan, state, StackTransport(client_side(config)), num_rounds=1)
     assert report.participants == (0, 2, 3)
     assert report.failures == {1: Failure("absent", "RuntimeError: boom")}

@@ -79,7 +79,7 @@ CASES = {
 
 def reports_of(config, transport, charge=free, num_rounds=3):
     plan = plan_of(config)
-    start = plan.server_update.initial(initial_point(config))
+    start = plan.server_update.start(initial_point(config))
     return list(run_rounds(plan, start, transport, charge, num_rounds=num_rounds))
 
 
@@ -98,7 +98,7 @@ def ray(monkeypatch):
 
 def assert_same(found, expected):
     for mine, theirs in zip(found, expected, strict=True):
-        for name, tensor in theirs.state.tensors.items():
+        for name, tensor in theirs.state.items():
             assert torch.equal(mine.state[name], tensor), name
         assert mine.participants == theirs.participants
         assert mine.failures == theirs.failures

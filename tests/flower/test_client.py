@@ -49,7 +49,7 @@ PLACES = {
 def replies_of(config):
     """The error texts that the server gets in a handshake and in a round."""
     from manifed.experiment.assembly import initial_point, plan_of
-    from manifed.federation.rounds import free, run_round
+    from manifed.federation.rounds import run_rounds
 
     class Listening(InlineGrid):
         def __init__(self, app: ClientApp, *arguments):
@@ -67,9 +67,9 @@ def replies_of(config):
         nodes = meet(grid, sha, plan.num_examples, timeout=5.0, patience=0.0)
     except HandshakeFailed as failed:
         return [*grid.texts, str(failed)]
-    start = plan.server_update.initial(initial_point(config))
+    start = plan.server_update.start(initial_point(config))
     try:
-        run_round(plan, start, 1, MessageTransport(grid, nodes, 5.0), free, {})
+        next(run_rounds(plan, start, MessageTransport(grid, nodes, 5.0), num_rounds=1))
     except RuntimeError as failed:
         grid.texts.append(str(failed))
     return grid.texts

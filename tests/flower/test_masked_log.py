@@ -63,7 +63,7 @@ def played(config):
     grid, plan = Listening(client_app_of(lambda _: config), NODES, {}), plan_of(config)
     nodes = meet(grid, plan.config_sha256, plan.num_examples, timeout=5.0, patience=0.0)
     heard.clear()
-    start = plan.server_update.initial(initial_point(config))
+    start = plan.server_update.start(initial_point(config))
     for _ in run_rounds(plan, start, MessageTransport(grid, nodes, 60.0), num_rounds=ROUNDS):
         pass
     return Log(heard, grid)

@@ -38,7 +38,7 @@ def model(grid, node_config=None, *, before_last=None):
     config = load(QUICKSTART, PROJECTED)
     plan = plan_of(config)
     made = grid(client_app_of(lambda _: config), 2, {}, node_config)
-    start = plan.server_update.initial(initial_point(config))
+    start = plan.server_update.start(initial_point(config))
     reports = run_rounds(plan, start, MessageTransport.meet(made, plan), free, num_rounds=3)
     next(reports), next(reports)
     if before_last is not None:

@@ -103,7 +103,7 @@ def test_a_private_run_stays_on_its_manifold_for_a_thousand_rounds(space):
     )
     config = load(curve_path(name), sets)
     plan = plan_of(config)
-    start = plan.server_update.initial(initial_point(config))
+    start = plan.server_update.start(initial_point(config))
     stacked = StackTransport(client_side(config), at_once=None, memory_budget_mb=256)
     rounds = run_rounds(plan, start, stacked, num_rounds=1000)
     worst = [float(plan.manifold.membership_defect(report.state["x"])) for report in rounds]

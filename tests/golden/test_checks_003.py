@@ -31,7 +31,7 @@ def test_a_central_solver_is_a_federation_of_one_client(curve):
     """The federation averages log, then exp: equal to rounding."""
     config = experiment(f"{TREE}_{curve}", "federation.num_rounds=2")
     plan = plan_of(config)
-    start = plan.server_update.initial(initial_point(config))
+    start = plan.server_update.start(initial_point(config))
     stacked = StackTransport(client_side(config), at_once=None, memory_budget_mb=64)
     *_, last = run_rounds(plan, start, stacked, num_rounds=2)
     torch.testing.assert_close(

@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from manifed.manifolds.euclidean import Euclidean
-from manifed.manifolds.fixed_rank import FixedRank
 from manifed.manifolds.grassmann import Grassmann
 from manifed.manifolds.poincare import PoincareBall
 from manifed.manifolds.product import Product
 from manifed.manifolds.spd import SPDBuresWasserstein
+from manifed_extras.fixed_rank import FixedRank
 
 PARTS = {
     "basis": (Grassmann(), (6, 2)),

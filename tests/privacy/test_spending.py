@@ -70,14 +70,6 @@ def test_an_outsider_prices_every_client_for_every_draw_whoever_was_in_it():
     assert found == pytest.approx(expected, rel=1e-9)
 
 
-def test_draws_that_are_planned_count_for_the_outsider_and_for_nobody_else():
-    found = spent(odometer_of([(3, 4)], TERMS.model_copy(update={"planned_draws": 10})))
-    assert found["external"].epsilon == pytest.approx(
-        odometer_of([()] * 10).epsilon(EXTERNAL, DELTA), rel=1e-12
-    )
-    assert found["server"].epsilon == accountant.epsilon(LARGE, DELTA)
-
-
 def test_with_everybody_in_every_round_all_pay_the_exact_composition():
     terms = TERMS.model_copy(update={"sampling": Unsampled()})
     exact = accountant.epsilon(repeated(SMALL, 7), DELTA)
@@ -108,11 +100,6 @@ def test_client_level_releases_have_an_adversary_of_their_own_and_cohorts_that_a
     (seen,) = odometer.spent(DELTA, [knows])
     assert seen.epsilon == accountant.epsilon([release(1.2, count=11, unit="client")], DELTA)
     assert seen.epsilon > odometer.epsilon(CLIENT_LEVEL, DELTA)
-
-
-def test_nothing_charged_is_nothing_spent():
-    assert spent(Odometer()) == {}
-    assert [one.epsilon for one in spent(odometer_of([])).values()] == [0.0, 0.0]
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=1, max_size=12))

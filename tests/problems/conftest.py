@@ -15,9 +15,9 @@ from manifed.problems.examples import Examples
 from manifed.problems.frechet import FrechetMean, GeometricMedian
 from manifed.problems.hyperbolic import HyperbolicPrediction
 from manifed.problems.linear import LeastSquares, Logistic
-from manifed.problems.matrix_completion import MatrixCompletion
 from manifed.problems.pca import KPCA, PrincipalEigenvector
 from manifed.problems.problem import Problem
+from reproduction.matrix_completion import MatrixCompletion
 from reproduction.mlp import MLP
 
 Maker = Callable[[torch.Generator, tuple[int, ...]], Examples]

@@ -46,7 +46,7 @@ PAIRS = [
      {"kind": "digits", "has_labels": True}, "dirichlet"),
     ({"kind": "reproduction.mlp:MLP", "num_classes": 10, "hidden": 8, "activation": "tanh"},
      {"kind": f"{ROOM}ClassMixture", "num_examples": 300, "dimension": 6}, "equal"),
-    ({"kind": "matrix-completion"},
+    ({"kind": "reproduction.matrix_completion:MatrixCompletion"},
      {"kind": f"{ROOM}LowRank", "num_clients": 16, "columns": 20, "dimension": 40}, "natural"),
 ]  # fmt: skip
 

@@ -11,11 +11,11 @@ from manifed.problems.examples import Examples
 from manifed.problems.frechet import FrechetMean
 from manifed.problems.hyperbolic import kernel_weights
 from manifed.problems.linear import Logistic
-from manifed.problems.matrix_completion import MatrixCompletion
 from manifed.problems.pca import KPCA, PrincipalEigenvector, principal_angle
 from manifed.problems.problem import Vectors, client_weights
 from manifed.problems.rows import sum_scaling
 from manifed.problems.synthetic import lognormal_spd
+from reproduction.matrix_completion import MatrixCompletion
 
 
 def normal(seed: int, *shape: int) -> torch.Tensor:
@@ -84,7 +84,7 @@ def test_the_mean_of_many_ill_conditioned_matrices_is_stationary():
 
 
 def test_a_frechet_mean_refuses_a_manifold_without_logarithm():
-    from manifed.manifolds.fixed_rank import FixedRank
+    from manifed_extras.fixed_rank import FixedRank
 
     with pytest.raises(ValueError, match="FixedRank has none"):
         FrechetMean(FixedRank(4, 3, 1))

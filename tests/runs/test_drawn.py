@@ -60,7 +60,7 @@ def test_a_drawing_that_fails_says_what_to_do_and_leaves_the_run(tmp_path, monke
     fails(monkeypatch, RuntimeError("no fonts"))
     with pytest.raises(NotDrawn, match="no fonts; the run is finished and whole") as error:
         draw_finished(RunFolder(run))
-    assert error.value.code == 1
+    assert error.value.exit_code == 1
     assert str(error.value).endswith(f"draw with: manifed report '{run}'")
     assert everything(run) == before
 
@@ -81,7 +81,7 @@ def test_ctrl_c_ends_the_drawing_and_not_the_run(tmp_path, monkeypatch):
     run = write_run(tmp_path / "run")
     with ending_signals(), pytest.raises(NotDrawn, match="interrupted") as error:
         draw_finished(RunFolder(run))
-    assert error.value.code == 130
+    assert error.value.exit_code == 130
 
 
 def test_ctrl_c_after_the_last_round_says_that_the_run_is_whole(tmp_path, monkeypatch, capsys):

@@ -29,7 +29,7 @@ CLIENTS = (
     "privacy={kind='client-level',l2_norm_clip=0.1,max_epsilon=9.0,"
     "noise={kind='target',epsilon=3.0,delta=1e-3},adaptive={quantile_noise_multiplier=20.0}}"
 )
-OPTION_2 = ("training.local_steps=2", "training.output='random-output'",
+OPTION_2 = ("training.local_steps=2", "training.output='random-iterate'",
             "strategy={kind='tangent-mean',output_rule='uniform'}")  # fmt: skip
 
 

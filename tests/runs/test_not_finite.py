@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from manifed.algorithms.algorithm import ServerState
+from manifed.algorithms.algorithm import State
 from manifed.algorithms.tangent_mean import TangentMean
 from manifed.errors import RoundFailed
 from manifed.runs import checkpoint
@@ -27,7 +27,7 @@ SETS = (
 def test_a_state_that_is_not_finite_fails_the_round_and_the_last_good_one_stays(
     tmp_path, monkeypatch, value, name
 ):
-    good: dict[int, ServerState] = {}
+    good: dict[int, State] = {}
     step = TangentMean.step
 
     def breaks_in_round_4(self, state, phase, collected, server_round, manifold):
@@ -35,7 +35,7 @@ def test_a_state_that_is_not_finite_fails_the_round_and_the_last_good_one_stays(
         good[server_round] = after
         bad = after["x"].clone()
         bad[0] = value
-        return after.replace(**{name: bad}) if server_round == 4 else after
+        return after | {name: bad} if server_round == 4 else after
 
     monkeypatch.setattr(TangentMean, "step", breaks_in_round_4)
     with pytest.raises(RoundFailed, match=rf"Round 4: .* 1 of 64 numbers in {name}") as caught:

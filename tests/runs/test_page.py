@@ -10,7 +10,7 @@ import pytest
 
 from manifed.runs.export import viewed
 from manifed.runs.report import page_of, read, said
-from tests.conformance.test_commands import invoke
+from tests.command import invoke
 from tests.runs.test_public import launched
 from tests.runs.test_report import write_run
 

@@ -238,5 +238,5 @@ def test_what_a_run_raises_for_bad_input_stays_what_it_is(tmp_path, monkeypatch)
     fails_in_round_3(monkeypatch, FULL)
     with pytest.raises(RunEnded, match="nothing that was written is lost") as caught:
         run_in(tmp_path / "run", *SETS)
-    assert caught.value.code == 1
+    assert caught.value.exit_code == 1
     assert RunFolder(tmp_path / "run").experiment_path.is_file()

@@ -18,8 +18,8 @@ from manifed.runs.report import Run, page_of, read, rows_of
 from manifed.runs.statement import verdict
 from tests.algorithms.test_masked_mean import NODES, Watched, masked
 from tests.algorithms.test_masked_mean import run as run_masked
+from tests.command import invoke
 from tests.runs.running import run_in
-from tests.runs.test_cli import manifed  # noqa: F401  a fixture
 
 SETS = (
     "federation.num_clients=6",
@@ -136,13 +136,13 @@ def test_an_oracle_is_published_where_it_was_declared(tmp_path):
     assert shown["manifest"]["final"]["gradient_norm"] > 0
 
 
-def test_export_is_a_command_with_errors_of_one_line(manifed, neighbours, tmp_path):  # noqa: F811  a fixture
-    done = manifed("export", neighbours[0], "--out", tmp_path / "out")
-    assert done.exit_code == 0, done.output
-    again = manifed("export", neighbours[0], "--out", tmp_path / "out")
+def test_export_is_a_command_with_errors_of_one_line(neighbours, tmp_path):
+    done = invoke("export", neighbours[0], "--out", tmp_path / "out")
+    assert done.exit_code == 0, done.stderr
+    again = invoke("export", neighbours[0], "--out", tmp_path / "out")
     assert again.exit_code == 2
     assert again.stderr.startswith("error: --out: expected a new or empty folder")
-    assert manifed("export", tmp_path, "--out", tmp_path / "b").exit_code == 2
+    assert invoke("export", tmp_path, "--out", tmp_path / "b").exit_code == 2
 
 
 def of_other_replies(directory, out):

@@ -6,7 +6,8 @@ import shutil
 
 import pytest
 
-from manifed.cli.launch import Request, launch, outcome
+from manifed.cli.launch import Request, launch
+from manifed.cli.options import outcome
 from manifed.durable import held
 from manifed.errors import ConfigError
 from manifed.privacy.ledger import Head, Ledger, LedgerDamaged

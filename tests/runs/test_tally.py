@@ -3,16 +3,17 @@
 import copy
 import json
 import pickle
+import signal
 from pathlib import Path
 
 import pytest
 
-from manifed.algorithms.algorithm import ServerState
 from manifed.cli.launch import Request, RunEnded, launch
 from manifed.federation.plan import RoundReport
 from manifed.federation.replies import KINDS, Failure
 from manifed.runs import driver
 from manifed.runs.checkpoint import REASONS_A_CLIENT, STRETCHES_A_CLIENT, Tally
+from manifed.runs.interrupt import Ended
 from manifed.runs.report import read
 
 QUICKSTART = str(Path(__file__).resolve().parents[2] / "configs" / "quickstart.toml")
@@ -54,7 +55,7 @@ def test_a_resumed_run_adds_up_to_the_same(tmp_path, monkeypatch):
 
     def stops_in_round_7(self, report):
         if report.server_round == 7:
-            raise KeyboardInterrupt
+            raise Ended(signal.SIGINT)
         tell(self, report)
 
     with monkeypatch.context() as patch:
@@ -69,11 +70,11 @@ def test_a_resumed_run_adds_up_to_the_same(tmp_path, monkeypatch):
 
 
 def report_of(server_round, failures):
-    return RoundReport(server_round, ServerState({}), (0, 2), failures, 5, 3)
+    return RoundReport(server_round, {}, (0, 2), failures, 5, 3)
 
 
 def test_a_report_without_failures_is_pickled_and_copied():
-    report = RoundReport(1, ServerState({}), (0, 2))
+    report = RoundReport(1, {}, (0, 2))
     for same in (pickle.loads(pickle.dumps(report)), copy.deepcopy(report)):
         assert same == report
 

@@ -81,7 +81,7 @@ def one_round(training, strategy):
     problem, shards = CountingKPCA(3), pca_shards()
     setup, manifold = ClientSetup(problem, training, ExampleMechanism()), problem.manifold
     x = start(KPCA(3), shards)
-    state, client, server = strategy.initial(x), Counter(), Counter()
+    state, client, server = strategy.start(x), Counter(), Counter()
     memory, up, down = training.initial_memory(x), 0, 0
     for phase in training.phases:
         sent = strategy.down(state, phase.name)
@@ -129,4 +129,4 @@ def test_the_model_is_what_the_server_projected():
     shards = pca_shards()
     x = start(KPCA(3), shards)
     server = Projected(**ARGUMENTS)
-    assert torch.equal(server.model(server.initial(x), Stiefel()), x)
+    assert torch.equal(server.model(server.start(x), Stiefel()), x)

@@ -62,7 +62,7 @@ def grid_of(config, sockets):
 
 
 def last(plan, config, transport):
-    start = plan.server_update.initial(initial_point(config))
+    start = plan.server_update.start(initial_point(config))
     rounds = run_rounds(plan, start, transport, free, num_rounds=3)
     return plan.server_update.output(list(rounds)[-1].state, plan.manifold)
 

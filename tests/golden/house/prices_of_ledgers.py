@@ -217,12 +217,11 @@ def shown(price: Any) -> str:
 
 def of_releases(made: list[Made]) -> dict[str, str]:
     found = tuple(map(release_of, made))
-    told = {
+    return {
         f"{knows} {delta}": shown(lambda k=knows, d=delta: accountant.epsilon(seen_by(k, found), d))
         for knows in ("nothing", "one", "coalition", "everything")
         for delta in (0.0, *DELTAS, 1.0)
     }
-    return told | {"delta at 1": shown(lambda: accountant.delta(seen_by("nothing", found), 1.0))}
 
 
 def of_ledger(made: Made) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from scipy.spatial.transform import Rotation
 
-from manifed.manifolds.rotations import SpecialOrthogonal
+from manifed_extras.rotations import SpecialOrthogonal
 
 SO = SpecialOrthogonal()
 

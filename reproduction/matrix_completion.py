@@ -31,7 +31,9 @@ class MatrixCompletion(OnFrames):
 
     points_per_example = 0.0
     needs: ClassVar[ExampleKind] = "columns"
-    kind: Literal["matrix-completion"] = "matrix-completion"
+    kind: Literal["reproduction.matrix_completion:MatrixCompletion"] = (
+        "reproduction.matrix_completion:MatrixCompletion"
+    )
     rank: int = Field(default=2, ge=1)
     """Columns of the frame."""
 
@@ -40,6 +42,9 @@ class MatrixCompletion(OnFrames):
         if self.scaling == "mean":
             return shard
         return sum_scaling(shard, meta.get(NUM_EXAMPLES), "column")
+
+    def mixes_records(self) -> None:
+        """None: a scaled column is computed from that column alone."""
 
     def point_shape(self, examples: Examples) -> tuple[int, ...]:
         """(d, rank)."""

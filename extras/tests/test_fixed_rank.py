@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from manifed.manifolds.fixed_rank import FixedRank
+from manifed_extras.fixed_rank import FixedRank
 from tests.conformance.manifold_marks import normals
 
 M = FixedRank(7, 5, 2)
