@@ -21,7 +21,7 @@ from manifed.durable import write_atomically
 from manifed.experiment.assembly import initial_point
 from manifed.experiment.load import load
 from manifed.problems.module_layout import manifold_of
-from manifed.torch import module_problem
+from manifed.torch import ModuleProblem
 from tests.experiment.own_nets import FACTORY
 from tests.experiment.test_own_module import CONFIG
 from tests.robustness import many_manifolds
@@ -53,7 +53,7 @@ def main() -> int:
             ends.append(ran.load_tensors("model")["x"])
         start = initial_point(load(path, sets))
     model = many_manifolds.network()
-    layout = module_problem(model).layout
+    layout = ModuleProblem(model).layout
     first, inline, ray = (layout.unpack(x) for x in (start, *ends))
     rows, worst = [], 0.0
     for name, parameter in model.named_parameters():
