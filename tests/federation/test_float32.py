@@ -29,6 +29,7 @@ from manifed.runs import checkpoint
 from manifed.setting import Federation, Setting
 from tests.conformance.federated_loop import stacked
 from tests.privacy.clip_bound_cases import exact, frobenius
+from tests.runs.test_checkpoint import META
 
 F32, F64 = torch.float32, torch.float64
 SOURCE = NoiseSource.from_seed(3)
@@ -119,7 +120,7 @@ def test_noise_is_drawn_and_added_in_float64():
 
 def test_a_checkpoint_keeps_float32(tmp_path):
     x = torch.linspace(0, 1, 7)
-    checkpoint.save(tmp_path / "c", 1, {"x": x}, {})
+    checkpoint.save(tmp_path / "c", 1, {"x": x}, META)
     loaded = load_file(tmp_path / "c")["x"]
     assert loaded.dtype == F32
     assert torch.equal(loaded, x)
