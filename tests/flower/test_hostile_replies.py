@@ -66,7 +66,7 @@ def the_last_reply_wins(sent, answers):
     }
 
 
-def whatever_numpy_loads(name, array):
+def whatever_numpy_loads(name, array, *_):
     return torch.from_numpy(array.numpy().copy())
 
 
