@@ -14,6 +14,7 @@ from pathlib import Path
 from app.credentials import TLSFiles, found_or_made
 from app.processes import LOOPBACK, PrivateFlower, Service, free_ports, private_flower
 from app.superlink import CONNECTION, START_SECONDS, start_superlink, submit
+from manifed.errors import ConfigError
 
 NODE_START_SECONDS = 20.0
 RESTART_SECONDS = 5.0
@@ -49,8 +50,7 @@ def run(
             node_config; the path never leaves the node.
 
     Raises:
-        ValueError: not one data path for each node, or a path with a quotation mark.
-        ConfigError: ``credentials`` are not fit for use.
+        ConfigError: a data path with a quotation mark, or ``credentials`` that are not fit for use.
         EngineFailed: the run did not end as finished:completed, or a process of it ended.
     """
     configs = node_configs(num_supernodes, data_paths)
@@ -75,16 +75,11 @@ def run(
 
 def node_configs(num_supernodes: int, data_paths: Sequence[Path] | None) -> list[str]:
     """Flower's ``--node-config`` of each SuperNode."""
-    if num_supernodes < 1:
-        raise ValueError(f"Expected num_supernodes >= 1, got {num_supernodes}")
     configs = [f"partition-id={i} num-partitions={num_supernodes}" for i in range(num_supernodes)]
     if data_paths is None:
         return configs
-    if len(data_paths) != num_supernodes:
-        raise ValueError(f"Expected {num_supernodes} data_paths, got {len(data_paths)}")
-    for path in data_paths:
-        if '"' in str(path):
-            raise ValueError(f"Expected a data path without quotation marks, got {path}")
+    if any('"' in str(path) for path in data_paths):
+        raise ConfigError("data.paths: expected paths without quotation marks")
     return [
         f'{config} data-path="{path.absolute()}"'
         for config, path in zip(configs, data_paths, strict=True)

@@ -18,7 +18,7 @@ from manifed.runs import driver
 from manifed.runs.driver import Job
 from manifed.runs.folder import RunFolder, printable
 from manifed.runs.manifest import process_began
-from manifed.runs.report.figures import NotDrawn, draw_finished
+from manifed.runs.report import NotDrawn, draw_finished
 from manifed.runs.statement import statement_of
 
 log = logging.getLogger("manifed")

@@ -9,7 +9,6 @@ import click
 import pytest
 import typer
 
-from app import credentials
 from manifed.cli import main as cli
 from manifed.cli import options
 from manifed.cli.main import main
@@ -137,14 +136,3 @@ def test_a_terminal_that_cannot_move_its_cursor_gets_lines(term, monkeypatch):
     assert ESCAPE not in stream.getvalue()
     assert stream.getvalue().startswith("round 2/2  cost 0.5")
     assert not progress.is_screen(io.StringIO())
-
-
-def test_the_credentials_tool_has_the_same_manners(tmp_path, capsys):
-    with pytest.raises(SystemExit) as caught:
-        credentials.main([])
-    shown = capsys.readouterr()
-    assert (caught.value.code, shown.out) == (2, "")
-    assert shown.err.startswith("error: ")
-    assert shown.err.count("\n") == 1
-    assert credentials.main([str(tmp_path / "keys"), "--supernodes", "1"]) == 0
-    assert (tmp_path / "keys" / "supernode_0").is_file()
