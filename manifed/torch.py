@@ -25,9 +25,9 @@ from manifed.algorithms.tangent_mean import TangentMean
 from manifed.errors import ConfigError, one_line, short
 from manifed.oracles.minibatch import Poisson
 from manifed.problems.examples import Examples
-from manifed.problems.module_problem import Loss, ModuleProblem, NotPrivate, module_problem
+from manifed.problems.module_problem import Loss, ModuleProblem, NotPrivate
 
-__all__ = ["ModuleProblem", "NotPrivate", "load", "module_problem"]
+__all__ = ["ModuleProblem", "NotPrivate", "load"]
 
 Algorithm = ClientUpdate | tuple[ClientUpdate, ServerUpdate]
 """A client update, or one with the server's."""
@@ -84,7 +84,7 @@ def task_of(
     if compute not in (None, "float64", "float32"):
         raise ConfigError(f"compute: expected 'float64' or 'float32', got {compute!r}")
     dtype = torch.float32 if compute == "float32" else torch.float64
-    problem = module_problem(model, loss, dtype=dtype, clip_shares=clip_shares)
+    problem = ModuleProblem(model, loss, dtype=dtype, clip_shares=clip_shares)
     shards = [examples_of(site, f"sites[{i}]") for i, site in enumerate(sites)]
     if not shards:
         raise ConfigError("sites: expected the examples of at least one site, got none")
@@ -192,7 +192,7 @@ def load(run_dir: str | Path, model: nn.Module) -> dict[str, Tensor]:
     if not path.is_file():
         raise ConfigError(f"{path}: expected the model of a run, found no such file")
     x = load_file(path)["x"]
-    problem = module_problem(model)
+    problem = ModuleProblem(model)
     (size,) = problem.layout.manifold.point_shape
     if x.shape != (size,):
         raise ConfigError(

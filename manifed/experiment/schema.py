@@ -41,7 +41,7 @@ PROBLEMS = Kinds(
         "logistic": "problems.linear:Logistic",
         "geometric-median": "problems.frechet:GeometricMedian",
         "nearest-mean": "problems.class_means:NearestMean",
-        "module": "problems.module_spec:ModuleSpec",
+        "module": "problems.module_problem:ModuleSpec",
     },
 )
 DATA = Kinds(

@@ -397,18 +397,15 @@ class Odometer:
         used = sorted(i for i, times in draws.items() if times)
         if not used:
             return set()
+        terms = [self._known[i].terms for i in used]
         table = np.stack([self._known[i].update_of for i in used])
-        columns, group = np.unique(table, axis=1, return_inverse=True)
-        rates = np.zeros(columns.shape)
-        for row, i in enumerate(used):
-            terms = self._known[i].terms
-            each = np.full(group.size, terms.participation_probability)
-            each[: len(terms.probabilities)] = terms.probabilities or each[:0]
-            np.maximum.at(rates[row], group.ravel(), each)
+        each = [one.probabilities or one.participation_probability for one in terms]
+        rates = np.stack([np.broadcast_to(rate, table.shape[1]) for rate in each])
         found: set[tuple[tuple[Releases, float, int], ...]] = set()
-        for updates, probabilities in zip(columns.T, rates.T, strict=True):
+        for updates in np.unique(table, axis=1).T:
+            alike = (table == updates[:, None]).all(axis=0)
             counts = Counter[tuple[Releases, float]]()
-            for i, update, rate in zip(used, updates, probabilities, strict=True):
+            for i, update, rate in zip(used, updates, rates[:, alike].max(axis=1), strict=True):
                 seen = seen_by(adversary.knows, self._updates[update])
                 counts[seen, float(rate)] += draws[i]
             found.add(tuple((update, rate, n) for (update, rate), n in counts.items()))

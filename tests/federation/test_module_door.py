@@ -17,7 +17,7 @@ from manifed.manifolds.sphere import Sphere
 from manifed.privacy import accountant
 from manifed.privacy.events import PoissonSampled, Release
 from manifed.problems.frechet import FrechetMean
-from manifed.problems.module_spec import made
+from manifed.problems.module_problem import made
 from manifed.runs.progress import shown
 
 FRAME = torch.linalg.qr(torch.randn(6, 3, generator=torch.Generator().manual_seed(0)))[0]

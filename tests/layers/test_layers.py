@@ -21,7 +21,7 @@ from manifed.layers import (
 )
 from manifed.manifolds import SPD, Lorentz, PoincareBall
 from manifed.problems.examples import Examples
-from manifed.problems.module_problem import module_problem
+from manifed.problems.module_problem import ModuleProblem
 from tests.problems.test_module_problem import Net
 
 CLASSES = 3
@@ -90,7 +90,7 @@ MODELS = {
 @pytest.mark.parametrize("name", MODELS)
 def test_gradients_of_each_example_are_those_of_autograd(name):
     made, feature = MODELS[name]
-    problem, shard = module_problem(made()), labelled(feature())
+    problem, shard = ModuleProblem(made()), labelled(feature())
     assert problem.point_shape(shard) == problem.start.shape
     x = problem.manifold.projx(problem.start + 0.05 * normals(*problem.start.shape, seed=3))
     assert problem.manifold.check_point_on_manifold(x, atol=1e-10)

@@ -117,18 +117,6 @@ def test_a_block_that_nobody_settled_counts_whole(tmp_path):
     assert headline(odometer) == pytest.approx(headline(Odometer().after(*entries)), rel=1e-12)
 
 
-def test_near_the_end_of_a_budget_rounds_are_reserved_one_by_one(tmp_path):
-    noise = {"kind": "multiplier", "noise_multiplier": 20.0}
-    free = growing(tmp_path, privacy={**PRIVATE, "noise": noise})
-    exact = [one for each in released(free)[:33] for one in each]
-    budget = accountant.epsilon(exact, DELTA) * 1.02
-    privacy = {**PRIVATE, "noise": noise, "max_epsilon": budget}
-    folder, left = made(growing(tmp_path, privacy=privacy))
-    assert "privacy.max_epsilon" in folder.manifest()["stopped"]
-    assert 33 <= len(left) < ROUNDS
-    assert audit_ledger(folder.ledger_path, DELTA)["adversaries"][0]["epsilon"] <= budget
-
-
 def event(z, label="gradient", count=1):
     return release(z, count=count, relation="replace-one", label=label)
 

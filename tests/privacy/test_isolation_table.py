@@ -25,7 +25,7 @@ from manifed.privacy.mechanism import ExampleMechanism, Noise
 from manifed.privacy.noise import NoiseSource
 from manifed.problems.examples import Examples
 from manifed.problems.linear import Logistic
-from manifed.problems.module_problem import module_problem
+from manifed.problems.module_problem import ModuleProblem
 from manifed.problems.problem import Problem
 from reproduction.mlp import MLP
 
@@ -112,7 +112,7 @@ def test_a_label_out_of_range_moves_an_evaluation_of_a_module_by_its_price():
         with torch.no_grad():
             model[0].weight.copy_(weight)
         rows = off(normal(1000, 31, seed=seed + 1000), (weight[:1] - weight[1:]))
-        problem = module_problem(model, picky_cross_entropy, is_classifier=True)
+        problem = ModuleProblem(model, picky_cross_entropy, is_classifier=True)
         return problem, problem.start, labelled("feature", rows, torch.zeros(1000).long())
 
     assert worst_move(make, totals, with_bad_label, 2) <= 2 * PRICED + 1e-9
@@ -146,7 +146,7 @@ def relu_module(count: int) -> Callable[[int], tuple[Problem, Tensor, Examples]]
             last.weight.copy_(normal(2, HIDDEN, seed=seed + 1))
         rows = near_kinks(count, first.weight.detach().double(), seed)
         network = nn.Sequential(first, nn.ReLU(), last)
-        problem = module_problem(network, picky_cross_entropy, is_classifier=True)
+        problem = ModuleProblem(network, picky_cross_entropy, is_classifier=True)
         return problem, problem.start, labelled("feature", rows, torch.zeros(count).long())
 
     return make
