@@ -113,7 +113,7 @@ def ledger(
     key = key_in(ledger_key)
     found = audit_ledger(file, delta, key=key, anchors=anchors_of(head or ()))
     if any(is_there(file.with_name(name)) for name in ("manifest.json", "experiment.toml")):
-        proved = evidence_of(file.parent, key)
+        proved = evidence_of(file.parent, key=key)
         found |= {"label": proved.label, "doubts": list(proved.doubts)}
     delta = found["delta"]
     authenticity = AUTHENTICITY[found["authenticity"]]
@@ -200,7 +200,7 @@ def curve(
     from manifed.experiment.assembly import facts_of
     from manifed.plan import plan_label, planned_curve
     from manifed.runs.places import check_file
-    from manifed.runs.report.figures import picture
+    from manifed.runs.report import picture
 
     if plot is not None:
         check_file("--plot", plot)

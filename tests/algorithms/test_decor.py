@@ -382,5 +382,5 @@ def test_example_level_clips_each_example():
         rows, targets = shard["feature"].numpy(), shard["target"].numpy()
         each = reference.clipped(rows * (rows @ x - targets)[:, None], 1.0)
         halves[i] = x - each.mean(0) - masks[i] - own[i]
-    expected = config.training.network.weights.toarray() @ halves
+    expected = config.training.network.weights @ halves
     assert np.abs(mixed - expected).max() <= 1e-9
