@@ -29,16 +29,22 @@ infinite epsilon, and nothing released costs 0.
 """
 
 import math
-from collections.abc import Iterable
-from functools import lru_cache
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from functools import lru_cache, reduce
 from typing import Final
+
+import numpy as np
 
 from manifed.privacy import gaussian, renyi
 from manifed.privacy.composition import Composition, NoValidBound, compose, grid_interval
 from manifed.privacy.events import Release
 from manifed.privacy.loss import Loss
 
-__all__ = ["NoValidBound", "epsilon"]
+__all__ = ["NoValidBound", "epsilon", "mixed_epsilon"]
+Counts = Mapping[tuple[Composition, float], int]
+"""How often an update was made, by what it releases and its probability."""
+_USELESS: Final = 200.0
 _MOST_LAPLACE: Final = 32
 """Different Laplace releases that are put on a grid; more are priced by their Rényi divergences."""
 
@@ -63,24 +69,50 @@ def _price(total: Composition, delta: float) -> float:
         return 0.0 if delta == 1 else total.pure_epsilon
     if total.mu == math.inf:
         return math.inf
+    once = {(total, 1.0): 1}
     if total.without_replacement or total.is_rare:
-        return min(_by_renyi(total, delta), _price(total.everybody, delta))
-    return min(_rounded(total, delta), total.pure_epsilon)
+        return min(_by_renyi(once, delta), _price(total.everybody, delta))
+    is_long = len(total.laplace) > _MOST_LAPLACE
+    found = _by_renyi(once, delta) if is_long else _by_loss(once, delta)
+    return min(found, total.pure_epsilon)
 
 
-def _rounded(total: Composition, delta: float) -> float:
-    if len(total.laplace) > _MOST_LAPLACE:  # a grid would be too long
-        return _by_renyi(total, delta)
-    loss, is_fine = _loss(total)
-    found = loss.epsilon(delta)
-    return found if math.isfinite(found) and is_fine else min(found, _by_renyi(total, delta))
+def mixed_epsilon(counts: Counts, delta: float) -> float:
+    """The price of updates that happen with a probability, seen to happen or not.
+
+    Of probability 1 there is at most one.
+    """
+    if delta == 0 or any(update.mu == math.inf for update, _ in counts):
+        return math.inf
+    if any(update.without_replacement for update, _ in counts):
+        return min(_by_renyi(counts, delta), _of_everybody(counts, delta))
+    return _by_loss(counts, delta)
 
 
-def _by_renyi(total: Composition, delta: float) -> float:
-    return renyi.epsilon(renyi.curve(total), delta)
+def _of_everybody(counts: Counts, delta: float) -> float:
+    """The price of the same updates when each takes all units (`Composition.everybody`).
+
+    An update that would alone cost more than _USELESS makes the grid large and the bound useless.
+    """
+    everybody = Counter[tuple[Composition, float]]()
+    for (update, probability), count in counts.items():
+        everybody[update.everybody, probability] += count
+    largest = max(update.mu for update, _ in everybody)
+    return mixed_epsilon(everybody, delta) if largest**2 / 2 <= _USELESS else math.inf
 
 
-@lru_cache(maxsize=8)
-def _loss(total: Composition) -> tuple[Loss, bool]:
-    interval, is_fine = grid_interval([(total, 1.0)])
-    return total.loss(interval), is_fine
+def _by_loss(counts: Counts, delta: float) -> float:
+    interval, is_fine = grid_interval((update, n * p) for (update, p), n in counts.items())
+    parts = [_mixture(update, p, interval).composed(n) for (update, p), n in counts.items()]
+    found = reduce(Loss.convolved, parts).epsilon(delta)
+    return found if math.isfinite(found) and is_fine else min(found, _by_renyi(counts, delta))
+
+
+def _by_renyi(counts: Counts, delta: float) -> float:
+    curves = [n * renyi.mixed(renyi.curve(update), p) for (update, p), n in counts.items()]
+    return renyi.epsilon(np.sum(curves, axis=0), delta)
+
+
+@lru_cache(maxsize=16)
+def _mixture(update: Composition, probability: float, interval: float) -> Loss:
+    return update.loss(interval).mixed(probability)

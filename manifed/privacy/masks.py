@@ -31,7 +31,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from torch import Tensor
 
 from manifed.durable import read_regular
-from manifed.privacy.noise import EdgeStream, NoiseSource, Precision
+from manifed.privacy.noise import EdgeStream, NoiseSource, Precision, edge_place
 
 _LONGEST_FILE = 1 << 26
 """Bytes of a file of pinned keys."""
@@ -67,9 +67,8 @@ class BadOffer(ValueError):
 
 
 def _ends(i: int, j: int) -> bytes:
-    if i == j or not (0 <= i < 1 << 20 and 0 <= j < 1 << 20):
-        raise ValueError(f"Expected a pair of two different nodes below 2**20, got ({i}, {j})")
-    return min(i, j).to_bytes(4, "big") + max(i, j).to_bytes(4, "big")
+    lesser, greater = divmod(edge_place((i, j)), 1 << 20)
+    return lesser.to_bytes(4, "big") + greater.to_bytes(4, "big")
 
 
 def _said(run: bytes, node: int, public: bytes) -> bytes:

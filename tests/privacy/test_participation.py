@@ -1,6 +1,5 @@
 """External and server prices hold when participation shows; Theorem 4.2 as printed does not."""
 
-import itertools
 import math
 from pathlib import Path
 
@@ -155,19 +154,18 @@ def test_the_published_bound_is_violated_by_the_counter_example_and_ours_is_not(
     assert true_delta(sound["epsilon"]) <= sound["delta"]
 
 
-@pytest.mark.parametrize(
-    ("clients", "cohort", "rounds"), itertools.product((20, 100), (1, 5), (50, 200))
-)
-def test_views_side_by_side_at_one_delta(clients, cohort, rounds):
-    views = claim(clients, cohort).compared(rounds)
+@pytest.mark.parametrize("cohort", [1, 5])
+def test_views_side_by_side_at_one_delta(cohort):
+    views = claim(100, cohort).compared(50)
     assert list(views) == ["published", "parallel", "external", "server"]
     assert len({view["delta"] for view in views.values()}) == 1
-    assert views["parallel"]["epsilon"] <= views["published"]["epsilon"]
-    assert (views["parallel"]["epsilon"] == views["published"]["epsilon"]) == (cohort == 1)
-    assert views["external"]["epsilon"] <= views["server"]["epsilon"]
-    if (clients, cohort, rounds) == (100, 1, 50):
-        assert views["external"]["epsilon"] == pytest.approx(0.2705, rel=5e-3)
-        assert 6 < views["external"]["epsilon"] / views["published"]["epsilon"] < 7
+    printed, parallel, external, server = (view["epsilon"] for view in views.values())
+    assert (parallel == printed) == (cohort == 1)
+    assert parallel <= printed
+    assert external <= server
+    if cohort == 1:
+        assert external == pytest.approx(0.2705, rel=5e-3)
+        assert 6 < external / printed < 7
 
 
 @pytest.mark.golden
