@@ -146,8 +146,10 @@ def _wait_for_completion(
         time.sleep(1.0)
 
 
-def check_resumed(experiment: Experiment) -> None:
-    """Refuse to go on with a finished or damaged run before anything is started, where it is here.
+def in_force(experiment: Experiment) -> Experiment:
+    """The config that a resumed run goes on with, after every --rounds, where its folder is here.
+
+    A finished or damaged run is refused before anything is started.
 
     Raises:
         ConfigError, FolderDamaged, LedgerDamaged: in one line.
@@ -155,7 +157,8 @@ def check_resumed(experiment: Experiment) -> None:
     directory = named_directory(experiment)
     if experiment.output.resume and os.access(directory, os.R_OK | os.X_OK):
         with held_or_refused(directory):
-            read_past(directory, experiment)
+            return read_past(directory, experiment).config
+    return experiment
 
 
 def submitted(
@@ -174,8 +177,7 @@ def submitted(
     if is_insecure == (root_certificates is not None):
         raise ConfigError("Expected --root-certificates FILE or --insecure, one of the two")
     where = {} if out is None else {"output.directory": str(out.absolute())}
-    config = load(find(str(experiment)), tuple(sets or ()), where)
-    check_resumed(config)
+    config = in_force(load(find(str(experiment)), tuple(sets or ()), where))
     with private_flower(project) as flower:
         flower.connect(CONNECTION, address, root_certificates)
         submit(flower, run_config_of(config), (), timeout=timeout, on_line=typer.echo)

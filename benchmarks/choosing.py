@@ -195,7 +195,7 @@ def plot(rows: list[Drawn], path: Path) -> None:
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    from manifed.runs.report.figures import COLORS, DASHES, STYLE
+    from manifed.runs.report import COLORS, DASHES, STYLE
 
     with rc_context(rc=STYLE):
         figure = Figure(figsize=(9.6, 5.2), layout="constrained")

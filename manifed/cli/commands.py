@@ -137,11 +137,9 @@ def report(
 ) -> None:
     """Write one page (report.html) and figures of runs, and print their table."""
     from manifed.durable import write_atomically
+    from manifed.runs.export import viewed
     from manifed.runs.places import check_file, check_new
-    from manifed.runs.report.figures import write_figures
-    from manifed.runs.report.page import HEADER, page_of, rows_of
-    from manifed.runs.report.public import viewed
-    from manifed.runs.report.runs import curves_of, read
+    from manifed.runs.report import HEADER, curves_of, page_of, read, rows_of, write_figures
 
     kept = [one for one in folders if len(folders) == 1 or (one / "manifest.json").is_file()]
     for folder in folders:
@@ -172,8 +170,8 @@ def export(
     as_json: Json = False,
 ) -> None:
     """Write what may be published of a run: no cohorts, no traffic, no checksum of the data."""
+    from manifed.runs.export import export as write
     from manifed.runs.folder import RunFolder, json_object
-    from manifed.runs.report.public import export as write
     from manifed.runs.statement import label_in_manifest
 
     paths = write(directory, out)

@@ -28,7 +28,7 @@ from manifed.flower.run_config import APP_FOLDER, find, run_config_of
 from manifed.plan import promise_of
 from manifed.problems.data import SiteData
 from manifed.runs.driver import named_directory, rounds_over, run
-from manifed.runs.evidence import in_force, refused
+from manifed.runs.evidence import experiment_in
 from manifed.runs.folder import RunFolder, is_fresh, printable
 from manifed.runs.interrupt import Ended, ending_signals
 from manifed.runs.places import check_new, real
@@ -82,9 +82,7 @@ def resolve(request: Request) -> Experiment:
     """
     path, resume = find(request.config), request.resume
     if resume is not None:
-        path = RunFolder(real("--resume", resume)).experiment_path
-        if not path.is_file():
-            raise refused(resume, "expected a run folder", "no experiment.toml in it")
+        path = experiment_in(real("--resume", resume))
     elif request.ledger_head is not None:
         raise ConfigError("--ledger-head: expected --resume RUN_DIR beside it, got none")
     asked = {"output.resume": resume is not None, "output.ledger_head": request.ledger_head,
@@ -92,13 +90,11 @@ def resolve(request: Request) -> Experiment:
     settings = {"output.quiet": True} | {key: value for key, value in asked.items() if value}
     try:
         config = load(path, request.sets, settings)
-        if resume is not None:
-            if isinstance(config.data, SiteData) and not simulated_paths(config):
-                # the folder of a deployed run does not tell where its nodes have their files
-                files = [str(one) for one in simulated_paths(load(find(request.config)))]
-                if files:
-                    config = load(path, request.sets, settings | {"data.paths": files})
-            config = in_force(config, real("--resume", resume))
+        if resume is not None and isinstance(config.data, SiteData) and not simulated_paths(config):
+            # the folder of a deployed run does not tell where its nodes have their files
+            files = [str(one) for one in simulated_paths(load(find(request.config)))]
+            if files:
+                config = load(path, request.sets, settings | {"data.paths": files})
     except ConfigError as error:
         if resume is None or request.sets:
             raise
@@ -108,12 +104,12 @@ def resolve(request: Request) -> Experiment:
     output = config.output.model_copy(update={"directory": str(directory)})
     config = config.model_copy(update={"output": output})
     _check_machine(request, config)
+    if resume is not None:
+        with held_or_refused(directory):
+            config = read_past(directory, config).config
     check_parts(config)
     if resume is None:
         check_new("--out", directory, is_fresh)
-    else:
-        with held_or_refused(directory):
-            read_past(directory, config)
     return config
 
 

@@ -122,7 +122,7 @@ def run(
         return
     from manifed.cli.launch import Request, RunEnded, finished, launch
     from manifed.runs.manifest import process_began
-    from manifed.runs.report.figures import draw_finished
+    from manifed.runs.report import draw_finished
 
     folder: RunFolder | None = None
     try:

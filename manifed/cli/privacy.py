@@ -113,25 +113,22 @@ def ledger(
     key = key_in(ledger_key)
     found = audit_ledger(file, delta, key=key, anchors=anchors_of(head or ()))
     if any(is_there(file.with_name(name)) for name in ("manifest.json", "experiment.toml")):
-        proved = evidence_of(file.parent, key)
+        proved = evidence_of(file.parent, key=key)
         found |= {"label": proved.label, "doubts": list(proved.doubts)}
     delta = found["delta"]
-    consumed = "" if found["consumed"] is None else f" ({found['consumed']} consumed for certain)"
     authenticity = AUTHENTICITY[found["authenticity"]]
     typer.echo(
         f"privacy: {found['label']}\n"
-        f"chain intact: {found['entries']} entries, {found['charges']} charges{consumed}\n"
+        f"chain intact: {found['entries']} entries, {found['charges']} charges\n"
         f"ledger head: {found['head']}\n{authenticity}"
     )
     for doubt in found.get("doubts", ()):
         if not doubt.endswith(authenticity):  # said already
             typer.echo(f"note: {doubt}")
     for one in found["adversaries"]:
-        certain = one["epsilon_consumed"]
-        shown = "" if certain is None else f" (consumed for certain: epsilon {certain:.6g})"
         typer.echo(
             f"{one['name']}: ({one['epsilon']:.6g}, {delta:g})-DP, unit {one['unit']}, "
-            f"{one['neighboring_relation']}, against {one['text']}{shown}"
+            f"{one['neighboring_relation']}, against {one['text']}"
         )
     if limits := found.get("limits"):
         typer.echo(f"site's limit: epsilon {limits['epsilon']:g} at {limits['delta']:g}")
@@ -203,7 +200,7 @@ def curve(
     from manifed.experiment.assembly import facts_of
     from manifed.plan import plan_label, planned_curve
     from manifed.runs.places import check_file
-    from manifed.runs.report.figures import picture
+    from manifed.runs.report import picture
 
     if plot is not None:
         check_file("--plot", plot)

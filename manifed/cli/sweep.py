@@ -35,12 +35,11 @@ from manifed.durable import write_atomically
 from manifed.errors import ConfigError, one_line
 from manifed.experiment.load import load
 from manifed.experiment.schema import Experiment, sha256
-from manifed.runs.evidence import refused, saved_config
+from manifed.runs.evidence import evidence_of, experiment_in, refused
 from manifed.runs.folder import RunFolder, is_fresh, with_label
 from manifed.runs.interrupt import Ended
 from manifed.runs.places import check_new, real
-from manifed.runs.report.figures import write_figures
-from manifed.runs.report.runs import Curve, Run, read
+from manifed.runs.report import Curve, Run, read, write_figures
 from manifed.runs.statement import label_in_manifest
 
 MEASURES = ("relative_cost_gap", "held_out_accuracy", "held_out_loss", "accuracy", "cost")
@@ -194,9 +193,10 @@ def _has_begun(directory: Path, config: Experiment) -> bool:
     """Whether a folder is of this very run; one that is neither that nor new is refused."""
     remedy = "move it away, or name another place with --out"
     if RunFolder(directory).experiment_path.is_file():
-        if sha256(saved_config(directory)) != sha256(config):
-            found = f"one of another config; {remedy}"
-            raise refused(directory, "expected a run of this config", found)
+        found = evidence_of(directory, load(experiment_in(directory)))
+        if sha256(found.config) != sha256(config):
+            others = f"one of another config; {remedy}"
+            raise refused(directory, "expected a run of this config", others)
         return True
     if not is_fresh(directory):
         raise refused(directory, "expected a new folder", f"one that is no run's; {remedy}")

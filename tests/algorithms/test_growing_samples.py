@@ -116,7 +116,7 @@ class Stream6:
 def shown_in_numpy(config):
     """What every node showed last, by the plain loop: y_K of Algorithm 1, x_K of Algorithm 2."""
     training, stream = config.training, Stream6(config)
-    weights = training.network.weights.toarray()
+    weights = training.network.weights
     setting = Setting(
         training.perturbation, training.schedules, weights, training.mode,
         2 * CLIP, 2, training.grad_point,

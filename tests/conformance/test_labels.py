@@ -27,8 +27,8 @@ from manifed.privacy.label import (
     label_of,
 )
 from manifed.problems.pca import PrincipalEigenvector
+from manifed.runs import report as figures
 from manifed.runs.folder import RunFolder
-from manifed.runs.report import figures
 from manifed.site import process
 from tests.command import invoke
 from tests.conformance.test_commands import LEAVES
@@ -204,7 +204,7 @@ def test_what_a_fit_leaves_has_its_label(tmp_path):
 SHOWING = {
     "cli/privacy.py": "`privacy: LABEL` is the first line of every command in it",
     "runs/resume.py": "the same as of commands",
-    "runs/report/figures.py": "titles of fits and axes of epsilon begin with the label",
+    "runs/report.py": "titles of fits and axes of epsilon begin with the label",
     "runs/statement.py": "below the verdict",
     "site/process.py": "the ready line has the label before what was spent",
 }

@@ -10,11 +10,11 @@ from manifed.cli.main import simulation
 from manifed.experiment.load import load
 from manifed.flower import apps
 from manifed.flower.inline import InlineGrid
+from manifed.runs import report as figures
 from manifed.runs import statement
 from manifed.runs.folder import RunFolder
 from manifed.runs.interrupt import ending_signals
-from manifed.runs.report import figures
-from manifed.runs.report.figures import NotDrawn, draw_finished
+from manifed.runs.report import NotDrawn, draw_finished
 from tests.runs.running import QUICKSTART
 from tests.runs.test_report import write_run
 

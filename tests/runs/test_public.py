@@ -11,11 +11,10 @@ from manifed.experiment import assembly
 from manifed.plan import promise_of
 from manifed.privacy.account import KEY_FILE
 from manifed.privacy.ledger import LedgerDamaged
+from manifed.runs import export as public
+from manifed.runs.export import viewed
 from manifed.runs.folder import RunFolder
-from manifed.runs.report import public
-from manifed.runs.report.page import page_of, rows_of
-from manifed.runs.report.public import viewed
-from manifed.runs.report.runs import Run, read
+from manifed.runs.report import Run, page_of, read, rows_of
 from manifed.runs.statement import verdict
 from tests.algorithms.test_masked_mean import NODES, Watched, masked
 from tests.algorithms.test_masked_mean import run as run_masked

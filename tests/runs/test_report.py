@@ -5,11 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from manifed.runs import report as figures
 from manifed.runs.folder import FORMAT, RunFolder
-from manifed.runs.report import figures
-from manifed.runs.report.figures import figures_of, write_figures
-from manifed.runs.report.page import HEADER, rows_of
-from manifed.runs.report.runs import curves_of, read
+from manifed.runs.report import HEADER, curves_of, figures_of, read, rows_of, write_figures
 from tests.command import invoke
 
 ROOT = Path(__file__).parents[2]
@@ -187,7 +185,7 @@ def test_the_command_refuses_a_folder_that_is_no_run_in_one_line(tmp_path):
 
 
 def test_what_takes_long_to_import_is_imported_only_when_used():
-    used = "manifed.cli.commands, manifed.runs.report.figures, manifed.runs.progress"
+    used = "manifed.cli.commands, manifed.runs.report, manifed.runs.progress"
     run = (
         "manifed.cli.launch, manifed.plan, manifed.runs.driver, "
         "manifed.flower.apps, manifed.flower.client, manifed.flower.inline"

@@ -22,7 +22,7 @@ from manifed.errors import ConfigError
 from manifed.experiment.load import load
 from manifed.runs.folder import RunFolder
 from manifed.runs.interrupt import Ended
-from manifed.runs.report.runs import read
+from manifed.runs.report import read
 from tests.runs.test_report import write_run
 
 ROOT = Path(__file__).parents[2]

@@ -15,7 +15,6 @@ so epsilon is that of what was charged. And the curves of a private evaluation a
 where one evaluation had no answer that is told from none.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -37,11 +36,11 @@ from manifed.privacy.tariff import Tariff
 from manifed.runs.evidence import Evidence, evidence_of, is_private, with_evidence
 from manifed.runs.folder import FolderDamaged, RunFolder, encode, with_label
 from manifed.runs.places import check_new
-from manifed.runs.report.runs import Run, read
+from manifed.runs.report import Run, read
 from manifed.runs.statement import label_in_manifest, statement_of
 
 MANIFEST = (
-    *("format", "format_version", "name", "engine", "randomness_source", "privacy", "work"),
+    *("format", "name", "engine", "randomness_source", "privacy", "work"),
     *("config_sha256", "config", "git", "versions", "stopped", "final"),
 )
 """Keys of a private run's manifest that may be published; some of them in part (below)."""
@@ -185,29 +184,24 @@ def export(directory: Path, out: Path) -> list[Path]:
         ConfigError: it is not finished; ``out`` holds something already, or cannot be made.
         OSError: the disk refused; nothing is left in ``out``.
     """
-    run, source = read(directory), RunFolder.open(directory)
+    run, source, folder = read(directory), RunFolder.open(directory), RunFolder(out)
     if not run.final:
         raise ConfigError(f"Expected a finished run, got {directory}; resume it first")
     check_new("--out", out, lambda path: not any(path.iterdir()))
     public, tensors = viewed(run), source.load_tensors("model")
-    x = tensors.get("x")
-    if len(tensors) != 1 or x is None or not bool(torch.isfinite(x).all()):
-        found = {name: f"{one.dtype} of {tuple(one.shape)}" for name, one in tensors.items()}
+    if list(tensors) != ["x"] or not bool(torch.isfinite(tensors["x"]).all()):
         path = source.directory / "model.safetensors"
-        raise FolderDamaged(path, "one tensor x of finite numbers", str(found))
+        raise FolderDamaged(path, "one tensor x of finite numbers", "others")
     statement = statement_of(public.manifest["privacy"] or {"kind": "none"}) + "\n"
-    is_made, folder = not out.exists(), RunFolder(out)
+    label = label_in_manifest(public.manifest)
+    is_made = not out.exists()
     try:
         out.mkdir(parents=True, exist_ok=True)
-        label = label_in_manifest(public.manifest)
-        for cells in zip(*public.columns.values(), strict=True):
-            row = {
-                key: None if math.isnan(value) else int(value) if key in COLUMNS[:2] else value
-                for key, value in zip(public.columns, map(float, cells), strict=True)
-            }
-            folder.append_metrics(with_label(row, label))
+        for row in source.rows():
+            shown = {key: row[key] for key in public.columns}
+            folder.append_metrics(with_label(shown, label))
         write_atomically(out / "statement.txt", statement.encode())
-        folder.save_tensors("model", {"x": x})
+        folder.save_tensors("model", tensors)
         write_atomically(folder.manifest_path, encode(public.manifest))
         for path in out.iterdir():  # to be published: whoever may enter the folder may read
             path.chmod(out.stat().st_mode & 0o666)
