@@ -143,7 +143,7 @@ def test_every_adversary_pays_what_the_graph_hides_from_it(unit):
         assert found == pytest.approx(whole.epsilon(met, DELTA), rel=1e-9)
     assert all(low <= high * (1 + 1e-9) for low, high in pairwise(spent))
     assert spent[0] < 0.8 * spent[3]
-    audited = {one.adversary.name for one in odometer.spent(DELTA)}
+    audited = {one["name"] for one in odometer.spent(DELTA)}
     assert {"server", "one-node", "coalition", "everybody"} <= audited
 
 

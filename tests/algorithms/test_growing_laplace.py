@@ -183,7 +183,8 @@ def test_the_audit_holds_and_sees_half_of_the_noise():
     config = config_of("output, mixed", rounds=6)
     mechanism = client_side(config).setup.mechanism.scaled(3.0)
     honest = audited_coupling("-", config.training, mechanism, 6, NoiseSource.from_seed(1), 1500)
-    quiet = replace(honest, attack=replace(honest.attack, mechanism=mechanism.scaled(0.4)))
+    broken = replace(honest.attack, mechanism=mechanism.scaled(0.4))
+    quiet = replace(honest, attack=broken, claim=honest.attack.claim)
     assert not find(honest, 0.95).verdict.is_violated
     assert find(quiet, 0.95).verdict.is_violated
 
