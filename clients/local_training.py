@@ -19,6 +19,7 @@ from torch import Tensor
 
 from manifed.algorithms.algorithm import ClientUpdate
 from manifed.errors import ConfigError
+from manifed.experiment.schema import Experiment
 from manifed.federation.client import ClientSetup, Node, answer
 from manifed.federation.plan import Plan
 from manifed.federation.replies import Header
@@ -37,7 +38,7 @@ LoadShard = Callable[[Context], Examples | Mapping[str, Tensor]]
 """This node's examples; each tensor of shape (n, *feature)."""
 
 
-def no_site(message: Message, context: Context, forward: client.Forward) -> Message:
+def no_site(context: Context) -> Experiment:
     """Refuse to open data where the node's own config says that a site has them."""
     raise ValueError(
         f"Expected an experiment to forward to {shown(context.node_config[keys.SITE_SOCKET])}, "
@@ -46,10 +47,9 @@ def no_site(message: Message, context: Context, forward: client.Forward) -> Mess
 
 
 def app_of(
-    find: client.FindNode,
-    forwarded: Callable[[Message, Context, client.Forward], Message] = no_site,
+    find: client.FindNode, experiment: Callable[[Context], Experiment] = no_site
 ) -> ClientApp:
-    """The ClientApp of the nodes that ``find`` makes, or of sites that are asked instead."""
+    """The ClientApp of the nodes that ``find`` makes, or of sites, asked about ``experiment``."""
     app = ClientApp()
 
     @app.query()
@@ -58,7 +58,7 @@ def app_of(
         with absent_if_it_fails():
             client.check_server(message)
             if keys.SITE_SOCKET in context.node_config:
-                return forwarded(message, context, client.introduced)
+                return client.introduced(message, context, experiment(context))
             return client.introduction(client.opened(find, context), message)
 
     @app.train()
@@ -66,7 +66,7 @@ def app_of(
         """One client update on this node's own records, clipped and noised here."""
         with absent_if_it_fails():
             if keys.SITE_SOCKET in context.node_config:
-                return forwarded(message, context, client.answered)
+                return client.answered(message, context, experiment(context))
             node = client.opened(find, context)
             header = facts_from_record(Header, message.content.get(keys.HEADER))
             down = partial(read_payload, message.content)

@@ -12,7 +12,6 @@ from functools import cached_property
 from typing import NamedTuple, TypeVar
 
 import torch
-from torch import Tensor
 
 from manifed.algorithms.algorithm import (
     ClientUpdate,
@@ -213,10 +212,7 @@ P = TypeVar("P", bound=Payload)
 
 def _plain(record: P) -> P:
     """What goes up and what is kept is stacked: tensors without gradients."""
-    tensors = vars(record).values()
-    if all(type(t) is Tensor and not t.requires_grad for t in tensors):
-        return record
-    return type(record)(*[t.detach() for t in tensors])
+    return type(record)(*[t.detach() for t in vars(record).values()])
 
 
 def check_charged(kind: str, queries: Counter[str], charged: Counter[str]) -> None:

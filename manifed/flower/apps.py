@@ -51,7 +51,7 @@ def strategy_of(job: Job) -> ManifoldStrategy:
         place = "any_update:AnyUpdate"
     # In a checkout this is the folder `strategies` beside the library.
     strategy: type[ManifoldStrategy] = resolve_name(f"manifed.flower.strategies.{place}")
-    return strategy.of_plan(job.plan, update, job.account, job.num_rounds)
+    return strategy.of_plan(job.plan, job.account, job.num_rounds)
 
 
 def run(

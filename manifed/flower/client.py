@@ -46,8 +46,6 @@ HOME = "manifed"
 """A deployed node's folder in its Flower home."""
 FindNode = Callable[[Context], Node]
 """Makes the node of a context: its errors, whose text may hold data, stay in the node's own log."""
-Forward = Callable[[Message, Context, Experiment], Message]
-"""Asks a site's own process, and makes a reply of what it answers."""
 
 
 class Absent(RuntimeError):
@@ -170,13 +168,9 @@ def client_app_of(experiment: Callable[[Context], Experiment]) -> ClientApp:
 
     A node whose own config names ``site-socket`` forwards to the site's process there.
     """
-
-    def forwarded(message: Message, context: Context, forward: Forward) -> Message:
-        return forward(message, context, experiment(context))
-
     # In a checkout this is the folder `clients` beside the library.
     app_of = resolve_name("manifed.flower.clients.local_training:app_of")
-    return app_of(lambda context: node_of(context, experiment(context)), forwarded)
+    return app_of(lambda context: node_of(context, experiment(context)), experiment)
 
 
 class NoAnswer(RuntimeError):

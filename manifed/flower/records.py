@@ -41,7 +41,10 @@ def tensors_from_record(record: ArrayRecord) -> dict[str, Tensor]:
     Raises:
         BadMessage: for an entry whose bytes are not the array that it declares.
     """
-    return {name: _decoded(str(name)[:60], array) for name, array in record.items()}
+    return {
+        name: _decoded(name[:60], array, *_declared(name[:60], array))
+        for name, array in record.items()
+    }
 
 
 _DTYPES = {
@@ -71,16 +74,15 @@ def _declared(name: str, array: Array) -> tuple[np.dtype[Any], tuple[int, ...]]:
     if not isinstance(array.dtype, str) or array.dtype not in _DTYPES:
         raise BadMessage(f"Expected {name} of a plain number type, got {shown(array.dtype)}")
     shape = tuple(array.shape)
-    if len(shape) > 16 or not all(type(size) is int and size >= 0 for size in shape):
+    if len(shape) > 16 or set(map(type, shape)) - {int} or min(shape, default=0) < 0:
         raise BadMessage(f"Expected {name} with a shape of sizes >= 0, got {shown(shape)}")
     if not isinstance(array.data, bytes):
         raise BadMessage(f"Expected the bytes of {name}, got {shown(array.data)}")
     return _DTYPES[array.dtype], shape
 
 
-def _decoded(name: str, array: Array) -> Tensor:
+def _decoded(name: str, array: Array, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Tensor:
     """The tensor of an Array: the declared number of bytes behind the npy header that says so."""
-    dtype, shape = _declared(name, array)
     num_bytes = math.prod(shape) * dtype.itemsize
     for order in ("C", "F"):
         head = _npy_header(dtype, shape, order)
@@ -106,7 +108,9 @@ def facts_to_record(facts: object) -> ConfigRecord:
     return ConfigRecord({name.replace("_", "-"): value for name, value in vars(facts).items()})
 
 
-_types = cache(get_type_hints)
+@cache
+def _types(kind: type) -> dict[str, type]:
+    return {name.replace("_", "-"): wanted for name, wanted in get_type_hints(kind).items()}
 
 
 def facts_from_record(kind: type[F], record: object) -> F:
@@ -115,7 +119,7 @@ def facts_from_record(kind: type[F], record: object) -> F:
     Raises:
         BadMessage: it is none, has other fields, or a field has another type.
     """
-    types = {name.replace("_", "-"): wanted for name, wanted in _types(kind).items()}
+    types = _types(kind)
     if not isinstance(record, ConfigRecord) or set(record) != set(types):
         got = _names(record) if isinstance(record, ConfigRecord) else f"a {type(record).__name__}"
         raise BadMessage(f"Expected a {keys.HEADER!r} record of {sorted(types)}, got {got}")
@@ -194,6 +198,7 @@ def read_payload(
         raise BadMessage(
             f"Expected the arrays {tuple(layout)} of {kind.__name__}, got {_names(record)}"
         )
+    tensors: dict[str, Tensor] = {}
     for name, array in record.items():
         said, wanted = _declared(name, array), str(layout[name][1]).removeprefix("torch.")
         if said != (_DTYPES[wanted], layout[name][0]):
@@ -201,8 +206,7 @@ def read_payload(
                 f"Expected {name} of shape {layout[name][0]} and dtype {wanted}, got "
                 f"{shown(said[1])} and {said[0]}"
             )
-    tensors = tensors_from_record(record)
-    for name, tensor in tensors.items():
+        tensors[name] = tensor = _decoded(name, array, *said)
         if not bool(torch.isfinite(tensor).all()):
             raise BadMessage(flaw(name, tensor, *layout[name]) or f"Expected finite {name}")
     return kind(**tensors)

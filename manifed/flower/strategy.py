@@ -72,6 +72,9 @@ class CohortSettings(Settings, total=False):
 class ManifoldStrategy(Strategy):
     """A server update as a Flower strategy: what each one of `strategies/` stands on."""
 
+    _setting: Setting | None = None
+    """What is not priced yet for all rounds; None: it is."""
+
     def __init__(
         self,
         manifold: Manifold,
@@ -97,7 +100,6 @@ class ManifoldStrategy(Strategy):
         Raises:
             ConfigError: for parts that do not go together, as a config refuses them.
         """
-        self._setting: Setting | None = None
         if plan is None:
             if ledger is not None and privacy is None:
                 raise ConfigError("ledger: expected privacy beside a ledger, got none")
@@ -125,9 +127,26 @@ class ManifoldStrategy(Strategy):
                     "got none; the noise depends on it"
                 )
             plan = planned(self._setting, sizes, source=source or self._setting.fresh_source())
+        self._take(plan, ledger, num_rounds)
+
+    @classmethod
+    def of_plan(
+        cls,
+        plan: Plan,
+        ledger: Account | None = None,
+        num_rounds: int | None = None,
+    ) -> Self:
+        """The strategy of a plan, whatever else the constructor of a subclass asks for."""
+        made = cls.__new__(cls)
+        made._take(plan, ledger, num_rounds)
+        return made
+
+    def _take(
+        self, plan: Plan, ledger: str | Path | Account | None, num_rounds: int | None
+    ) -> None:
+        """Begin before the first round of a plan."""
         self.plan = plan
-        self._planned, self._is_planned = num_rounds, self._setting is None
-        self._ledger, self._open_files = ledger, ExitStack()
+        self._planned, self._ledger, self._open_files = num_rounds, ledger, ExitStack()
         self._account = ledger if isinstance(ledger, Account) else None
         self._origins: frozenset[str] = frozenset()
         self._timeout = plan.policy.timeout
@@ -141,27 +160,6 @@ class ManifoldStrategy(Strategy):
         self._stopped: BudgetExhausted | None = None
         self._exchange = 0
         self._is_closed = False
-
-    @classmethod
-    def of_plan(
-        cls,
-        plan: Plan,
-        update: ClientUpdate,
-        ledger: Account | None = None,
-        num_rounds: int | None = None,
-    ) -> Self:
-        """The strategy of a plan, whatever else the constructor of a subclass asks for."""
-        made = cls.__new__(cls)
-        ManifoldStrategy.__init__(
-            made,
-            plan.manifold,
-            update,
-            plan.server_update,
-            plan=plan,
-            ledger=ledger,
-            num_rounds=num_rounds,
-        )
-        return made
 
     # -- what a strategy writes out ----------------------------------------------------------
     @abstractmethod
@@ -396,10 +394,7 @@ class ManifoldStrategy(Strategy):
         return None
 
     def summary(self) -> None:
-        """One line of what runs."""
-        plan, kind = self.plan, self.plan.server_update.kind
-        said = "manifed: %s on %s, %d clients, cohort %s"
-        log(20, said, kind, plan.manifold.name, plan.num_clients, plan.cohort.kind)
+        """Nothing: a run says what it is."""
 
     # -- what is paid ------------------------------------------------------------------------
     @property
@@ -432,7 +427,7 @@ class ManifoldStrategy(Strategy):
         Raises:
             ConfigError: when cohorts are drawn and nobody said how many there will be.
         """
-        if self._is_planned or self._setting is None:
+        if self._setting is None:
             return
         if num_rounds is None:
             promise = self.promise
@@ -446,7 +441,7 @@ class ManifoldStrategy(Strategy):
             federation = self._setting.federation.model_copy(update={"num_rounds": num_rounds})
             setting = replace(self._setting, federation=federation)
             self.plan = planned(setting, self.plan.num_examples, source=self.plan.source)
-        self._is_planned, self._planned = True, num_rounds
+        self._setting, self._planned = None, num_rounds
 
     def charge(
         self,

@@ -37,21 +37,6 @@ def transport_of(way, config):
     return MessageTransport.meet(grid, plan_of(config))
 
 
-@pytest.mark.parametrize("sets", [(), REMEMBERS], ids=["private", "with memory"])
-def test_the_three_ways_give_one_model(sets):
-    config = load(QUICKSTART, [*SETS, *sets])
-    plan = plan_of(config)
-    state = plan.server_update.start(initial_point(config))
-    ends = []
-    for way in WAYS:
-        *_, end = run_rounds(plan, state, transport_of(way, config), num_rounds=3)
-        ends.append(end)
-        assert (end.bytes_up, end.bytes_down) == (ends[0].bytes_up, ends[0].bytes_down)
-    for end in ends[1:]:
-        for name, tensor in end.state.items():
-            torch.testing.assert_close(tensor, ends[0].state[name], rtol=0, atol=1e-12)
-
-
 @pytest.mark.parametrize("way", WAYS)
 def test_what_goes_down_may_differ_by_client(way):
     config = load(QUICKSTART, SETS)

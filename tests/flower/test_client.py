@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-import torch
 from flwr.app import Context, RecordDict
 from flwr.clientapp import ClientApp
 
@@ -89,14 +88,3 @@ def test_no_error_that_travels_quotes_a_record(place, monkeypatch):
     own_node.cache_clear()
     assert texts
     assert not any(MARKER in text for text in texts)
-
-
-def test_a_turn_whose_numbers_fail_says_no_number(monkeypatch):
-    from manifed.problems.pca import PrincipalEigenvector
-
-    def failing(self, x, examples):
-        raise torch.linalg.LinAlgError(f"not positive: {float(examples['z'].flatten()[0])}")
-
-    config = config_of("training.local_steps=1")
-    monkeypatch.setattr(PrincipalEigenvector, "gradients", failing)
-    assert not any("not positive" in text for text in replies_of(config))
