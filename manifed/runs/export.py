@@ -40,7 +40,7 @@ from manifed.runs.report import Run, read
 from manifed.runs.statement import label_in_manifest, statement_of
 
 MANIFEST = (
-    *("format", "name", "engine", "randomness_source", "privacy", "work"),
+    *("format", "name", "engine", "randomness_source", "privacy"),
     *("config_sha256", "config", "git", "versions", "stopped", "final"),
 )
 """Keys of a private run's manifest that may be published; some of them in part (below)."""
