@@ -43,9 +43,9 @@ class Target(Frozen):
     """Noise found from what the *whole run* may cost, (epsilon, delta) against one adversary."""
 
     kind: Literal["target"] = "target"
-    epsilon: float = Field(gt=0)
+    epsilon: float = Field(gt=0, strict=True)
     """Of the whole run, against ``adversary``."""
-    delta: float = Field(gt=0, lt=1)
+    delta: float = Field(gt=0, lt=1, strict=True)
     """At which ``epsilon`` holds; less than one over the number of examples."""
     adversary: AdversaryName = "server"
     """Who looks."""
