@@ -7,8 +7,7 @@ import torch
 from manifed.errors import ConfigError
 from manifed.experiment.assembly import initial_point, plan_of
 from manifed.federation.rounds import begin, free, run_rounds, sent
-from manifed.mechanisms import example_mechanism
-from manifed.plan import planned_statement
+from manifed.plan import example_mechanism, planned_statement
 from manifed.privacy.noise import EdgeStream, NoiseSource, Stream
 from manifed.privacy.secldp import Correlated, worst
 from manifed_extras import stationary
