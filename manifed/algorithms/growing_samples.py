@@ -196,7 +196,7 @@ class GrowingSamples(ModelOfEachNode):
             raise ValueError(
                 f"training.schedules.sample_size: round {k + 1} takes {batch.batch_size} examples"
                 f"{before}, and a client has {num_examples}; set fewer federation.num_rounds, or "
-                "training.on_exhausted = 'recycle', whose total epsilon has no bound"
+                "training.on_exhausted = 'recycle'"
             )
         is_output = self.perturbation == "output"
         asked = Query.of(mechanism, Ask(batch), num_examples)
@@ -280,7 +280,7 @@ class GrowingSamples(ModelOfEachNode):
             )
         if is_output and setting.engine.dtype != "float64":
             raise ValueError(
-                "engine.dtype: with training.perturbation = 'output' noise covers what a record "
-                "moves a node's own model by, and float32 may round that model by more; expected "
-                f"'float64', got {setting.engine.dtype!r}; or use perturbation = 'gradient'"
+                "engine.dtype: with training.perturbation = 'output' expected 'float64', got "
+                f"{setting.engine.dtype!r}: it may round a node's own model by more than a record "
+                "moves it"
             )

@@ -445,8 +445,7 @@ class Course:
         Raises:
             RoundFailed, BadState: as `run_rounds`.
         """
-        policy = self.plan.policy
-        tries = policy.max_attempts if policy.on_failure == "retry" else 1
+        tries = self.plan.policy.attempts
         while True:
             try:
                 if (report := exchange()) is not None:

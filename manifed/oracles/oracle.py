@@ -387,7 +387,6 @@ def _rows(examples: Examples, queries: Sequence[Sequence[Query]], draws: Draws) 
                 raise WrongSize(
                     f"num_examples: expected the declared {each[0].num_examples} rows, got "
                     f"{found}; 'replace-one' and batches without replacement are priced for "
-                    "exactly that many: declare what is there, or use 'add-or-remove' with full or "
-                    "Poisson batches"
+                    "exactly that many: declare what is there"
                 )
     return rows

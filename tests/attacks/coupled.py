@@ -14,7 +14,7 @@ from torch import Tensor
 
 from manifed.algorithms.growing_samples import GrowingSamples, OwnAndMixed, OwnModel
 from manifed.algorithms.payloads import Point
-from manifed.audit.bound import Audited, Scores, clients
+from manifed.audit.bound import Attack, Audited
 from manifed.federation.client import ClientSetup, Seat, run_update
 from manifed.graphs.specs import Ring
 from manifed.oracles.minibatch import Query
@@ -52,7 +52,7 @@ _SEEN = 4.0
 
 
 @dataclass(frozen=True)
-class CoupledAttack:
+class CoupledAttack(Attack):
     """One node's client updates of rounds 1, 2, ... on one of two coupled streams."""
 
     training: GrowingSamples
@@ -64,14 +64,13 @@ class CoupledAttack:
     change: float
     """How far apart two examples' gradients are: 2 S where they are clipped at S, else C."""
 
-    def scores(self, trials: int, *, is_present: bool) -> Scores:
-        """One score a node."""
-        most = max(1, _ROWS // self.training.schedules.size(self.num_rounds - 1))
-        found = [
-            self._log_ratio(partitions, is_present=is_present)
-            for partitions in clients(trials, most, is_present=is_present)
-        ]
-        return torch.cat(found).numpy()
+    def claim(self, delta: float) -> float:
+        """Epsilon of what the attacked rounds are charged as."""
+        return accountant.epsilon(charged(self), delta)
+
+    @property
+    def at_once(self) -> int:
+        return max(1, _ROWS // self.training.schedules.size(self.num_rounds - 1))
 
     # -- the streams -------------------------------------------------------------------------
     @property
@@ -127,9 +126,9 @@ class CoupledAttack:
         return Examples({"feature": feature, "target": target}, {"feature": 1, "target": 0})
 
     # -- the updates -------------------------------------------------------------------------
-    def _log_ratio(self, partitions: tuple[int, ...], *, is_present: bool) -> Tensor:
-        """Of what these nodes send in all rounds."""
-        count, sign = len(partitions), 1.0 if is_present else -1.0
+    def run(self, trials: tuple[int, ...], *, is_present: bool) -> Tensor:
+        """One score a node: of what it sends in all rounds."""
+        count, sign = len(trials), 1.0 if is_present else -1.0
         problem = _Hill() if self._is_clipped else LeastSquares()
         setup = ClientSetup(problem, self.training, self.mechanism)
         zero = torch.zeros(count, 1, dtype=torch.float64)
@@ -139,12 +138,9 @@ class CoupledAttack:
         for k, (way, state) in enumerate(self._turns()):
             examples = self._examples(k, sign * way)
             size = len(examples)
-            stacked = Examples(
-                {key: t.expand(count, *t.shape) for key, t in examples.tensors.items()},
-                examples.feature_ndim,
-            )
+            stacked = Examples.stack([examples] * count)
             down = Point(zero) if is_output else OwnAndMixed(zero, zero)
-            seat = Seat(partitions, k + 1, 0, "mix")
+            seat = Seat(trials, k + 1, 0, "mix")
             done = run_update(setup, seat, down, memory, stacked, [size] * count, self.source)
             memory = done.memory
             assert isinstance(done.up, Point)
@@ -234,12 +230,11 @@ def audited_coupling(
         )
         return Audited(name, attack, trials, how, lambda _: epsilon)
     attack = of_rigorous(training, mechanism, num_rounds, source)
-    events = charged(attack)
     how = (
         f"two streams, one example of each of {attack.num_rounds} batches is another; the charges "
         "of these rounds are the claim"
     )
-    return Audited(name, attack, trials, how, lambda delta: accountant.epsilon(events, delta))
+    return Audited(name, attack, trials, how)
 
 
 # -- what ships, and what was left out -------------------------------------------------------

@@ -69,7 +69,8 @@ def test_too_little_noise_is_seen(way):
     """Planted: half of the noise that is charged."""
     honest = audited_coupling("-", growing(**WAYS[way]), CLIPPED, 6, SOURCE, TRIALS)
     assert isinstance(honest.attack, CoupledAttack)
-    quiet = replace(honest, attack=replace(honest.attack, mechanism=CLIPPED.scaled(0.5)))
+    broken = replace(honest.attack, mechanism=CLIPPED.scaled(0.5))
+    quiet = replace(honest, attack=broken, claim=honest.attack.claim)
     assert find(quiet).verdict.is_violated
 
 
@@ -78,7 +79,7 @@ def test_the_claim_is_what_a_run_of_these_rounds_is_charged():
     training, rounds = audited.attack.training, audited.attack.num_rounds
     setup = [training.in_round(r + 1).releases(CLIPPED, 10**6) for r in range(rounds)]
     events = [event for releases in setup for event in releases]
-    assert audited.claim(1e-3) == pytest.approx(accountant.epsilon(events, 1e-3), rel=1e-9)
+    assert audited.attack.claim(1e-3) == pytest.approx(accountant.epsilon(events, 1e-3), rel=1e-9)
     assert len(charged(audited.attack)) == rounds
 
 

@@ -74,8 +74,7 @@ def test_without_tls_the_first_line_says_what_is_not_protected(tiny_project, tmp
 
 def test_ctrl_c_ends_every_process_and_removes_the_home(tiny_project, tmp_path):
     code, started, lines = interrupted("deployment", tiny_project, tmp_path / "out", signal.SIGINT)
-    assert "interrupt.Ended" in "".join(lines)
-    assert code == 1
+    assert code == 130
     assert len(started) >= 6  # a SuperLink and two SuperNodes, a SuperExec each
     assert all_gone(started, 1.0)
     (home,) = set(re.findall(r"(\S*/mf-[^/]+)/flwr/apps", "".join(lines)))

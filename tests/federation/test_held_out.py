@@ -28,9 +28,8 @@ from manifed.flower.apps import run
 from manifed.flower.client import client_app_of
 from manifed.flower.inline import InlineGrid
 from manifed.manifolds.sphere import Sphere
-from manifed.mechanisms import example_mechanism
 from manifed.oracles.oracle import Draws
-from manifed.plan import planned_statement
+from manifed.plan import example_mechanism, planned_statement
 from manifed.privacy import gaussian
 from manifed.privacy.ledger import Ledger
 from manifed.privacy.mechanism import ExampleMechanism, Noise
