@@ -116,22 +116,19 @@ def ledger(
         proved = evidence_of(file.parent, key=key)
         found |= {"label": proved.label, "doubts": list(proved.doubts)}
     delta = found["delta"]
-    consumed = "" if found["consumed"] is None else f" ({found['consumed']} consumed for certain)"
     authenticity = AUTHENTICITY[found["authenticity"]]
     typer.echo(
         f"privacy: {found['label']}\n"
-        f"chain intact: {found['entries']} entries, {found['charges']} charges{consumed}\n"
+        f"chain intact: {found['entries']} entries, {found['charges']} charges\n"
         f"ledger head: {found['head']}\n{authenticity}"
     )
     for doubt in found.get("doubts", ()):
         if not doubt.endswith(authenticity):  # said already
             typer.echo(f"note: {doubt}")
     for one in found["adversaries"]:
-        certain = one["epsilon_consumed"]
-        shown = "" if certain is None else f" (consumed for certain: epsilon {certain:.6g})"
         typer.echo(
             f"{one['name']}: ({one['epsilon']:.6g}, {delta:g})-DP, unit {one['unit']}, "
-            f"{one['neighboring_relation']}, against {one['text']}{shown}"
+            f"{one['neighboring_relation']}, against {one['text']}"
         )
     if limits := found.get("limits"):
         typer.echo(f"site's limit: epsilon {limits['epsilon']:g} at {limits['delta']:g}")

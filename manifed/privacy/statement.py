@@ -309,15 +309,6 @@ def audit_ledger(
         "authenticity": found.authenticity,
         "entries": found.head.sequence + 1,
         "charges": odometer.rounds_counted,
-        "consumed": odometer.rounds_consumed,
         "delta": delta,
-        "adversaries": [
-            row(one.adversary.name, one.adversary.text, one.epsilon, one.delta)
-            | {
-                "unit": one.unit,
-                "neighboring_relation": one.neighboring_relation,
-                "epsilon_consumed": one.epsilon_consumed,
-            }
-            for one in spent
-        ],
+        "adversaries": spent,
     } | ({"limits": limits} if limits else {})

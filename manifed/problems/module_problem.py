@@ -96,6 +96,8 @@ class ModuleProblem(Problem):
         dtype: torch.dtype = torch.float64,
         clip_shares: Mapping[str, float] | None = None,
     ) -> None:
+        if not isinstance(model, nn.Module):
+            raise ValueError(f"model: expected a torch.nn.Module, got {type(model).__name__}")
         check_layers(model)
         if isinstance(loss, str) and loss not in LOSSES:
             raise ValueError(f"loss: expected one of {sorted(LOSSES)} or a function, got {loss!r}")
@@ -415,14 +417,9 @@ def _built(spec: ModuleSpec) -> ModuleProblem:
     except Exception as error:
         said = one_line(f"{type(error).__name__}: {error}", 200)
         raise ValueError(f"problem.model: {spec.model!r} raised {said}") from None
-    if not isinstance(module, nn.Module):
-        raise ValueError(
-            f"problem.model: expected {spec.model!r} to give a torch.nn.Module, got "
-            f"{type(module).__name__}"
-        )
     return ModuleProblem(
         module,
         spec.loss if spec.loss in LOSSES else named(spec.loss, "function"),
-        dtype=torch.float32 if spec.compute == "float32" else torch.float64,
+        dtype=getattr(torch, spec.compute or "float64"),
         clip_shares=spec.clip_shares,
     )

@@ -77,7 +77,7 @@ def test_an_extended_run_is_the_run_that_had_these_rounds_and_this_noise(tmp_pat
     assert RunFolder(folder).manifest()["final"]["rounds"] == 5
     one, other = odometer_of(folder), odometer_of(whole.directory)
     for mine, theirs in zip(one.spent(delta), other.spent(delta), strict=True):
-        assert mine.epsilon == pytest.approx(theirs.epsilon)
+        assert mine["epsilon"] == pytest.approx(theirs["epsilon"])
     stated = {row["name"]: row["epsilon"] for row in whole.manifest()["privacy"]["adversaries"]}
     unseen = "client-level" if delta == 1e-3 else "external"  # who is priced whoever is drawn
     assert f"{unseen}: epsilon {stated[unseen]:.6g} at delta" in said

@@ -228,7 +228,6 @@ def of_ledger(made: Made) -> dict[str, Any]:
     odometer = odometer_of(made)
     told: dict[str, Any] = {
         "counted": odometer.rounds_counted,
-        "consumed": odometer.rounds_consumed,
         "most": odometer.participations,
         "covered": odometer.covered,
         "attempts": list(
@@ -245,9 +244,7 @@ def of_ledger(made: Made) -> dict[str, Any]:
         )
     try:
         for one in odometer.spent(1e-3):
-            told[f"spent {one.adversary.name}"] = [
-                one.epsilon.hex(), one.epsilon_consumed.hex(), one.unit
-            ]  # fmt: skip
+            told[f"spent {one['name']}"] = [one["epsilon"].hex(), one["unit"]]
     except ValueError as error:
         told["spent"] = type(error).__name__
     return told
