@@ -27,8 +27,7 @@ from manifed.flower import client, keys
 from manifed.flower.client import absent_if_it_fails
 from manifed.flower.records import facts_from_record, pack, read_payload, shown
 from manifed.flower.strategy import Privacy, is_target, keyed_by
-from manifed.mechanisms import example_mechanism
-from manifed.plan import digest
+from manifed.plan import digest, example_mechanism
 from manifed.privacy.noise import NoiseSource
 from manifed.problems.examples import Examples
 from manifed.problems.problem import InvalidRecord, Problem

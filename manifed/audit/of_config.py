@@ -21,7 +21,7 @@ from manifed.experiment.assembly import (
 )
 from manifed.experiment.plugins import is_plugin
 from manifed.experiment.schema import Experiment
-from manifed.mechanisms import client_mechanism, example_mechanism
+from manifed.plan import client_mechanism, example_mechanism
 from manifed.privacy import accountant
 from manifed.privacy.masked import MaskedMechanism
 from manifed.privacy.mechanism import ExampleMechanism

@@ -28,8 +28,7 @@ from manifed.experiment.plugins import is_plugin
 from manifed.experiment.schema import Experiment, sha256
 from manifed.federation.client import ClientSetup, ClientSide, Node, Seat, Uncharged, run_update
 from manifed.federation.plan import Plan
-from manifed.mechanisms import Sizes, example_mechanism
-from manifed.plan import plan
+from manifed.plan import Sizes, example_mechanism, plan
 from manifed.privacy.noise import NoiseSource, Stream
 from manifed.problems.data import NUM_EXAMPLES, SiteData
 from manifed.problems.examples import Examples

@@ -43,8 +43,8 @@ from manifed.experiment.schema import Experiment
 from manifed.manifolds.grassmann import Grassmann
 from manifed.manifolds.sphere import Sphere
 from manifed.manifolds.stiefel import Stiefel
-from manifed.mechanisms import Sizes, example_mechanism
 from manifed.oracles.minibatch import Full
+from manifed.plan import Sizes, example_mechanism
 from manifed.privacy.events import Frozen
 from manifed.schedules.schedule import Geometric
 

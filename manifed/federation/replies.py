@@ -141,6 +141,11 @@ class ReplyPolicy(Frozen):
     timeout: float = Field(default=3600.0, gt=0)
     """Seconds to wait for the replies of one phase."""
 
+    @property
+    def attempts(self) -> int:
+        """The most attempts of one round, no crash counted."""
+        return self.max_attempts if self.on_failure == "retry" else 1
+
     def refusal(
         self, replies: Replies, cohort_size: int, *, needs_everyone: bool = False
     ) -> str | None:

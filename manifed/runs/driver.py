@@ -34,7 +34,7 @@ from manifed.experiment.schema import Experiment, sha256
 from manifed.federation.plan import Plan, RoundReport
 from manifed.federation.rounds import run_rounds
 from manifed.federation.stack import Transport
-from manifed.mechanisms import Sizes
+from manifed.plan import Sizes
 from manifed.privacy.account import Account, opened
 from manifed.runs import checkpoint
 from manifed.runs.checkpoint import COLUMNS, Column, Pace, Tally

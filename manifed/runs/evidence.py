@@ -24,8 +24,7 @@ from manifed.errors import ConfigError, one_line
 from manifed.experiment.load import dump, load, parse
 from manifed.experiment.plugins import allowed_here, packages_in
 from manifed.experiment.schema import Experiment, sha256
-from manifed.mechanisms import is_scheduled
-from manifed.plan import promise_of
+from manifed.plan import is_scheduled, promise_of
 from manifed.privacy import label
 from manifed.privacy.account import anchors_of, ledger_key
 from manifed.privacy.composition import NoValidBound

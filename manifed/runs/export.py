@@ -29,8 +29,7 @@ from manifed.experiment.evaluation import HELD_OUT
 from manifed.experiment.load import parse, without_paths
 from manifed.experiment.plugins import look_as_noted
 from manifed.experiment.schema import Experiment
-from manifed.mechanisms import is_scheduled
-from manifed.plan import reporting_delta
+from manifed.plan import is_scheduled, reporting_delta
 from manifed.privacy.events import named
 from manifed.privacy.odometer import Odometer
 from manifed.privacy.tariff import Tariff
@@ -41,7 +40,7 @@ from manifed.runs.report import Run, read
 from manifed.runs.statement import label_in_manifest, statement_of
 
 MANIFEST = (
-    *("format", "name", "engine", "randomness_source", "privacy", "work"),
+    *("format", "name", "engine", "randomness_source", "privacy"),
     *("config_sha256", "config", "git", "versions", "stopped", "final"),
 )
 """Keys of a private run's manifest that may be published; some of them in part (below)."""

@@ -15,8 +15,10 @@ from typing import TextIO
 LINES = 20
 WIDTH = 20
 """Characters of the bar."""
-UNTOLD = ("round", "participants", "failures", "label")
+UNTOLD = ("round", "participants", "failures")
 """Of a fit's row: in its curves, not on its line by themselves."""
+TOLD = ("cost", "gradient_norm", "label", "epsilon")
+"""Of a run's row; the label stands before the epsilon."""
 Row = Mapping[str, float | int | str | None]
 Show = Callable[[int, Row], None]
 
@@ -52,10 +54,8 @@ def shown(
         if not is_rewritten and server_round < min(due, num_rounds):
             return
         due = (server_round // every + 1) * every
-        keys, cells = ("cost", "gradient_norm", "epsilon"), list[str]()
-        for key in [key for key in row if key not in UNTOLD] if is_of_all else keys:
-            cells += _labels(row) if key == "epsilon" else []
-            cells.append(f"{key.replace('_', ' ')} {_number(row.get(key)):<10}")
+        keys = [key for key in row if key not in UNTOLD] if is_of_all else TOLD
+        cells = [_cell(key, row.get(key)) for key in keys if key != "label" or row.get(key)]
         full = WIDTH * server_round // num_rounds
         bar = f" [{'#' * full:-<{WIDTH}}]" if is_rewritten else ""
         line = "  ".join([f"round {server_round:>{width}}/{num_rounds}{bar}", *cells]).rstrip()
@@ -72,12 +72,9 @@ def shown(
         target.flush()
 
 
-def _number(value: float | str | None) -> str:
-    """Four digits; a dash for what was not measured (epsilon: privacy is off)."""
-    return f"{value:.4g}" if isinstance(value, float | int) else "-"
-
-
-def _labels(row: Row) -> list[str]:
-    """The label of a row that has one (`manifed.privacy.label`)."""
-    found = row.get("label")
-    return [found] if isinstance(found, str) else []
+def _cell(key: str, value: float | str | None) -> str:
+    """A label as it is; else a name and four digits, or a dash for what was not measured."""
+    if key == "label":
+        return str(value)
+    number = f"{value:.4g}" if isinstance(value, float | int) else "-"
+    return f"{key.replace('_', ' ')} {number:<10}"

@@ -19,7 +19,7 @@ from manifed.experiment.assembly import load_shards, starts
 from manifed.experiment.load import load
 from manifed.experiment.schema import Experiment
 from manifed.federation.client import ClientSetup, Seat, run_update
-from manifed.mechanisms import example_mechanism
+from manifed.plan import example_mechanism
 from manifed.privacy.mechanism import ExampleMechanism, Noise
 from manifed.privacy.noise import NoiseSource
 from manifed.problems.examples import Examples

@@ -53,7 +53,7 @@ def decor(rounds=4, *, mask=MASK, unit="client", source="seed", privacy=None, **
     return experiment(rounds=rounds, privacy=said, kind="decor", **changes)
 
 
-def drawn(config, stddev=MASK, step=0):
+def drawn(config, stddev=MASK):
     """The masks and the own noise of a round, from their addresses, (n, d) each."""
     source, graph = NoiseSource.from_seed(0), config.training.secret_graph
     n, d = graph.num_nodes, 3
@@ -61,7 +61,7 @@ def drawn(config, stddev=MASK, step=0):
     def of(t):
         own = torch.stack([
             source.normals(
-                (d,), stream=Stream.GRADIENT_NOISE, partition=i, server_round=t, step=step
+                (d,), stream=Stream.GRADIENT_NOISE, partition=i, server_round=t
             )
             for i in range(n)
         ])  # fmt: skip
@@ -366,11 +366,6 @@ def test_without_pinned_keys_the_statement_says_that_a_server_may_sit_in_the_mid
 def test_what_would_hide_nothing_is_refused(changes, text):
     with pytest.raises(ConfigError, match=text):
         promise_of(decor(1, **changes).setting, (3,) * 6)
-
-
-def test_gossip_takes_no_correlated_noise():
-    with pytest.raises(ConfigError, match="'correlated' needs training that adds masks"):
-        experiment(privacy=decor(1).privacy.model_dump())
 
 
 def test_example_level_clips_each_example():

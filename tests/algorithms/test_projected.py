@@ -9,7 +9,6 @@ from manifed.algorithms.algorithm import remembered
 from manifed.algorithms.projected import Projected
 from manifed.algorithms.rsgd import RSGD
 from manifed.algorithms.tangent_mean import TangentMean
-from manifed.manifolds.poincare import PoincareBall
 from manifed.manifolds.sphere import Oblique, Sphere
 from manifed.manifolds.stiefel import Stiefel
 from manifed.oracles.minibatch import Full, WithoutReplacement
@@ -118,22 +117,6 @@ def test_the_optimum_with_its_own_corrections_is_a_fixed_point():
     assert float(end.uploads.tensors()["u"].norm()) <= 1e-11
 
 
-@pytest.mark.slow
-def test_the_optimum_is_found_again_where_averaging_drifts_away():
-    problem, shards = KPCA(3), pca_shards()
-    x = problem.optimum(shards).x
-    sizes = [
-        float(problem.gradient_norm(p.state["anchor"], shards))
-        for p in federate(problem, shards, UPDATE, UPDATE, x, 200)
-    ]
-    assert max(sizes[:5]) > 5e-2
-    assert sizes[-1] < 1e-4
-    rival = RSGD(step_size=2e-3, local_steps=5, minibatch=Full(), maps="retraction")
-    mean = TangentMean(weights="uniform")
-    end = last(federate(problem, shards, rival, mean, x, 200))
-    assert float(problem.gradient_norm(end.state["x"], shards)) > 0.2
-
-
 # -- every manifold with a projection ---------------------------------------------------------
 class Approximation(Problem):
     """f_j(X) = 1/2 |X - A_j|^2 over matrices of fixed rank."""
@@ -191,9 +174,3 @@ def test_on_fixed_rank_it_projects_dense_matrices():
     torch.testing.assert_close(end.state["anchor"], best, rtol=0, atol=1e-5)
     model = update.model(end.state, manifold)
     assert tuple(model.shape) == manifold.point_shape
-
-
-def test_a_manifold_without_the_ambient_metric_has_no_reach():
-    """What is refused by name: tests/federation/test_projection_mean.py."""
-    assert PoincareBall().reach is None
-    assert Stiefel(metric="canonical").reach is None

@@ -10,7 +10,6 @@ from manifed.algorithms.algorithm import Collected
 from manifed.algorithms.payloads import Displacement
 from manifed.algorithms.rfedags import RFedAGS
 from manifed.algorithms.rsgd import RSGD
-from manifed.algorithms.tangent_mean import TangentMean
 from manifed.errors import ConfigError
 from manifed.experiment.load import load
 from manifed.federation.cohorts import PoissonCohort
@@ -70,28 +69,6 @@ def test_an_estimate_is_the_share_of_rounds_this_one_included():
     state = ags.step(state, "train", seen[1], 2, Euclidean())
     torch.testing.assert_close(state["x"], torch.full((2,), 0.5 + 0.5 + 1.0, dtype=F64))
     assert state["present"].tolist() == [2.0, 1.0]
-
-
-@pytest.mark.slow
-def test_clients_that_come_seldom_count_as_much_as_others():
-    """The plain mean of those present settles elsewhere; both ways to know p_i do not."""
-    problem, shards, x = linear(4)
-    chance = (1.0, 0.25, 0.25, 0.25)
-    coins = torch.rand(400, 4, generator=torch.Generator().manual_seed(4))
-    members = [tuple(i for i in range(4) if coins[r, i] < chance[i]) for r in range(400)]
-    best = Sphere().projx(torch.stack([s["a"].mean(0) for s in shards]).mean(0))
-
-    def off(training, server):
-        rounds = federate(
-            problem, shards, training, server, x, 400, cohort=lambda r: members[r - 1]
-        )
-        tail = [one.state["x"] for one in rounds][200:]
-        return float(Sphere().dist(Sphere().projx(torch.stack(tail).mean(0)), best))
-
-    fields = {"step_size": 0.05, "local_steps": 2}
-    known, estimated = RFedAGS(participation=chance, **fields), RFedAGS(**fields)
-    plain = off(RSGD(minibatch=Full(), **fields), TangentMean(weights="uniform"))
-    assert max(off(known, known), off(estimated, estimated)) < 0.5 * plain
 
 
 def test_at_client_level_a_stream_is_clipped_and_the_cohorts_p_divides():

@@ -2,7 +2,6 @@
 
 import math
 from collections import Counter
-from itertools import pairwise
 
 import pytest
 import torch
@@ -168,14 +167,3 @@ def test_one_example_steps_follow_the_printed_update():
         w = sphere.expmap(w, -0.3 * (now - sphere.transp(anchor, w, back)))  # lines 7, 8
     found = sphere.expmap(anchor, turn_of(training, mechanism, source).up.u)
     torch.testing.assert_close(found, w, rtol=0, atol=1e-12)
-
-
-def test_restarts_go_on_from_a_drawn_iterate():
-    """Algorithm 12: Output II of each run is a uniform one of w_0..w_(m S - 1), w_0 included."""
-    training = VARIANTS["fresh"][0].model_copy(update={"output": "random-iterate"})
-    mechanism = mechanism_of("replace-one")
-    uploads = [turn_of(training, mechanism, server_round=r).up.u for r in range(1, 60)]
-    assert any(float(u.norm()) == 0 for u in uploads)
-    lengths = sorted(float(u.norm()) for u in uploads if float(u.norm()) > 0)
-    assert all(b > a for a, b in pairwise(lengths))
-    assert training.releases(mechanism, SIZE) == VARIANTS["fresh"][0].releases(mechanism, SIZE)

@@ -233,15 +233,6 @@ def test_a_budget_against_an_outsider_stops_at_a_round_that_no_cohort_decides():
     assert not known.pays((1, 2, 1, 1))  # who sees cohorts pays for what was made, and no more
 
 
-@pytest.mark.slow
-def test_a_target_against_an_outsider_is_met_by_all_that_is_planned():
-    target = manifed.Target(epsilon=1.0, delta=DELTA, adversary="external")
-    setting = manifed.ExampleLevel(l2_norm_clip=1.0, noise=target, delta=DELTA)
-    found = run(privacy=setting, cohort=HALF, rounds=3, replies=AGAIN, transport=losing(2))
-    assert found.stopped is None
-    assert spent(found.statement)["external"] == pytest.approx(1.0, rel=1e-3)
-
-
 def test_a_target_that_a_round_made_again_passes_is_told():
     target = Budget(directly_composed(40, 3), DELTA, SERVER)
     allowed = Promise(

@@ -19,7 +19,7 @@ from manifed.federation.rounds import run_rounds
 from manifed.federation.stack import StackTransport
 from manifed.manifolds.euclidean import Euclidean
 from manifed.manifolds.hyperbolic import Lorentz
-from manifed.mechanisms import example_mechanism
+from manifed.plan import example_mechanism
 from tests.command import invoke
 
 CONFIGS = Path(__file__).parents[2] / "configs"

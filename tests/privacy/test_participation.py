@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from manifed.experiment.load import load
-from manifed.mechanisms import example_mechanism
+from manifed.plan import example_mechanism
 from manifed.privacy import accountant, gaussian
 from manifed.privacy.participation import a_priori_epsilon, external_epsilon
 from manifed.privacy.published import Claim, guaranteed
