@@ -116,7 +116,7 @@ def fit(
         step_size: of each local step on a module; None is 1.
         local_steps: between two rounds on a module; None is 1.
         batch_size: expected size of a batch of a module's examples; None is 64.
-        strategy: the server's part where a module has no algorithm: ``TangentMean(adam=Adam())``,
+        strategy: the server's part where a module has no algorithm: ``TangentMean(momentum=0.9)``,
             momentum, an average, step sizes by the round; None is the plain tangent mean.
         test: public examples, on which a module is judged after every round.
         metrics: further columns of the curves: functions of outputs and labels of ``test``.
