@@ -1,9 +1,10 @@
-"""The deployment engine: a real SuperLink and real SuperNodes, on this machine's loopback.
+"""The engines of Flower's own: real SuperNodes on this machine's loopback, or its simulation.
 
-Everything runs as in a federation of several machines: separate processes, HTTP between them, one
-new Python process for each message to a client. What travels is encrypted, and a SuperNode joins
-with a registered key only, unless a run is asked to be insecure. It takes seconds for each round;
-docs/deployment.md tells how to do it on machines of your own.
+In a deployment everything runs as in a federation of several machines: separate processes, HTTP
+between them, one new Python process for each message to a client. What travels is encrypted, and a
+SuperNode joins with a registered key only, unless a run is asked to be insecure. It takes seconds
+for each round; docs/deployment.md tells how to do it on machines of your own. The simulation is a
+check that the app behaves under Ray as it does inline; for speed use the inline engine.
 """
 
 import time
@@ -15,6 +16,7 @@ from app.credentials import TLSFiles, found_or_made
 from app.processes import LOOPBACK, PrivateFlower, Service, free_ports, private_flower
 from app.superlink import CONNECTION, START_SECONDS, start_superlink, submit
 from manifed.errors import ConfigError
+from manifed.flower.run_config import SIMULATION
 
 NODE_START_SECONDS = 20.0
 RESTART_SECONDS = 5.0
@@ -71,6 +73,26 @@ def run(
             nodes.restart_those_that_ended()
 
         submit(flower, run_config, (), timeout=timeout, on_line=on_line, check=check)
+
+
+def simulate(
+    *,
+    run_config: Mapping[str, str],
+    num_supernodes: int,
+    project: Path,
+    timeout: float,
+    on_line: Callable[[str], None],
+) -> None:
+    """Runs the app with so many virtual clients, one CPU each, under Ray; arguments as `run`."""
+    options = ["--insecure", "--simulation", "--isolation", "subprocess"]
+    federation = f"num-supernodes={num_supernodes} client-resources-num-cpus=1"
+    with private_flower(project, {SIMULATION: "1"}) as flower:
+        link, address = start_superlink(flower, options)
+        flower.connect(CONNECTION, address)
+        submit(
+            flower, run_config, ["--federation-config", federation],
+            timeout=timeout, on_line=on_line, check=link.check,
+        )  # fmt: skip
 
 
 def node_configs(num_supernodes: int, data_paths: Sequence[Path] | None) -> list[str]:

@@ -173,7 +173,7 @@ def test_a_node_whose_streams_are_of_another_round_refuses():
     reports = list(run_rounds(plan, plan.server_update.start(initial_point(config)), transport,
                               free, num_rounds=1))  # fmt: skip
     for wanted, why in ((3, "Expected streams of round 2"), (1, "those masks were used")):
-        now = begin(plan, reports[-1].state, wanted, 0, free)
+        now = begin(plan, reports[-1].state, wanted, 0)
         replies = transport.exchange(now.header, now.phase, sent(now), now.asked, {})
         assert len(replies.failures) == 6
         assert why in replies.failures[0].text, replies.failures[0]

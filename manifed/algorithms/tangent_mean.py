@@ -14,7 +14,6 @@ Beyond the paper, and from released points alone, so that it costs no privacy: `
 an average of the iterates (manifed/algorithms/averaging.py); ``momentum`` moves along
     m^(t) = u^(t) + momentum * Tr_{x^(t-1) -> x^(t)}(m^(t-1)),   u^(t) the tangent mean,
 heavy-ball momentum carried between tangent spaces; m^(t) state["momentum"], kept at x^(t+1).
-``adam`` takes its steps (manifed/algorithms/adam.py).
 """
 
 from typing import Any, Literal
@@ -23,7 +22,6 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from manifed.algorithms.adam import Adam
 from manifed.algorithms.algorithm import ServerUpdate, State, There, Weighting
 from manifed.algorithms.averaging import Average
 from manifed.manifolds.base import DRIFT, Manifold, MapChoice
@@ -45,49 +43,34 @@ class TangentMean(ServerUpdate):
     """The model is this average of the iterates; None: the last iterate."""
     momentum: float | None = Field(default=None, gt=0, lt=1)
     """None: no momentum."""
-    adam: Adam | None = None
-    """None: steps along the tangent mean itself."""
 
     @model_validator(mode="after")
     def _is_option_1(self) -> "TangentMean":
-        beyond = (self.average, self.momentum, self.adam)
-        if self.output_rule == "uniform" and any(one is not None for one in beyond):
+        if self.output_rule == "uniform" and (self.average or self.momentum):
             raise ValueError(
                 "strategy.output_rule: 'uniform' (Option 2) returns one iterate of plain steps, "
-                "got it with strategy.average, momentum or adam; use 'last'"
-            )
-        if self.adam is not None and self.momentum is not None:
-            raise ValueError(
-                "strategy.adam: has momentum of its own (first_decay), got it with "
-                "strategy.momentum; remove one"
+                "got it with strategy.average or momentum; use 'last'"
             )
         return self
 
     def start(self, x: Tensor) -> State:
-        """The broadcast point, the drawn output, and what average, momentum or Adam carry."""
+        """The broadcast point, the drawn output, and what average or momentum carry."""
         state = {"x": x, "output": x}
         if self.average is not None:
             state |= self.average.initial(x)
-        if self.adam is not None:
-            state |= self.adam.initial(x)
         return state if self.momentum is None else state | {"momentum": torch.zeros_like(x)}
 
     def server(self, state: State, mean: Tensor, here: There) -> State:
         """Lines 10, 12 and 13."""
-        start, manifold, choice, carried = state["x"], here.manifold, self.maps or "exact", State()
+        start, manifold, choice = state["x"], here.manifold, self.maps or "exact"
         maps = manifold.maps(choice)
         if self.momentum is not None:
             mean = mean + self.momentum * state["momentum"]
-        if self.adam is not None:
-            carried = self.adam.moments(state, mean, manifold)
-            mean = self.adam.direction(carried)
         x = maps.forward(start, self.server_step_size * mean)  # line 10, (3.2)
-        if self.adam is not None:
-            carried["first"] = maps.transport(start, x, carried["first"])
-        if self.momentum is not None:
-            carried["momentum"] = maps.transport(start, x, mean)
         keeps = self.output_rule == "last" or here.collected.uniform * here.round < 1.0  # line 13
-        after = state | carried | {"x": x, "output": x if keeps else state["output"]}
+        after = state | {"x": x, "output": x if keeps else state["output"]}
+        if self.momentum is not None:
+            after["momentum"] = maps.transport(start, x, mean)
         if self.average is None:
             return after
         if not float(manifold.membership_defect(x)) <= DRIFT[x.dtype]:

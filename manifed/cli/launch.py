@@ -213,22 +213,17 @@ def engine(kind: str) -> Callable[..., None]:
     """The function that runs the application on an engine of Flower's ("ray" or "deployment").
 
     Raises:
-        ConfigError: when this is no clone, or another package is called ``app`` in this process.
+        ConfigError: when this is no clone.
     """
-    if not (APP_FOLDER / "app" / f"{kind}.py").is_file():
+    if not (APP_FOLDER / "app" / "deployment.py").is_file():
         raise ConfigError(
             f"engine.kind: {kind!r} runs the Flower application, which the installed library does "
             "not hold; run it from a clone: python simulation.py CONFIG --engine " + kind
         )
     if str(APP_FOLDER) not in sys.path:
         sys.path.insert(0, str(APP_FOLDER))
-    application = importlib.import_module(f"app.{kind}")
-    if Path(str(application.__file__)).resolve().parent.parent != APP_FOLDER:
-        raise ConfigError(
-            f"engine.kind: {kind!r}: expected the application in {APP_FOLDER}, got a package "
-            f"'app' from {application.__file__}; run it from the clone"
-        )
-    found: Callable[..., None] = application.run
+    application = importlib.import_module("app.deployment")
+    found: Callable[..., None] = application.simulate if kind == "ray" else application.run
     return found
 
 

@@ -67,13 +67,10 @@ class ClientSetup:
 
     def queries(self, num_examples: int) -> tuple[Query, ...]:
         """Clips, noise and charges of a shard of that size, of one round."""
-        return self._of_size(num_examples)[0]
+        return self.of_size(num_examples)[0]
 
-    def charged(self, num_examples: int) -> Counter[str] | None:
-        """How often a round's releases charge each label; None where no noise is added."""
-        return self._of_size(num_examples)[1]
-
-    def _of_size(self, size: int) -> tuple[tuple[Query, ...], Counter[str] | None]:
+    def of_size(self, size: int) -> tuple[tuple[Query, ...], Counter[str] | None]:
+        """The `queries`, and how often a round charges each label; None where there is no noise."""
         if size not in self._sizes:
             training, mechanism, charged = self.training, self.mechanism, Counter[str]()
             for release in training.releases(mechanism, size):
@@ -150,11 +147,11 @@ def run_update(
     sizes = (num_examples,) if isinstance(num_examples, int) else num_examples
     sizes = [setup.trained_on(size) for size in sizes]
     training, manifold = setup.training, setup.problem.manifold
-    oracle = Oracle(setup.problem, examples, [setup.queries(size) for size in sizes], draws)
+    oracle = Oracle(setup.problem, examples, [setup.of_size(size)[0] for size in sizes], draws)
     up, after = training.update(
         seat.phase, _placed(phase, down, manifold), memory, oracle, manifold, draws
     )
-    charged = setup.charged(min(sizes))
+    _, charged = setup.of_size(min(sizes))
     if charged is not None and seat.server_round == 0:
         charged = Counter()  # the exchanges before round 1 are charged nothing
     if charged is not None:

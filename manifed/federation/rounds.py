@@ -10,7 +10,6 @@ strategies (manifed/flower/strategy.py), which give control away between two exc
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -20,7 +19,7 @@ from torch import Tensor
 from manifed.algorithms.algorithm import Collected, Phase, State
 from manifed.algorithms.payloads import Down, Payload, PerClient, Point
 from manifed.errors import BudgetExhausted, ConfigError, RoundFailed
-from manifed.federation.held_out import EVALUATE
+from manifed.federation.held_out import EVALUATE, Totals
 from manifed.federation.plan import Plan, RoundReport
 from manifed.federation.replies import Expectation, Failure, Header, Replies
 from manifed.federation.stack import Transport
@@ -75,29 +74,10 @@ def run_rounds(
         now = course.opened()
         phase = now.phases[now.index]
         came = transport.exchange(now.header, phase, sent(now), now.asked, course.accepted)
-        return course.moved(checked(now, came))
+        return course.moved(course.judged(came))
 
     while course.round <= num_rounds:
         yield course.one_round(exchange)
-
-
-@dataclass
-class Traffic:
-    """What all attempts of a round sent and got, and who was dropped."""
-
-    bytes_down: int = 0
-    bytes_up: int = 0
-    failures: dict[int, Failure] = field(default_factory=dict[int, Failure])
-    noise_origins: frozenset[str] | None = None
-    """Where the keys of the clients' noise came from; None before an exchange."""
-
-    def origins(self, plan: Plan) -> frozenset[str]:
-        """Where the noise of the round came from that protects somebody."""
-        if self.noise_origins is None:
-            return frozenset()
-        # with a mechanism of the server its noise is all that protects
-        clients = self.noise_origins if plan.mechanism is None else frozenset[str]()
-        return clients | {plan.source.origin}
 
 
 class Attempt(NamedTuple):
@@ -112,8 +92,6 @@ class Attempt(NamedTuple):
     state: State
     phases: tuple[Phase, ...]
     """The exchanges of this round."""
-    seen: Traffic
-    """Of all attempts of this round, this one included."""
     index: int = 0
     failures: Mapping[int, Failure] = MappingProxyType({})
     held_out: tuple[Tensor, int] | None = None
@@ -287,13 +265,10 @@ def begin(
     state: State,
     server_round: int,
     attempt: int,
-    charge: Charge,
-    seen: Traffic | None = None,
 ) -> Attempt:
-    """An attempt whose cohort is drawn and paid for; ``seen`` is what the attempts before it saw.
+    """An attempt whose cohort is drawn; nothing is paid yet.
 
     Raises:
-        BudgetExhausted: the budget does not pay it; nothing was sent.
         ConfigError: a round behind the last that was priced, where rounds cost different amounts.
     """
     if plan.last_priced is not None and server_round > plan.last_priced:
@@ -303,38 +278,26 @@ def begin(
         )
     cohort = plan.cohort.draw(plan.num_clients, server_round, attempt, plan.source)
     phases = plan.phases_in(server_round)
-    now = Attempt(plan, server_round, attempt, cohort, cohort, state, phases, seen or Traffic())
-    _pay(now, charge)
-    return now
+    return Attempt(plan, server_round, attempt, cohort, cohort, state, phases)
 
 
-def _pay(now: Attempt, charge: Charge, *disclosed: tuple[int, ...]) -> None:
-    try:
-        charge(now.server_round, now.attempt, now.cohort, *disclosed)
-    except BudgetExhausted as budget:
-        budget.noise_origins = now.seen.origins(now.plan)
-        raise
-
-
-def checked(now: Attempt, replies: Replies) -> Replies:
+def _checked(now: Attempt, replies: Replies) -> Replies:
     """The replies without the uploads that no step could use; who was dropped is logged."""
     phase = now.phase
     assert phase is not None
     plan = now.plan
     base = plan.server_update.base(now.state, plan.manifold)
-    expected = Expectation(base, plan.upload_places[phase.name], plan.manifold)
+    names = phase.up.names()
+    places = phase.uploads or (plan.server_update.space,) * len(names)
+    expected = Expectation(base, dict(zip(names, places, strict=True)), plan.manifold)
     found = expected.checked(replies)
-    judge = plan.believed if phase is EVALUATE else plan.server_update
-    if judge is not None:
-        why = judge.refused(now.state, now.name, found.uploads, found.partitions)
-        if why:
-            found = found.without({i: found.told(i, Failure("unusable", why[i])) for i in why})
+    totals, who = found.uploads, found.partitions
+    if isinstance(totals, Totals) and plan.evaluation is not None:
+        why = plan.evaluation.refused(plan.client_mechanism, plan.num_examples, totals.u, who)
+    else:
+        why = plan.server_update.refused(now.state, now.name, found.uploads, who)
+    found = found.without({i: found.told(i, Failure("unusable", why[i])) for i in why})
     _tell_who_was_dropped(now, found)
-    seen = now.seen
-    seen.bytes_down += found.bytes_down
-    seen.bytes_up += found.uploads.num_bytes()
-    seen.failures |= found.failures
-    seen.noise_origins = found.noise_origins | (seen.noise_origins or frozenset())
     return found
 
 
@@ -369,6 +332,9 @@ def after(now: Attempt, replies: Replies, aggregate: Aggregate = aggregated) -> 
     return now._replace(asked=taken.partitions, state=state, index=index, failures=failures)
 
 
+_NOTHING = RoundReport(0, {}, ())
+
+
 class Course:
     """A run between two exchanges: its state, its next round, and the attempt that is under way."""
 
@@ -401,24 +367,53 @@ class Course:
         self.now: Attempt | None = None
         """The attempt that is under way; None begins another one."""
         self._attempts, self._tried, self._before = attempts, 0, 0
-        self._seen = Traffic()
+        self._seen = _NOTHING
+        """What all attempts of the round sent and got."""
 
     def opened(self) -> Attempt:
-        """The attempt before its next exchange, drawn and paid for; errors as `begin`."""
-        plan, charge = self.plan, self._charge
-        if self.round == 0:
-            plan, charge = plan.of_setup(), free
+        """The attempt before its next exchange, drawn and paid for.
+
+        Raises:
+            BudgetExhausted: the budget does not pay it; nothing was sent.
+            ConfigError: as `begin`.
+        """
         if self.now is None:
+            plan = self.plan if self.round else self.plan.of_setup()
             if self._tried == 0:
                 self._before = self._attempts(self.round)
             attempt = self._before + self._tried
             self._tried += 1
-            self.now = begin(plan, self.state, self.round, attempt, charge, self._seen)
+            now = begin(plan, self.state, self.round, attempt)
+            self._pay(now)
+            self.now = now
         now = self.now
         is_training = now.phase is not EVALUATE
-        if is_training and (told := plan.server_update.disclosed(now.state, now.name)):
-            _pay(now, charge, told)
+        if is_training and (told := self.plan.server_update.disclosed(now.state, now.name)):
+            self._pay(now, told)
         return now
+
+    def _pay(self, now: Attempt, *disclosed: tuple[int, ...]) -> None:
+        if now.server_round == 0:
+            return
+        try:
+            self._charge(now.server_round, now.attempt, now.cohort, *disclosed)
+        except BudgetExhausted as budget:
+            budget.noise_origins = self._seen.noise_origins
+            raise
+
+    def judged(self, replies: Replies) -> Replies:
+        """The replies without the uploads that no step could use; who was dropped is logged."""
+        assert self.now is not None
+        found, seen, plan = _checked(self.now, replies), self._seen, self.plan
+        # with a mechanism of the server its noise is all that protects
+        clients = found.noise_origins if plan.mechanism is None else frozenset[str]()
+        self._seen = seen._replace(
+            bytes_down=seen.bytes_down + found.bytes_down,
+            bytes_up=seen.bytes_up + found.uploads.num_bytes(),
+            failures={**seen.failures, **found.failures},
+            noise_origins=seen.noise_origins | clients | {plan.source.origin},
+        )
+        return found
 
     def moved(self, replies: Replies, aggregate: Aggregate = aggregated) -> RoundReport | None:
         """The report of the round that these replies end; None where more exchanges follow.
@@ -432,16 +427,17 @@ class Course:
         if now.phase is not None:
             self.now = now
             return None
-        seen, used = now.seen, tuple(i for i in now.asked if i not in now.failures)
-        self.accepted |= dict.fromkeys(used, self.round)
-        self.state, self._seen, self._tried = now.state, Traffic(), 0
+        report = self._seen._replace(
+            server_round=now.server_round,
+            state=now.state,
+            participants=tuple(i for i in now.asked if i not in now.failures),
+            failures={**self._seen.failures, **now.failures},
+            held_out=now.held_out,
+        )
+        self.accepted |= dict.fromkeys(report.participants, self.round)
+        self.state, self._seen, self._tried = now.state, _NOTHING, 0
         self.round += 1
-        if now.server_round == 0:
-            return None
-        return RoundReport(
-            now.server_round, now.state, used, {**seen.failures, **now.failures}, seen.bytes_down,
-            seen.bytes_up, seen.origins(now.plan), now.held_out,
-        )  # fmt: skip
+        return report if report.server_round else None
 
     def one_round(self, exchange: Callable[[], RoundReport | None]) -> RoundReport:
         """The next round by calls of ``exchange``; a failed attempt again, as the policy says.

@@ -30,7 +30,6 @@ from manifed.federation.rounds import (
     Attempt,
     Course,
     Mean,
-    checked,
     sent,
 )
 from manifed.flower.records import tensors_from_record, tensors_to_record
@@ -237,7 +236,8 @@ class ManifoldStrategy(Strategy):
             self.course.now = None
             raise RoundFailed(f"Expected configure_train for round {server_round} first")
         _, header, down, messages = made
-        return checked(now, self._wire.read(header, now.phases[now.index], down, messages, replies))
+        came = self._wire.read(header, now.phases[now.index], down, messages, replies)
+        return self.course.judged(came)
 
     def moved(self, replies: Replies | None) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """The model after the step on what `aggregate` makes of the replies, and the round's facts.

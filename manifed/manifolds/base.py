@@ -310,16 +310,6 @@ class Manifold(geoopt.Manifold):
         slack = self.norm_slack(x)
         return norms if isinstance(slack, float) and slack == 0.0 else norms * (1.0 + slack)
 
-    def coordinate_squares(self, x: Tensor, u: Tensor) -> Tensor:
-        """Squares of u's coordinates, as far as the geometry tells them apart, of u's shape.
-
-        On a curved manifold no basis is better than another: every entry holds the mean square of a
-        coordinate of its point, |u|_x^2 / dim, which isometries do not change.
-        """
-        shape: Any = u.shape[u.dim() - self.ndim :]
-        mean = self.inner(x, u) / self.dim(shape)
-        return mean.reshape(*mean.shape, *[1] * self.ndim).expand(u.shape)
-
     def norm_slack(self, x: Tensor) -> Tensor | float:
         """Relative rounding error of a norm at x beyond dim * eps, shape ``(...,)`` or a number.
 

@@ -19,7 +19,6 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import Final, Literal, get_args
 
 import torch
@@ -55,7 +54,6 @@ FLAWS: Final[tuple[Flaw, ...]] = get_args(Flaw)
 UNSIGNED: Final = FLAWS[-1]
 Owners = Mapping[bytes, Sequence[int]]
 """By public key, which nodes offered it."""
-NOBODY: Final[Owners] = MappingProxyType({})
 
 
 class BadOffer(ValueError):
@@ -87,7 +85,7 @@ class Offer:
     """Ed25519, 64 bytes, of run, node and ``public``; empty without signing keys."""
 
     def check(
-        self, run: bytes, pinned: Mapping[int, bytes] | None, owners: Owners = NOBODY
+        self, run: bytes, pinned: Mapping[int, bytes] | None, owners: Owners | None = None
     ) -> None:
         """Refuse what no secret can be agreed on with, or what is not only this node's.
 
@@ -100,7 +98,7 @@ class Offer:
         """
         if fault := _fault(self.public):
             raise BadOffer("no usable X25519 key", f"node {self.node}: its public key {fault}")
-        if others := [j for j in owners.get(self.public, ()) if j != self.node]:
+        if others := [j for j in (owners or {}).get(self.public, ()) if j != self.node]:
             raise BadOffer(
                 "offered by two nodes",
                 f"node {self.node}: its public key is that of node {others[0]} of the graph too",
@@ -173,7 +171,7 @@ class Agreement:
         return Offer(self.node, public, signer.sign(_said(self.run, self.node, public)))
 
     def source(
-        self, offer: Offer, precision: Precision = "single", owners: Owners = NOBODY
+        self, offer: Offer, precision: Precision = "single", owners: Owners | None = None
     ) -> NoiseSource:
         """The normals that this node and the offering one alone can draw.
 

@@ -28,7 +28,7 @@ from manifed.privacy.account import Account, opened
 from manifed.problems.examples import KEY, Examples
 from manifed.problems.module_checks import NotPrivate
 from manifed.problems.module_problem import Loss
-from manifed.problems.problem import InvalidRecord, Problem, RandomStart
+from manifed.problems.problem import InvalidRecord, Problem
 from manifed.runs.folder import with_label
 from manifed.runs.progress import is_screen, shown
 from manifed.runs.result import Result, Round
@@ -116,7 +116,7 @@ def fit(
         step_size: of each local step on a module; None is 1.
         local_steps: between two rounds on a module; None is 1.
         batch_size: expected size of a batch of a module's examples; None is 64.
-        strategy: the server's part where a module has no algorithm: ``TangentMean(adam=Adam())``,
+        strategy: the server's part where a module has no algorithm: ``TangentMean(momentum=0.9)``,
             momentum, an average, step sizes by the round; None is the plain tangent mean.
         test: public examples, on which a module is judged after every round.
         metrics: further columns of the curves: functions of outputs and labels of ``test``.
@@ -246,7 +246,7 @@ class _Run:
         with _computing(problem, examples[0]):
             shape = tuple(problem.point_shape(examples[0]))
         if start is None:
-            x = RandomStart().point(problem.manifold, shape, starts(seed))
+            x = problem.manifold.random(*shape, generator=starts(seed))
         else:
             x = _check_start(problem, start, shape)
         _check_computed(problem, x, examples[0])

@@ -42,8 +42,6 @@ class _Hill(LeastSquares):
 
 _ROWS = 400_000
 """Records that are held at once."""
-_MOST_SAMPLES, _MOST_ROUNDS = 1500, 64
-"""Attacked are the first rounds, this many, or as many as these samples allow."""
 _FLAT = 1e-6
 _FAR = 1e6
 """A target so far away, in clip norms, that its gradient is clipped wherever the model is."""
@@ -160,16 +158,6 @@ class CoupledAttack(Attack):
 
 
 # -- claims --------------------------------------------------------------------------------------
-def rounds_attacked(training: GrowingSamples, num_rounds: int) -> int:
-    """So many of the first rounds are attacked together."""
-    samples, most = 0, min(num_rounds, _MOST_ROUNDS)
-    for k in range(most):
-        samples += training.schedules.size(k)
-        if samples > _MOST_SAMPLES:
-            return max(k, 1)
-    return most
-
-
 def charged(attack: CoupledAttack) -> tuple[Release, ...]:
     """What the attacked rounds are charged as."""
     found: list[Release] = []
@@ -186,10 +174,9 @@ def of_published(
 
     Gradients move by exactly C in L1 at every point, as Definition 1 says.
     """
-    rounds = rounds_attacked(training, num_rounds)
     unit = Releases(algorithm=training.perturbation, schedules=training.schedules, sensitivity=1.0)
-    change = 1.0 / printed_epsilon(unit, rounds)
-    bare = CoupledAttack(training, ExampleMechanism(), rounds, source, 0.0, change)
+    change = 1.0 / printed_epsilon(unit, num_rounds)
+    bare = CoupledAttack(training, ExampleMechanism(), num_rounds, source, 0.0, change)
     return steep(bare, 1.0), 1.0
 
 
@@ -209,8 +196,8 @@ def of_rigorous(
     """Clipped gradients, as steep as records that count may be."""
     assert mechanism.l2_norm_clip is not None
     steepest = (training.lipschitz or 0.0) * (1 - 1e-9)
-    rounds = rounds_attacked(training, num_rounds)
-    return CoupledAttack(training, mechanism, rounds, source, steepest, 2 * mechanism.l2_norm_clip)
+    change = 2 * mechanism.l2_norm_clip
+    return CoupledAttack(training, mechanism, num_rounds, source, steepest, change)
 
 
 def audited_coupling(
