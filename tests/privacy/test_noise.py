@@ -1,8 +1,6 @@
 """Addresses are injective, draws depend on nothing but key and address, and nothing is reused."""
 
 import math
-import pickle
-from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 
 import numpy as np
@@ -196,14 +194,6 @@ def test_summed_precision_is_the_sum_of_four_draws_over_two():
     source = NoiseSource(SOURCE.key, is_release=False, precision="summed")
     four = SOURCE.normals((5, 4), **NODE)
     assert (source.normals((5,), **NODE) - four.sum(-1) / 2).abs().max() <= 1e-15
-
-
-def test_a_source_survives_pickling_and_threads():
-    expected = SOURCE.normals((99,), **NODE)
-    assert torch.equal(pickle.loads(pickle.dumps(SOURCE)).normals((99,), **NODE), expected)
-    with ThreadPoolExecutor(4) as pool:
-        drawn = pool.map(lambda _: SOURCE.normals((99,), **NODE), range(200))
-        assert all(torch.equal(one, expected) for one in drawn)
 
 
 def test_a_torch_generator_is_reproducible_and_addressed():
