@@ -8,7 +8,7 @@ import json
 import math
 from collections.abc import Callable
 from functools import lru_cache, partial
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from manifed.errors import ConfigError
 from manifed.federation.client import releases_in
@@ -27,10 +27,12 @@ from manifed.privacy.events import (
 from manifed.privacy.label import NOT_PRIVATE, label_of
 from manifed.privacy.mechanism import ClientMechanism, ExampleMechanism, Noise
 from manifed.privacy.noise import NoiseSource
-from manifed.privacy.published import Claim
 from manifed.privacy.statement import Budget, Promise
 from manifed.privacy.tariff import Block, ClientReleases, Tariff, Terms, blocks
 from manifed.setting import ExampleLevel, NoPrivacy, Setting, Target
+
+if TYPE_CHECKING:
+    from manifed.privacy.published import Claim
 
 Sizes = tuple[int, ...]
 """N_i of every client, public."""
@@ -411,10 +413,12 @@ def reporting_delta(setting: Setting) -> float | None:
     )
 
 
-def _claim(setting: Setting) -> Claim | None:
+def _claim(setting: Setting) -> "Claim | None":
     privacy, federation = setting.privacy, setting.federation
     if privacy.kind != "example-level" or privacy.noise.kind != "published":
         return None
+    from manifed.privacy.published import Claim
+
     rule = privacy.noise
     cohort = max(1, round(federation.cohort.expected_size(federation.num_clients)))
     return Claim(

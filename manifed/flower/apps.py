@@ -18,7 +18,6 @@ from manifed.runs import driver
 from manifed.runs.driver import Job
 from manifed.runs.folder import RunFolder, printable
 from manifed.runs.manifest import process_began
-from manifed.runs.report import NotDrawn, draw_finished
 from manifed.runs.statement import statement_of
 
 log = logging.getLogger("manifed")
@@ -86,6 +85,8 @@ def run(
     if not config.output.quiet:
         statement = statement_of(folder.manifest()["privacy"])
         sys.stdout.write(f"{statement}\nrun folder: {printable(folder.directory)}\n")
+        from manifed.runs.report import NotDrawn, draw_finished
+
         try:
             draw_finished(folder)
         except NotDrawn as reason:

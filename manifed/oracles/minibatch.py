@@ -20,7 +20,6 @@ from manifed.privacy.events import (
     Sampling,
     Unsampled,
 )
-from manifed.privacy.masked import MaskedMechanism
 from manifed.privacy.mechanism import ExampleMechanism
 
 Array = npt.NDArray[Any]
@@ -178,8 +177,8 @@ class Query:
         """
         clip = mechanism.l2_norm_clip if ask.form == "gradient" else mechanism.correction_clip
         size, is_clipped = ask.batch.expected_size(num_examples), mechanism.l2_norm_clip is not None
-        masked = mechanism if isinstance(mechanism, MaskedMechanism) else None
-        is_client = masked is not None and masked.unit == "client"
+        masked = mechanism.masks()
+        is_client = masked is not None and masked[0] == "client"
         is_replaced = is_clipped and masked is None
         is_replaced = is_replaced and mechanism.neighboring_relation == "replace-one"
         sensitivity = stddev = 0.0
@@ -193,7 +192,7 @@ class Query:
             drawn=stddev if is_clipped else None, count=ask.count,
             needs_exact_size=is_replaced or ask.batch.kind == "without-replacement",
             whole_clip=clip if is_client else None,
-            mask_stddev=0.0 if masked is None else masked.mask_stddev,
+            mask_stddev=0.0 if masked is None else masked[1],
         )  # fmt: skip
 
     def release(self) -> tuple[Release, ...]:

@@ -9,7 +9,7 @@ place, and changes nobody else's.
 import logging
 from collections.abc import Callable
 from functools import cache
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -19,9 +19,11 @@ from manifed.oracles.blocks import Points, blocks
 from manifed.oracles.minibatch import Query
 from manifed.privacy.mechanism import clip_factors, clipped
 from manifed.problems.examples import Examples
-from manifed.problems.linear import LinearModel
 from manifed.problems.problem import Problem
 from manifed.problems.rows import SHARED_AMONG_THREADS, dots
+
+if TYPE_CHECKING:
+    from manifed.problems.linear import LinearModel
 
 log = logging.getLogger("manifed")
 
@@ -53,8 +55,8 @@ def gradient_sum(problem: Problem, query: Query, points: Points, examples: Examp
 
     def total(weights: Tensor) -> Tensor:
         if query.lipschitz is not None:
-            assert isinstance(problem, LinearModel)  # the config's checks
-            weights = torch.where(problem.curvatures(examples) <= query.lipschitz, weights, 0.0)
+            curvatures = cast("LinearModel", problem).curvatures(examples)  # the config's checks
+            weights = torch.where(curvatures <= query.lipschitz, weights, 0.0)
         if clip is None:
             return each.sum(weights)
         found = each.sum(weights * clip_factors(each.norms, clip))

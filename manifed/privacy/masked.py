@@ -78,6 +78,10 @@ class MaskedMechanism(ExampleMechanism):
     """Of the mask of one pair, per orthonormal coordinate."""
     hidden: Hidden
 
+    def masks(self) -> tuple[PrivacyUnit, float]:
+        """The unit that masks hide, and the deviation of one pair's mask."""
+        return self.unit, self.mask_stddev
+
     def sensitivity(
         self, l2_norm_clip: float, expected_size: float, *, terms: int = 1, apart: float = 2.0
     ) -> float:

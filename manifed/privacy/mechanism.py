@@ -23,7 +23,14 @@ from torch import Tensor
 
 from manifed.manifolds.base import Manifold
 from manifed.manifolds.euclidean import Euclidean
-from manifed.privacy.events import Frozen, NeighboringRelation, Release, Sampling, Unsampled
+from manifed.privacy.events import (
+    Frozen,
+    NeighboringRelation,
+    PrivacyUnit,
+    Release,
+    Sampling,
+    Unsampled,
+)
 
 _SMALLEST_CLIP = 1e-140
 """A bound below this lets nothing through: products of what it leaves would round as denormals."""
@@ -127,6 +134,10 @@ class ExampleMechanism(Frozen):
     def is_laplace(self) -> bool:
         """Whether noise and clip are of L1."""
         return self.l1_norm_clip is not None
+
+    def masks(self) -> tuple[PrivacyUnit, float] | None:
+        """The unit that masks hide, and the deviation of one mask; None: nothing is masked."""
+        return None
 
     @property
     def correction_clip(self) -> float | None:

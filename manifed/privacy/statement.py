@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from operator import le
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -20,8 +20,10 @@ from manifed.privacy.events import Adversary
 from manifed.privacy.label import label_of
 from manifed.privacy.ledger import Entry, Head, Ledger, LedgerDamaged, Reserves
 from manifed.privacy.odometer import LIMITS, Odometer
-from manifed.privacy.published import Claim
 from manifed.privacy.tariff import Made, Tariff, Terms, encode
+
+if TYPE_CHECKING:
+    from manifed.privacy.published import Claim
 
 PUBLIC: Final = "shard sizes, the config and the number of rounds are public"
 ORACLE: Final = (
@@ -64,7 +66,7 @@ class Promise:
     """Kind, unit, relation, mechanism: what the statement says beside numbers."""
     has_oracle: bool = False
     """Whether the run prints numbers computed on all data."""
-    claim: Claim | None = None
+    claim: "Claim | None" = None
     """What a paper prints for it; shown and labelled."""
     after_dropout: Callable[[tuple[int, ...]], Terms] | None = None
     """What everybody releases besides when masks of these clients are disclosed in a round; None:

@@ -23,7 +23,6 @@ from torch import Tensor
 
 from manifed.manifolds.base import Manifold
 from manifed.manifolds.linalg import standard_normal
-from manifed.manifolds.spd import SPDSet
 from manifed.problems.data import ExampleKind, Frozen
 from manifed.problems.examples import Examples
 
@@ -462,6 +461,8 @@ def check_points(manifold: Manifold, points: Tensor) -> None:
     Raises:
         InvalidRecord: naming the record and how far off it is.
     """
+    from manifed.manifolds.spd import SPDSet
+
     if isinstance(manifold, SPDSet):
         largest = points.abs().amax((-2, -1))
         require(largest, largest >= 1 / LARGEST_ENTRY, f"max|z| >= {1 / LARGEST_ENTRY:g}")

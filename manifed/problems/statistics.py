@@ -26,7 +26,6 @@ from torch import Tensor
 
 from manifed.manifolds.euclidean import Euclidean
 from manifed.manifolds.linalg import LOG, packed, packed_size, sym_function
-from manifed.manifolds.spd import SPD
 from manifed.problems.examples import Examples
 from manifed.problems.problem import Problem
 from manifed.problems.rows import squared_norms
@@ -123,6 +122,8 @@ class LogSums(Statistic):
 
     def made_up(self, like: Examples, count: int, generator: torch.Generator) -> Examples:
         """Random SPD matrices."""
+        from manifed.manifolds.spd import SPD
+
         shape = like["z"].shape[-2:]
         z = SPD().random(count, *shape, dtype=torch.float64, generator=generator)
         return Examples({"z": z.to(like["z"].dtype)}, {"z": 2})
