@@ -32,14 +32,10 @@ PIECE = 1 << 10
 """Rows of one number that are computed in one call, of `in_pieces`."""
 SHARED_AMONG_THREADS = 1 << 11
 """Numbers beyond which torch may cut one call into parts for its threads."""
-MANY = 16
-"""Numbers a row is mapped to from which products of matrices pay."""
 ALIKE = 16
 """Numbers of a row that fill whole lines of memory, so that all rows of a stack begin alike."""
 LONG = 1 << 20
 """Numbers that a trial of dot products takes."""
-_TRIED = 4
-"""Rows whose bits are compared."""
 _SHIFTS = (0, 1, 3)
 """Where they begin in memory, in numbers from where a processor likes them to."""
 FEWEST = 32
@@ -89,44 +85,8 @@ def row_products(rows: Tensor, x: Tensor) -> Tensor:
 
 
 def row_maps(rows: Tensor, matrix: Tensor) -> Tensor:
-    """M rows_j for every row, shape ``(..., n, k)``; rows ``(..., n, d)``, M ``(..., k, d)``.
-
-    By dot products or, where k is large, by products of matrices of one shape, of `FEWEST` rows.
-    """
-    (k, d), is_plain = matrix.shape[-2:], are_plain(rows, matrix)
-    if k < MANY or not (is_plain and _maps_rows_alike(k, d, rows.dtype, torch.get_num_threads())):
-        return dots(rows.unsqueeze(-2), matrix.unsqueeze(-3))
-    if rows.dim() == 2 == matrix.dim():
-        made = [part @ matrix.mT for part in _filled(rows, FEWEST).split(FEWEST)]
-        return torch.cat(made)[: len(rows)]
-    lead = np.broadcast_shapes(rows.shape[:-2], matrix.shape[:-2])
-    each = zip(
-        rows.expand(*lead, *rows.shape[-2:]).flatten(0, -3),
-        matrix.expand(*lead, *matrix.shape[-2:]).flatten(0, -3),
-        strict=True,
-    )
-    made = torch.stack([row_maps(own, one) for own, one in each])
-    return made.reshape(*lead, *made.shape[1:])
-
-
-@cache
-def _maps_rows_alike(k: int, d: int, dtype: torch.dtype, threads: int) -> bool:
-    """Whether a product of `FEWEST` rows with a matrix (k, d) treats each place alike."""
-    del threads  # there are so many now
-    generator = torch.Generator().manual_seed(0)
-    matrix = torch.randn(k, d, generator=generator, dtype=dtype)
-    for row in torch.randn(_TRIED, d, generator=generator, dtype=dtype):
-        rows = row.expand(FEWEST, d)
-        made = [_moved(rows, i) @ _moved(matrix, j).mT for i in _SHIFTS for j in _SHIFTS]
-        if not all(torch.equal(one, made[0][:1].expand_as(one)) for one in made):
-            return False
-    return True
-
-
-def _moved(values: Tensor, shift: int) -> Tensor:
-    """A copy that begins so many numbers after the begin of its memory."""
-    stored = values.new_empty(values.numel() + shift)[shift:].view(values.shape)
-    return stored.copy_(values)
+    """M rows_j for every row, shape ``(..., n, k)``; rows ``(..., n, d)``, M ``(..., k, d)``."""
+    return dots(rows.unsqueeze(-2), matrix.unsqueeze(-3))
 
 
 def in_pieces(function: Callable[[Tensor], Tensor], values: Tensor, ndim: int = 0) -> Tensor:
