@@ -70,7 +70,7 @@ def _table(of: Any, rounds: int) -> Array:
 
 
 def _in_round(of: Any, k: int) -> float:
-    """The k-th of `Releases`, or the samples of a `TimeVarying` before round k = 0, 1, ... (to 2^53).
+    """The k-th of `Releases`, or the samples of a `TimeVarying` before k = 0, 1, ... (to 2^53).
 
     Computed in blocks that double.
     """
