@@ -217,7 +217,7 @@ def test_no_masked_message_leaves_a_node_whose_disk_cannot_say_that_masks_were_u
     transport, write = MessageTransport.meet(grid, plan_of(config)), memory.write_atomically
 
     def full(path, content):
-        if b'"server_round\\": 1' in content:
+        if b'"server_round":1,' in content:
             raise OSError(errno.ENOSPC, "disk full")
         write(path, content)
 

@@ -7,16 +7,14 @@ import pytest
 import torch
 
 from manifed.algorithms.payloads import PerClient, Point
-from manifed.algorithms.rsgd import RSGD
 from manifed.experiment.assembly import client_side, initial_point, plan_of
 from manifed.experiment.load import load
-from manifed.federation.replies import Failure, Header
-from manifed.federation.rounds import run_rounds
+from manifed.federation.replies import Header
 from manifed.federation.stack import StackTransport
 from manifed.flower.client import client_app_of
 from manifed.flower.inline import InlineGrid
 from manifed.flower.transport import MessageTransport
-from tests.conformance.federated_loop import broken, stacked
+from tests.conformance.federated_loop import stacked
 
 QUICKSTART = Path(__file__).resolve().parents[2] / "configs" / "quickstart.toml"
 SETS = ("federation.num_clients=4", "training.local_steps=2")
@@ -71,13 +69,3 @@ def test_memory_of_a_round_that_was_not_accepted_is_not_gone_on_with(way):
     )
     torch.testing.assert_close(forgot, fresh.uploads.u, rtol=0, atol=1e-12)
     assert float((uploaded(3, {0: 2}) - forgot).norm()) > 1e-6
-
-
-def test_an_update_that_raises_is_that_clients_failure_alone(monkeypatch):
-    broken(monkeypatch, RSGD, {1}, RuntimeError("boom"))
-    config = load(QUICKSTART, SETS)
-    plan = plan_of(config)
-    state = plan.server_update.start(initial_point(config))
-    (report,) = run_rounds(plan, state, StackTransport(client_side(config)), num_rounds=1)
-    assert report.participants == (0, 2, 3)
-    assert report.failures == {1: Failure("absent", "RuntimeError: boom")}
