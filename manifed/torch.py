@@ -100,7 +100,7 @@ def task_of(
         algorithm = (client, strategy or TangentMean())
     judge = None
     if test is not None:
-        judge = judged_on(problem, examples_of(test, "test"), metrics or {})
+        judge = _judged_on(problem, examples_of(test, "test"), metrics or {})
         problem.point_shape(shards[0])
         try:
             judge(problem.start)  # what fails is told before a round is paid for
@@ -142,7 +142,7 @@ def examples_of(site: Site, name: str) -> Examples:
     return Examples.of_columns({"feature": feature, "label": label})
 
 
-def judged_on(
+def _judged_on(
     problem: ModuleProblem, examples: Examples, metrics: Mapping[str, Metric]
 ) -> Callable[[Tensor], Mapping[str, float]]:
     """What ``evaluate`` of `manifed.fit` takes: loss, accuracy and metrics on public examples."""

@@ -1,6 +1,7 @@
 """The commands ``manifed privacy ...``: prices, statements and ledgers; nothing is run."""
 
 import math
+import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -104,7 +105,7 @@ def ledger(
     from manifed.privacy.account import ledger_key as key_in
     from manifed.privacy.statement import audit_ledger
     from manifed.runs.evidence import evidence_of
-    from manifed.runs.folder import check_regular, is_there
+    from manifed.runs.folder import check_regular
     from manifed.runs.places import real
 
     place = real("PATH", path)
@@ -112,7 +113,7 @@ def ledger(
     check_regular(file, "a ledger", most=1 << 40)
     key = key_in(ledger_key)
     found = audit_ledger(file, delta, key=key, anchors=anchors_of(head or ()))
-    if any(is_there(file.with_name(name)) for name in ("manifest.json", "experiment.toml")):
+    if any(os.path.lexists(file.with_name(name)) for name in ("manifest.json", "experiment.toml")):
         proved = evidence_of(file.parent, key=key)
         found |= {"label": proved.label, "doubts": list(proved.doubts)}
     delta = found["delta"]

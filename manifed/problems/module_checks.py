@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from manifed.errors import one_line
 from manifed.manifolds.linalg import standard_normal
 
-EXAMPLES = 4
+_EXAMPLES = 4
 
 
 class NotPrivate(ValueError):
@@ -163,7 +163,7 @@ def check_forward(model: nn.Module, shape: tuple[int, ...], dtype: torch.dtype) 
     """
     copy, generator = deepcopy(model), torch.Generator().manual_seed(0)
     is_real = dtype.is_floating_point
-    batch = torch.zeros(EXAMPLES, *shape, dtype=dtype)
+    batch = torch.zeros(_EXAMPLES, *shape, dtype=dtype)
     last = torch.ones(shape, dtype=dtype)
     if is_real:
         batch, last = (standard_normal(t.shape, generator).to(dtype) for t in (batch, last))
@@ -180,7 +180,7 @@ def check_forward(model: nn.Module, shape: tuple[int, ...], dtype: torch.dtype) 
         if own_rows.refused is None:
             said = one_line(f"{type(error).__name__}: {error}", 200)
             raise NotPrivate(
-                f"model: forward fails on a batch of shape {(EXAMPLES, *shape)}: {said}"
+                f"model: forward fails on a batch of shape {(_EXAMPLES, *shape)}: {said}"
             ) from None
     if own_rows.refused is not None:
         raise _met_by(own_rows.refused)
@@ -194,10 +194,10 @@ def check_forward(model: nn.Module, shape: tuple[int, ...], dtype: torch.dtype) 
 
 
 def _rows(output: object) -> Tensor:
-    if not isinstance(output, Tensor) or output.dim() == 0 or output.shape[0] != EXAMPLES:
+    if not isinstance(output, Tensor) or output.dim() == 0 or output.shape[0] != _EXAMPLES:
         shape = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
         raise NotPrivate(
-            f"model: expected a tensor with one row an example, {EXAMPLES} rows, got {shape}"
+            f"model: expected a tensor with one row an example, {_EXAMPLES} rows, got {shape}"
         )
     return output
 

@@ -43,7 +43,7 @@ from manifed.problems.rows import ROUNDING_SHARE, SHORTEST, row_lengths
 _EPS = 2.0**-52
 
 # -- what layers read ----------------------------------------------------------------------------
-Kind = Literal["linear", "transposed", "table", "convolution", "rows"]
+_Kind = Literal["linear", "transposed", "table", "convolution", "rows"]
 """How a parameter's gradient follows: sum_t z_t r_t^T, its transpose, rows of a table, that of
 patches, or sum_t z_t."""
 
@@ -51,7 +51,7 @@ patches, or sum_t z_t."""
 class Call(NamedTuple):
     """One call of a function that parameters are read off, for one example."""
 
-    kinds: Mapping[str, Kind]
+    kinds: Mapping[str, _Kind]
     """Of each parameter that it is given."""
     input: Tensor
     output: torch.Size
@@ -73,7 +73,7 @@ class Read(NamedTuple):
     plain: dict[str, Tensor]
 
 
-_Given = tuple[Tensor, Mapping[Kind, Tensor | None], nn.Unfold | None]
+_Given = tuple[Tensor, Mapping[_Kind, Tensor | None], nn.Unfold | None]
 """Input, parameters by how their gradients follow, and patches."""
 
 
@@ -139,7 +139,7 @@ class Reading(OwnRows):
             name, _, is_turned = self._known[given.pop()]
             self._known[id(made)] = (name, made, not is_turned)
             return made
-        kinds: dict[str, Kind] = {}
+        kinds: dict[str, _Kind] = {}
         found = _READ[func](*args, **(kwargs or {})) if func in _READ else None
         if found is not None:
             for kind, tensor in found[1].items():
@@ -154,12 +154,12 @@ class Reading(OwnRows):
 
     def readable(self, manifold: Product) -> list[Call]:
         """The calls with those parameters whose gradients follow from them alone."""
-        first: dict[str, Kind] = {}
+        first: dict[str, _Kind] = {}
         others = set(self.outside)
         for call in self.calls:
             others |= {n for n, kind in call.kinds.items() if first.setdefault(n, kind) != kind}
         for factor in manifold.factors:  # of a table each row is a point
-            if first.get(factor.name) == "table" and not is_table(factor.manifold):
+            if first.get(factor.name) == "table" and not _is_table(factor.manifold):
                 others.add(factor.name)
         return without(self.calls, others)
 
@@ -186,7 +186,7 @@ def parts_of(manifold: Product, x: Tensor, calls: Sequence[Call], read: Read) ->
 
 
 def _read_off(factor: Factor, x: Tensor, calls: Sequence[Call], read: Read, lead: int) -> Gradients:
-    kind: Kind = "rows"
+    kind: _Kind = "rows"
     inputs, errors = list[Tensor](), list[Tensor]()
     for call, seen, error in zip(calls, read.inputs, read.errors, strict=True):
         if factor.name not in call.kinds:
@@ -231,7 +231,7 @@ def _plain(factor: Factor, x: Tensor, egrads: Tensor, lead: int) -> "Plain":
     return Plain(manifold, x, manifold.egrad2rgrad(at, egrads))
 
 
-def is_table(manifold: Manifold) -> bool:
+def _is_table(manifold: Manifold) -> bool:
     """Whether its rows are points by themselves, as `Table` takes them to be."""
     return type(manifold) in (Euclidean, Power)
 

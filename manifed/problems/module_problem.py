@@ -39,17 +39,17 @@ from manifed.problems.problem import Gradients, ModelStart, Problem, ProblemSour
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """(output (1, *), label (1, *)) -> one number."""
-One = Mapping[str, Tensor]
+_One = Mapping[str, Tensor]
 """One example: its feature, its label and, where something is dropped, the key of that."""
-Kept = tuple[tuple[int, ...], torch.dtype]
+_Kept = tuple[tuple[int, ...], torch.dtype]
 """Shape and type of a part of one example."""
-T = TypeVar("T")
+_T = TypeVar("_T")
 
-CHUNK_ELEMENTS = 1 << 24
+_CHUNK_ELEMENTS = 1 << 24
 """Numbers of examples' gradients that are computed at once: 128 MiB in float64."""
 
 
-def cross_entropy(output: Tensor, label: Tensor) -> Tensor:
+def _cross_entropy(output: Tensor, label: Tensor) -> Tensor:
     """-log softmax(output) (1, classes) at the class ``label`` (1,); 0 where there is none such.
 
     So a record whose label is no class adds nothing, whatever it is.
@@ -59,8 +59,8 @@ def cross_entropy(output: Tensor, label: Tensor) -> Tensor:
     return -torch.where(is_it, torch.log_softmax(output, -1), 0.0).sum()
 
 
-LOSSES: Mapping[str, Loss] = {
-    "cross-entropy": cross_entropy,
+_LOSSES: Mapping[str, Loss] = {
+    "cross-entropy": _cross_entropy,
     "mse": lambda output, label: nn.functional.mse_loss(output, label.reshape(output.shape)),
 }
 
@@ -99,9 +99,9 @@ class ModuleProblem(Problem):
         if not isinstance(model, nn.Module):
             raise ValueError(f"model: expected a torch.nn.Module, got {type(model).__name__}")
         check_layers(model)
-        if isinstance(loss, str) and loss not in LOSSES:
-            raise ValueError(f"loss: expected one of {sorted(LOSSES)} or a function, got {loss!r}")
-        self.loss = LOSSES[loss] if isinstance(loss, str) else loss
+        if isinstance(loss, str) and loss not in _LOSSES:
+            raise ValueError(f"loss: expected one of {sorted(_LOSSES)} or a function, got {loss!r}")
+        self.loss = _LOSSES[loss] if isinstance(loss, str) else loss
         self.is_classifier = loss == "cross-entropy" if is_classifier is None else is_classifier
         self.model = deepcopy(model).to(torch.float64)
         self.dtype = dtype
@@ -181,28 +181,28 @@ class ModuleProblem(Problem):
         """Its numbers in the type that the model computes in; whole ones stay."""
         return tensor.to(self.dtype) if tensor.is_floating_point() else tensor
 
-    def _output(self, parameters: One, one: One, rows: OwnRows | None = None) -> Tensor:
+    def _output(self, parameters: _One, one: _One, rows: OwnRows | None = None) -> Tensor:
         """The model's output for one example, (1, *)."""
         feature = self._in_type(one["feature"]).unsqueeze(0)
         with keyed(self._dropouts, one.get(KEY)), rows or OwnRows():
             return functional_call(self.model, dict(parameters), (feature,))
 
-    def _loss_of(self, parameters: One, one: One, rows: OwnRows | None = None) -> Tensor:
+    def _loss_of(self, parameters: _One, one: _One, rows: OwnRows | None = None) -> Tensor:
         output = self._output(parameters, one, rows)
         with OwnRows():
             return self.loss(output, one["label"].unsqueeze(0)).sum()
 
-    def _loss(self, x: Tensor, one: One) -> Tensor:
+    def _loss(self, x: Tensor, one: _One) -> Tensor:
         return self._loss_of(self._named(x), one)
 
-    def _answer(self, x: Tensor, one: One) -> Tensor:
+    def _answer(self, x: Tensor, one: _One) -> Tensor:
         return self._output(self._named(x), one)[0]
 
-    def _is_right(self, x: Tensor, one: One) -> Tensor:
+    def _is_right(self, x: Tensor, one: _One) -> Tensor:
         best = self._output(self._named(x), one).reshape(1, -1).argmax(-1)[0]
         return (best == one["label"].long()).to(x.dtype)
 
-    def _read(self, calls: Iterable[Call], x: Tensor, one: One) -> Read:
+    def _read(self, calls: Iterable[Call], x: Tensor, one: _One) -> Read:
         """What the calls read, and the gradients of the other parameters."""
         parameters = self._named(x)
         read = {name: parameters[name] for call in calls for name in call.kinds}
@@ -243,7 +243,7 @@ class ModuleProblem(Problem):
         ``numbers`` are held for each example while it is computed; None: a point's.
         """
         n, ndim, numbers = len(examples), examples.feature_ndim, numbers or x.shape[-1]
-        many = max(1, CHUNK_ELEMENTS // numbers)
+        many = max(1, _CHUNK_ELEMENTS // numbers)
         each = vmap(one, in_dims=(None, 0), chunk_size=None if n <= many else many)
         leads = [t.shape[: t.dim() - 1 - ndim[key]] for key, t in examples.tensors.items()]
         lead = np.broadcast_shapes(x.shape[:-1], *leads)
@@ -253,7 +253,7 @@ class ModuleProblem(Problem):
             key: t.expand(*lead, *t.shape[t.dim() - 1 - ndim[key] :]).flatten(0, len(lead) - 1)
             for key, t in examples.tensors.items()
         }
-        rows = max(1, CHUNK_ELEMENTS // (numbers * max(n, 1)))
+        rows = max(1, _CHUNK_ELEMENTS // (numbers * max(n, 1)))
         xs = x.expand(*lead, -1).flatten(0, -2)
         found = vmap(each, in_dims=(0, 0), chunk_size=rows)(xs, flat)
         return tree_map(lambda tensor: tensor.unflatten(0, lead), found)
@@ -262,14 +262,14 @@ class ModuleProblem(Problem):
     def _tried(self, examples: Examples) -> list[Call]:
         """The calls that gradients of such examples are read off."""
 
-        def kept(key: str) -> Kept:
+        def kept(key: str) -> _Kept:
             tensor = examples[key]
             shape = tensor.shape[tensor.dim() - examples.feature_ndim[key] :]
             return tuple(shape), torch.float64 if tensor.is_floating_point() else tensor.dtype
 
         return self._checked(kept("feature"), kept("label"))
 
-    def _check(self, feature: Kept, label: Kept) -> list[Call]:
+    def _check(self, feature: _Kept, label: _Kept) -> list[Call]:
         """Try the model on made-up examples.
 
         Raises:
@@ -362,10 +362,10 @@ class ModuleSpec(ProblemSource):
     @classmethod
     def _is_loss(cls, loss: str) -> str:
         try:
-            if loss not in LOSSES and not callable(named(loss, "function")):
+            if loss not in _LOSSES and not callable(named(loss, "function")):
                 raise ValueError(f"expected a function, got {loss!r}")
         except ValueError as error:
-            raise ValueError(f"expected one of {sorted(LOSSES)}, or: {error}") from None
+            raise ValueError(f"expected one of {sorted(_LOSSES)}, or: {error}") from None
         return loss
 
     @property
@@ -403,7 +403,7 @@ class ModuleSpec(ProblemSource):
         )
 
 
-def made(factory: Callable[[], T], seed: int) -> T:
+def made(factory: Callable[[], _T], seed: int) -> _T:
     """What the factory makes when torch's generator starts at a seed, which is put back."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)  # noqa: TID251  # constructors draw from no other generator
@@ -419,7 +419,7 @@ def _built(spec: ModuleSpec) -> ModuleProblem:
         raise ValueError(f"problem.model: {spec.model!r} raised {said}") from None
     return ModuleProblem(
         module,
-        spec.loss if spec.loss in LOSSES else named(spec.loss, "function"),
+        spec.loss if spec.loss in _LOSSES else named(spec.loss, "function"),
         dtype=getattr(torch, spec.compute or "float64"),
         clip_shares=spec.clip_shares,
     )

@@ -14,6 +14,7 @@ every reader shows them beside the label of the run (manifed/privacy/label.py).
 """
 
 import math
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -35,7 +36,7 @@ from manifed.privacy.statement import Promise
 from manifed.privacy.tariff import Terms
 from manifed.runs import checkpoint
 from manifed.runs.checkpoint import Checkpoint
-from manifed.runs.folder import FolderDamaged, RunFolder, check_regular, is_there
+from manifed.runs.folder import FolderDamaged, RunFolder, check_regular
 
 _ALIKE: Final = 1e-3
 _PRICED: Final = 1e-2
@@ -102,19 +103,21 @@ def evidence_of(
     """
     folder, doubts, is_given, why = RunFolder(directory), list[str](), config is not None, ""
     path = folder.ledger_path
-    manifest = folder.manifest() if is_there(folder.manifest_path) else {}
-    if is_there(folder.experiment_path) and manifest.get("experiment_sha256") is not None:
+    manifest = folder.manifest() if os.path.lexists(folder.manifest_path) else {}
+    if os.path.lexists(folder.experiment_path) and manifest.get("experiment_sha256") is not None:
         folder.check_unedited(manifest["experiment_sha256"])
     try:
         config = config or load(experiment_in(directory), plugins=allowed_here())
     except ConfigError as error:
         why = one_line(str(error), 300)
         doubts.append(f"nothing was compared with the config, which cannot be read here: {why}")
-    saved = checkpoint.load(folder.checkpoint_path) if is_there(folder.checkpoint_path) else None
+    saved = (
+        checkpoint.load(folder.checkpoint_path) if os.path.lexists(folder.checkpoint_path) else None
+    )
     kept = config and config.output.ledger_head, saved and saved.meta.ledger_head
     anchors = anchors_of(head for head in (*kept, manifest.get("ledger_head")) if head)
     charged, found, configs = _Charged(config, anchors), None, tuple[str, ...]()
-    if is_there(path):
+    if os.path.lexists(path):
         check_regular(path, "a ledger", most=1 << 40)
         found = Ledger.verify(path, key=key or ledger_key(), feed=charged.feed)
         amendments = charged.odometer.amendments

@@ -28,7 +28,7 @@ from manifed.privacy.account import Account, opened
 from manifed.problems.examples import KEY, Examples
 from manifed.problems.module_checks import NotPrivate
 from manifed.problems.module_problem import Loss
-from manifed.problems.problem import InvalidRecord, Problem, RandomStart
+from manifed.problems.problem import InvalidRecord, Problem
 from manifed.runs.folder import with_label
 from manifed.runs.progress import is_screen, shown
 from manifed.runs.result import Result, Round
@@ -246,7 +246,7 @@ class _Run:
         with _computing(problem, examples[0]):
             shape = tuple(problem.point_shape(examples[0]))
         if start is None:
-            x = RandomStart().point(problem.manifold, shape, starts(seed))
+            x = problem.manifold.random(*shape, generator=starts(seed))
         else:
             x = _check_start(problem, start, shape)
         _check_computed(problem, x, examples[0])

@@ -20,6 +20,7 @@ expected and what was found, and writes nothing.
 import hashlib
 import json
 import math
+import os
 import re
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress
@@ -308,7 +309,7 @@ class RunFolder:
             FolderDamaged: it is no table of numbers with rounds in order; with the first bad line.
         """
         path, before = self.metrics_path, -1
-        if not is_there(path):
+        if not os.path.lexists(path):
             return []
         check_regular(path, "a table of metrics")
         try:
@@ -390,21 +391,6 @@ class RunFolder:
 def is_fresh(directory: Path) -> bool:
     """Whether there is no such folder, or nothing in it but drafts of unfinished writes."""
     return not directory.exists() or all(is_draft(path) for path in directory.iterdir())
-
-
-def is_there(path: Path) -> bool:
-    """Whether the folder has an entry of this name, of any kind, also a link to nothing.
-
-    Raises:
-        FolderDamaged: the system refuses to look.
-    """
-    try:
-        path.lstat()
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    except OSError as error:
-        raise FolderDamaged(path, "a readable file", str(error.strerror)) from None
-    return True
 
 
 def check_regular(path: Path, expected: str, most: int = durable.MOST_BYTES) -> None:

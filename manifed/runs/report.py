@@ -55,8 +55,6 @@ STYLE: dict[Any, Any] = {
 }
 HEADER = ("run", "rounds", "relative cost gap", "gradient norm", "label", "epsilon", "delta")
 """Of the table of runs."""
-_MOST_ROWS = 60
-"""Of a table of values; all of them are in metrics.csv."""
 Column = NDArray[np.float64]
 Lines = Mapping[str, tuple[Column, Column]]
 """Of each label x (n,) and y (runs, n)."""
@@ -299,13 +297,15 @@ def _told(runs: Sequence[Run]) -> Iterator[tuple[Run, tuple[str, ...]]]:
             now = {"rounds": run.last("round"), **{key: run.last(key) for key in ends}}
             final = run.final or now
             label = label_in_manifest(run.manifest, final.get("epsilon"))
-            rounds, gap, norm, *spent = (said(final.get(key)) for key in ("rounds", *ends, "delta"))
+            rounds, gap, norm, *spent = (
+                _said(final.get(key)) for key in ("rounds", *ends, "delta")
+            )
             name = curve.label + (f", run {k}" if len(curve.runs) > 1 else "")
             name += "" if run.final else " (unfinished)"
             yield run, (name, rounds, gap, norm, label, *spent)
 
 
-def said(value: object) -> str:
+def _said(value: object) -> str:
     """Four digits of a number; an empty place as "-"."""
     if isinstance(value, float):
         return "-" if np.isnan(value) else f"{value:.4g}"
@@ -316,21 +316,10 @@ def page_of(runs: Sequence[Run], *, is_server_view: bool = False) -> str:
     """The HTML of runs as they may be shown (`manifed.runs.export.viewed`)."""
     from jinja2 import StrictUndefined, Template
 
-    told, figures = list(_told(runs)), list[dict[str, Any]]()
+    told, figures = list(_told(runs)), list[tuple[str, str]]()
     for y, _, words, lines in figures_of(curves_of(runs)):
-        values = [
-            (label, said(a), said(b))
-            for label, (first, found) in lines.items()
-            for a, b in zip(first.tolist(), found.mean(axis=0).tolist(), strict=True)
-        ]
-        figures.append(
-            {
-                "caption": f"{y} against {words}".replace("_", " "),
-                "png": base64.b64encode(picture(lines, words, y)).decode(),
-                "header": ("curve", words, y),
-                "rows": values[:: 1 + len(values) // _MOST_ROWS],
-            }
-        )
+        caption = f"{y} against {words}".replace("_", " ")
+        figures.append((caption, base64.b64encode(picture(lines, words, y)).decode()))
     template = Template(
         Path(__file__).with_name("page.html").read_text(encoding="utf-8"),
         autoescape=True,

@@ -9,6 +9,7 @@ More rounds are one entry of the ledger and nothing else, and so a crash right a
 nothing (`manifed.runs.evidence`).
 """
 
+import os
 import shlex
 import sys
 from bisect import bisect_left
@@ -33,7 +34,7 @@ from manifed.privacy.statement import Promise
 from manifed.privacy.tariff import Made
 from manifed.runs import checkpoint
 from manifed.runs.evidence import Evidence, amended, evidence_of, experiment_in, refused
-from manifed.runs.folder import FolderDamaged, RunFolder, check_regular, is_there
+from manifed.runs.folder import FolderDamaged, RunFolder, check_regular
 from manifed.runs.manifest import LIBRARY
 from manifed.runs.places import real
 
@@ -52,7 +53,9 @@ def read_past(directory: Path, config: Experiment, *, may_be_finished: bool = Fa
         folder.checkpoint_path, folder.directory / "model.safetensors", folder.error_path,
     ]  # fmt: skip
     for one in [*named, *filter(is_draft, directory.iterdir())]:
-        if is_there(one):  # no write of a run can replace a folder, a pipe, a link to nothing
+        if os.path.lexists(
+            one
+        ):  # no write of a run can replace a folder, a pipe, a link to nothing
             check_regular(one, "a regular file", most=1 << 40)
     past, rows = evidence_of(directory, config), folder.metrics().get("round", [])
     saved, ledger, covered = past.checkpoint, past.ledger, past.odometer.covered

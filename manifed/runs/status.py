@@ -19,7 +19,7 @@ from manifed.federation.replies import KINDS
 from manifed.plan import budget_of, reporting_delta
 from manifed.privacy.composition import NoValidBound
 from manifed.runs.evidence import evidence_of, experiment_in
-from manifed.runs.folder import RunFolder, is_there, json_object
+from manifed.runs.folder import RunFolder, json_object
 from manifed.runs.places import real
 from manifed.runs.resume import to_go_on
 
@@ -47,7 +47,7 @@ def status_of(directory: Path) -> dict[str, Any]:
     if is_finished:
         next_step = f"manifed report {name}; more rounds: {next_step} --rounds N"
     error = found.manifest.get("stopped")
-    if not is_finished and is_there(folder.error_path):
+    if not is_finished and os.path.lexists(folder.error_path):
         error = " ".join(str(json_object(folder.error_path).get(key)) for key in ("when", "what"))
     return {
         "label": found.label,
@@ -63,7 +63,7 @@ def status_of(directory: Path) -> dict[str, Any]:
         "seconds": final["seconds"] if is_finished else None,
         "failures": {kind: sum(n or 0 for n in metrics[kind]) for kind in KINDS if kind in metrics},
         "missing": saved.meta.tally.missed if saved else {},
-        "spent": {one.adversary.name: one.epsilon for one in spent},
+        "spent": {one["name"]: one["epsilon"] for one in spent},
         "delta": delta,
         "budget": budget
         and {

@@ -14,9 +14,7 @@ from manifed.manifolds.stiefel import Stiefel
 from manifed.oracles.minibatch import Full, WithoutReplacement
 from manifed.problems.examples import Examples
 from manifed.problems.pca import KPCA
-from manifed.problems.problem import Problem
 from manifed.problems.synthetic import SyntheticPCA
-from manifed_extras.fixed_rank import FixedRank
 from manifed_extras.rotations import SpecialOrthogonal
 from tests.conformance.federated_loop import Linear, federate, last
 
@@ -118,21 +116,6 @@ def test_the_optimum_with_its_own_corrections_is_a_fixed_point():
 
 
 # -- every manifold with a projection ---------------------------------------------------------
-class Approximation(Problem):
-    """f_j(X) = 1/2 |X - A_j|^2 over matrices of fixed rank."""
-
-    def __init__(self):
-        self._manifold = FixedRank(7, 5, 2)
-
-    @property
-    def manifold(self):
-        return self._manifold
-
-    def rgrads(self, x, examples):
-        points, m = x.unsqueeze(-3), self._manifold
-        left, right, _ = m.unpack(points)
-        gap = m.dense(points) - examples["a"]
-        return m.proju(points, m.pack(gap @ right, gap.mT @ left, left.mT @ gap @ right))
 
 
 def heterogeneous(shape, clients=4, rows=3, seed=1):
@@ -161,16 +144,3 @@ def test_it_converges_where_averaging_stalls(manifold, shape):
     mean = TangentMean(weights="uniform")
     far = last(federate(problem, shards, rival, mean, x, 150)).state["x"]
     assert float(manifold.norm(far, problem.gradient(far, shards))) > 1e-3
-
-
-def test_on_fixed_rank_it_projects_dense_matrices():
-    problem, shards = Approximation(), heterogeneous((7, 5))
-    manifold = problem.manifold
-    mean = torch.stack([s["a"] for s in shards]).mean((0, 1))
-    packed = manifold.random(*manifold.point_shape, generator=torch.Generator().manual_seed(0))
-    update = Projected(step_size=0.1, local_steps=4)
-    end = last(federate(problem, shards, update, update, manifold.dense(packed), 100))
-    best = manifold.dense(manifold.from_dense(mean))
-    torch.testing.assert_close(end.state["anchor"], best, rtol=0, atol=1e-5)
-    model = update.model(end.state, manifold)
-    assert tuple(model.shape) == manifold.point_shape

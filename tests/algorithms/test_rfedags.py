@@ -5,21 +5,15 @@ from itertools import product
 import pytest
 import torch
 
-import manifed
 from manifed.algorithms.algorithm import Collected
 from manifed.algorithms.payloads import Displacement
 from manifed.algorithms.rfedags import RFedAGS
-from manifed.algorithms.rsgd import RSGD
 from manifed.errors import ConfigError
 from manifed.experiment.load import load
-from manifed.federation.cohorts import PoissonCohort
 from manifed.manifolds.euclidean import Euclidean
 from manifed.manifolds.sphere import Sphere
-from manifed.oracles.minibatch import Full
 from manifed.privacy.mechanism import ClientMechanism
 from manifed.problems.examples import Examples
-from manifed.problems.pca import KPCA
-from tests.algorithms.test_projected import pca_shards, start
 from tests.conformance.federated_loop import Linear, federate, last
 
 F64 = torch.float64
@@ -82,23 +76,6 @@ def test_at_client_level_a_stream_is_clipped_and_the_cohorts_p_divides():
     torch.testing.assert_close(free.state["x"], same.state["x"], rtol=0, atol=1e-12)
     short = last(federate(problem, shards, ags, ags, x, 1, client_mechanism=tight))
     assert 0 < float(Sphere().dist(x, short.state["x"])) <= 0.01 * (1 + 1e-9)
-
-
-def test_a_private_fit_is_charged_as_its_gradients():
-    problem, shards = KPCA(2), pca_shards()
-    ags = RFedAGS(step_size=0.01, local_steps=3, maps="retraction", participation=0.5)
-    plain = RSGD(step_size=0.01, local_steps=3, minibatch=Full(), maps="retraction")
-    privacy = manifed.ExampleLevel(
-        l2_norm_clip=1.0, noise=manifed.Multiplier(noise_multiplier=4.0), delta=1e-5
-    )
-    x, cohort = start(problem, shards), PoissonCohort(sampling_probability=0.5)
-    found = [
-        manifed.fit(problem, shards, one, rounds=4, privacy=privacy, cohort=cohort, start=x)
-        for one in (ags, plain)
-    ]
-    prices = [[a["epsilon"] for a in one.statement["adversaries"]] for one in found]
-    assert prices[0] == prices[1]
-    assert not torch.equal(found[0].model, x)
 
 
 BASE = "configs/quickstart.toml"

@@ -202,15 +202,6 @@ def test_a_record_without_a_factor_counts_as_zero_and_changes_nothing_for_others
     both = 2 * one_client(problem, examples_of(z=z[[0, -1]]), clip).gradient(x)
     found = n * one_client(problem, examples_of(z=z), clip).gradient(x)
     torch.testing.assert_close(found, both, rtol=1e-12, atol=1e-14)
-    good = z[[0, -1] * n][:n]
-    queries = [queries_of(ExampleMechanism(l2_norm_clip=clip), n)] * 3
-    stacked = Examples({"z": torch.stack([good, z, good])}, {"z": 2})
-    total = n * Oracle(problem, stacked, queries, Draws(SOURCE, (0, 1, 2), 1)).gradient(
-        x.expand(3, 3, 3)
-    )
-    assert torch.equal(total[0], total[2])
-    single = n * one_client(problem, examples_of(z=good), clip).gradient(x)
-    torch.testing.assert_close(total[:2], torch.stack([single, both]), rtol=1e-12, atol=1e-14)
 
 
 # -- tangent -------------------------------------------------------------------------------------

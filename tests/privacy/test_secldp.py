@@ -36,7 +36,9 @@ def random_graph(n, bits):
 def by_brute_force(graph, noise, gone):
     left = graph.without(gone)
     covariance = noise.sigma_cdp**2 * np.eye(left.num_nodes)
-    covariance += noise.sigma_cor**2 * left.incidence @ left.incidence.T
+    for i, j in left.edges:
+        covariance[[i, j], [i, j]] += noise.sigma_cor**2
+        covariance[[i, j], [j, i]] -= noise.sigma_cor**2
     return np.diag(np.linalg.inv(covariance))
 
 

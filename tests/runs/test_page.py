@@ -9,7 +9,7 @@ from html.parser import HTMLParser
 import pytest
 
 from manifed.runs.export import viewed
-from manifed.runs.report import page_of, read, said
+from manifed.runs.report import page_of, read
 from tests.command import invoke
 from tests.runs.test_public import launched
 from tests.runs.test_report import write_run
@@ -91,7 +91,8 @@ def test_a_page_can_be_read_without_seeing_it(pages, name):
     assert all("scope" in a for a in tree.all("th"))
     figures, images = tree.all("figure"), tree.all("img")
     assert figures
-    assert len(images) == len(figures) == len(tree.all("table")) - 1
+    assert len(images) == len(figures)
+    assert len(tree.all("table")) == 1
     assert all(image["alt"] for image in images)
 
 
@@ -107,11 +108,6 @@ def test_what_a_folder_says_is_text_and_never_markup(tmp_path):
         assert not [a for a in tree.all("img") if not a["src"].startswith("data:image/png")]
         text = "".join(tree.text)
         assert text.count(HOSTILE) + text.count(json.dumps(HOSTILE)[1:-1]) > 8
-
-
-def test_every_value_of_a_curve_stands_in_a_table(pages, private):
-    run, text = read(private), Tree(pages["one"]).text
-    assert all(said(float(value)) in text for value in run.columns["cost"])
 
 
 def test_a_pattern_of_folders_takes_the_runs_among_them(tmp_path, monkeypatch):
