@@ -51,7 +51,7 @@ def noise_of(config, source, rounds):
     def fresh(t, j):
         own = source.normals((d,), stream=Stream.STREAM_NOISE, partition=tuple(range(n)),
                              server_round=t, step=j)  # fmt: skip
-        each = pairs.edge_normals((d,), stream=EdgeStream.PAIR_NOISE, edge=edges,
+        each = pairs.normals((d,), stream=EdgeStream.PAIR_NOISE, edge=edges,
                                   server_round=t, step=j)  # fmt: skip
         return own.numpy(), each.numpy()
 

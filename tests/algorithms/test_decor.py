@@ -67,7 +67,7 @@ def drawn(config, stddev=MASK):
         ])  # fmt: skip
         masks = torch.zeros(n, d, dtype=torch.float64)
         for i, j in graph.edges:
-            v = seeded_pairs(source).edge_normals(
+            v = seeded_pairs(source).normals(
                 (d,), stream=EdgeStream.PAIR_NOISE, edge=(i, j), server_round=t
             )
             masks[i] += v

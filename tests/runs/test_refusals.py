@@ -15,6 +15,7 @@ from manifed.runs import checkpoint
 from manifed.runs.folder import FolderDamaged, RunFolder, experiment_digest
 from tests.privacy.forging import rewritten
 from tests.runs.running import QUICKSTART, everything, go_on, killed_in, run_in
+from tests.runs.test_evidence import with_both_heads
 
 SETS = (
     "federation.num_clients=2",
@@ -136,6 +137,8 @@ CASES = {
         with_those_of("twin", LEDGER, HEAD), "expected for ledger_run_id"),
     "no ledger": (without(LEDGER, HEAD), "expected the run's ledger.jsonl"),
     "no head": (without(HEAD), "head is missing"),
+    "a ledger under other terms": (
+        lambda folder, _: with_both_heads(folder), "other terms than those of the run's config"),
     "a ledger rolled back with its head": (with_a_ledger_rolled_back_with_its_head, "rolled back"),
     "a ledger without round 1": (
         with_a_ledger_that_begins_in_round_2,

@@ -88,7 +88,7 @@ def test_a_signal_ends_a_run_that_keeps_its_last_round_and_names_its_folder(
     with pytest.raises(RunEnded) as caught:
         run_in(out, *sets)
     assert [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGHUP)] == before
-    assert caught.value.code == code
+    assert caught.value.exit_code == code
     assert str(caught.value).endswith(f"--resume {shlex.quote(str(out))}")
     monkeypatch.undo()
     folder = go_on(out)
@@ -108,7 +108,7 @@ def test_an_interrupted_run_without_privacy_ends_like_an_uninterrupted_one(tmp_p
     monkeypatch.setattr(Account, "charge", fails_in_round_5)
     with pytest.raises(RunEnded, match="No space left") as caught:
         run_in(tmp_path / "run", *sets)
-    assert caught.value.code == 1
+    assert caught.value.exit_code == 1
     assert checkpoint.load(tmp_path / "run" / "checkpoint.safetensors").server_round == 4
     monkeypatch.undo()
     folder = go_on(tmp_path / "run")

@@ -7,13 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-import manifed.runs.manifest as manifest_module
 from manifed.durable import create_atomically, is_draft, remove_drafts, write_atomically
-from manifed.experiment.assembly import facts_of
-from manifed.experiment.load import load
-from manifed.experiment.schema import sha256
-from manifed.runs.folder import FORMAT, Final, RunFolder, experiment_digest
-from manifed.runs.manifest import git_state, manifest_of
+from manifed.runs.folder import FORMAT, Final, RunFolder
+from manifed.runs.manifest import git_state
 
 CONFIG = Path(__file__).parents[2] / "configs" / "quickstart.toml"
 FINAL = {
@@ -54,27 +50,6 @@ def strict_json(path):
 def test_the_manifest_is_on_disk_as_soon_as_the_folder_is(folder):
     assert strict_json(folder.manifest_path)["config"] == {"federation": {"num_rounds": 3}}
     assert [path.name for path in folder.directory.iterdir()] == ["manifest.json"]
-
-
-def test_the_manifest_says_what_ran_where_and_with_which_code(tmp_path, monkeypatch):
-    monkeypatch.setattr("sys.argv", ["simulation.py", "a b.toml"])
-    folder, config = RunFolder(tmp_path), load(CONFIG)
-    folder.experiment_path.write_bytes(b"name = 1")
-    written = manifest_of(config, facts_of(config), folder, {"kind": "none"}, "the ledger's")
-    assert written["command_line"] == "simulation.py 'a b.toml'"
-    assert written["config_sha256"] == sha256(config)
-    assert written["experiment_sha256"] == experiment_digest(b"name = 1")
-    assert written["seed"] == config.federation.seed
-    assert (written["randomness_source"], written["ledger_run_id"]) == ("seed", "the ledger's")
-    assert written["data_checksums"] == {config.data.kind: None}
-    assert sum(times for _, times in written["num_examples"]) == config.federation.num_clients
-    assert written["started"].endswith("+00:00")
-    assert Path(__file__).parents[2] == manifest_module.LIBRARY.parent
-    assert written["git"] == git_state(manifest_module.LIBRARY.parent)
-    for package in ("python", "torch", "flwr", "geoopt", "numpy", "scipy", "dp-accounting"):
-        assert written["versions"][package], package
-    assert written["machine"]["threads"] == torch.get_num_threads()
-    assert written["machine"]["dtype"] == "float64"
 
 
 def test_an_empty_folder_is_accepted_and_no_other(tmp_path):
