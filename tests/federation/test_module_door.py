@@ -110,7 +110,7 @@ def test_the_short_form_is_a_release_under_that_target(level):
     for wrong, said in (
         ({"epsilon": 2}, "epsilon with delta"),
         ({"epsilon": 2, "delta": 1e-5, "noise": long.noise}, "without noise"),
-        ({"epsilon": True, "delta": 1e-5}, "expected a number"),
+        ({"epsilon": True, "delta": 1e-5}, "valid number"),
         ({"epsilon": -1, "delta": 1e-5}, "greater than 0"),
         ({"epsilon": 2, "delta": 1e-5, "clip": 1.0}, "not permitted"),
     ):
