@@ -78,7 +78,7 @@ class Nodes:
         known = torch.zeros(self._graph.num_nodes, dtype=torch.float64)
         if not edges:
             return known
-        drawn = seeded_pairs(self._source).edge_normals(
+        drawn = seeded_pairs(self._source).normals(
             (2,), stream=EdgeStream.PAIR_NOISE, edge=edges, server_round=server_round, step=step
         )[:, 0]
         first, second = torch.tensor(edges).T

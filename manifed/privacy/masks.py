@@ -209,7 +209,7 @@ def masks(
     """
     total = torch.zeros(shape, dtype=torch.float64)
     for neighbour in sorted(sources):
-        drawn = sources[neighbour].edge_normals(
+        drawn = sources[neighbour].normals(
             shape,
             stream=EdgeStream.PAIR_NOISE,
             edge=(node, neighbour),

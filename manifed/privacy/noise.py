@@ -85,10 +85,14 @@ class EdgeStream(IntEnum):
 
 # -- where a number lives -----------------------------------------------------------------------
 class Address(TypedDict, total=False):
-    """Where the numbers of one or several clients live, their index apart."""
+    """Where the numbers of one or several clients, or of one or several edges, live.
 
-    stream: Required[Stream]
-    partition: Required[int | Sequence[int]]
+    ``edge`` names two partitions in either order; it stands in place of ``partition``.
+    """
+
+    stream: Required[Stream | EdgeStream]
+    partition: int | Sequence[int]
+    edge: tuple[int, int] | Sequence[tuple[int, int]]
     server_round: Required[int]
     attempt: int
     step: int
@@ -234,9 +238,10 @@ class NoiseSource:
         return replace(self, key=hmac.digest(self.key, b"manifed derive\0" + label, "sha256"))
 
     def normals(self, shape: tuple[int, ...], **address: Unpack[Address]) -> Tensor:
-        """Standard normals, float64, of ``shape``; ``(C, *shape)`` for C partitions.
+        """Standard normals, float64, of ``shape``; ``(C, *shape)`` for C partitions or edges.
 
-        Row c is bit for bit what the int ``partition[c]`` alone would give.
+        Row c is bit for bit what ``partition[c]``, or ``edge[c]``, alone would give. Both ends of
+        an edge draw the same from a source that they share; no address of an edge is a client's.
         """
         return self._draw(shape, _NORMALS[self.precision], address)
 
@@ -259,38 +264,6 @@ class NoiseSource:
         bound = np.minimum(scaled, 2.0**64 - 2048).astype(WORD)
         return torch.as_tensor(self.words(count, **address) < bound)
 
-    def edge_normals(
-        self,
-        shape: tuple[int, ...],
-        *,
-        stream: EdgeStream,
-        edge: tuple[int, int] | Sequence[tuple[int, int]],
-        server_round: int,
-        attempt: int = 0,
-        step: int = 0,
-    ) -> Tensor:
-        """Standard normals that both ends of an edge draw alike from the source the pair shares.
-
-        ``edge`` names two partitions in either order; E edges give ``(E, *shape)``, row e bit for
-        bit what ``edge[e]`` alone would give. Float64. No address of an edge is one of a client.
-
-        Raises:
-            ValueError: for a field out of range, ends that are one, or a repeated edge.
-        """
-        match edge:
-            case (int(), int()):
-                place = edge_place(edge)
-            case _:
-                place = list(map(edge_place, edge))
-        address = {
-            "stream": stream,
-            "edge": place,
-            "server_round": server_round,
-            "attempt": attempt,
-            "step": step,
-        }
-        return self._draw(shape, _NORMALS[self.precision], address, EDGE_BITS)
-
     def generator(self, **address: Unpack[Address]) -> torch.Generator:
         """A torch generator seeded at this address; for data and starting points, never noise."""
         generator = torch.Generator()
@@ -298,16 +271,15 @@ class NoiseSource:
         return generator
 
     def _draw(
-        self,
-        shape: tuple[int, ...],
-        reading: _Reading,
-        address: Mapping[str, Any],
-        bits: Mapping[str, int] = BITS,
+        self, shape: tuple[int, ...], reading: _Reading, address: Mapping[str, Any]
     ) -> Tensor:
-        """Numbers of clients, or with the bits of edges of edges."""
-        name = "edge" if "edge" in bits else "partition"
+        """Numbers of clients, or of edges."""
+        name, bits = ("edge", EDGE_BITS) if "edge" in address else ("partition", BITS)
         own, given = dict(address), address[name]
-        places = (given,) if isinstance(given, int) else tuple(given)
+        is_edge = name == "edge"
+        is_one = isinstance(next(iter(given), None) if is_edge else given, int)
+        places = (given,) if is_one else tuple(given)
+        places = tuple(map(edge_place, places)) if is_edge else places
         count = math.prod(shape)
         num_blocks = -(-count * reading[0] // 2)
         for place in (min(places, default=0), max(places, default=0)):
@@ -324,7 +296,7 @@ class NoiseSource:
             words = self._words(start >> 64, lows[:, None] + blocks)
             numbers = out[:, first * 2 // words_each : (first + width) * 2 // words_each]
             read(words[:, : numbers.shape[1] * words_each], numbers)
-        lead = () if isinstance(given, int) else (len(places),)
+        lead = () if is_one else (len(places),)
         return torch.as_tensor(out.reshape(*lead, *shape))
 
     def _words(self, high: int, lows: Array) -> Array:
